@@ -1,0 +1,242 @@
+"""Objects in the memory of one process: the reference implementation of the storage contract.
+
+``memory://name`` opens the objects kept under that name; every handle of the process that opens
+the same name sees the same objects, until :func:`forget` drops them or the process ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import count
+from typing import TYPE_CHECKING, Final, Literal
+
+from icechunk_async.errors import (
+    InvalidURLError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StorageClosedError,
+)
+from icechunk_async.storage import (
+    Absent,
+    Capabilities,
+    CommonPrefix,
+    Data,
+    DeleteFailure,
+    Expected,
+    ListEntry,
+    ObjectInfo,
+    RangeRequest,
+    Retrieved,
+    StorageDescription,
+    Version,
+    check_key,
+    slice_range,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator
+
+__all__ = ["MemoryStorage", "forget", "open_memory"]
+
+_SCHEME: Final = "memory://"
+_CAPABILITIES: Final = Capabilities(
+    shared=False,
+    reasons={"shared": "objects live in one process; use a file or a bucket to share them"},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    data: bytes
+    version: Version
+    last_modified: datetime
+
+
+@dataclass(slots=True)
+class _Space:
+    """The objects of one name. ``lock`` is held over no ``await``."""
+
+    objects: dict[str, _Stored] = field(default_factory=dict[str, _Stored])
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    versions: Iterator[int] = field(default_factory=lambda: count(1))
+
+
+_spaces: Final[dict[str, _Space]] = {}
+_spaces_lock: Final = threading.Lock()
+
+
+@asynccontextmanager
+async def open_memory(url: str) -> AsyncIterator[MemoryStorage]:
+    """Open the objects named by ``memory://name``; an unknown name is empty.
+
+    Raises:
+        InvalidURLError: the name is missing.
+    """
+    name = url.removeprefix(_SCHEME)
+    if not name or name == url:
+        raise InvalidURLError(
+            f"{url!r} names no memory storage. Use 'memory://some-name'.", url=url
+        )
+    with _spaces_lock:
+        space = _spaces.setdefault(name, _Space())
+    storage = MemoryStorage(url, space)
+    try:
+        yield storage
+    finally:
+        storage.close()
+
+
+def forget(url: str) -> None:
+    """Drop the objects kept under ``memory://name``; open handles keep seeing them."""
+    with _spaces_lock:
+        _spaces.pop(url.removeprefix(_SCHEME), None)
+
+
+class MemoryStorage:
+    """A :class:`~icechunk_async.storage.Storage` in memory; made by :func:`open_memory`.
+
+    No operation waits, so none can be cancelled half-way. It also answers without an event
+    loop (:class:`~icechunk_async.storage.BlockingStorage`).
+    """
+
+    def __init__(self, url: str, space: _Space) -> None:
+        """Make a handle; use :func:`open_memory`."""
+        self._description = StorageDescription(url)
+        self._space = space
+        self._closed = False
+
+    def __repr__(self) -> str:
+        """Show the URL."""
+        return f"MemoryStorage({self._description.url!r})"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """All promises but sharing between processes."""
+        return _CAPABILITIES
+
+    @property
+    def description(self) -> StorageDescription:
+        """The URL; opens the same objects within this process only."""
+        return self._description
+
+    def close(self) -> None:
+        """Refuse further use; the objects stay."""
+        self._closed = True
+
+    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read an object or part of it."""
+        return self.get_blocking(key, byte_range)
+
+    async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
+        """Read a whole object unless it is still at ``version``."""
+        retrieved = self.get_blocking(key)
+        return None if retrieved.version == version else retrieved
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write one whole object."""
+        return self._put(key, data, if_version)
+
+    async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
+        """Delete objects; a missing one counts as deleted."""
+        checked = [check_key(key) for key in keys]
+        with self._open() as objects:
+            for key in checked:
+                objects.pop(key, None)
+        return []
+
+    async def list_prefix(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str | None = None,
+        delimiter: Literal["/"] | None = None,
+    ) -> AsyncIterator[ListEntry]:
+        """List the objects as they are when the listing begins."""
+        with self._open() as objects:
+            # Comparing str compares code points, which is the order of their UTF-8 bytes.
+            found = [(key, objects[key]) for key in sorted(objects) if key.startswith(prefix)]
+        last_group = None
+        for key, stored in found:
+            cut = key.find("/", len(prefix)) if delimiter else -1
+            name = key if cut < 0 else key[: cut + 1]
+            if start_after is not None and name <= start_after:
+                continue
+            if cut < 0:
+                yield ObjectInfo(key, len(stored.data), stored.last_modified)
+            elif name != last_group:
+                last_group = name
+                yield CommonPrefix(name)
+
+    async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
+        """Copy an object within the storage."""
+        check_key(target)
+        with self._open() as objects:
+            stored = _find(objects, check_key(source))
+            if if_version not in (None, stored.version):
+                raise _refused(source, if_version, stored)
+            return self._store(objects, target, stored.data)
+
+    async def sync(self) -> None:
+        """Return at once: nothing here survives the process."""
+        self._check_open()
+
+    def get_blocking(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read an object or part of it, on this thread."""
+        check_key(key)
+        with self._open() as objects:
+            stored = _find(objects, key)
+        start, stop = slice_range(byte_range, len(stored.data))
+        data = stored.data[start:stop]
+        return Retrieved(data, stored.version, len(stored.data), stored.last_modified)
+
+    def put_blocking(self, key: str, data: Data) -> Version:
+        """Write one whole object, on this thread."""
+        return self._put(key, data, None)
+
+    def _put(self, key: str, data: Data, expected: Expected) -> Version:
+        check_key(key)
+        owned = bytes(data)  # the caller may change its buffer afterwards
+        with self._open() as objects:
+            found = objects.get(key)
+            match expected:
+                case Absent.ABSENT if found is not None:
+                    raise _refused(key, expected, found)
+                case Version() if found is None or found.version != expected:
+                    raise _refused(key, expected, found)
+                case _:
+                    return self._store(objects, key, owned)
+
+    def _store(self, objects: dict[str, _Stored], key: str, data: bytes) -> Version:
+        version = Version(str(next(self._space.versions)))
+        objects[key] = _Stored(data, version, datetime.now(UTC))
+        return version
+
+    @contextmanager
+    def _open(self) -> Iterator[dict[str, _Stored]]:
+        """Hold the lock over the objects of an open handle."""
+        self._check_open()
+        with self._space.lock:
+            yield self._space.objects
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StorageClosedError(
+                f"{self!r} was used after its 'async with' block ended. Open it again."
+            )
+
+
+def _find(objects: dict[str, _Stored], key: str) -> _Stored:
+    try:
+        return objects[key]
+    except KeyError:
+        raise ObjectNotFoundError(f"There is no object {key!r}.", key=key) from None
+
+
+def _refused(key: str, expected: Expected, found: _Stored | None) -> PreconditionFailedError:
+    state = f"is at {found.version}" if found else "does not exist"
+    return PreconditionFailedError(
+        f"{key!r} {state}, not {expected}; nothing was changed.", key=key, expected=expected
+    )

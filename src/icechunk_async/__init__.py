@@ -1,0 +1,1 @@
+"""Versioned, transactional Zarr on object storage, asyncio to the bottom."""

@@ -1,0 +1,159 @@
+"""The only module that starts tasks: bounded, structured, with plain errors.
+
+Failures leave these functions as themselves, never as an ``ExceptionGroup``; where several
+tasks failed at once the first is raised and carries a note about the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sized
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, overload
+from weakref import WeakKeyDictionary
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+    from anyio.abc import TaskGroup
+
+__all__ = ["SingleFlight", "bounded_map", "gather"]
+
+
+@asynccontextmanager
+async def _task_group() -> AsyncIterator[TaskGroup]:
+    """Run an anyio task group whose failure is one plain exception."""
+    try:
+        async with anyio.create_task_group() as group:
+            yield group
+    except BaseExceptionGroup as failures:
+        leaves = list(_leaves(failures))
+        first = next((leaf for leaf in leaves if not isinstance(leaf, Exception)), leaves[0])
+        if len(leaves) > 1:
+            others = ", ".join(repr(leaf) for leaf in leaves if leaf is not first)
+            first.add_note(f"{len(leaves) - 1} more concurrent failures: {others[:1000]}")
+        # Keep the cause that the failing code gave, and drop the group from the chain.
+        raise first from first.__cause__
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterable[BaseException]:
+    for member in group.exceptions:
+        if isinstance(member, BaseExceptionGroup):
+            yield from _leaves(member)
+        else:
+            yield member
+
+
+async def bounded_map[T, R](
+    fn: Callable[[T], Awaitable[R]], items: Iterable[T], *, limit: int
+) -> list[R]:
+    """Await ``fn`` of every item, at most ``limit`` at a time; results keep the items' order.
+
+    ``limit`` workers share one iterator, so a million items cost no million tasks, and a lazy
+    iterable is drawn from only as fast as it is used.
+
+    Raises:
+        Whatever ``fn`` raised first; the other calls are cancelled and waited for.
+
+    Cancellation: every running call is cancelled and waited for.
+    """
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1, not {limit}")
+    if isinstance(items, Sized):
+        limit = min(limit, len(items))
+    if limit <= 1:  # nothing to overlap: no task is needed
+        return [await fn(item) for item in items]
+    results: dict[int, R] = {}
+    pending = iter(enumerate(items))
+
+    async def worker() -> None:
+        for index, item in pending:  # shared: each item goes to one worker
+            results[index] = await fn(item)
+
+    async with _task_group() as group:
+        for _ in range(limit):
+            group.start_soon(worker)
+    return [results[index] for index in sorted(results)]
+
+
+@overload
+async def gather[A, B](first: Awaitable[A], second: Awaitable[B], /) -> tuple[A, B]: ...
+@overload
+async def gather[A, B, C](
+    first: Awaitable[A], second: Awaitable[B], third: Awaitable[C], /
+) -> tuple[A, B, C]: ...
+@overload
+async def gather(*awaitables: Awaitable[Any]) -> tuple[Any, ...]: ...
+async def gather(*awaitables: Awaitable[Any]) -> tuple[Any, ...]:
+    """Await a handful of different things at once and answer their results in order.
+
+    Raises:
+        Whatever failed first; the others are cancelled and waited for.
+
+    Cancellation: all are cancelled and waited for.
+    """
+    results: list[Any] = [None] * len(awaitables)
+
+    async def run(index: int, awaitable: Awaitable[Any]) -> None:
+        results[index] = await awaitable
+
+    async with _task_group() as group:
+        for index, awaitable in enumerate(awaitables):
+            group.start_soon(run, index, awaitable)
+    return tuple(results)
+
+
+@dataclass(slots=True)
+class _Flight[V]:
+    task: asyncio.Task[V]
+    waiters: int = 0
+
+
+@dataclass(slots=True)
+class SingleFlight[K, V]:
+    """Joins concurrent loads of the same key into one, separately on each event loop."""
+
+    _flights: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[K, _Flight[V]]] = field(
+        default_factory=WeakKeyDictionary
+    )
+
+    async def run(self, key: K, load: Callable[[], Awaitable[V]]) -> V:
+        """Answer ``load()``, or the result of the load of ``key`` that already runs here.
+
+        Raises:
+            What ``load`` raised, to every waiter.
+
+        Cancellation: a waiter leaves alone; the load is cancelled, and waited for, when its
+        last waiter left.
+        """
+        loop = asyncio.get_running_loop()
+        flights = self._flights.setdefault(loop, {})
+        flight = flights.get(key)
+        if flight is None:
+            task: asyncio.Task[V] = loop.create_task(_as_coroutine(load))
+            flight = flights[key] = _Flight(task)
+            task.add_done_callback(lambda done: _forget(flights, key, done))
+        flight.waiters += 1
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.waiters -= 1
+            if flight.waiters == 0 and not flight.task.done():
+                _forget(flights, key, flight.task)  # nobody may join a load that is ending
+                flight.task.cancel()
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait([flight.task])
+
+
+async def _as_coroutine[V](load: Callable[[], Awaitable[V]]) -> V:
+    return await load()
+
+
+def _forget[K, V](flights: dict[K, _Flight[V]], key: K, task: asyncio.Task[V]) -> None:
+    if key in flights and flights[key].task is task:
+        del flights[key]
+    if task.done() and not task.cancelled():
+        task.exception()  # mark as seen: every waiter may have been cancelled

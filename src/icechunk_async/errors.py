@@ -1,0 +1,407 @@
+"""Every error of the library, in one tree.
+
+    IcechunkError
+    ├── StorageError                     the object store said no, or said nothing
+    │   ├── ObjectNotFoundError
+    │   ├── PreconditionFailedError      a conditional write was refused; nothing changed
+    │   ├── OutcomeUnknownError          a write may have landed; read back to know
+    │   ├── StorageUnavailableError      passing trouble; the same call may succeed later
+    │   ├── PermissionDeniedError
+    │   ├── StorageFullError
+    │   ├── StorageClosedError
+    │   └── UnsafeStorageError           the storage lacks a promise that the engine needs
+    ├── FormatError                      stored bytes are damaged, hostile or not Icechunk's
+    │   └── UnsupportedSpecVersionError
+    ├── InvalidInputError (ValueError)   the call itself is wrong; fix it
+    │   ├── InvalidURLError
+    │   ├── UnknownSchemeError
+    │   ├── InvalidObjectKeyError
+    │   ├── InvalidStoreKeyError
+    │   ├── InvalidMetadataError
+    │   ├── InvalidCoordinatesError
+    │   ├── InvalidRefNameError
+    │   ├── InvalidConfigError
+    │   └── UnsupportedBySpecError
+    ├── MissingDriverError (ImportError)
+    ├── NotFoundError (KeyError)
+    │   ├── RepositoryNotFoundError
+    │   ├── BranchNotFoundError
+    │   ├── TagNotFoundError
+    │   ├── SnapshotNotFoundError
+    │   └── NodeNotFoundError
+    ├── AlreadyExistsError
+    │   ├── RepositoryExistsError
+    │   ├── BranchExistsError
+    │   ├── TagExistsError
+    │   ├── TagDeletedError
+    │   └── NodeExistsError
+    ├── ConflictError                    another writer was first; rebase or start again
+    │   └── RebaseFailedError
+    ├── ReadOnlyError
+    │   └── RepositoryReadOnlyError
+    ├── SessionStateError
+    │   └── NothingToCommitError
+    └── VirtualChunkError
+        ├── VirtualContainerError        no container covers the location
+        ├── VirtualAccessError           the reader did not authorise the container
+        └── VirtualSourceChangedError
+
+Each class has a stable ``kind`` for logs and for handlers in other languages; the data behind
+the message is in ``context``. Messages say what was asked, what was found and what to do.
+Errors pickle, so that they cross process boundaries whole.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "AlreadyExistsError",
+    "BranchExistsError",
+    "BranchNotFoundError",
+    "ConflictError",
+    "FormatError",
+    "IcechunkError",
+    "InvalidConfigError",
+    "InvalidCoordinatesError",
+    "InvalidInputError",
+    "InvalidMetadataError",
+    "InvalidObjectKeyError",
+    "InvalidRefNameError",
+    "InvalidStoreKeyError",
+    "InvalidURLError",
+    "MissingDriverError",
+    "NodeExistsError",
+    "NodeNotFoundError",
+    "NotFoundError",
+    "NothingToCommitError",
+    "ObjectNotFoundError",
+    "OutcomeUnknownError",
+    "PermissionDeniedError",
+    "PreconditionFailedError",
+    "ReadOnlyError",
+    "RebaseFailedError",
+    "RepositoryExistsError",
+    "RepositoryNotFoundError",
+    "RepositoryReadOnlyError",
+    "SessionStateError",
+    "SnapshotNotFoundError",
+    "StorageClosedError",
+    "StorageError",
+    "StorageFullError",
+    "StorageUnavailableError",
+    "TagDeletedError",
+    "TagExistsError",
+    "TagNotFoundError",
+    "UnknownSchemeError",
+    "UnsafeStorageError",
+    "UnsupportedBySpecError",
+    "UnsupportedSpecVersionError",
+    "VirtualAccessError",
+    "VirtualChunkError",
+    "VirtualContainerError",
+    "VirtualSourceChangedError",
+]
+
+
+class IcechunkError(Exception):
+    """Base of every error that this library raises on purpose."""
+
+    kind: ClassVar[str] = "icechunk"
+
+    def __init__(self, message: str, /, **context: object) -> None:
+        """Keep the sentence for people and the data for handlers.
+
+        Args:
+            message: what was asked, what was found, what to do.
+            context: the values named in the message; plain, picklable, never a secret.
+        """
+        super().__init__(message)
+        self.message = message
+        self.context = context
+
+    def __str__(self) -> str:
+        """Answer the message, also where a built-in base would print its repr."""
+        return self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Rebuild from message and context."""
+        return _rebuild, (type(self), self.message, self.context)
+
+
+def _rebuild(cls: type[IcechunkError], message: str, context: dict[str, object]) -> IcechunkError:
+    return cls(message, **context)
+
+
+class StorageError(IcechunkError):
+    """The object store failed in a way that has no class of its own."""
+
+    kind = "storage"
+
+
+class ObjectNotFoundError(StorageError):
+    """No object has this key. ``context`` holds ``key``."""
+
+    kind = "object-not-found"
+
+
+class PreconditionFailedError(StorageError):
+    """A conditional operation was refused; nothing changed.
+
+    ``context`` holds ``key`` and ``expected``, the state that the caller asked for.
+    """
+
+    kind = "precondition-failed"
+
+
+class OutcomeUnknownError(StorageError):
+    """A write was sent and no answer came: it may have landed, or may land later."""
+
+    kind = "outcome-unknown"
+
+
+class StorageUnavailableError(StorageError):
+    """The store cannot answer now (busy, throttled, unreachable); nothing changed."""
+
+    kind = "storage-unavailable"
+
+
+class PermissionDeniedError(StorageError):
+    """The store refuses these credentials, or this user, the operation."""
+
+    kind = "permission-denied"
+
+
+class StorageFullError(StorageError):
+    """There is no room left; nothing changed."""
+
+    kind = "storage-full"
+
+
+class StorageClosedError(StorageError):
+    """The storage was used outside its ``async with`` block."""
+
+    kind = "storage-closed"
+
+
+class UnsafeStorageError(StorageError):
+    """The storage does not promise what this operation needs, so it was not begun."""
+
+    kind = "unsafe-storage"
+
+
+class FormatError(IcechunkError):
+    """Stored bytes are truncated, damaged, hostile, or of another kind than expected."""
+
+    kind = "format"
+
+
+class UnsupportedSpecVersionError(FormatError):
+    """A file was written to a version of the format that this library does not know."""
+
+    kind = "unsupported-spec-version"
+
+
+class InvalidInputError(IcechunkError, ValueError):
+    """An argument is wrong; nothing was done."""
+
+    kind = "invalid-input"
+
+
+class InvalidURLError(InvalidInputError):
+    """A storage URL cannot be understood."""
+
+    kind = "invalid-url"
+
+
+class UnknownSchemeError(InvalidInputError):
+    """No installed backend serves this URL scheme."""
+
+    kind = "unknown-scheme"
+
+
+class InvalidObjectKeyError(InvalidInputError):
+    """An object key is empty, absolute, too long, or climbs out of the storage."""
+
+    kind = "invalid-object-key"
+
+
+class InvalidStoreKeyError(InvalidInputError):
+    """A Zarr store key is neither a metadata document nor a chunk."""
+
+    kind = "invalid-store-key"
+
+
+class InvalidMetadataError(InvalidInputError):
+    """A ``zarr.json`` document cannot be stored."""
+
+    kind = "invalid-metadata"
+
+
+class InvalidCoordinatesError(InvalidInputError):
+    """Chunk coordinates have the wrong rank or lie outside the array's chunk grid."""
+
+    kind = "invalid-coordinates"
+
+
+class InvalidRefNameError(InvalidInputError):
+    """A branch or tag name cannot be stored."""
+
+    kind = "invalid-ref-name"
+
+
+class InvalidConfigError(InvalidInputError):
+    """A configuration value is of the wrong type or out of range."""
+
+    kind = "invalid-config"
+
+
+class UnsupportedBySpecError(InvalidInputError):
+    """The repository's format version cannot express what was asked."""
+
+    kind = "unsupported-by-spec"
+
+
+class MissingDriverError(IcechunkError, ImportError):
+    """A backend is known, but the package that it drives is not installed."""
+
+    kind = "missing-driver"
+
+
+class NotFoundError(IcechunkError, KeyError):
+    """Something named in the call does not exist."""
+
+    kind = "not-found"
+
+
+class RepositoryNotFoundError(NotFoundError):
+    """The location holds no Icechunk repository."""
+
+    kind = "repository-not-found"
+
+
+class BranchNotFoundError(NotFoundError):
+    """The repository has no branch of this name."""
+
+    kind = "branch-not-found"
+
+
+class TagNotFoundError(NotFoundError):
+    """The repository has no tag of this name, or it was deleted."""
+
+    kind = "tag-not-found"
+
+
+class SnapshotNotFoundError(NotFoundError):
+    """The repository has no snapshot with this id."""
+
+    kind = "snapshot-not-found"
+
+
+class NodeNotFoundError(NotFoundError):
+    """The snapshot has no array or group at this path."""
+
+    kind = "node-not-found"
+
+
+class AlreadyExistsError(IcechunkError):
+    """Something of this name is there already; nothing changed."""
+
+    kind = "already-exists"
+
+
+class RepositoryExistsError(AlreadyExistsError):
+    """The location for a new repository is not empty."""
+
+    kind = "repository-exists"
+
+
+class BranchExistsError(AlreadyExistsError):
+    """A branch of this name exists."""
+
+    kind = "branch-exists"
+
+
+class TagExistsError(AlreadyExistsError):
+    """A tag of this name exists; tags do not move."""
+
+    kind = "tag-exists"
+
+
+class TagDeletedError(AlreadyExistsError):
+    """A tag of this name was deleted; its name is never used again."""
+
+    kind = "tag-deleted"
+
+
+class NodeExistsError(AlreadyExistsError):
+    """A node of the other type is at this path."""
+
+    kind = "node-exists"
+
+
+class ConflictError(IcechunkError):
+    """The branch moved since the session began; nothing was published.
+
+    ``context`` holds ``branch``, ``expected_parent`` and ``actual_parent``.
+    """
+
+    kind = "conflict"
+
+
+class RebaseFailedError(ConflictError):
+    """Changes of this session and of a newer commit cannot both stand.
+
+    ``context`` holds ``snapshot_id``, the newer commit, and ``conflicts``.
+    The session's changes are kept; its base is the last commit that did not clash.
+    """
+
+    kind = "rebase-failed"
+
+
+class ReadOnlyError(IcechunkError):
+    """A write was asked of something that only reads."""
+
+    kind = "read-only"
+
+
+class RepositoryReadOnlyError(ReadOnlyError):
+    """The repository's status forbids changes at present."""
+
+    kind = "repository-read-only"
+
+
+class SessionStateError(IcechunkError):
+    """The session cannot do this in its present state."""
+
+    kind = "session-state"
+
+
+class NothingToCommitError(SessionStateError):
+    """The session has no changes."""
+
+    kind = "nothing-to-commit"
+
+
+class VirtualChunkError(IcechunkError):
+    """A chunk that lives in another file or object cannot be read."""
+
+    kind = "virtual-chunk"
+
+
+class VirtualContainerError(VirtualChunkError):
+    """No virtual chunk container covers the location."""
+
+    kind = "virtual-container"
+
+
+class VirtualAccessError(VirtualChunkError):
+    """The reader has not authorised the virtual chunk container."""
+
+    kind = "virtual-access"
+
+
+class VirtualSourceChangedError(VirtualChunkError):
+    """The referenced object was modified, replaced or removed since it was referenced."""
+
+    kind = "virtual-source-changed"

@@ -1,0 +1,363 @@
+"""What the engine asks of an object store: seven operations and what each one promises.
+
+A backend is any class with these methods (no base class is needed) that raises the errors of
+:mod:`icechunk_async.errors`. The promises are checked one by one by
+:mod:`icechunk_async.testing.conformance`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
+
+from icechunk_async.errors import InvalidObjectKeyError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping
+    from datetime import datetime
+
+    from icechunk_async.errors import IcechunkError
+
+__all__ = [
+    "ABSENT",
+    "MAX_KEY_BYTES",
+    "Absent",
+    "BlockingStorage",
+    "ByteRange",
+    "Capabilities",
+    "CommonPrefix",
+    "Data",
+    "DeleteFailure",
+    "Expected",
+    "ListEntry",
+    "ObjectInfo",
+    "Retrieved",
+    "Storage",
+    "StorageDescription",
+    "SuffixRange",
+    "Version",
+    "check_key",
+    "slice_range",
+]
+
+MAX_KEY_BYTES: Final = 1024
+"""The longest key, in UTF-8 bytes; the smallest limit of the large services."""
+
+type Data = bytes | bytearray | memoryview
+"""What can be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One state of one object, opaque: an ETag, a generation, a file's identity.
+
+    States of a key that hold different bytes never have the same version.
+    """
+
+    token: str
+
+
+class Absent(Enum):
+    """The type of :data:`ABSENT`."""
+
+    ABSENT = "absent"
+
+
+ABSENT: Final = Absent.ABSENT
+"""As an expectation: there is no object with this key."""
+
+type Expected = Version | Absent | None
+"""What a write expects to replace: this version, nothing (:data:`ABSENT`), or anything (None)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes ``[start, stop)`` of an object; to its end where ``stop`` is None.
+
+    Behaves like a slice: what lies beyond the end of the object is left out.
+    """
+
+    start: int
+    stop: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse ranges that are not ``0 <= start <= stop``."""
+        if self.start < 0 or (self.stop is not None and self.stop < self.start):
+            raise ValueError(f"a byte range needs 0 <= start <= stop, not {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class SuffixRange:
+    """The last ``length`` bytes of an object; all of it where it is shorter."""
+
+    length: int
+
+    def __post_init__(self) -> None:
+        """Refuse negative lengths."""
+        if self.length < 0:
+            raise ValueError(f"a suffix needs a length of at least 0, not {self.length}")
+
+
+type RangeRequest = ByteRange | SuffixRange | None
+"""Part of an object, or (None) all of it."""
+
+
+def slice_range(request: RangeRequest, size_bytes: int) -> tuple[int, int]:
+    """Answer ``(start, stop)`` of a request in an object of ``size_bytes``, clamped to it."""
+    match request:
+        case None:
+            return 0, size_bytes
+        case ByteRange(start, stop):
+            start = min(start, size_bytes)
+            return start, size_bytes if stop is None else max(start, min(stop, size_bytes))
+        case SuffixRange(length):
+            return max(0, size_bytes - length), size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """The answer of a read: bytes, and the one state of the object that they are from."""
+
+    data: bytes | memoryview
+    """The bytes asked for."""
+    version: Version
+    size_bytes: int
+    """Size of the whole object, also where a part was asked for."""
+    last_modified: datetime | None = None
+    """When the object was written by the store's clock (aware, UTC), where the store tells."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object in a listing."""
+
+    key: str
+    size_bytes: int
+    last_modified: datetime
+    """When the object was written, by the store's clock; aware, UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommonPrefix:
+    """In a listing with a delimiter: one or more keys begin with this, up to and with ``/``."""
+
+    prefix: str
+
+
+type ListEntry = ObjectInfo | CommonPrefix
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFailure:
+    """A key that could not be deleted, and why."""
+
+    key: str
+    error: IcechunkError
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a storage can promise; the engine refuses at open what it could not do safely."""
+
+    writable: bool = True
+    """``put``, ``delete`` and ``copy`` work at all."""
+    conditional_create: bool = True
+    """``put(if_version=ABSENT)`` is one atomic step."""
+    conditional_update: bool = True
+    """``put(if_version=Version)`` is one atomic step."""
+    listing: bool = True
+    """``list_prefix`` works."""
+    shared: bool = True
+    """Other processes that open the same description see the same objects."""
+    reasons: Mapping[str, str] = field(default_factory=dict[str, str])
+    """For each promise not made, by field name: why, and what would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageDescription:
+    """A storage as plain data: what is pickled, sent to workers and opened again there.
+
+    ``options`` are the keyword arguments that ``open_storage`` was given. They are left out of
+    the repr, since some are secrets.
+    """
+
+    url: str
+    options: Mapping[str, object] = field(default_factory=dict[str, object], repr=False)
+
+
+class Storage(Protocol):
+    """An object store, or a part of one below a prefix.
+
+    Keys are relative, see :func:`check_key`. Every method may raise
+
+    * ``InvalidObjectKeyError``: a key is not acceptable; nothing was sent;
+    * ``StorageUnavailableError``, ``PermissionDeniedError``, ``StorageError``: the store failed;
+    * ``StorageClosedError``: the storage's ``async with`` block has ended.
+
+    An object appears, is replaced and disappears as a whole: readers see the bytes of one
+    ``put``, never a mixture, and a ``put`` that returned is seen by every later operation,
+    listings included, of every handle.
+
+    One handle may be used from several event loops, also at the same time.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this storage promises; constant while it is open."""
+        ...
+
+    @property
+    def description(self) -> StorageDescription:
+        """The plain data from which ``open_storage`` makes an equal handle."""
+        ...
+
+    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read an object or part of it.
+
+        Ranges behave like slices: beyond the end there is nothing, and nothing is an empty
+        answer. All bytes of one answer are from one version.
+
+        Raises:
+            ObjectNotFoundError: no object has this key, whatever the range.
+
+        Cancellation: no effect.
+        """
+        ...
+
+    async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
+        """Read a whole object unless it is still at ``version``, which answers None.
+
+        Raises:
+            ObjectNotFoundError: no object has this key.
+
+        Cancellation: no effect.
+        """
+        ...
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write one whole object, in place of any other, and answer its new version.
+
+        With ``if_version`` the look and the write are one atomic step: of racing writers that
+        expect the same state, exactly one lands.
+
+        Raises:
+            PreconditionFailedError: the object is in another state than ``if_version``
+                expects; nothing changed. Never raised for a write that landed.
+            OutcomeUnknownError: no answer came; the write may have landed, or may still land.
+            StorageFullError: no room; nothing changed.
+
+        Cancellation: the write may have landed, or may still land.
+        """
+        ...
+
+    async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
+        """Delete objects; a missing one counts as deleted.
+
+        Returns:
+            The keys that could not be deleted, each with its error; empty when all are gone.
+            A failure does not keep the other keys from being deleted.
+
+        Cancellation: any of the keys may have been deleted.
+        """
+        ...
+
+    def list_prefix(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str | None = None,
+        delimiter: Literal["/"] | None = None,
+    ) -> AsyncIterator[ListEntry]:
+        """List the objects whose keys begin with ``prefix``, in ascending order of UTF-8 bytes.
+
+        ``prefix`` is a plain string, not a folder: ``"a"`` finds ``"a/b"`` and ``"ab"``.
+
+        Args:
+            prefix: beginning of the keys; empty for all.
+            start_after: leave out entries that are not greater than this string.
+            delimiter: with ``"/"``, keys that have a further ``/`` after the prefix are
+                grouped: each group is one :class:`CommonPrefix`, in its place in the order.
+
+        A key that exists during the whole listing is listed once; one that is written or
+        deleted meanwhile may or may not be.
+
+        Cancellation: no effect. Cost: one request a page; pages are fetched as they are read.
+        """
+        ...
+
+    async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
+        """Copy an object within the storage and answer the new version of ``target``.
+
+        Args:
+            source: key of the object to copy.
+            target: key of the copy; an object there is replaced.
+            if_version: copy only if ``source`` is at this version.
+
+        Raises:
+            ObjectNotFoundError: there is no ``source``.
+            PreconditionFailedError: ``source`` is at another version; nothing changed.
+            OutcomeUnknownError: no answer came; the copy may exist.
+
+        Cancellation: the copy may exist, whole.
+        """
+        ...
+
+    async def sync(self) -> None:
+        """Return when all that this handle wrote and acknowledged will survive a power cut.
+
+        Returns at once where a ``put`` answers only after that. The engine calls it between
+        writing what a commit refers to and moving the reference.
+
+        Raises:
+            StorageError: some of it may not be stored; do not refer to it.
+
+        Cancellation: no effect.
+        """
+        ...
+
+
+@runtime_checkable
+class BlockingStorage(Protocol):
+    """Also answers without an event loop: for memory and local disks, where a hop costs more.
+
+    Contracts are those of the methods without the suffix. Callable from any thread, also at
+    the same time.
+    """
+
+    def get_blocking(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read an object or part of it, on this thread."""
+        ...
+
+    def put_blocking(self, key: str, data: Data) -> Version:
+        """Write one whole object, on this thread."""
+        ...
+
+
+def check_key(key: str) -> str:
+    """Answer ``key`` if it may name an object.
+
+    A key is one or more segments joined by ``/``; no segment is empty, ``.`` or ``..``, and
+    none holds a NUL. It is at most :data:`MAX_KEY_BYTES` long in UTF-8. Whether both ``a``
+    and ``a/b`` can exist at once is left to the backend.
+
+    Raises:
+        InvalidObjectKeyError: it says which rule is broken.
+    """
+    segments = key.split("/")
+    if not all(segments) or "." in segments or ".." in segments:
+        problem = "a segment is empty, '.' or '..'"
+    elif "\0" in key:
+        problem = "it holds a NUL"
+    else:
+        try:
+            if len(key.encode()) <= MAX_KEY_BYTES:
+                return key
+            problem = f"it is longer than {MAX_KEY_BYTES} bytes"
+        except UnicodeEncodeError:
+            problem = "it is not valid Unicode"
+    raise InvalidObjectKeyError(
+        f"{key[:200]!r} cannot name an object: {problem}. "
+        "Use relative segments joined by '/', such as 'chunks/ABC'.",
+        key=key,
+    )

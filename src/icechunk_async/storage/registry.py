@@ -1,0 +1,146 @@
+"""From a URL to an open storage, through the entry points of installed backends.
+
+A backend registers itself in the entry point group ``icechunk_async.backends``, under its URL
+scheme, as a callable ``open(url, **options)`` that answers an asynchronous context manager of a
+:class:`~icechunk_async.storage.Storage`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from icechunk_async.errors import (
+    InvalidInputError,
+    InvalidURLError,
+    MissingDriverError,
+    UnknownSchemeError,
+)
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+    from importlib.metadata import EntryPoint
+
+    from icechunk_async.storage.protocol import Storage, StorageDescription
+
+__all__ = ["GROUP", "OpenBackend", "installed_schemes", "normalize_url", "open_storage", "reopen"]
+
+GROUP: Final = "icechunk_async.backends"
+"""The entry point group in which backends register."""
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_EXTRAS: Final = {"file": "local"}
+"""Which extra of our own distribution brings the driver of a scheme."""
+
+
+class OpenBackend(Protocol):
+    """What an entry point of the group refers to."""
+
+    def __call__(self, url: str, **options: object) -> AbstractAsyncContextManager[Storage]:
+        """Answer a context manager that opens ``url``; nothing is opened before it is entered."""
+        ...
+
+
+def normalize_url(location: str | os.PathLike[str]) -> str:
+    """Answer a URL for ``location``; a path becomes an absolute ``file://`` URL.
+
+    Raises:
+        InvalidURLError: it is empty.
+    """
+    text = os.fspath(location)
+    if not text:
+        raise InvalidURLError(
+            "The storage URL is empty. Give a path or a URL such as 'file:///data/repo' or "
+            "'memory://name'."
+        )
+    if _SCHEME.match(text):
+        return text
+    return Path(text).expanduser().absolute().as_uri()
+
+
+def installed_schemes() -> list[str]:
+    """Answer the URL schemes that installed backends serve, sorted."""
+    return sorted({point.name for point in entry_points(group=GROUP)})
+
+
+def open_storage(
+    location: str | os.PathLike[str], **options: object
+) -> AbstractAsyncContextManager[Storage]:
+    """Answer an asynchronous context manager of the storage at a path or URL.
+
+    Nothing is opened before the context manager is entered; what it opened closes with it.
+
+    Args:
+        location: a path, or a URL whose scheme an installed backend serves.
+        options: the backend's own keyword arguments; its documentation lists them.
+
+    Raises:
+        InvalidURLError: the URL cannot be understood.
+        UnknownSchemeError: no installed backend serves its scheme.
+        MissingDriverError: the backend's driver package is not installed.
+        InvalidInputError: the backend has no such option.
+    """
+    url = normalize_url(location)
+    match = _SCHEME.match(url)
+    assert match is not None  # normalize_url answers URLs only
+    scheme = match[1].lower()
+    backend = _load(_find(scheme, url), scheme)
+    _check_options(backend, scheme, options)
+    return backend(url, **options)
+
+
+def reopen(description: StorageDescription) -> AbstractAsyncContextManager[Storage]:
+    """Answer a context manager of the storage that ``description`` was taken from.
+
+    Raises:
+        IcechunkError: as :func:`open_storage`.
+    """
+    return open_storage(description.url, **description.options)
+
+
+def _find(scheme: str, url: str) -> EntryPoint:
+    for point in entry_points(group=GROUP, name=scheme):
+        return point
+    raise UnknownSchemeError(
+        f"No backend serves {scheme}:// (asked for {url!r}). Installed schemes: "
+        f"{', '.join(installed_schemes()) or 'none'}. Install a backend for {scheme!r}, or use "
+        "one of these.",
+        scheme=scheme,
+        installed=installed_schemes(),
+    )
+
+
+def _load(point: EntryPoint, scheme: str) -> OpenBackend:
+    try:
+        backend: OpenBackend = point.load()
+    except ModuleNotFoundError as error:
+        distribution = point.dist.name if point.dist else "the backend's distribution"
+        extra = f"[{_EXTRAS[scheme]}]" if scheme in _EXTRAS else ""
+        raise MissingDriverError(
+            f"The backend for {scheme}:// needs the Python module {error.name!r}, which is not "
+            f"installed. Install it with: pip install '{distribution}{extra}'",
+            scheme=scheme,
+            module=error.name,
+        ) from error
+    return backend
+
+
+def _check_options(backend: OpenBackend, scheme: str, options: dict[str, object]) -> None:
+    """Name unknown options here, so that every backend answers them alike."""
+    parameters = inspect.signature(backend).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = sorted(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InvalidInputError(
+            f"{scheme}:// storages have no option {', '.join(map(repr, unknown))}. "
+            f"Options: {', '.join(known) or 'none'}.",
+            scheme=scheme,
+            unknown=unknown,
+            known=known,
+        )
