@@ -37,7 +37,7 @@ from icechunk_async.storage import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator
 
 __all__ = ["MemoryStorage", "forget", "open_memory"]
 
@@ -69,7 +69,7 @@ _spaces_lock: Final = threading.Lock()
 
 
 @asynccontextmanager
-async def open_memory(url: str) -> AsyncIterator[MemoryStorage]:
+async def open_memory(url: str) -> AsyncGenerator[MemoryStorage]:
     """Open the objects named by ``memory://name``; an unknown name is empty.
 
     Raises:
@@ -215,7 +215,7 @@ class MemoryStorage:
         return version
 
     @contextmanager
-    def _open(self) -> Iterator[dict[str, _Stored]]:
+    def _open(self) -> Generator[dict[str, _Stored]]:
         """Hold the lock over the objects of an open handle."""
         self._check_open()
         with self._space.lock:

@@ -5,12 +5,24 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
-__all__ = ["Clock", "SystemClock", "now_us", "random_bytes", "uniform", "use_clock"]
+__all__ = [
+    "Clock",
+    "SystemClock",
+    "from_us",
+    "now_us",
+    "random_bytes",
+    "to_us",
+    "uniform",
+    "use_clock",
+]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Clock(Protocol):
@@ -50,13 +62,28 @@ def random_bytes(size_bytes: int) -> bytes:
     return _clock.random_bytes(size_bytes)
 
 
+def from_us(microseconds: int) -> datetime:
+    """Answer an aware UTC time for microseconds since the epoch; the last one if beyond."""
+    try:
+        return _EPOCH + timedelta(microseconds=microseconds)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC)
+
+
+def to_us(moment: datetime) -> int:
+    """Answer microseconds since the epoch; a time without a zone is taken as UTC."""
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
 def uniform() -> float:
     """Answer a random number in [0, 1), for jitter."""
     return int.from_bytes(_clock.random_bytes(6)) / (1 << 48)
 
 
 @contextmanager
-def use_clock(clock: Clock) -> Iterator[None]:
+def use_clock(clock: Clock) -> Generator[None]:
     """Replace the clock of the whole process for the length of a test."""
     global _clock
     previous, _clock = _clock, clock

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Sized
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 from weakref import WeakKeyDictionary
 
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
     from anyio.abc import TaskGroup
 
@@ -24,7 +24,7 @@ __all__ = ["SingleFlight", "bounded_map", "gather"]
 
 
 @asynccontextmanager
-async def _task_group() -> AsyncIterator[TaskGroup]:
+async def _task_group() -> AsyncGenerator[TaskGroup]:
     """Run an anyio task group whose failure is one plain exception."""
     try:
         async with anyio.create_task_group() as group:
@@ -42,7 +42,7 @@ async def _task_group() -> AsyncIterator[TaskGroup]:
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterable[BaseException]:
     for member in group.exceptions:
         if isinstance(member, BaseExceptionGroup):
-            yield from _leaves(member)
+            yield from _leaves(cast("BaseExceptionGroup[BaseException]", member))
         else:
             yield member
 
@@ -117,7 +117,7 @@ class SingleFlight[K, V]:
     """Joins concurrent loads of the same key into one, separately on each event loop."""
 
     _flights: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[K, _Flight[V]]] = field(
-        default_factory=WeakKeyDictionary
+        default_factory=WeakKeyDictionary[asyncio.AbstractEventLoop, "dict[K, _Flight[V]]"]
     )
 
     async def run(self, key: K, load: Callable[[], Awaitable[V]]) -> V:

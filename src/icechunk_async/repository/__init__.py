@@ -1,0 +1,1 @@
+"""The engine: repositories, sessions, commits, conflicts."""

@@ -1,0 +1,350 @@
+"""References to the chunks of one array: NumPy columns, a row a chunk.
+
+A reference says where the bytes of one chunk are: inline in the manifest, in a chunk object of
+the repository (native), or in somebody else's object (virtual). Columns are never turned into
+Python objects wholesale; :meth:`ChunkRefs.ref` makes one on demand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+
+from icechunk_async.errors import FormatError
+from icechunk_async.format.ids import ChunkId
+from icechunk_async.format.locations import EMPTY_POOL, StringPool, Strings, merge_pools
+from icechunk_async.format.row_index import RowIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+
+__all__ = [
+    "ChunkRef",
+    "ChunkRefs",
+    "Coordinates",
+    "Extents",
+    "InlineChunk",
+    "Kind",
+    "NativeChunk",
+    "VirtualChunk",
+]
+
+type Coordinates = tuple[int, ...]
+"""Where a chunk is in its array's grid, one number an axis."""
+type Extents = tuple[tuple[int, int], ...]
+"""A box of the chunk grid: ``(start, stop)`` along each axis, half-open."""
+
+
+class Kind(IntEnum):
+    """Where a chunk's bytes are."""
+
+    INLINE = 0
+    NATIVE = 1
+    VIRTUAL = 2
+    DELETED = 3
+    """In a session: the chunk was deleted. Never stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class InlineChunk:
+    """The bytes themselves."""
+
+    data: bytes | memoryview = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NativeChunk:
+    """Bytes ``[offset, offset + length)`` of a chunk object of the repository."""
+
+    chunk_id: ChunkId
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualChunk:
+    """Bytes ``[offset, offset + length)`` of an object outside the repository.
+
+    At most one of ``etag`` and ``last_modified`` guards against a changed source.
+    """
+
+    location: str
+    offset: int
+    length: int
+    etag: str | None = None
+    last_modified: int | None = None
+    """Seconds since the epoch: the source must not be newer."""
+
+
+type ChunkRef = InlineChunk | NativeChunk | VirtualChunk
+
+_NO_ETAG: Final = -1
+_NOTHING: Final = memoryview(b"")
+
+
+def _constant(value: int, count: int, dtype: str) -> npt.NDArray[Any]:
+    """Answer a column of one value, which takes no memory."""
+    return np.broadcast_to(np.array(value, dtype), count)
+
+
+@dataclass(frozen=True)
+class ChunkRefs:
+    """Columns of ``n`` references of one array of ``rank`` axes."""
+
+    coords: npt.NDArray[np.uint32]
+    """``(n, rank)``."""
+    kinds: npt.NDArray[np.uint8]
+    """:class:`Kind`, ``(n,)``."""
+    objects: npt.NDArray[np.uint32]
+    """Native: index into ``chunk_ids``. Virtual: index into ``locations``. Else unused."""
+    offsets: npt.NDArray[np.uint64]
+    """First byte in the object; for inline chunks, in ``inline``."""
+    lengths: npt.NDArray[np.uint64]
+    """Bytes of the chunk."""
+    etags: npt.NDArray[np.int32]
+    """Virtual: index into ``etag_pool``, or -1."""
+    modified: npt.NDArray[np.uint32]
+    """Virtual: seconds since the epoch, or 0."""
+    chunk_ids: npt.NDArray[np.uint8] = field(
+        default_factory=lambda: np.empty((0, ChunkId.size_bytes), np.uint8)
+    )
+    """``(k, 12)``."""
+    locations: StringPool = EMPTY_POOL
+    etag_pool: StringPool = EMPTY_POOL
+    inline: memoryview = _NOTHING
+
+    @classmethod
+    def build(
+        cls,
+        coords: npt.NDArray[np.uint32],
+        kinds: npt.NDArray[np.uint8] | Kind,
+        **columns: Any,
+    ) -> Self:
+        """Make columns; those not given are constant."""
+        count = len(coords)
+        if isinstance(kinds, Kind):
+            kinds = _constant(kinds, count, "u1")
+        columns.setdefault("objects", _constant(0, count, "u4"))
+        columns.setdefault("offsets", _constant(0, count, "u8"))
+        columns.setdefault("lengths", _constant(0, count, "u8"))
+        columns.setdefault("etags", _constant(_NO_ETAG, count, "i4"))
+        columns.setdefault("modified", _constant(0, count, "u4"))
+        return cls(coords, kinds, **columns)
+
+    @classmethod
+    def empty(cls, rank: int) -> Self:
+        """Answer no references."""
+        return cls.build(np.empty((0, rank), np.uint32), Kind.NATIVE)
+
+    @classmethod
+    def from_mapping(cls, rank: int, refs: Mapping[Coordinates, ChunkRef | None]) -> Self:
+        """Make columns of single references; None is a deleted chunk."""
+        rows = [_Row.of(ref) for ref in refs.values()]
+        objects = np.zeros(len(rows), np.uint32)
+        natives = [row.chunk_id for row in rows if row.kind == Kind.NATIVE]
+        virtual = np.array([row.kind == Kind.VIRTUAL for row in rows], bool)
+        objects[virtual], locations = Strings.factorize(
+            row.location for row in rows if row.kind == Kind.VIRTUAL
+        )
+        objects[[row.kind == Kind.NATIVE for row in rows]] = np.arange(len(natives))
+        etags, etag_pool = Strings.factorize(row.etag or "" for row in rows)
+        sizes = np.array([len(row.data) for row in rows], np.uint64)
+        offsets = np.array([row.offset for row in rows], np.uint64)
+        inline = np.array([row.kind == Kind.INLINE for row in rows], bool)
+        offsets[inline] = (np.cumsum(sizes) - sizes)[inline]
+        return cls.build(
+            np.array(list(refs), np.uint32).reshape(len(rows), rank),
+            np.array([row.kind for row in rows], np.uint8),
+            objects=objects,
+            offsets=offsets,
+            lengths=np.where(inline, sizes, np.array([row.length for row in rows], np.uint64)),
+            etags=np.where([row.etag is None for row in rows], _NO_ETAG, etags.astype(np.int32)),
+            modified=np.array([row.modified for row in rows], np.uint32),
+            chunk_ids=np.frombuffer(b"".join(natives), np.uint8).reshape(len(natives), -1)
+            if natives
+            else np.empty((0, ChunkId.size_bytes), np.uint8),
+            locations=locations,
+            etag_pool=etag_pool,
+            inline=memoryview(b"".join(row.data for row in rows)),
+        )
+
+    def __len__(self) -> int:
+        """Count the references."""
+        return len(self.coords)
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return int(self.coords.shape[1])
+
+    def ref(self, row: int) -> ChunkRef | None:
+        """Answer one reference as an object; None if it is a deletion."""
+        offset, length = int(self.offsets[row]), int(self.lengths[row])
+        match self.kinds[row]:
+            case Kind.INLINE:
+                return InlineChunk(self.inline[offset : offset + length])
+            case Kind.NATIVE:
+                chunk_id = ChunkId(self.chunk_ids[self.objects[row]].tobytes())
+                return NativeChunk(chunk_id, offset, length)
+            case Kind.VIRTUAL:
+                etag, modified = int(self.etags[row]), int(self.modified[row])
+                return VirtualChunk(
+                    self.locations.get(int(self.objects[row])),
+                    offset,
+                    length,
+                    None if etag == _NO_ETAG else self.etag_pool.get(etag),
+                    modified or None,
+                )
+            case _:
+                return None
+
+    def take(self, rows: npt.NDArray[Any]) -> ChunkRefs:
+        """Answer some rows: indices or a mask. Pools are shared with the original."""
+        return replace(
+            self,
+            coords=self.coords[rows],
+            kinds=self.kinds[rows],
+            objects=self.objects[rows],
+            offsets=self.offsets[rows],
+            lengths=self.lengths[rows],
+            etags=self.etags[rows],
+            modified=self.modified[rows],
+        )
+
+    def inside(self, extents: Extents) -> npt.NDArray[np.bool_]:
+        """Answer which references lie in a box."""
+        low = np.array([start for start, _ in extents], np.uint32)
+        high = np.array([stop for _, stop in extents], np.int64)
+        return np.all((self.coords >= low) & (self.coords < high), axis=1)
+
+    def extents(self) -> Extents:
+        """Answer the smallest box that holds every reference; there must be one."""
+        low, high = self.coords.min(axis=0), self.coords.max(axis=0)
+        return tuple((int(a), int(b) + 1) for a, b in zip(low, high, strict=True))
+
+    def find(self, coords: Coordinates) -> int | None:
+        """Answer the row of a chunk; rows must be sorted, see :meth:`sort`.
+
+        Cost: a few comparisons; constant time where the references fill their box.
+        """
+        return self._index.find(coords)
+
+    @cached_property
+    def _index(self) -> RowIndex:
+        return RowIndex.of(self.coords)
+
+    def sort(self) -> ChunkRefs:
+        """Order rows by coordinates; of rows with equal coordinates the last one stays."""
+        if len(self) < 2:
+            return self
+        if self.rank == 0:
+            return self.take(np.array([len(self) - 1]))
+        order = np.lexsort(self.coords.T[::-1])
+        ordered = self.coords[order]
+        last = np.ones(len(order), bool)
+        last[:-1] = np.any(ordered[1:] != ordered[:-1], axis=1)
+        rows = order[last]
+        if len(rows) == len(self) and (rows == np.arange(len(self))).all():
+            return self
+        return self.take(rows)
+
+    def check_sorted(self) -> None:
+        """Refuse rows that are not strictly ascending by coordinates."""
+        if len(self) < 2:
+            return
+        if not self._index.ascending:
+            raise FormatError(
+                "The chunk references of a manifest are not in ascending order, or repeat."
+            )
+
+    @classmethod
+    def concat(cls, parts: Sequence[ChunkRefs]) -> ChunkRefs:
+        """Join references of one array; pools are joined and inline bytes are copied."""
+        if len(parts) == 1:
+            return parts[0]
+        parts = [part.compact() for part in parts]
+        location_maps, locations = merge_pools([part.locations for part in parts])
+        etag_maps, etag_pool = merge_pools([part.etag_pool for part in parts])
+        columns: dict[str, list[npt.NDArray[Any]]] = {"objects": [], "offsets": [], "etags": []}
+        inline: list[memoryview] = []
+        id_base = inline_base = 0
+        for part, location_map, etag_map in zip(parts, location_maps, etag_maps, strict=True):
+            objects, offsets, etags = (
+                np.array(column) for column in (part.objects, part.offsets, part.etags)
+            )
+            objects[part.kinds == Kind.NATIVE] += np.uint32(id_base)
+            virtual = part.kinds == Kind.VIRTUAL
+            objects[virtual] = location_map[objects[virtual]]
+            guarded = etags != _NO_ETAG
+            etags[guarded] = etag_map[etags[guarded]]
+            offsets[part.kinds == Kind.INLINE] += np.uint64(inline_base)
+            for name, column in (("objects", objects), ("offsets", offsets), ("etags", etags)):
+                columns[name].append(column)
+            id_base += len(part.chunk_ids)
+            inline.append(part.inline)
+            inline_base += len(part.inline)
+        return cls.build(
+            np.concatenate([part.coords for part in parts]),
+            np.concatenate([part.kinds for part in parts]),
+            **{name: np.concatenate(pieces) for name, pieces in columns.items()},
+            lengths=np.concatenate([part.lengths for part in parts]),
+            modified=np.concatenate([part.modified for part in parts]),
+            chunk_ids=np.concatenate([part.chunk_ids for part in parts]),
+            locations=locations,
+            etag_pool=etag_pool,
+            inline=memoryview(b"".join(inline)),
+        )
+
+    def compact(self) -> ChunkRefs:
+        """Drop what no row refers to from the inline bytes, so that old buffers can go."""
+        rows = np.flatnonzero(self.kinds == Kind.INLINE)
+        used = int(self.lengths[rows].sum())
+        if used == len(self.inline):
+            return self
+        offsets = np.array(self.offsets)
+        starts, sizes = offsets[rows], self.lengths[rows]
+        pieces = [
+            self.inline[start : start + size]
+            for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
+        ]
+        offsets[rows] = np.cumsum(sizes) - sizes
+        return replace(self, offsets=offsets, inline=memoryview(b"".join(pieces)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One reference, flattened."""
+
+    kind: Kind
+    offset: int = 0
+    length: int = 0
+    chunk_id: bytes = b""
+    location: str = ""
+    etag: str | None = None
+    modified: int = 0
+    data: bytes | memoryview = b""
+
+    @classmethod
+    def of(cls, ref: ChunkRef | None) -> _Row:
+        match ref:
+            case None:
+                return cls(Kind.DELETED)
+            case InlineChunk(data):
+                return cls(Kind.INLINE, data=data)
+            case NativeChunk(chunk_id, offset, length):
+                return cls(Kind.NATIVE, offset, length, chunk_id=chunk_id)
+            case VirtualChunk(location, offset, length, etag, modified):
+                return cls(
+                    Kind.VIRTUAL,
+                    offset,
+                    length,
+                    location=location,
+                    etag=etag,
+                    modified=modified or 0,
+                )

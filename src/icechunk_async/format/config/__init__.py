@@ -1,0 +1,93 @@
+"""The configuration that a repository stores: values, merging, bytes.
+
+Every field may be None, which stands for its default; ``effective_<field>`` answers the value
+that counts.
+"""
+
+from icechunk_async.format.config._fields import merge
+from icechunk_async.format.config.codec import (
+    decode_config,
+    encode_config,
+    splitting_from_json,
+    splitting_to_json,
+)
+from icechunk_async.format.config.containers import (
+    AzureStore,
+    ChecksumAlgorithm,
+    GcsStore,
+    HttpStore,
+    InMemoryStore,
+    LocalFileSystemStore,
+    ObjectStoreConfig,
+    S3CompatibleStore,
+    S3Options,
+    S3Store,
+    TigrisStore,
+    VirtualChunkContainer,
+)
+from icechunk_async.format.config.preload import (
+    DEFAULT_PRELOAD_CONDITION,
+    ManifestPreloadCondition,
+    ManifestPreloadConfig,
+)
+from icechunk_async.format.config.repository_config import RepositoryConfig
+from icechunk_async.format.config.settings import (
+    CachingConfig,
+    CompressionAlgorithm,
+    CompressionConfig,
+    ManifestConfig,
+    ManifestVirtualChunkLocationCompressionConfig,
+    RepoUpdateRetryConfig,
+    StorageConcurrencySettings,
+    StorageRetriesSettings,
+    StorageSettings,
+    StorageTimeoutSettings,
+)
+from icechunk_async.format.config.splitting import (
+    DEFAULT_SPLIT_SIZES,
+    ManifestSplitCondition,
+    ManifestSplitDimCondition,
+    ManifestSplittingConfig,
+    SplitDimCondition,
+    SplitSizes,
+)
+
+__all__ = [
+    "DEFAULT_PRELOAD_CONDITION",
+    "DEFAULT_SPLIT_SIZES",
+    "AzureStore",
+    "CachingConfig",
+    "ChecksumAlgorithm",
+    "CompressionAlgorithm",
+    "CompressionConfig",
+    "GcsStore",
+    "HttpStore",
+    "InMemoryStore",
+    "LocalFileSystemStore",
+    "ManifestConfig",
+    "ManifestPreloadCondition",
+    "ManifestPreloadConfig",
+    "ManifestSplitCondition",
+    "ManifestSplitDimCondition",
+    "ManifestSplittingConfig",
+    "ManifestVirtualChunkLocationCompressionConfig",
+    "ObjectStoreConfig",
+    "RepoUpdateRetryConfig",
+    "RepositoryConfig",
+    "S3CompatibleStore",
+    "S3Options",
+    "S3Store",
+    "SplitDimCondition",
+    "SplitSizes",
+    "StorageConcurrencySettings",
+    "StorageRetriesSettings",
+    "StorageSettings",
+    "StorageTimeoutSettings",
+    "TigrisStore",
+    "VirtualChunkContainer",
+    "decode_config",
+    "encode_config",
+    "merge",
+    "splitting_from_json",
+    "splitting_to_json",
+]

@@ -1,0 +1,81 @@
+"""The configuration to bytes and back: YAML in version 1, FlexBuffers in version 2.
+
+Both hold the same document. A choice that carries a value is a tag in YAML and a map of one
+entry in FlexBuffers (format facts, 8).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from icechunk_async.errors import InvalidInputError, UnsupportedSpecVersionError
+from icechunk_async.format.config._read import read_section, read_splitting
+from icechunk_async.format.config._write import as_json, section_document, split_sizes_document
+from icechunk_async.format.config._yaml import dump_yaml, load_yaml
+from icechunk_async.format.config.repository_config import RepositoryConfig
+from icechunk_async.format.flexbuffers import decode_flexbuffer, encode_flexbuffer
+
+if TYPE_CHECKING:
+    from icechunk_async.format.config.splitting import ManifestSplittingConfig
+    from icechunk_async.format.values import JSON
+
+__all__ = ["decode_config", "encode_config", "splitting_from_json", "splitting_to_json"]
+
+
+def encode_config(config: RepositoryConfig, spec_version: int) -> bytes:
+    """Write the configuration as ``config.yaml`` (version 1) or ``Repo.config`` (version 2).
+
+    Every key is written, null where the field is unset, in the order of the official engine.
+    Containers are in the order of their prefixes; the official engine's come in any.
+
+    Raises:
+        InvalidInputError: the version is neither 1 nor 2.
+    """
+    document = section_document(config)
+    match spec_version:
+        case 1:
+            return dump_yaml(document)
+        case 2:
+            return encode_flexbuffer(as_json(document))
+        case _:
+            raise InvalidInputError(
+                f"spec version {spec_version} has no configuration format; use 1 or 2"
+            )
+
+
+def decode_config(data: bytes | memoryview, spec_version: int) -> RepositoryConfig:
+    """Read the configuration from bytes that need not be trusted.
+
+    Unknown keys are ignored and missing ones unset. Virtual chunk containers that cannot serve
+    are skipped with a warning in the log.
+
+    Raises:
+        FormatError: the bytes are damaged, or a value has a wrong type or is out of range.
+    """
+    match spec_version:
+        case 1:
+            return read_section(RepositoryConfig, load_yaml(data), "config")
+        case 2:
+            return read_section(RepositoryConfig, decode_flexbuffer(data), "config")
+        case _:
+            raise UnsupportedSpecVersionError(
+                f"a configuration of spec version {spec_version} cannot be read; known are 1 and 2",
+                found=spec_version,
+            )
+
+
+def splitting_to_json(config: ManifestSplittingConfig) -> JSON:
+    """Answer the effective rules as commits that rewrite manifests record them.
+
+    The value belongs under ``splitting_config`` in the property ``__icechunk`` (facts, 5.4).
+    """
+    return as_json(split_sizes_document(config.effective_split_sizes))
+
+
+def splitting_from_json(value: JSON) -> ManifestSplittingConfig:
+    """Read what ``splitting_to_json`` answers.
+
+    Raises:
+        FormatError: the value has not the shape of rules.
+    """
+    return read_splitting(value, "splitting_config")

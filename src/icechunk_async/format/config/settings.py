@@ -1,0 +1,287 @@
+"""Sections of the configuration, with the official names and defaults (format facts, 8)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from icechunk_async.format.config._fields import (
+    BOOL,
+    TEXT,
+    U8,
+    U16,
+    U32,
+    U64,
+    Effective,
+    Section,
+    merge,
+    of_type,
+    optional_integer,
+)
+from icechunk_async.format.config.preload import ManifestPreloadConfig
+from icechunk_async.format.config.splitting import ManifestSplittingConfig
+
+__all__ = [
+    "CachingConfig",
+    "CompressionAlgorithm",
+    "CompressionConfig",
+    "ManifestConfig",
+    "ManifestVirtualChunkLocationCompressionConfig",
+    "RepoUpdateRetryConfig",
+    "StorageConcurrencySettings",
+    "StorageRetriesSettings",
+    "StorageSettings",
+    "StorageTimeoutSettings",
+]
+
+_POSITIVE_U16: Final = optional_integer(1, 2**16 - 1)
+_POSITIVE_U64: Final = optional_integer(1, 2**64 - 1)
+_I32: Final = optional_integer(-(2**31), 2**31 - 1)
+
+
+def _at_least_one(value: int) -> int:
+    """Read the 0 that the stored form permits for numbers of workers."""
+    return max(value, 1)
+
+
+def _zstd_level(value: int) -> int:
+    """Keep to the levels that zstd has; it takes 0 for its default, 3."""
+    return min(max(value, -(2**17)), 22) or 3
+
+
+class CompressionAlgorithm(StrEnum):
+    """Compression of metadata files."""
+
+    Zstd = "zstd"
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionConfig(Section):
+    """How metadata files are compressed; chunks are the business of Zarr's codecs.
+
+    Attributes:
+        algorithm: zstd.
+        level: zstd level (3).
+    """
+
+    algorithm: CompressionAlgorithm | None = field(
+        default=None, metadata=of_type(CompressionAlgorithm)
+    )
+    level: int | None = field(default=None, metadata=U8)
+
+    effective_algorithm = Effective("algorithm", CompressionAlgorithm.Zstd)
+    effective_level = Effective("level", 3, _zstd_level)
+
+
+@dataclass(frozen=True, slots=True)
+class CachingConfig(Section):
+    """How much is kept in memory; 0 keeps nothing.
+
+    Attributes:
+        num_snapshot_nodes: nodes of snapshots (500,000).
+        num_chunk_refs: chunk references of manifests (15,000,000).
+        num_transaction_changes: changes of transaction logs (0).
+        num_bytes_attributes: bytes of attributes (0).
+        num_bytes_chunks: bytes of chunks (0).
+    """
+
+    num_snapshot_nodes: int | None = field(default=None, metadata=U64)
+    num_chunk_refs: int | None = field(default=None, metadata=U64)
+    num_transaction_changes: int | None = field(default=None, metadata=U64)
+    num_bytes_attributes: int | None = field(default=None, metadata=U64)
+    num_bytes_chunks: int | None = field(default=None, metadata=U64)
+
+    effective_num_snapshot_nodes = Effective("num_snapshot_nodes", 500_000)
+    effective_num_chunk_refs = Effective("num_chunk_refs", 15_000_000)
+    effective_num_transaction_changes = Effective("num_transaction_changes", 0)
+    effective_num_bytes_attributes = Effective("num_bytes_attributes", 0)
+    effective_num_bytes_chunks = Effective("num_bytes_chunks", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageConcurrencySettings(Section):
+    """How the read of one object is split into ranges.
+
+    Attributes:
+        max_concurrent_requests_for_object: ranges at most (18).
+        ideal_concurrent_request_size: bytes per range (12 MiB).
+    """
+
+    max_concurrent_requests_for_object: int | None = field(default=None, metadata=_POSITIVE_U16)
+    ideal_concurrent_request_size: int | None = field(default=None, metadata=_POSITIVE_U64)
+
+    effective_max_concurrent_requests_for_object = Effective(
+        "max_concurrent_requests_for_object", 18
+    )
+    effective_ideal_concurrent_request_size = Effective("ideal_concurrent_request_size", 12 * 2**20)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRetriesSettings(Section):
+    """How failed requests are tried again.
+
+    Attributes:
+        max_tries: tries in all, the first included (10).
+        initial_backoff_ms: pause after the first failure (100).
+        max_backoff_ms: longest pause (180,000).
+    """
+
+    max_tries: int | None = field(default=None, metadata=_POSITIVE_U16)
+    initial_backoff_ms: int | None = field(default=None, metadata=U32)
+    max_backoff_ms: int | None = field(default=None, metadata=U32)
+
+    effective_max_tries = Effective("max_tries", 10)
+    effective_initial_backoff_ms = Effective("initial_backoff_ms", 100)
+    effective_max_backoff_ms = Effective("max_backoff_ms", 180_000)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageTimeoutSettings(Section):
+    """Time limits of the storage client; None leaves them to it.
+
+    Attributes:
+        connect_timeout_ms: for a connection.
+        read_timeout_ms: for the first byte of an answer.
+        operation_timeout_ms: for an operation with its retries.
+        operation_attempt_timeout_ms: for one attempt.
+    """
+
+    connect_timeout_ms: int | None = field(default=None, metadata=U32)
+    read_timeout_ms: int | None = field(default=None, metadata=U32)
+    operation_timeout_ms: int | None = field(default=None, metadata=U32)
+    operation_attempt_timeout_ms: int | None = field(default=None, metadata=U32)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageSettings(Section):
+    """How the object store is used.
+
+    Attributes:
+        concurrency: splitting of reads.
+        retries: repeating of failed requests.
+        unsafe_use_conditional_create: whether objects are created only if absent (True).
+        unsafe_use_conditional_update: whether they are replaced only if unchanged (True).
+        unsafe_use_metadata: whether objects carry user metadata (True).
+        storage_class: the provider's name for a class of storage, for all objects.
+        metadata_storage_class: the same for metadata only.
+        chunks_storage_class: the same for chunks only.
+        minimum_size_for_multipart_upload: bytes from which uploads go in parts (100 MiB).
+        timeouts: time limits.
+    """
+
+    concurrency: StorageConcurrencySettings | None = field(
+        default=None, metadata=of_type(StorageConcurrencySettings)
+    )
+    retries: StorageRetriesSettings | None = field(
+        default=None, metadata=of_type(StorageRetriesSettings)
+    )
+    unsafe_use_conditional_create: bool | None = field(default=None, metadata=BOOL)
+    unsafe_use_conditional_update: bool | None = field(default=None, metadata=BOOL)
+    unsafe_use_metadata: bool | None = field(default=None, metadata=BOOL)
+    storage_class: str | None = field(default=None, metadata=TEXT)
+    metadata_storage_class: str | None = field(default=None, metadata=TEXT)
+    chunks_storage_class: str | None = field(default=None, metadata=TEXT)
+    minimum_size_for_multipart_upload: int | None = field(default=None, metadata=U64)
+    timeouts: StorageTimeoutSettings | None = field(
+        default=None, metadata=of_type(StorageTimeoutSettings)
+    )
+
+    effective_concurrency = Effective("concurrency", StorageConcurrencySettings())
+    effective_retries = Effective("retries", StorageRetriesSettings())
+    effective_unsafe_use_conditional_create = Effective[bool](
+        "unsafe_use_conditional_create", default=True
+    )
+    effective_unsafe_use_conditional_update = Effective[bool](
+        "unsafe_use_conditional_update", default=True
+    )
+    effective_unsafe_use_metadata = Effective[bool]("unsafe_use_metadata", default=True)
+    effective_minimum_size_for_multipart_upload = Effective(
+        "minimum_size_for_multipart_upload", 100 * 2**20
+    )
+    effective_timeouts = Effective("timeouts", StorageTimeoutSettings())
+
+    @property
+    def effective_metadata_storage_class(self) -> str | None:
+        """The class for metadata objects; None for the store's own default."""
+        return self.metadata_storage_class or self.storage_class
+
+    @property
+    def effective_chunks_storage_class(self) -> str | None:
+        """The class for chunk objects; None for the store's own default."""
+        return self.chunks_storage_class or self.storage_class
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestVirtualChunkLocationCompressionConfig(Section):
+    """When and how the locations of virtual chunks are compressed; version 2 only.
+
+    Attributes:
+        min_num_chunks: virtual chunks in a manifest from which it is worth while (1000).
+        dictionary_max_training_samples: locations that the dictionary learns from (100).
+        dictionary_max_size_bytes: size of the dictionary (2048).
+        compression_level: zstd level (3).
+    """
+
+    min_num_chunks: int | None = field(default=None, metadata=U16)
+    dictionary_max_training_samples: int | None = field(default=None, metadata=U16)
+    dictionary_max_size_bytes: int | None = field(default=None, metadata=U32)
+    compression_level: int | None = field(default=None, metadata=_I32)
+
+    effective_min_num_chunks = Effective("min_num_chunks", 1000)
+    effective_dictionary_max_training_samples = Effective("dictionary_max_training_samples", 100)
+    effective_dictionary_max_size_bytes = Effective("dictionary_max_size_bytes", 2048)
+    effective_compression_level = Effective("compression_level", 3, _zstd_level)
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestConfig(Section):
+    """How manifests are read and written.
+
+    Attributes:
+        preload: which are fetched before they are needed.
+        splitting: how the references of an array are divided among them.
+        virtual_chunk_location_compression: how locations are compressed.
+        max_concurrent_manifest_fetches_during_commit: manifests rewritten at a time (1).
+    """
+
+    preload: ManifestPreloadConfig | None = field(
+        default=None, metadata=of_type(ManifestPreloadConfig)
+    )
+    splitting: ManifestSplittingConfig | None = field(
+        default=None, metadata=of_type(ManifestSplittingConfig)
+    )
+    virtual_chunk_location_compression: ManifestVirtualChunkLocationCompressionConfig | None = (
+        field(default=None, metadata=of_type(ManifestVirtualChunkLocationCompressionConfig))
+    )
+    max_concurrent_manifest_fetches_during_commit: int | None = field(default=None, metadata=U16)
+
+    effective_preload = Effective("preload", ManifestPreloadConfig())
+    effective_splitting = Effective("splitting", ManifestSplittingConfig())
+    effective_virtual_chunk_location_compression = Effective(
+        "virtual_chunk_location_compression", ManifestVirtualChunkLocationCompressionConfig()
+    )
+    effective_max_concurrent_manifest_fetches_during_commit = Effective(
+        "max_concurrent_manifest_fetches_during_commit", 1, _at_least_one
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RepoUpdateRetryConfig(Section):
+    """How often a lost race for the repo info object is run again.
+
+    Attributes:
+        default: for all operations (100 tries, pauses from 50 to 30,000 ms).
+    """
+
+    default: StorageRetriesSettings | None = field(
+        default=None, metadata=of_type(StorageRetriesSettings)
+    )
+
+    @property
+    def effective_default(self) -> StorageRetriesSettings:
+        """The settings that count, all set."""
+        return merge(
+            StorageRetriesSettings(max_tries=100, initial_backoff_ms=50, max_backoff_ms=30_000),
+            self.default or StorageRetriesSettings(),
+        )

@@ -1,0 +1,159 @@
+"""The 39-byte header and the zstd frame around every metadata file (spec, "Binary files")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from importlib.metadata import version
+from typing import Final
+
+import zstandard
+
+from icechunk_async.errors import FormatError, InvalidInputError, UnsupportedSpecVersionError
+
+__all__ = [
+    "HEADER_BYTES",
+    "MAX_PAYLOAD_BYTES",
+    "SPEC_VERSIONS",
+    "Envelope",
+    "FileType",
+    "pack",
+    "unpack",
+]
+
+HEADER_BYTES: Final = 39
+MAX_PAYLOAD_BYTES: Final = (1 << 31) - 1
+"""FlatBuffers address their contents with signed 32-bit offsets."""
+SPEC_VERSIONS: Final = (1, 2)
+
+_MAGIC: Final = b"ICE\xf0\x9f\xa7\x8aCHUNK"
+_STAMP_BYTES: Final = 24
+_ZSTD: Final = 1
+_MAX_RATIO: Final = 1000
+_FLOOR_BYTES: Final = 64 << 20
+_UNKNOWN_SIZE: Final = (1 << 64) - 1
+_FEED_BYTES: Final = 4096
+
+
+class FileType(IntEnum):
+    """What a file holds (header byte 37)."""
+
+    SNAPSHOT = 1
+    MANIFEST = 2
+    TRANSACTION_LOG = 4
+    REPO_INFO = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The contents of a metadata file."""
+
+    spec_version: int
+    """The version that *this file* is written to; migrated repositories mix them."""
+    payload: bytes
+    """One FlatBuffer."""
+
+
+def _stamp() -> bytes:
+    return f"ica-{version('icechunk-async')}".encode()[:_STAMP_BYTES].ljust(_STAMP_BYTES)
+
+
+def pack(
+    payload: bytes | memoryview, file_type: FileType, spec_version: int, *, level: int = 3
+) -> bytes:
+    """Wrap a FlatBuffer: header, then one zstd frame that declares its size.
+
+    Args:
+        payload: the FlatBuffer; at most 2 GiB.
+        file_type: what it holds.
+        spec_version: 1 or 2.
+        level: zstd compression level.
+
+    Raises:
+        InvalidInputError: the payload is too large for the format.
+    """
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise InvalidInputError(
+            f"A {_name(file_type)} of {len(payload)} bytes exceeds the format's limit of 2 GiB. "
+            "Configure manifest splitting, so that each manifest holds fewer references."
+        )
+    frame = zstandard.ZstdCompressor(level=level).compress(payload)
+    return b"".join([_MAGIC, _stamp(), bytes([spec_version, file_type, _ZSTD]), frame])
+
+
+def unpack(data: bytes | memoryview, file_type: FileType) -> Envelope:
+    """Check the header and decompress the contents, within bounds.
+
+    Raises:
+        UnsupportedSpecVersionError: written to a newer version of the format.
+        FormatError: not an Icechunk file, of another type, truncated, or it would decompress
+            to more than a genuine file of its size does.
+    """
+    view = memoryview(data)
+    name = _name(file_type)
+    if len(view) < HEADER_BYTES:
+        raise FormatError(
+            f"A {name} file is truncated: {len(view)} bytes, and its header alone has "
+            f"{HEADER_BYTES}."
+        )
+    if bytes(view[:12]) != _MAGIC:
+        raise FormatError(f"Not an Icechunk {name} file: it begins with {bytes(view[:12])!r}.")
+    spec_version, found_type, compression = view[36], view[37], view[38]
+    if spec_version > SPEC_VERSIONS[-1]:
+        raise UnsupportedSpecVersionError(
+            f"A {name} file has format version {spec_version}; this library reads versions up to "
+            f"{SPEC_VERSIONS[-1]}. Upgrade icechunk-async to open it.",
+            found=spec_version,
+            supported=SPEC_VERSIONS[-1],
+        )
+    if spec_version not in SPEC_VERSIONS:
+        raise FormatError(f"A {name} file has format version {spec_version}, which never existed.")
+    if found_type != file_type:
+        raise FormatError(f"Expected a {name} file, found one of type {_name(found_type)}.")
+    if compression != _ZSTD:
+        raise FormatError(f"A {name} file has unknown compression {compression}; expected zstd.")
+    return Envelope(spec_version, _decompress(view[HEADER_BYTES:], name))
+
+
+def _decompress(frame: memoryview, name: str) -> bytes:
+    limit = min(MAX_PAYLOAD_BYTES, max(_FLOOR_BYTES, _MAX_RATIO * len(frame)))
+    try:
+        declared = zstandard.get_frame_parameters(frame).content_size
+        if declared == _UNKNOWN_SIZE:
+            return _decompress_unsized(frame, name, limit)
+        if declared > limit:
+            raise FormatError(
+                f"A {name} file of {len(frame)} bytes claims to hold {declared}; "
+                f"at most {limit} are believed."
+            )
+        payload = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise FormatError(f"A {name} file cannot be decompressed: {error}.") from error
+    if len(payload) != declared:
+        raise FormatError(f"A {name} file declares {declared} bytes and holds {len(payload)}.")
+    return payload
+
+
+def _decompress_unsized(frame: memoryview, name: str, limit: int) -> bytes:
+    """Decompress a frame that does not say its size, as writers before 2.3.0 made them."""
+    stream = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
+    pieces: list[bytes] = []
+    size = 0
+    for start in range(0, len(frame), _FEED_BYTES):  # small meals bound what one call returns
+        if stream.eof:
+            raise FormatError(f"A {name} file has bytes after its zstd frame.")
+        pieces.append(stream.decompress(frame[start : start + _FEED_BYTES]))
+        size += len(pieces[-1])
+        if size > limit:
+            raise FormatError(f"A {name} file of {len(frame)} bytes holds more than {limit}.")
+    if not stream.eof or stream.unused_data:
+        problem = "has bytes after its zstd frame" if stream.eof else "is truncated"
+        raise FormatError(f"A {name} file {problem}.")
+    return b"".join(pieces)
+
+
+def _name(file_type: int) -> str:
+    try:
+        return FileType(file_type).name.lower().replace("_", " ")
+    except ValueError:
+        return str(file_type)

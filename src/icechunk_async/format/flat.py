@@ -1,0 +1,323 @@
+"""Reading FlatBuffers by the column: many tables of one type at once, checked before use.
+
+One :class:`Tables` stands for any number of tables of the same type. Each accessor reads one
+field of all of them with NumPy, after checking that every byte it is about to touch lies in the
+buffer, so a hostile file raises ``FormatError`` and nothing else. No Python object is made per
+table.
+
+The layout is that of the FlatBuffers "Internals" document: a table begins with the signed
+distance back to its vtable; a vtable holds two 16-bit sizes and then one 16-bit offset a field,
+0 for a field that is absent; strings and vectors begin with a 32-bit count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from icechunk_async.errors import FormatError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    type Positions = npt.NDArray[np.int64]
+    type Bytes = npt.NDArray[np.uint8]
+
+__all__ = ["Buffer", "Tables", "Vectors"]
+
+_MAX_SHARING: Final = 16
+"""How much larger than the file its unfolded contents may be.
+
+Writers may let several tables point at one string or vector. A file in which everything points
+at everything would unfold without end; genuine ones stay far below this.
+"""
+
+
+class Buffer:
+    """A FlatBuffer's bytes, seen as words of each size."""
+
+    def __init__(self, payload: bytes | memoryview) -> None:
+        """Look at ``payload`` without copying it."""
+        self.payload = memoryview(payload)
+        self.size = len(self.payload)
+        self.u8: Bytes = np.frombuffer(self.payload, np.uint8)
+        self._words: dict[int, npt.NDArray[Any]] = {1: self.u8}
+        for width, dtype in ((2, "<u2"), (4, "<u4"), (8, "<u8")):
+            whole = self.size - self.size % width
+            self._words[width] = np.frombuffer(self.payload[:whole], dtype)
+
+    def root(self) -> Tables:
+        """Answer the root table, as the only row."""
+        zero = np.zeros(1, np.int64)
+        return Tables(self, self.targets(zero))
+
+    def check(self, positions: Positions, size: Positions | int, align: int) -> None:
+        """Make sure that ``size`` bytes at each position are in the buffer, and aligned."""
+        if len(positions) == 0:
+            return
+        ends = positions + size
+        if positions.min() < 0 or ends.max() > self.size:
+            raise FormatError("A FlatBuffer refers to bytes outside of itself.")
+        if align > 1 and np.any(positions & (align - 1)):
+            raise FormatError("A FlatBuffer holds a misaligned value.")
+
+    def words(self, positions: Positions, width: int) -> npt.NDArray[Any]:
+        """Read one unsigned word of ``width`` bytes at each (checked) position."""
+        self.check(positions, width, width)
+        return self._read(positions, width)
+
+    def aligned_words(self, positions: Positions, width: int) -> npt.NDArray[Any]:
+        """Read words at positions that are known to be in the buffer."""
+        if width > 1 and np.any(positions & (width - 1)):
+            raise FormatError("A FlatBuffer holds a misaligned value.")
+        return self._read(positions, width)
+
+    def _read(self, positions: Positions, width: int) -> npt.NDArray[Any]:
+        words: npt.NDArray[Any] = self._words[width][positions >> (width.bit_length() - 1)]
+        return words
+
+    def rows(self, positions: Positions, size: int) -> Bytes:
+        """Copy ``size`` bytes at each position, without alignment: ``(n, size)``."""
+        if len(positions) == 0:
+            return np.empty((0, size), np.uint8)
+        self.check(positions, size, 1)
+        return np.lib.stride_tricks.sliding_window_view(self.u8, size)[positions]
+
+    def targets(self, positions: Positions) -> Positions:
+        """Follow the 32-bit offset at each position."""
+        distances = self.words(positions, 4).astype(np.int64)
+        if np.any(distances == 0):
+            raise FormatError("A FlatBuffer holds an offset that points at itself.")
+        return positions + distances
+
+    def check_unfolded(self, size_bytes: int) -> None:
+        """Refuse contents that unfold to many times the size of the file."""
+        if size_bytes > _MAX_SHARING * self.size:
+            raise FormatError(
+                f"A FlatBuffer of {self.size} bytes unfolds to {size_bytes}: it is not genuine."
+            )
+
+
+class Tables:
+    """Any number of tables of one type, in order; the rows of every accessor."""
+
+    def __init__(self, buffer: Buffer, positions: Positions) -> None:
+        """Check the tables' vtables; ``positions`` are where the tables begin."""
+        self.buffer = buffer
+        self.positions = positions
+        back = buffer.words(positions, 4).astype(np.int32)
+        self._vtables: Positions = positions - back
+        if len(positions) > 1 and (self._vtables == self._vtables[0]).all():
+            self._vtables = self._vtables[:1]  # one for all: every field is at one distance
+        buffer.check(self._vtables, 4, 2)
+        self._vtable_sizes = buffer.words(self._vtables, 2).astype(np.int64)
+        self._table_sizes = buffer.words(self._vtables + 2, 2).astype(np.int64)
+        buffer.check(self._vtables, self._vtable_sizes, 2)
+        buffer.check(positions, self._table_sizes, 4)
+
+    def __len__(self) -> int:
+        """Count the tables."""
+        return len(self.positions)
+
+    def select(self, rows: npt.NDArray[Any]) -> Tables:
+        """Answer the tables of some rows: indices or a mask."""
+        return Tables(self.buffer, self.positions[rows])
+
+    def row(self, index: int) -> Tables:
+        """Answer one table alone."""
+        return Tables(self.buffer, self.positions[index : index + 1])
+
+    def has(self, slot: int) -> npt.NDArray[np.bool_]:
+        """Answer in which rows the field is present."""
+        return np.broadcast_to(self._distances(slot) != 0, len(self))
+
+    def scalar(self, slot: int, width: int, default: int = 0) -> npt.NDArray[Any]:
+        """Read an unsigned scalar of ``width`` bytes; ``default`` where it is absent."""
+        positions, present = self._field(slot, width)
+        if present is None:
+            return self.buffer.aligned_words(positions, width)
+        values = np.full(len(self), default, f"<u{width}")
+        values[present] = self.buffer.aligned_words(positions[present], width)
+        return values
+
+    def struct(self, slot: int, size: int, *, field: str) -> Bytes:
+        """Read a required inline struct of ``size`` bytes without alignment: ``(n, size)``."""
+        positions, present = self._field(slot, size)
+        _require(present, field)
+        return self.buffer.rows(positions, size)
+
+    def vector(
+        self, slot: int, item_size: int, align: int, *, required: str | None = None
+    ) -> Vectors:
+        """Find a vector field; rows without it have an empty one.
+
+        Args:
+            slot: number of the field.
+            item_size: bytes of an item; 4 for vectors of tables and strings.
+            align: alignment of an item.
+            required: name of the field, where every row must have it.
+        """
+        positions, present = self._field(slot, 4)
+        if required is not None:
+            _require(present, required)
+        if present is None:
+            return Vectors.at(self.buffer, self.buffer.targets(positions), item_size, align)
+        found = Vectors.at(self.buffer, self.buffer.targets(positions[present]), item_size, align)
+        starts, counts = np.zeros((2, len(self)), np.int64)
+        starts[present] = found.starts
+        counts[present] = found.counts
+        return Vectors(self.buffer, starts, counts, item_size)
+
+    def strings(self, slot: int, *, required: str | None = None) -> list[str]:
+        """Read a string field of every row; an absent one is empty."""
+        return self.vector(slot, 1, 1, required=required).decode()
+
+    def tables(self, slot: int, *, required: str) -> Tables:
+        """Follow a required field to the one table that it refers to in each row."""
+        positions, present = self._field(slot, 4)
+        _require(present, required)
+        return Tables(self.buffer, self.buffer.targets(positions))
+
+    def _distances(self, slot: int) -> Positions:
+        """Where the field lies in its table, 0 if absent: a row each, or one for all."""
+        place = 4 + 2 * slot
+        known = self._vtable_sizes >= place + 2
+        if known.all():
+            all_known: Positions = self.buffer.words(self._vtables + place, 2).astype(np.int64)
+            return all_known
+        distances = np.zeros(len(known), np.int64)
+        distances[known] = self.buffer.words(self._vtables[known] + place, 2)
+        return distances
+
+    def _field(self, slot: int, size: int) -> tuple[Positions, npt.NDArray[np.bool_] | None]:
+        """Answer the field's position in every row, and in which rows it is (None: in all)."""
+        distances = self._distances(slot)
+        present = distances != 0
+        if np.any(present & (distances + size > self._table_sizes)):
+            raise FormatError("A FlatBuffer table has a field outside of itself.")
+        positions = self.positions + distances
+        if present.all():
+            return positions, None
+        return positions, np.broadcast_to(present, len(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """One vector or string a row: where its items start and how many there are."""
+
+    buffer: Buffer
+    starts: Positions
+    counts: Positions
+    item_size: int
+
+    @classmethod
+    def at(cls, buffer: Buffer, positions: Positions, item_size: int, align: int) -> Vectors:
+        """Read the counts of vectors at ``positions`` and check that the items are there."""
+        counts = buffer.words(positions, 4).astype(np.int64)
+        starts = positions + 4
+        # An empty vector has no item that could be misaligned.
+        buffer.check(starts, counts * item_size, 1)
+        buffer.check(starts[counts > 0], 0, align)
+        return cls(buffer, starts, counts, item_size)
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        return len(self.starts)
+
+    def items(self) -> Positions:
+        """Answer the positions of all items of all rows, one after the other."""
+        total = int(self.counts.sum())
+        self.buffer.check_unfolded(total * self.item_size)
+        if len(self) and (self.counts == self.counts[0]).all():
+            steps = np.arange(self.counts[0], dtype=np.int64) * self.item_size
+            positions: Positions = (self.starts[:, None] + steps).reshape(-1)
+            return positions
+        firsts = np.cumsum(self.counts) - self.counts
+        within = np.arange(total, dtype=np.int64) - np.repeat(firsts, self.counts)
+        return np.repeat(self.starts, self.counts) + within * self.item_size
+
+    def words(self) -> npt.NDArray[Any]:
+        """Read the unsigned words of all rows, one after the other."""
+        return self.buffer.words(self.items(), self.item_size)
+
+    def matrix(
+        self, max_columns: int
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_] | None]:
+        """Read 32-bit words as a matrix, a row each: coordinates of one array.
+
+        Returns:
+            The rows of the commonest length, and which rows have another (None: none has).
+            Other writers let coordinates of a wrong rank slip into their files; nothing can
+            refer to them.
+        """
+        odd = None
+        counts = self.counts
+        if len(counts) and (counts != counts[0]).any():
+            lengths, times = np.unique(counts, return_counts=True)
+            odd = counts != lengths[times.argmax()]
+            counts = counts[~odd]
+        columns = int(counts[0]) if len(counts) else 0
+        if columns > max_columns:
+            raise FormatError(f"A file has chunk coordinates of {columns} axes.")
+        starts = self.starts if odd is None else self.starts[~odd]
+        rows = self.buffer.rows(starts, 4 * columns) if columns else np.empty(0, np.uint8)
+        return rows.reshape(-1).view("<u4").reshape(len(starts), columns), odd
+
+    def structs(self) -> Bytes:
+        """Read the inline structs of all rows: ``(total, item_size)``."""
+        return self.buffer.rows(self.items(), self.item_size)
+
+    def tables(self) -> Tables:
+        """Follow the items of all rows to the tables that they refer to."""
+        return Tables(self.buffer, self.buffer.targets(self.items()))
+
+    def where(self, mask: npt.NDArray[np.bool_], other: Vectors) -> Vectors:
+        """Answer these rows, with those in ``mask`` taken from ``other``."""
+        return Vectors(
+            self.buffer,
+            np.where(mask, other.starts, self.starts),
+            np.where(mask, other.counts, self.counts),
+            self.item_size,
+        )
+
+    def texts(self) -> list[str]:
+        """Follow the items of all rows to the strings that they refer to."""
+        return Vectors.at(self.buffer, self.buffer.targets(self.items()), 1, 1).decode()
+
+    def row(self, index: int) -> Vectors:
+        """Answer one row alone."""
+        return Vectors(
+            self.buffer,
+            self.starts[index : index + 1],
+            self.counts[index : index + 1],
+            self.item_size,
+        )
+
+    def raw(self, index: int) -> memoryview:
+        """Answer the bytes of one row, without copying."""
+        start = int(self.starts[index])
+        return self.buffer.payload[start : start + int(self.counts[index]) * self.item_size]
+
+    def bytes(self) -> list[bytes]:
+        """Copy the bytes of every row."""
+        self.buffer.check_unfolded(int(self.counts.sum()) * self.item_size)
+        payload = self.buffer.payload
+        ends = self.starts + self.counts * self.item_size
+        return [
+            bytes(payload[start:end])
+            for start, end in zip(self.starts.tolist(), ends.tolist(), strict=True)
+        ]
+
+    def decode(self) -> list[str]:
+        """Read every row as UTF-8."""
+        try:
+            return [raw.decode() for raw in self.bytes()]
+        except UnicodeDecodeError as error:
+            raise FormatError(f"A FlatBuffer string is not UTF-8: {error}.") from error
+
+
+def _require(present: npt.NDArray[np.bool_] | None, field: str) -> None:
+    if present is not None and not present.all():
+        raise FormatError(f"A FlatBuffer table lacks its required field {field!r}.")

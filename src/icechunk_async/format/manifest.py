@@ -1,0 +1,141 @@
+"""Manifest files: the chunk references of one or more arrays (spec, "Chunk manifest files")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from icechunk_async.errors import FormatError
+from icechunk_async.format.chunk_refs import ChunkRefs, Kind
+from icechunk_async.format.flat import Buffer
+from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
+from icechunk_async.format.locations import StoredStrings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy.typing as npt
+
+    from icechunk_async.format.flat import Tables
+
+__all__ = ["MAX_RANK", "Manifest", "decode_manifest"]
+
+_ZSTD: Final = 1
+MAX_RANK: Final = 64
+"""NumPy has no arrays of more axes, so Zarr has none either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The references of each array, in ascending order of coordinates."""
+
+    id: ManifestId
+    arrays: Mapping[NodeId, ChunkRefs]
+
+    def __len__(self) -> int:
+        """Count the references of all arrays."""
+        return sum(len(refs) for refs in self.arrays.values())
+
+
+def decode_manifest(payload: bytes | memoryview) -> Manifest:
+    """Read a manifest; columns may keep ``payload`` alive.
+
+    Raises:
+        FormatError: the payload is damaged, or breaks the order that lookups rely on.
+
+    Cost: time and memory in proportion to the references; strings are decoded when asked for.
+    """
+    root = Buffer(payload).root()
+    identifier = ManifestId(root.struct(0, ManifestId.size_bytes, field="id").tobytes())
+    arrays = root.vector(1, 4, 4, required="arrays").tables()
+    dictionary = None
+    if root.has(2)[0] and int(root.scalar(3, 1, _ZSTD)[0]) == _ZSTD:
+        dictionary = bytes(root.vector(2, 1, 1).raw(0))
+    nodes = arrays.struct(0, NodeId.size_bytes, field="node_id")
+    refs = arrays.vector(1, 4, 4, required="refs")
+    decoded: dict[NodeId, ChunkRefs] = {}
+    for row in range(len(arrays)):
+        node = NodeId(nodes[row].tobytes())
+        if node in decoded:
+            raise FormatError(f"Manifest {identifier} lists the array {node} twice.")
+        decoded[node] = _decode_refs(refs.row(row).tables(), dictionary)
+    return Manifest(identifier, decoded)
+
+
+def _decode_refs(tables: Tables, dictionary: bytes | None) -> ChunkRefs:
+    """Read the ChunkRef tables of one array."""
+    coords, odd = tables.vector(0, 4, 4, required="index").matrix(MAX_RANK)
+    if odd is not None:
+        tables = tables.select(~odd)
+    count = len(tables)
+    native, packed, plain, inline = (tables.has(slot) for slot in (4, 8, 5, 1))
+    # The order in which the official reader looks at the fields.
+    kinds = np.select(
+        [native, packed | plain, inline], [Kind.NATIVE, Kind.VIRTUAL, Kind.INLINE], Kind.DELETED
+    ).astype(np.uint8)
+    if np.any(kinds == Kind.DELETED):
+        raise FormatError("A manifest has a chunk reference that refers to nothing.")
+    offsets, lengths = tables.scalar(2, 8), tables.scalar(3, 8)
+    if len(offsets) and int(offsets.max()) + int(lengths.max()) >= 1 << 63:
+        raise FormatError("A manifest has a chunk reference beyond any object's size.")
+    objects = np.zeros(count, np.uint32)
+    columns: dict[str, Any] = {}
+
+    rows = np.flatnonzero(kinds == Kind.NATIVE)
+    columns["chunk_ids"] = tables.select(rows).struct(4, ChunkId.size_bytes, field="chunk_id")
+    objects[rows] = np.arange(len(rows))
+
+    rows = np.flatnonzero(kinds == Kind.VIRTUAL)
+    if len(rows):
+        objects[rows] = np.arange(len(rows))
+        columns |= _virtual(tables, rows, packed[rows], dictionary)
+
+    rows = np.flatnonzero(kinds == Kind.INLINE)
+    if len(rows):
+        data = tables.select(rows).vector(1, 1, 1)
+        offsets, lengths = np.array(offsets), np.array(lengths)
+        offsets[rows], lengths[rows] = data.starts, data.counts
+        columns["inline"] = tables.buffer.payload
+
+    refs = ChunkRefs.build(
+        coords, kinds, objects=objects, offsets=offsets, lengths=lengths, **columns
+    )
+    refs.check_sorted()
+    return refs
+
+
+def _virtual(
+    tables: Tables,
+    rows: npt.NDArray[np.int64],
+    packed: npt.NDArray[np.bool_],
+    dictionary: bytes | None,
+) -> dict[str, Any]:
+    """Read what only virtual references have."""
+    virtual = tables.select(rows)
+    raw = virtual.vector(5, 1, 1)
+    if packed.any():
+        frames = virtual.vector(8, 1, 1)
+        raw = raw.where(packed, frames)
+    columns: dict[str, Any] = {"locations": StoredStrings(raw, packed, dictionary)}
+    modified = virtual.scalar(7, 4)
+    if modified.any():
+        columns["modified"] = _scatter(rows, modified, len(tables), 0, "u4")
+    guarded = virtual.has(6)
+    if guarded.any():
+        guarded_rows = np.flatnonzero(guarded)
+        etags = virtual.select(guarded_rows).vector(6, 1, 1)
+        columns["etag_pool"] = StoredStrings(etags, np.zeros(len(etags), bool))
+        columns["etags"] = _scatter(
+            rows[guarded_rows], np.arange(len(etags)), len(tables), -1, "i4"
+        )
+    return columns
+
+
+def _scatter(
+    rows: npt.NDArray[np.int64], values: npt.NDArray[Any], count: int, fill: int, dtype: str
+) -> npt.NDArray[Any]:
+    column = np.full(count, fill, dtype)
+    column[rows] = values
+    return column

@@ -1,0 +1,267 @@
+"""The repo info file: refs, history, status and configuration in one object (spec 2)."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async._clock import from_us
+from icechunk_async.errors import FormatError
+from icechunk_async.format.builder import Offset, Scalar, Struct, TableBuilder
+from icechunk_async.format.flat import Buffer
+from icechunk_async.format.ids import SnapshotId
+from icechunk_async.format.metadata import decode_items, encode_items
+from icechunk_async.format.updates import (
+    RepoStatus,
+    Update,
+    decode_status,
+    decode_updates,
+    encode_status,
+    encode_update,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from datetime import datetime
+
+    from icechunk_async.format.envelope import Envelope
+    from icechunk_async.format.flat import Tables
+    from icechunk_async.format.metadata import JSON
+
+    type RawMetadata = tuple[tuple[str, bytes], ...]
+
+__all__ = ["RepoInfo", "SnapshotInfo", "decode_repo_info", "encode_repo_info"]
+
+_SPEC: Final = 2
+_NO_PARENT: Final = -1
+
+
+@dataclass(frozen=True)
+class SnapshotInfo:
+    """A snapshot's place in history."""
+
+    id: SnapshotId
+    parent_id: SnapshotId | None
+    """None for a root."""
+    flushed_at: int
+    """Microseconds since the epoch."""
+    message: str
+    raw_metadata: RawMetadata = field(default=(), repr=False)
+    """The commit's properties as stored, so that rewriting the file carries them verbatim."""
+    pruned_ancestor_logs: tuple[SnapshotId, ...] = ()
+    """Snapshots that expired between this one and its parent; their logs are kept."""
+
+    @property
+    def written_at(self) -> datetime:
+        """When the snapshot was made, by its writer's clock; aware, UTC."""
+        return from_us(self.flushed_at)
+
+    @cached_property
+    def metadata(self) -> dict[str, JSON]:
+        """The commit's properties."""
+        return decode_items(list(self.raw_metadata), _SPEC)
+
+    @classmethod
+    def of(
+        cls,
+        snapshot_id: SnapshotId,
+        parent_id: SnapshotId | None,
+        flushed_at: int,
+        message: str,
+        metadata: Mapping[str, JSON],
+    ) -> SnapshotInfo:
+        """Encode ``metadata`` and make an entry."""
+        raw = tuple(encode_items(metadata, _SPEC))
+        return cls(snapshot_id, parent_id, flushed_at, message, raw)
+
+
+@dataclass(frozen=True, slots=True)
+class RepoInfo:
+    """Everything about a repository that can change."""
+
+    branches: Mapping[str, SnapshotId]
+    tags: Mapping[str, SnapshotId]
+    deleted_tags: frozenset[str]
+    snapshots: Mapping[SnapshotId, SnapshotInfo]
+    status: RepoStatus
+    updates: tuple[Update, ...]
+    """The newest part of the operations log, newest first; never empty."""
+    before_updates: str | None = None
+    """Name of the backup in which the log goes on."""
+    raw_metadata: RawMetadata = ()
+    raw_config: bytes | None = None
+    enabled_flags: tuple[int, ...] | None = None
+    disabled_flags: tuple[int, ...] | None = None
+
+    @property
+    def metadata(self) -> dict[str, JSON]:
+        """The repository's own metadata."""
+        return decode_items(list(self.raw_metadata), _SPEC)
+
+    def ancestry(self, snapshot_id: SnapshotId) -> Iterator[SnapshotInfo]:
+        """Iterate from a listed snapshot to its root.
+
+        Raises:
+            FormatError: the parents form a circle.
+        """
+        info: SnapshotInfo | None = self.snapshots[snapshot_id]
+        for _ in range(len(self.snapshots)):
+            if info is None:
+                return
+            yield info
+            info = self.snapshots[info.parent_id] if info.parent_id is not None else None
+        if info is not None:
+            raise FormatError(f"The ancestry of snapshot {snapshot_id} forms a circle.")
+
+
+def decode_repo_info(envelope: Envelope) -> RepoInfo:
+    """Read a repo info file.
+
+    Raises:
+        FormatError: the payload is damaged, or of another version.
+    """
+    root = Buffer(envelope.payload).root()
+    version = int(root.scalar(0, 1)[0])
+    if version != _SPEC or envelope.spec_version != _SPEC:
+        raise FormatError(f"A repo info file says it is of format version {version}, not {_SPEC}.")
+    infos = _decode_snapshots(root.vector(4, 4, 4, required="snapshots").tables())
+    updates = decode_updates(root.vector(7, 4, 4, required="latest_updates").tables())
+    if not updates:
+        raise FormatError("A repo info file has an empty operations log.")
+    return RepoInfo(
+        branches=_decode_refs(root, 2, "branches", infos),
+        tags=_decode_refs(root, 1, "tags", infos),
+        deleted_tags=frozenset(root.vector(3, 4, 4, required="deleted_tags").texts()),
+        snapshots={info.id: info for info in infos},
+        status=decode_status(root.tables(5, required="status")),
+        updates=updates,
+        before_updates=root.strings(8)[0] if root.has(8)[0] else None,
+        raw_metadata=_decode_items(root.vector(6, 4, 4).tables()),
+        raw_config=bytes(root.vector(9, 1, 1).raw(0)) if root.has(9)[0] else None,
+        enabled_flags=_decode_flags(root, 10),
+        disabled_flags=_decode_flags(root, 11),
+    )
+
+
+def _decode_snapshots(tables: Tables) -> list[SnapshotInfo]:
+    ids = [SnapshotId(raw.tobytes()) for raw in tables.struct(0, 12, field="id")]
+    if len(set(ids)) != len(ids):
+        raise FormatError("A repo info file lists a snapshot twice.")
+    # An absent offset is 0, the first snapshot; no parent is -1.
+    parents: list[int] = tables.scalar(1, 4).astype("<i4").tolist()
+    times: list[int] = tables.scalar(2, 8).tolist()
+    messages = tables.strings(3, required="message")
+    items = tables.vector(4, 4, 4)
+    all_items = _decode_items(items.tables())
+    pruned = tables.vector(5, 12, 1)
+    logs = iter([SnapshotId(raw.tobytes()) for raw in pruned.structs()])
+    infos: list[SnapshotInfo] = []
+    first_item = 0
+    for row, parent in enumerate(parents):
+        if not _NO_PARENT <= parent < len(ids):
+            raise FormatError(f"Snapshot {ids[row]} has a parent outside of the repo info file.")
+        next_item = first_item + int(items.counts[row])
+        infos.append(
+            SnapshotInfo(
+                ids[row],
+                None if parent == _NO_PARENT else ids[parent],
+                times[row],
+                messages[row],
+                all_items[first_item:next_item],
+                tuple(islice(logs, int(pruned.counts[row]))),
+            )
+        )
+        first_item = next_item
+    return infos
+
+
+def _decode_items(tables: Tables) -> RawMetadata:
+    names = tables.strings(0, required="name")
+    values = tables.vector(1, 1, 1, required="value").bytes()
+    return tuple(zip(names, values, strict=True))
+
+
+def _decode_refs(
+    root: Tables, slot: int, name: str, infos: list[SnapshotInfo]
+) -> dict[str, SnapshotId]:
+    tables = root.vector(slot, 4, 4, required=name).tables()
+    indices: list[int] = tables.scalar(1, 4).tolist()
+    if any(index >= len(infos) for index in indices):
+        raise FormatError(f"A repo info file has {name} that point outside of it.")
+    names = tables.strings(0, required="name")
+    return {ref: infos[index].id for ref, index in zip(names, indices, strict=True)}
+
+
+def _decode_flags(root: Tables, slot: int) -> tuple[int, ...] | None:
+    if not root.has(slot)[0]:
+        return None
+    return tuple(root.vector(slot, 2, 2).words().tolist())
+
+
+def encode_repo_info(info: RepoInfo) -> bytes:
+    """Answer the FlatBuffer of a repo info file."""
+    out = TableBuilder(4096 + 256 * len(info.snapshots) + 128 * len(info.updates))
+    ids = sorted(info.snapshots)
+    places = {snapshot_id: index for index, snapshot_id in enumerate(ids)}
+    fields = {
+        1: _encode_refs(out, info.tags, places),
+        2: _encode_refs(out, info.branches, places),
+        3: out.strings(sorted(info.deleted_tags)),
+        4: out.offsets([_encode_snapshot(out, info.snapshots[it], places) for it in ids]),
+        5: encode_status(out, info.status),
+        6: _encode_items(out, info.raw_metadata),
+        7: out.offsets([encode_update(out, update) for update in info.updates]),
+        8: None if info.before_updates is None else out.string(info.before_updates),
+        9: None if info.raw_config is None else out.blob(info.raw_config),
+        10: _encode_flags(out, info.enabled_flags),
+        11: _encode_flags(out, info.disabled_flags),
+    }
+    return out.finish(out.table({0: Scalar(_SPEC, 1), **fields}))
+
+
+def _encode_snapshot(
+    out: TableBuilder, info: SnapshotInfo, places: Mapping[SnapshotId, int]
+) -> Offset:
+    pruned = None
+    if info.pruned_ancestor_logs:  # an empty list is never written
+        pruned = out.structs(b"".join(info.pruned_ancestor_logs), 12, 1)
+    message = out.string(info.message)
+    items = _encode_items(out, info.raw_metadata)
+    parent = _NO_PARENT if info.parent_id is None else places[info.parent_id]
+    return out.table(
+        {
+            0: Struct(info.id),
+            1: Scalar(parent, 4, signed=True),
+            2: Scalar(info.flushed_at, 8),
+            3: message,
+            4: items,
+            5: pruned,
+        }
+    )
+
+
+def _encode_items(out: TableBuilder, items: RawMetadata) -> Offset:
+    return out.offsets(
+        [out.table({0: out.string(name), 1: out.blob(value)}) for name, value in items]
+    )
+
+
+def _encode_refs(
+    out: TableBuilder, refs: Mapping[str, SnapshotId], places: Mapping[SnapshotId, int]
+) -> Offset:
+    return out.offsets(
+        [
+            out.table({0: out.string(name), 1: Scalar(places[refs[name]], 4)})
+            for name in sorted(refs)
+        ]
+    )
+
+
+def _encode_flags(out: TableBuilder, flags: tuple[int, ...] | None) -> Offset | None:
+    if flags is None:
+        return None
+    raw = b"".join(struct.pack("<H", flag) for flag in sorted(flags))
+    return out.structs(raw, 2, 2)

@@ -1,0 +1,88 @@
+"""Finding rows of coordinates: by arithmetic where they fill a box, else by binary search."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    type Coordinates = tuple[int, ...]
+
+__all__ = ["RowIndex", "rows_in"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowIndex:
+    """Finds rows by coordinates: by arithmetic in a full box, else by binary search."""
+
+    coords: npt.NDArray[np.uint32]
+    low: Coordinates
+    high: Coordinates
+    """Last coordinate along each axis, inclusive."""
+    strides: Coordinates
+    ascending: bool
+    full: bool
+    """The rows are the whole box, in order."""
+    keys: npt.NDArray[np.uint64] | None = None
+    """Row-major position of each row in the box; None if full, or if it needs over 63 bits."""
+
+    @classmethod
+    def of(cls, coords: npt.NDArray[np.uint32]) -> RowIndex:
+        """Index the rows of a ``(n, rank)`` matrix."""
+        count, rank = coords.shape
+        if count == 0:
+            return cls(coords, (0,) * rank, (0,) * rank, (0,) * rank, ascending=True, full=False)
+        low = tuple(coords.min(axis=0).tolist())
+        high = tuple(coords.max(axis=0).tolist())
+        strides = [1] * (rank + 1)
+        for axis in reversed(range(rank)):
+            strides[axis] = strides[axis + 1] * (high[axis] - low[axis] + 1)
+        box = (low, high, tuple(strides[1:]))
+        if strides[0] >= 1 << 63:
+            rows: list[list[int]] = coords.tolist()
+            ascending = all(before < after for before, after in pairwise(rows))
+            return cls(coords, *box, ascending, full=False)
+        keys = np.zeros(count, np.uint64)
+        for axis in range(rank):
+            steps = (coords[:, axis] - np.uint32(low[axis])).astype(np.uint64)
+            keys += steps * np.uint64(strides[axis + 1])
+        ascending = bool((keys[1:] > keys[:-1]).all())
+        full = ascending and strides[0] == count
+        return cls(coords, *box, ascending, full, None if full else keys)
+
+    def find(self, coords: Coordinates) -> int | None:
+        """Answer the row of these coordinates; None if there is none."""
+        if len(self.coords) == 0:
+            return None
+        key = 0
+        for value, low, high, stride in zip(coords, self.low, self.high, self.strides, strict=True):
+            if not low <= value <= high:
+                return None
+            key += (value - low) * stride
+        if self.full:
+            return key
+        if self.keys is not None:
+            row = int(np.searchsorted(self.keys, np.uint64(key)))
+            return row if row < len(self.keys) and int(self.keys[row]) == key else None
+        rows = range(len(self.coords))
+        row = bisect.bisect_left(rows, coords, key=lambda at: tuple(self.coords[at].tolist()))
+        found = row < len(rows) and tuple(self.coords[row].tolist()) == coords
+        return row if found else None
+
+
+def rows_in(rows: npt.NDArray[np.uint32], others: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+    """Answer which rows of a ``(n, rank)`` matrix are also rows of another."""
+    if len(rows) == 0 or len(others) == 0 or rows.shape[1] == 0:
+        return np.full(len(rows), len(others) > 0)
+    sizes = np.maximum(rows.max(axis=0), others.max(axis=0)).astype(object) + 1
+    if np.prod(sizes) < 1 << 63:
+        strides = np.array([np.prod(sizes[axis + 1 :]) for axis in range(len(sizes))], np.int64)
+        return np.isin(rows.astype(np.int64) @ strides, others.astype(np.int64) @ strides)
+    _, codes = np.unique(np.concatenate([rows, others]), axis=0, return_inverse=True)
+    return np.isin(codes[: len(rows)], codes[len(rows) :])

@@ -1,0 +1,256 @@
+"""Transaction logs: what one commit touched, for rebase, diff and status.
+
+Spec, "Transaction logs". Chunk coordinates are columns: a commit may touch millions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from icechunk_async.errors import FormatError
+from icechunk_async.format.flat import Buffer
+from icechunk_async.format.flat_write import Layout, vtable
+from icechunk_async.format.ids import NodeId, SnapshotId
+from icechunk_async.format.manifest import MAX_RANK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import numpy.typing as npt
+
+    from icechunk_async.format.flat import Tables
+    from icechunk_async.format.flat_write import Output
+
+    type CoordinateColumns = npt.NDArray[np.uint32]
+
+__all__ = [
+    "Move",
+    "TransactionLog",
+    "decode_transaction_log",
+    "encode_transaction_log",
+    "unique_coordinates",
+]
+
+_NO_IDS: Final[frozenset[NodeId]] = frozenset()
+# Slots of the six lists of node ids.
+_LISTS: Final = {
+    1: "new_groups",
+    2: "new_arrays",
+    3: "deleted_groups",
+    4: "deleted_arrays",
+    5: "updated_arrays",
+    6: "updated_groups",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A node that was renamed."""
+
+    source: str
+    target: str
+    node_id: NodeId
+    is_array: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionLog:
+    """What a commit touched: ids of nodes, and coordinates of chunks set or deleted."""
+
+    id: SnapshotId
+    new_groups: frozenset[NodeId] = _NO_IDS
+    new_arrays: frozenset[NodeId] = _NO_IDS
+    deleted_groups: frozenset[NodeId] = _NO_IDS
+    deleted_arrays: frozenset[NodeId] = _NO_IDS
+    updated_groups: frozenset[NodeId] = _NO_IDS
+    """Their metadata document changed."""
+    updated_arrays: frozenset[NodeId] = _NO_IDS
+    """Their metadata document changed."""
+    updated_chunks: Mapping[NodeId, CoordinateColumns] = field(
+        default_factory=dict[NodeId, "CoordinateColumns"]
+    )
+    """``(n, rank)``, each row once, in ascending order."""
+    moves: tuple[Move, ...] = ()
+
+    def is_empty(self) -> bool:
+        """Tell whether nothing was touched."""
+        lists = (getattr(self, name) for name in _LISTS.values())
+        return not any(lists) and not self.updated_chunks and not self.moves
+
+    def merge(self, later: TransactionLog) -> TransactionLog:
+        """Answer one log for two commits, as amending does; ``later``'s id stays.
+
+        Lists are joined without cancelling: a node may be both new and deleted. Moves of a
+        node become one, from where it first was to where it last is.
+        """
+        chunks = dict(self.updated_chunks)
+        for node, coords in later.updated_chunks.items():
+            if node in chunks and chunks[node].shape[1] == coords.shape[1]:
+                chunks[node] = unique_coordinates(np.concatenate([chunks[node], coords]))
+            else:
+                chunks[node] = coords
+        first = {move.node_id: move for move in reversed(self.moves + later.moves)}
+        last = {move.node_id: move for move in self.moves + later.moves}
+        return TransactionLog(
+            later.id,
+            **{name: getattr(self, name) | getattr(later, name) for name in _LISTS.values()},
+            updated_chunks=chunks,
+            moves=tuple(
+                Move(first[node].source, move.target, node, move.is_array)
+                for node, move in last.items()
+                if first[node].source != move.target
+            ),
+        )
+
+
+def unique_coordinates(coords: CoordinateColumns) -> CoordinateColumns:
+    """Answer rows in ascending order, each once."""
+    if len(coords) < 2:
+        return coords
+    if coords.shape[1] == 0:
+        return coords[:1]
+    ordered = coords[np.lexsort(coords.T[::-1])]
+    keep = np.ones(len(ordered), bool)
+    keep[1:] = np.any(ordered[1:] != ordered[:-1], axis=1)
+    return ordered[keep]
+
+
+def decode_transaction_log(payload: bytes | memoryview) -> TransactionLog:
+    """Read a transaction log.
+
+    Raises:
+        FormatError: the payload is damaged.
+    """
+    root = Buffer(payload).root()
+    chunks = root.vector(7, 4, 4, required="updated_chunks").tables()
+    nodes = chunks.struct(0, NodeId.size_bytes, field="node_id")
+    indices = chunks.vector(1, 4, 4, required="chunks")
+    updated: dict[NodeId, CoordinateColumns] = {}
+    for row in range(len(chunks)):
+        vectors = indices.row(row).tables().vector(0, 4, 4, required="coords")
+        coords, _ = vectors.matrix(MAX_RANK)
+        updated[NodeId(nodes[row].tobytes())] = unique_coordinates(coords)
+    return TransactionLog(
+        SnapshotId(root.struct(0, SnapshotId.size_bytes, field="id").tobytes()),
+        **{name: _ids(root, slot, name) for slot, name in _LISTS.items()},
+        updated_chunks=updated,
+        moves=tuple(_moves(root)),
+    )
+
+
+def _ids(root: Tables, slot: int, name: str) -> frozenset[NodeId]:
+    rows = root.vector(slot, NodeId.size_bytes, 1, required=name).structs()
+    return frozenset(NodeId(row.tobytes()) for row in rows)
+
+
+def _moves(root: Tables) -> Iterable[Move]:
+    tables = root.vector(8, 4, 4).tables()
+    sources = tables.strings(0, required="from")
+    targets = tables.strings(1, required="to")
+    nodes = tables.struct(2, NodeId.size_bytes, field="node_id")
+    kinds = tables.scalar(3, 1).tolist()
+    if any(kind > 1 for kind in kinds):
+        raise FormatError("A transaction log has a moved node of unknown type.")
+    for row, kind in enumerate(kinds):
+        yield Move(sources[row], targets[row], NodeId(nodes[row].tobytes()), kind == 1)
+
+
+def encode_transaction_log(log: TransactionLog, spec_version: int) -> memoryview:
+    """Answer the FlatBuffer of a transaction log.
+
+    Cost: no Python object per chunk.
+    """
+    del spec_version  # both versions write the same fields; spec 1 readers skip the moves
+    layout = Layout()
+    tables = _vtables(layout)
+    root = layout.place(48, 4)
+    lists = {
+        slot: (layout.place_vector(len(getattr(log, name)), 8, 1), sorted(getattr(log, name)))
+        for slot, name in _LISTS.items()
+    }
+    nodes = sorted(log.updated_chunks)
+    vector = layout.place_vector(len(nodes), 4, 4)
+    blocks = [_ChunkBlock(layout, node, log.updated_chunks[node]) for node in nodes]
+    moves = sorted(log.moves, key=lambda move: move.target.split("/"))
+    moves_at = layout.place_vector(len(moves), 4, 4)
+    move_blocks = [_MoveBlock(layout, move) for move in moves]
+
+    out = layout.output()
+    for at, raw in tables.values():
+        out.put(at, raw)
+    out.table(root, tables["root"][0])
+    out.put(root + 4, log.id)
+    for slot, (at, ids) in lists.items():
+        out.offset(root + 12 + 4 * slot, at)
+        out.word(at, len(ids))
+        out.put(at + 4, b"".join(ids))
+    out.offset(root + 40, vector)
+    out.offset_vector(vector, np.array([block.table for block in blocks], np.int64))
+    for block in blocks:
+        block.fill(out, tables["node"][0], tables["chunk"][0])
+    out.offset(root + 44, moves_at)
+    out.offset_vector(moves_at, np.array([block.table for block in move_blocks], np.int64))
+    for move_block in move_blocks:
+        move_block.fill(out, tables["move"][0])
+    return out.finish(root)
+
+
+def _vtables(layout: Layout) -> dict[str, tuple[int, bytes]]:
+    raw = {
+        # Lists in slots 1 to 6 at 16 to 36, chunks at 40, moves at 44.
+        "root": vtable({0: 4, **{slot: 12 + 4 * slot for slot in range(1, 9)}}, 48),
+        "node": vtable({0: 4, 1: 12}, 16),
+        "chunk": vtable({0: 4}, 8),
+        "move": vtable({0: 4, 1: 8, 2: 12, 3: 20}, 24),
+    }
+    return {name: (layout.place(len(table), 2), table) for name, table in raw.items()}
+
+
+class _ChunkBlock:
+    """The touched chunks of one array: ChunkIndices tables, each with its coordinates."""
+
+    def __init__(self, layout: Layout, node: NodeId, coords: CoordinateColumns) -> None:
+        self.node, self.coords = node, coords
+        rank = coords.shape[1]
+        self.dtype = np.dtype(
+            [("vtable", "<i4"), ("offset", "<u4"), ("rank", "<u4"), ("coords", "<u4", (rank,))]
+        )
+        self.table = layout.place(16, 4)
+        self.vector = layout.place_vector(len(coords), 4, 4)
+        self.records = layout.place(len(coords) * self.dtype.itemsize, 4)
+
+    def fill(self, out: Output, node_vtable: int, chunk_vtable: int) -> None:
+        out.table(self.table, node_vtable)
+        out.put(self.table + 4, self.node)
+        out.offset(self.table + 12, self.vector)
+        positions = self.records + np.arange(len(self.coords)) * self.dtype.itemsize
+        out.offset_vector(self.vector, positions)
+        records = out.records(self.records, len(self.coords), self.dtype)
+        records["vtable"] = positions - chunk_vtable
+        records["offset"] = 4  # from the field to the vector right behind it
+        records["rank"] = self.coords.shape[1]
+        records["coords"] = self.coords
+
+
+class _MoveBlock:
+    """One MoveOperation table and its two paths."""
+
+    def __init__(self, layout: Layout, move: Move) -> None:
+        self.move = move
+        self.texts = [move.source.encode(), move.target.encode()]
+        self.table = layout.place(24, 4)
+        self.strings = [layout.place(4 + len(text) + 1, 4) for text in self.texts]
+
+    def fill(self, out: Output, move_vtable: int) -> None:
+        out.table(self.table, move_vtable)
+        for field_at, at, text in zip(
+            (self.table + 4, self.table + 8), self.strings, self.texts, strict=True
+        ):
+            out.offset(field_at, at)
+            out.word(at, len(text))
+            out.put(at + 4, text)
+        out.put(self.table + 12, self.move.node_id)
+        out.word(self.table + 20, int(self.move.is_array), 1)

@@ -1,0 +1,310 @@
+"""The operations log: what was done to a repository, newest first (spec 2, "Repo info file")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from icechunk_async.errors import FormatError
+from icechunk_async.format.builder import Offset, Scalar, Struct, TableBuilder
+from icechunk_async.format.ids import SnapshotId
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from icechunk_async.format.builder import Field
+    from icechunk_async.format.flat import Tables
+
+__all__ = [
+    "Availability",
+    "BranchCreated",
+    "BranchDeleted",
+    "BranchReset",
+    "CommitAmended",
+    "ConfigChanged",
+    "DetachedSnapshotCreated",
+    "ExpirationRan",
+    "FeatureFlagChanged",
+    "GarbageCollectionRan",
+    "MetadataChanged",
+    "NewCommit",
+    "RepoInitialized",
+    "RepoMigrated",
+    "RepoStatus",
+    "RepoStatusChanged",
+    "TagCreated",
+    "TagDeleted",
+    "Update",
+    "UpdateDetail",
+    "decode_status",
+    "decode_updates",
+    "encode_status",
+    "encode_update",
+]
+
+
+class Availability(IntEnum):
+    """Whether a repository may be changed at present; honoured by writers, not enforced."""
+
+    ONLINE = 0
+    READ_ONLY = 1
+    OFFLINE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RepoStatus:
+    """A repository's availability, since when, and why."""
+
+    availability: Availability
+    set_at: int
+    """Microseconds since the epoch."""
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RepoInitialized:
+    """The repository was created."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepoMigrated:
+    """The repository was brought to another format version."""
+
+    from_version: int
+    to_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChanged:
+    """The stored configuration was replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataChanged:
+    """The repository's own metadata was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagCreated:
+    """A tag was created."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TagDeleted:
+    """A tag was deleted; its name is never used again."""
+
+    name: str
+    previous_snapshot_id: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class BranchCreated:
+    """A branch was created."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class BranchDeleted:
+    """A branch was deleted."""
+
+    name: str
+    previous_snapshot_id: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class BranchReset:
+    """A branch was moved to another snapshot."""
+
+    name: str
+    previous_snapshot_id: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class NewCommit:
+    """A snapshot was added to a branch."""
+
+    branch: str
+    new_snapshot_id: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAmended:
+    """The newest snapshot of a branch was replaced."""
+
+    branch: str
+    previous_snapshot_id: SnapshotId
+    new_snapshot_id: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class DetachedSnapshotCreated:
+    """A snapshot was added that no branch holds."""
+
+    new_snapshot_id: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageCollectionRan:
+    """Unreferenced objects were deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpirationRan:
+    """Old snapshots were dropped from the history."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureFlagChanged:
+    """A feature was switched on, off, or back to its default."""
+
+    flag: int
+    new_value: bool
+    is_set: bool
+    """False where the flag went back to its default."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepoStatusChanged:
+    """The repository's availability was changed."""
+
+    status: RepoStatus
+
+
+type UpdateDetail = (
+    RepoInitialized
+    | RepoMigrated
+    | ConfigChanged
+    | MetadataChanged
+    | TagCreated
+    | TagDeleted
+    | BranchCreated
+    | BranchDeleted
+    | BranchReset
+    | NewCommit
+    | CommitAmended
+    | DetachedSnapshotCreated
+    | GarbageCollectionRan
+    | ExpirationRan
+    | FeatureFlagChanged
+    | RepoStatusChanged
+)
+
+_TEXT, _SNAPSHOT, _BYTE, _SHORT, _BOOL, _STATUS = range(6)
+# Union member number -> class and the types of its slots, in the order of the class's fields.
+_MEMBERS: Final[dict[int, tuple[type[Any], tuple[int, ...]]]] = {
+    1: (RepoInitialized, ()),
+    2: (RepoMigrated, (_BYTE, _BYTE)),
+    3: (ConfigChanged, ()),
+    4: (MetadataChanged, ()),
+    5: (TagCreated, (_TEXT,)),
+    6: (TagDeleted, (_TEXT, _SNAPSHOT)),
+    7: (BranchCreated, (_TEXT,)),
+    8: (BranchDeleted, (_TEXT, _SNAPSHOT)),
+    9: (BranchReset, (_TEXT, _SNAPSHOT)),
+    10: (NewCommit, (_TEXT, _SNAPSHOT)),
+    11: (CommitAmended, (_TEXT, _SNAPSHOT, _SNAPSHOT)),
+    12: (DetachedSnapshotCreated, (_SNAPSHOT,)),
+    13: (GarbageCollectionRan, ()),
+    14: (ExpirationRan, ()),
+    15: (FeatureFlagChanged, (_SHORT, _BOOL, _BOOL)),
+    16: (RepoStatusChanged, (_STATUS,)),
+}
+_NUMBERS: Final = {cls: number for number, (cls, _) in _MEMBERS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One entry of the operations log."""
+
+    detail: UpdateDetail
+    updated_at: int
+    """Microseconds since the epoch; strictly descending along the log."""
+    backup_path: str | None = None
+    """Name of the backup in which this entry is the newest; None for the newest of all."""
+
+
+def decode_updates(tables: Tables) -> tuple[Update, ...]:
+    """Read Update tables.
+
+    Raises:
+        FormatError: an entry is damaged, or of a kind that this library does not know.
+    """
+    kinds = tables.scalar(0, 1)
+    times = tables.scalar(2, 8).tolist()
+    backups = tables.strings(3)
+    has_backup = tables.has(3).tolist()
+    details = tables.tables(1, required="update_type")
+    updates: dict[int, Update] = {}
+    for kind in np.unique(kinds).tolist():
+        if kind not in _MEMBERS:
+            raise FormatError(f"The operations log has an entry of unknown type {kind}.")
+        cls, forms = _MEMBERS[kind]
+        rows = np.flatnonzero(kinds == kind)
+        chosen = details.select(rows)
+        columns = [_decode_slot(chosen, slot, form) for slot, form in enumerate(forms)]
+        for index, row in enumerate(rows.tolist()):
+            detail = cls(*(column[index] for column in columns))
+            updates[row] = Update(detail, times[row], backups[row] if has_backup[row] else None)
+    return tuple(updates[row] for row in range(len(kinds)))
+
+
+def _decode_slot(tables: Tables, slot: int, form: int) -> Sequence[Any]:
+    match form:
+        case _ if form == _TEXT:
+            return tables.strings(slot, required="name")
+        case _ if form == _SNAPSHOT:
+            ids = tables.struct(slot, SnapshotId.size_bytes, field="snapshot id")
+            return [SnapshotId(raw.tobytes()) for raw in ids]
+        case _ if form == _STATUS:
+            statuses = tables.tables(slot, required="status")
+            return [decode_status(statuses.row(row)) for row in range(len(statuses))]
+        case _ if form == _BOOL:
+            return [value != 0 for value in tables.scalar(slot, 1).tolist()]
+        case _:
+            numbers: list[int] = tables.scalar(slot, 1 if form == _BYTE else 2).tolist()
+            return numbers
+
+
+def encode_update(out: TableBuilder, update: Update) -> Offset:
+    """Write an Update table."""
+    cls = type(update.detail)
+    number = _NUMBERS[cls]
+    values = [getattr(update.detail, name) for name in cls.__dataclass_fields__]
+    forms = _MEMBERS[number][1]
+    fields = [_encode_slot(out, value, form) for value, form in zip(values, forms, strict=True)]
+    detail = out.table(dict(enumerate(fields)))
+    backup = None if update.backup_path is None else out.string(update.backup_path)
+    return out.table({0: Scalar(number, 1), 1: detail, 2: Scalar(update.updated_at, 8), 3: backup})
+
+
+def _encode_slot(out: TableBuilder, value: Any, form: int) -> Field:
+    match form:
+        case _ if form == _TEXT:
+            return out.string(value)
+        case _ if form == _SNAPSHOT:
+            return Struct(value)
+        case _ if form == _STATUS:
+            return encode_status(out, value)
+        case _:
+            return Scalar(int(value), 2 if form == _SHORT else 1)
+
+
+def decode_status(table: Tables) -> RepoStatus:
+    """Read one RepoStatus table."""
+    availability = int(table.scalar(0, 1)[0])
+    if availability not in set(Availability):
+        raise FormatError(f"The repository has an unknown availability, {availability}.")
+    reason = table.strings(2)[0] if table.has(2)[0] else None
+    return RepoStatus(Availability(availability), int(table.scalar(1, 8)[0]), reason)
+
+
+def encode_status(out: TableBuilder, status: RepoStatus) -> Offset:
+    """Write a RepoStatus table."""
+    reason = None if status.reason is None else out.string(status.reason)
+    return out.table({0: Scalar(status.availability, 1), 1: Scalar(status.set_at, 8), 2: reason})

@@ -1,0 +1,229 @@
+"""Loading and storing snapshots, manifests and transaction logs; what was loaded is kept.
+
+These files never change once written (spec 1 expiration aside, which rewrites parents only), so
+a cached one is always right.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import anyio.to_thread
+
+from icechunk_async._concurrency import SingleFlight
+from icechunk_async.errors import FormatError, ObjectNotFoundError, SnapshotNotFoundError
+from icechunk_async.format.envelope import FileType, pack, unpack
+from icechunk_async.format.manifest import decode_manifest
+from icechunk_async.format.snapshot import decode_snapshot
+from icechunk_async.format.snapshot_write import encode_snapshot
+from icechunk_async.format.transaction_log import decode_transaction_log, encode_transaction_log
+from icechunk_async.repository.cache import WeightedCache
+from icechunk_async.repository.direct import DirectStorage
+from icechunk_async.repository.layout import manifest_key, snapshot_key, transaction_key
+from icechunk_async.storage import BlockingStorage, ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from icechunk_async.format.ids import ManifestId, SnapshotId
+    from icechunk_async.format.manifest import Manifest
+    from icechunk_async.format.snapshot import Snapshot
+    from icechunk_async.format.transaction_log import TransactionLog
+    from icechunk_async.storage import Data, RangeRequest, Retrieved, Version
+
+__all__ = ["AssetStorage", "Assets"]
+
+_OFFLOAD_BYTES: Final = 1 << 20
+"""Files from this size are decoded on a thread, so that the event loop goes on."""
+
+
+class AssetStorage(Protocol):
+    """The part of a storage that files written once need."""
+
+    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read an object or part of it."""
+        ...
+
+    async def put(self, key: str, data: Data) -> Version:
+        """Write one whole object."""
+        ...
+
+
+class Assets:
+    """The immutable files of one repository, cached by weight, each loaded once at a time."""
+
+    def __init__(
+        self,
+        storage: AssetStorage,
+        *,
+        spec_version: int,
+        compression_level: int,
+        snapshot_nodes: int,
+        chunk_refs: int,
+        blocking: object = None,
+    ) -> None:
+        """Keep up to ``snapshot_nodes`` nodes and ``chunk_refs`` references in memory.
+
+        Args:
+            storage: where the files are.
+            spec_version: the version that new files are written to.
+            compression_level: zstd level of new files.
+            snapshot_nodes: capacity of the snapshot cache.
+            chunk_refs: capacity of the manifest cache.
+            blocking: the storage's backend; used without an event loop where it can be.
+        """
+        self.storage = storage
+        self.spec_version = spec_version
+        self._level = compression_level
+        self._snapshots: WeightedCache[SnapshotId, Snapshot] = WeightedCache(snapshot_nodes)
+        self._manifests: WeightedCache[ManifestId, Manifest] = WeightedCache(chunk_refs)
+        self._flights: SingleFlight[object, Any] | None = SingleFlight()
+        self.direct: Assets | None = None
+        """The same files without an event loop; None where the storage cannot."""
+        if isinstance(blocking, BlockingStorage):
+            self.direct = self._directly(blocking)
+
+    def _directly(self, blocking: BlockingStorage) -> Assets:
+        twin = object.__new__(Assets)
+        twin.__dict__.update(self.__dict__)
+        twin.storage = DirectStorage(blocking)
+        twin._flights = None
+        return twin
+
+    async def snapshot(self, snapshot_id: SnapshotId) -> Snapshot:
+        """Answer a snapshot.
+
+        Raises:
+            SnapshotNotFoundError: there is no such file.
+            FormatError: it is damaged, or is another snapshot.
+
+        Cost: one request unless cached.
+        """
+        cached = self._snapshots.get(snapshot_id)
+        if cached is not None:
+            return cached
+        return await self._once(snapshot_id, lambda: self._load_snapshot(snapshot_id))
+
+    async def _load_snapshot(self, snapshot_id: SnapshotId) -> Snapshot:
+        key = snapshot_key(snapshot_id)
+        try:
+            retrieved = await self.storage.get(key)
+        except ObjectNotFoundError as error:
+            raise SnapshotNotFoundError(
+                f"There is no snapshot {snapshot_id} in this repository: {key!r} is missing. "
+                "It may have expired; 'ancestry' lists the snapshots of a branch.",
+                snapshot_id=str(snapshot_id),
+            ) from error
+        envelope = unpack(retrieved.data, FileType.SNAPSHOT)
+        snapshot = await self._decode(lambda: decode_snapshot(envelope), envelope.payload)
+        _check_id(key, snapshot.id, snapshot_id)
+        self._snapshots.put(snapshot_id, snapshot, 1 + len(snapshot.nodes))
+        return snapshot
+
+    async def manifest(self, manifest_id: ManifestId, size_bytes: int = 0) -> Manifest:
+        """Answer a manifest.
+
+        Args:
+            manifest_id: which one.
+            size_bytes: its size where known, so that exactly that is asked for.
+
+        Raises:
+            FormatError: it is missing, though a snapshot refers to it, or is damaged.
+
+        Cost: one request unless cached; memory in proportion to its references.
+        """
+        cached = self._manifests.get(manifest_id)
+        if cached is not None:
+            return cached
+        return await self._once(manifest_id, lambda: self._load_manifest(manifest_id, size_bytes))
+
+    async def _load_manifest(self, manifest_id: ManifestId, size_bytes: int) -> Manifest:
+        key = manifest_key(manifest_id)
+        try:
+            retrieved = await self.storage.get(key, ByteRange(0, size_bytes or None))
+        except ObjectNotFoundError as error:
+            raise FormatError(
+                f"A snapshot refers to {key!r}, which is missing. The repository is damaged: "
+                "restore the object, or go back to a snapshot that does not need it."
+            ) from error
+        envelope = await self._decode(
+            lambda: unpack(retrieved.data, FileType.MANIFEST), retrieved.data
+        )
+        manifest = await self._decode(lambda: decode_manifest(envelope.payload), envelope.payload)
+        _check_id(key, manifest.id, manifest_id)
+        self._manifests.put(manifest_id, manifest, 1 + len(manifest))
+        return manifest
+
+    async def transaction_log(self, snapshot_id: SnapshotId) -> TransactionLog:
+        """Answer the transaction log of a snapshot.
+
+        Raises:
+            ObjectNotFoundError: there is none; spec 1 has none for the first snapshot.
+            FormatError: it is damaged, or belongs to another snapshot.
+
+        Cost: one request; logs are not cached.
+        """
+        key = transaction_key(snapshot_id)
+        retrieved = await self.storage.get(key)
+        envelope = unpack(retrieved.data, FileType.TRANSACTION_LOG)
+        log = await self._decode(lambda: decode_transaction_log(envelope.payload), retrieved.data)
+        _check_id(key, log.id, snapshot_id)
+        return log
+
+    def pack(self, payload: bytes | memoryview, file_type: FileType) -> bytes:
+        """Wrap a FlatBuffer as this repository writes files."""
+        return pack(payload, file_type, self.spec_version, level=self._level)
+
+    async def put_snapshot(self, snapshot: Snapshot) -> None:
+        """Store a snapshot, and keep it.
+
+        Cancellation: the object may exist; nothing refers to it.
+        """
+        packed = await self._decode(
+            lambda: self.pack(encode_snapshot(snapshot, self.spec_version), FileType.SNAPSHOT),
+            size_bytes=1000 * len(snapshot.nodes),
+        )
+        await self.storage.put(snapshot_key(snapshot.id), packed)
+        self._snapshots.put(snapshot.id, snapshot, 1 + len(snapshot.nodes))
+
+    async def put_transaction_log(self, log: TransactionLog) -> None:
+        """Store a transaction log.
+
+        Cancellation: the object may exist; nothing refers to it.
+        """
+        packed = await self._decode(
+            lambda: self.pack(
+                encode_transaction_log(log, self.spec_version), FileType.TRANSACTION_LOG
+            ),
+            size_bytes=sum(coords.nbytes for coords in log.updated_chunks.values()),
+        )
+        await self.storage.put(transaction_key(log.id), packed)
+
+    async def put_manifest(self, manifest_id: ManifestId, packed: bytes) -> None:
+        """Store a manifest that is already encoded.
+
+        Cancellation: the object may exist; nothing refers to it.
+        """
+        await self.storage.put(manifest_key(manifest_id), packed)
+
+    async def compute[T](self, work: Callable[[], T], *, size_bytes: int) -> T:
+        """Run ``work``: on a thread if it handles many bytes, so that the event loop goes on."""
+        if self._flights is None or size_bytes < _OFFLOAD_BYTES:
+            return work()
+        return await anyio.to_thread.run_sync(work)
+
+    async def _decode[T](
+        self, work: Callable[[], T], data: bytes | memoryview = b"", *, size_bytes: int = 0
+    ) -> T:
+        return await self.compute(work, size_bytes=size_bytes or len(data))
+
+    async def _once[T](self, key: object, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        if self._flights is None:
+            return await load()
+        result: T = await self._flights.run(key, load)
+        return result
+
+
+def _check_id(key: str, found: bytes, expected: bytes) -> None:
+    if found != expected:
+        raise FormatError(f"{key!r} holds another file: it calls itself {found!s}.")

@@ -1,0 +1,104 @@
+"""The chunks of one array that a session set or deleted.
+
+Single changes are kept by coordinates; changes made in bulk stay the columns they came as. The
+latest change of a chunk counts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from icechunk_async.format.chunk_refs import ChunkRefs
+from icechunk_async.format.row_index import rows_in
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from icechunk_async.format.chunk_refs import ChunkRef, Coordinates
+
+__all__ = ["ArrayChanges"]
+
+
+class ArrayChanges:
+    """Changed chunks of an array of ``rank`` axes. Not safe for concurrent use by itself."""
+
+    def __init__(self, rank: int) -> None:
+        """Begin without changes."""
+        self.rank = rank
+        self.kept_grid: Coordinates | None = None
+        """Chunks of the base snapshot outside of this grid are gone: the array was shrunk."""
+        self.revision = 0
+        """Counts changes, so that what was made from them can be reused while they stand."""
+        self._singles: dict[Coordinates, ChunkRef | None] = {}
+        self._blocks: list[ChunkRefs] = []  # oldest first, all older than the singles
+
+    def copy(self) -> ArrayChanges:
+        """Answer changes that can be edited without touching these; columns are shared."""
+        twin = ArrayChanges(self.rank)
+        twin.kept_grid, twin.revision = self.kept_grid, self.revision
+        twin._singles, twin._blocks = dict(self._singles), list(self._blocks)
+        return twin
+
+    def is_empty(self) -> bool:
+        """Tell whether no chunk was set or deleted."""
+        return not self._singles and not self._blocks
+
+    def set(self, coords: Coordinates, ref: ChunkRef | None) -> None:
+        """Set one chunk; None deletes it."""
+        self._singles[coords] = ref
+        self.revision += 1
+
+    def set_many(self, refs: ChunkRefs) -> None:
+        """Set or delete many chunks; of rows with equal coordinates the last one counts."""
+        self._settle()
+        self._blocks.append(refs.sort())
+        self.revision += 1
+
+    def find(self, coords: Coordinates) -> tuple[bool, ChunkRef | None]:
+        """Answer whether a chunk was changed, and its reference (None: deleted)."""
+        if coords in self._singles:
+            return True, self._singles[coords]
+        for block in reversed(self._blocks):
+            row = block.find(coords)
+            if row is not None:
+                return True, block.ref(row)
+        return False, None
+
+    def columns(self) -> ChunkRefs:
+        """Answer all changes, deletions included, in ascending order of coordinates."""
+        self._settle()
+        if not self._blocks:
+            return ChunkRefs.empty(self.rank)
+        if len(self._blocks) > 1:
+            self._blocks = [ChunkRefs.concat(self._blocks).sort()]
+        return self._blocks[0]
+
+    def keeps(self, coords: Coordinates) -> bool:
+        """Tell whether the base snapshot's chunk at ``coords`` still counts."""
+        return self.kept_grid is None or all(
+            at < size for at, size in zip(coords, self.kept_grid, strict=True)
+        )
+
+    def shrink(self, grid: Coordinates) -> None:
+        """Drop every chunk outside of ``grid``; growing again does not bring it back."""
+        old = grid if self.kept_grid is None else self.kept_grid
+        self.kept_grid = tuple(min(a, b) for a, b in zip(old, grid, strict=True))
+        refs = self.columns()
+        inside = refs.inside(tuple((0, size) for size in grid))
+        if not inside.all():
+            self._blocks = [refs.take(inside)]
+        self.revision += 1
+
+    def drop(self, coords: npt.NDArray[np.uint32]) -> None:
+        """Take back the changes of some chunks; ``coords`` is ``(n, rank)``."""
+        refs = self.columns()
+        keep = ~rows_in(refs.coords, coords)
+        self._blocks = [refs.take(keep)] if keep.any() else []
+        self.revision += 1
+
+    def _settle(self) -> None:
+        """Turn single changes into a block, so that a newer block can follow."""
+        if self._singles:
+            self._blocks.append(ChunkRefs.from_mapping(self.rank, self._singles).sort())
+            self._singles = {}

@@ -1,0 +1,226 @@
+"""From a session's changes to a new snapshot: manifests and nodes, encoded but not yet stored.
+
+Manifests of arrays that did not change are carried over; the others are rebuilt cell by cell.
+Nothing here is visible to anyone: a commit stores the files and then moves a reference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async._concurrency import bounded_map
+from icechunk_async.errors import FormatError
+from icechunk_async.format.chunk_refs import ChunkRefs, Kind
+from icechunk_async.format.envelope import FileType
+from icechunk_async.format.ids import ManifestId
+from icechunk_async.format.manifest_write import encode_manifest
+from icechunk_async.format.row_index import rows_in
+from icechunk_async.format.snapshot import ManifestFileInfo, ManifestRef, Nodes
+from icechunk_async.repository.chunk_changes import ArrayChanges
+from icechunk_async.repository.splitting import plan_manifests, split_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from icechunk_async.format.config import ManifestSplittingConfig
+    from icechunk_async.format.ids import NodeId
+    from icechunk_async.format.manifest_write import LocationDictionary
+    from icechunk_async.format.snapshot import ArrayData, Node, Snapshot
+    from icechunk_async.repository.assets import Assets
+    from icechunk_async.repository.changes import WorkingTree
+    from icechunk_async.repository.splitting import CellPlan
+
+__all__ = ["Flushed", "Flusher", "ManifestOptions"]
+
+_CONCURRENT_MANIFESTS: Final = 16
+_BYTES_PER_REF: Final = 64
+"""Roughly what a reference takes while it is encoded; decides what goes to a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestOptions:
+    """How manifests are written."""
+
+    splitting: ManifestSplittingConfig | None = None
+    location_dictionary: LocationDictionary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """The hierarchy of a new snapshot, and the manifests to store for it."""
+
+    nodes: Nodes
+    files: Mapping[ManifestId, ManifestFileInfo]
+    manifests: dict[ManifestId, bytes]
+    """Encoded manifests that are not stored yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The manifests made for one array."""
+
+    refs: tuple[ManifestRef, ...]
+    files: dict[ManifestId, ManifestFileInfo] = field(
+        default_factory=dict[ManifestId, ManifestFileInfo]
+    )
+    packed: dict[ManifestId, bytes] = field(default_factory=dict[ManifestId, bytes])
+
+
+type _Recipe = tuple[tuple[ManifestRef, ...], tuple[int, ...], int]
+"""What an array's manifests were made from: those of the base, the grid, the changes."""
+
+
+class Flusher:
+    """Builds snapshots for one session; remembers manifests, so that a retry reuses them."""
+
+    def __init__(self, assets: Assets, options: ManifestOptions) -> None:
+        """Use ``assets`` to load the manifests that must be rebuilt."""
+        self._assets = assets
+        self._options = options
+        self._made: dict[NodeId, tuple[_Recipe, _Written]] = {}
+        self._stored: set[ManifestId] = set()
+
+    async def flush(
+        self, base: Snapshot, tree: WorkingTree, *, rewrite_all: bool = False
+    ) -> Flushed:
+        """Build the nodes and manifests of a snapshot on top of ``base``.
+
+        Cost: loads the manifests that changes fall into, several at a time; manifests made by
+        an earlier call for the same changes on the same base are not made again.
+        """
+        nodes = list(tree.nodes())
+        changed = [node for node in nodes if self._is_changed(node, tree, rewrite_all=rewrite_all)]
+        written = await bounded_map(
+            lambda node: self._write(node, base, tree, rewrite_all=rewrite_all),
+            changed,
+            limit=_CONCURRENT_MANIFESTS,
+        )
+        by_id = {node.id: made for node, made in zip(changed, written, strict=True)}
+        result = [_with_manifests(node, by_id.get(node.id)) for node in nodes]
+        new_files = {it: info for made in written for it, info in made.files.items()}
+        files: dict[ManifestId, ManifestFileInfo] = {}
+        for node in result:
+            for ref in node.array.manifests if node.array is not None else ():
+                info = new_files.get(ref.manifest_id) or base.manifests.get(ref.manifest_id)
+                if info is None:
+                    raise FormatError(
+                        f"Array {node.path!r} uses manifest {ref.manifest_id}, which snapshot "
+                        f"{base.id} does not list. The repository is damaged."
+                    )
+                files[ref.manifest_id] = info
+        packed = {
+            manifest_id: data
+            for made in written
+            for manifest_id, data in made.packed.items()
+            if manifest_id not in self._stored
+        }
+        return Flushed(Nodes(result), files, packed)
+
+    async def store(self, flushed: Flushed) -> None:
+        """Store the manifests that are not stored yet, several at a time."""
+
+        async def put(manifest_id: ManifestId) -> None:
+            await self._assets.put_manifest(manifest_id, flushed.manifests[manifest_id])
+            self._stored.add(manifest_id)
+
+        await bounded_map(put, list(flushed.manifests), limit=_CONCURRENT_MANIFESTS)
+
+    @staticmethod
+    def _is_changed(node: Node, tree: WorkingTree, *, rewrite_all: bool) -> bool:
+        if node.array is None:
+            return False
+        touched = node.id in tree.changes.chunks or node.id in tree.changes.updated
+        return touched or rewrite_all
+
+    async def _write(
+        self, node: Node, base: Snapshot, tree: WorkingTree, *, rewrite_all: bool
+    ) -> _Written:
+        array = node.array
+        assert array is not None
+        changes = tree.changes.chunks.get(node.id) or ArrayChanges(len(array.dimensions))
+        base_node = tree.base_node(node)
+        old = base_node.array.manifests if base_node and base_node.array else ()
+        if changes.kept_grid is not None and not any(changes.kept_grid):
+            old = ()  # nothing of the base is left; the number of axes may differ
+        recipe = (old, array.grid, changes.revision)
+        known = self._made.get(node.id)
+        if known is not None and known[0] == recipe and not rewrite_all:
+            return known[1]
+        columns = changes.columns()
+        sizes = split_sizes(node.path, array, self._options.splitting)
+        plan = plan_manifests(array.grid, sizes, old, columns.coords, rewrite_all=rewrite_all)
+        built = await bounded_map(
+            lambda cell: self._build(node.id, cell, columns, changes, base),
+            plan.cells,
+            limit=_CONCURRENT_MANIFESTS,
+        )
+        made = [it for it in built if it is not None]
+        written = _Written(
+            (*plan.reused, *(ref for ref, _, _ in made)),
+            {info.id: info for _, info, _ in made},
+            {info.id: packed for _, info, packed in made},
+        )
+        self._made[node.id] = (recipe, written)
+        return written
+
+    async def _build(
+        self,
+        node_id: NodeId,
+        cell: CellPlan,
+        columns: ChunkRefs,
+        changes: ArrayChanges,
+        base: Snapshot,
+    ) -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
+        """Build one cell's manifest; None if no reference is left in it."""
+        parts: list[ChunkRefs] = []
+        for source in cell.sources:
+            info = base.manifests.get(source.manifest_id)
+            size_bytes = info.size_bytes if info is not None else 0
+            manifest = await self._assets.manifest(source.manifest_id, size_bytes)
+            refs = manifest.arrays.get(node_id)
+            if refs is not None:
+                parts.append(refs)
+
+        def encode() -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
+            return self._encode(node_id, cell, parts, columns, changes)
+
+        count = sum(map(len, parts)) + len(cell.changes)
+        return await self._assets.compute(encode, size_bytes=count * _BYTES_PER_REF)
+
+    def _encode(
+        self,
+        node_id: NodeId,
+        cell: CellPlan,
+        parts: list[ChunkRefs],
+        columns: ChunkRefs,
+        changes: ArrayChanges,
+    ) -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
+        box = cell.box
+        if changes.kept_grid is not None:
+            box = tuple((a, min(b, c)) for (a, b), c in zip(box, changes.kept_grid, strict=True))
+        ours = columns.take(cell.changes)
+        kept: list[ChunkRefs] = []
+        for part in parts:
+            keep = part.inside(box)
+            if len(ours):
+                keep &= ~rows_in(part.coords, ours.coords)
+            kept.append(part if keep.all() else part.take(keep))
+        ours = ours.take(ours.kinds != Kind.DELETED)
+        refs = ChunkRefs.concat([*kept, ours]).sort()
+        if len(refs) == 0:
+            return None
+        manifest_id = ManifestId.random()
+        payload = encode_manifest(
+            manifest_id, {node_id: refs}, location_dictionary=self._options.location_dictionary
+        )
+        packed = self._assets.pack(payload, FileType.MANIFEST)
+        info = ManifestFileInfo(manifest_id, len(packed), len(refs))
+        return ManifestRef(manifest_id, refs.extents()), info, packed
+
+
+def _with_manifests(node: Node, written: _Written | None) -> Node:
+    if written is None or node.array is None:
+        return node
+    array: ArrayData = replace(node.array, manifests=written.refs)
+    return replace(node, array=array)

@@ -1,0 +1,320 @@
+"""Changes of a repo info as values: each takes one and answers the next, or refuses (spec 2).
+
+The caller reads the repo info, applies one of these, and writes the result if nobody else wrote
+meanwhile; else it reads and applies again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from icechunk_async.errors import (
+    BranchExistsError,
+    BranchNotFoundError,
+    ConflictError,
+    IcechunkError,
+    InvalidRefNameError,
+    NotFoundError,
+    RepositoryReadOnlyError,
+    SessionStateError,
+    SnapshotNotFoundError,
+    TagDeletedError,
+    TagExistsError,
+    TagNotFoundError,
+    UnsupportedBySpecError,
+)
+from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo
+from icechunk_async.format.updates import (
+    Availability,
+    BranchCreated,
+    BranchDeleted,
+    BranchReset,
+    CommitAmended,
+    ConfigChanged,
+    DetachedSnapshotCreated,
+    NewCommit,
+    TagCreated,
+    TagDeleted,
+    Update,
+    UpdateDetail,
+)
+from icechunk_async.repository.history.protocol import Amend, Commit, Detach
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.snapshot import Snapshot
+    from icechunk_async.repository.history.protocol import Publication
+
+    type Edit = Callable[[RepoInfo], tuple[RepoInfo, UpdateDetail]]
+
+__all__ = [
+    "MAIN",
+    "check_online",
+    "config_edit",
+    "create_branch",
+    "create_tag",
+    "delete_branch",
+    "delete_tag",
+    "find_branch",
+    "find_snapshot",
+    "find_tag",
+    "publication_edit",
+    "push_update",
+    "reset_branch",
+    "with_backup",
+]
+
+MAIN = "main"
+_CREATE_TAG_FLAG, _DELETE_TAG_FLAG = 4, 5
+
+
+def check_online(info: RepoInfo) -> None:
+    """Refuse changes while the repository's status forbids them."""
+    if info.status.availability is not Availability.ONLINE:
+        why = f": {info.status.reason}" if info.status.reason else ""
+        raise RepositoryReadOnlyError(
+            f"The repository is {info.status.availability.name.lower()}{why}. Reading works; to "
+            "write, wait until its status is set back to online.",
+            availability=info.status.availability.name,
+        )
+
+
+def push_update(
+    info: RepoInfo, detail: UpdateDetail, now_us: int, backup_name: str, max_updates: int
+) -> RepoInfo:
+    """Put an entry on top of the operations log.
+
+    The entry that was newest gets the name of the backup in which it still is the newest. When
+    the list is full its tail is left to that backup (spec, "Operations log").
+    """
+    newest, *older = info.updates
+    # Clocks of several writers disagree; the log's order does not.
+    entry = Update(detail, max(now_us, newest.updated_at + 1))
+    updates = [entry, replace(newest, backup_path=backup_name), *older]
+    for place in range(max(1, max_updates), len(updates)):
+        path = updates[place].backup_path
+        if path is not None:
+            return replace(info, updates=tuple(updates[:place]), before_updates=path)
+    return replace(info, updates=tuple(updates))
+
+
+def with_backup(update: Update, name: str) -> Update:
+    """Answer an entry with the name of the backup that it was found in."""
+    return replace(update, backup_path=name)
+
+
+def find_snapshot(info: RepoInfo, snapshot_id: SnapshotId) -> SnapshotInfo:
+    """Answer a listed snapshot."""
+    try:
+        return info.snapshots[snapshot_id]
+    except KeyError:
+        raise SnapshotNotFoundError(
+            f"There is no snapshot {snapshot_id} in this repository. It may have expired; "
+            "'ancestry' lists the snapshots of a branch.",
+            snapshot_id=str(snapshot_id),
+        ) from None
+
+
+def find_branch(branches: Mapping[str, SnapshotId], name: str) -> SnapshotId:
+    """Answer the tip of a branch."""
+    try:
+        return branches[name]
+    except KeyError:
+        raise _missing(BranchNotFoundError, "branch", name, branches) from None
+
+
+def find_tag(tags: Mapping[str, SnapshotId], name: str) -> SnapshotId:
+    """Answer the snapshot of a tag."""
+    try:
+        return tags[name]
+    except KeyError:
+        raise _missing(TagNotFoundError, "tag", name, tags) from None
+
+
+def _missing(
+    cls: type[NotFoundError], what: str, name: str, known: Mapping[str, object]
+) -> IcechunkError:
+    names = ", ".join(sorted(known)[:20]) or "none"
+    return cls(
+        f"There is no {what} {name!r}. {what.capitalize()}s here: {names}.",
+        **{what: name},
+    )
+
+
+def create_branch(name: str, snapshot_id: SnapshotId) -> Edit:
+    """Answer the edit that adds a branch."""
+
+    def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
+        if name in info.branches:
+            raise BranchExistsError(
+                f"There is a branch {name!r} already. Choose another name, or reset it.",
+                branch=name,
+            )
+        find_snapshot(info, snapshot_id)
+        return replace(info, branches={**info.branches, name: snapshot_id}), BranchCreated(name)
+
+    return edit
+
+
+def reset_branch(name: str, snapshot_id: SnapshotId, expected: SnapshotId | None) -> Edit:
+    """Answer the edit that moves a branch."""
+
+    def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
+        tip = find_branch(info.branches, name)
+        if expected is not None and tip != expected:
+            raise moved(name, expected, tip)
+        find_snapshot(info, snapshot_id)
+        branches = {**info.branches, name: snapshot_id}
+        return replace(info, branches=branches), BranchReset(name, tip)
+
+    return edit
+
+
+def delete_branch(name: str) -> Edit:
+    """Answer the edit that removes a branch."""
+
+    def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
+        tip = find_branch(info.branches, name)
+        refuse_main(name)
+        branches = {branch: it for branch, it in info.branches.items() if branch != name}
+        return replace(info, branches=branches), BranchDeleted(name, tip)
+
+    return edit
+
+
+def refuse_main(name: str) -> None:
+    """Refuse to delete the branch that every repository has."""
+    if name == MAIN:
+        raise InvalidRefNameError(
+            f"The branch {MAIN!r} cannot be deleted: every repository has it. You can reset it."
+        )
+
+
+def create_tag(name: str, snapshot_id: SnapshotId) -> Edit:
+    """Answer the edit that adds a tag."""
+
+    def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
+        _check_flag(info, _CREATE_TAG_FLAG, "create_tag")
+        if name in info.tags:
+            raise TagExistsError(
+                f"There is a tag {name!r} already, and tags do not move. Choose another name.",
+                tag=name,
+            )
+        if name in info.deleted_tags:
+            raise tag_was_deleted(name)
+        find_snapshot(info, snapshot_id)
+        return replace(info, tags={**info.tags, name: snapshot_id}), TagCreated(name)
+
+    return edit
+
+
+def tag_was_deleted(name: str) -> TagDeletedError:
+    """Answer the error for a name that cannot be used again."""
+    return TagDeletedError(
+        f"A tag {name!r} was deleted, and its name is never used again, so that nobody takes one "
+        "release for another. Choose another name.",
+        tag=name,
+    )
+
+
+def delete_tag(name: str) -> Edit:
+    """Answer the edit that removes a tag for good."""
+
+    def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
+        _check_flag(info, _DELETE_TAG_FLAG, "delete_tag")
+        target = find_tag(info.tags, name)
+        tags = {tag: it for tag, it in info.tags.items() if tag != name}
+        deleted = info.deleted_tags | {name}
+        return replace(info, tags=tags, deleted_tags=deleted), TagDeleted(name, target)
+
+    return edit
+
+
+def _check_flag(info: RepoInfo, flag: int, name: str) -> None:
+    if flag in (info.disabled_flags or ()) and flag not in (info.enabled_flags or ()):
+        raise UnsupportedBySpecError(
+            f"The repository's feature flag {name!r} is off, so this operation is not allowed."
+        )
+
+
+def config_edit(raw_config: bytes, expected: bytes | None) -> Edit:
+    """Answer the edit that replaces the configuration, if it is still the expected one."""
+
+    def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
+        if info.raw_config != expected:
+            raise config_changed()
+        return replace(info, raw_config=raw_config), ConfigChanged()
+
+    return edit
+
+
+def config_changed() -> ConflictError:
+    """Answer the error for a configuration that somebody else replaced."""
+    return ConflictError(
+        "Somebody changed the repository's configuration since it was read; nothing was saved. "
+        "Open the repository again and repeat the change."
+    )
+
+
+def moved(branch: str, expected: SnapshotId, actual: SnapshotId | None) -> ConflictError:
+    """Answer the error for a branch that is not where it was expected."""
+    found = f"is now at {actual}" if actual is not None else "is gone"
+    return ConflictError(
+        f"Branch {branch!r} was expected at snapshot {expected} and {found}: another writer was "
+        "first; nothing was published. Rebase the session (rebase_with=...), or begin a new one.",
+        branch=branch,
+        expected_parent=str(expected),
+        actual_parent=None if actual is None else str(actual),
+    )
+
+
+def publication_edit(publication: Publication) -> Edit:
+    """Answer the edit that makes a snapshot known."""
+
+    def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
+        match publication:
+            case Commit(branch, parent_id, snapshot):
+                _expect_tip(info, branch, parent_id)
+                entry = _entry(snapshot, parent_id)
+                return _publish(info, entry, branch), NewCommit(branch, snapshot.id)
+            case Amend(branch, replaced_id, snapshot):
+                _expect_tip(info, branch, replaced_id)
+                replaced = find_snapshot(info, replaced_id)
+                if replaced.parent_id is None:
+                    raise SessionStateError(
+                        f"Snapshot {replaced_id} is the first of its repository and cannot be "
+                        "amended. Commit instead."
+                    )
+                entry = replace(
+                    _entry(snapshot, replaced.parent_id),
+                    pruned_ancestor_logs=replaced.pruned_ancestor_logs,
+                )
+                detail = CommitAmended(branch, replaced_id, snapshot.id)
+                return _publish(info, entry, branch), detail
+            case Detach(parent_id, snapshot):
+                find_snapshot(info, parent_id)
+                entry = _entry(snapshot, parent_id)
+                return _publish(info, entry, None), DetachedSnapshotCreated(snapshot.id)
+
+    return edit
+
+
+def _expect_tip(info: RepoInfo, branch: str, expected: SnapshotId) -> None:
+    tip = find_branch(info.branches, branch)
+    if tip != expected:
+        raise moved(branch, expected, tip)
+
+
+def _entry(snapshot: Snapshot, parent_id: SnapshotId) -> SnapshotInfo:
+    return SnapshotInfo.of(
+        snapshot.id, parent_id, snapshot.flushed_at, snapshot.message, snapshot.metadata
+    )
+
+
+def _publish(info: RepoInfo, entry: SnapshotInfo, branch: str | None) -> RepoInfo:
+    snapshots = {**info.snapshots, entry.id: entry}
+    branches = info.branches if branch is None else {**info.branches, branch: entry.id}
+    return replace(info, snapshots=snapshots, branches=branches)

@@ -1,0 +1,172 @@
+"""Finding out which history a storage holds, and beginning a new one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from icechunk_async import _clock
+from icechunk_async._concurrency import gather
+from icechunk_async.errors import (
+    InvalidInputError,
+    ObjectNotFoundError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    RepositoryExistsError,
+    RepositoryNotFoundError,
+)
+from icechunk_async.format.config import decode_config, encode_config
+from icechunk_async.format.envelope import FileType
+from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID
+from icechunk_async.format.refs import encode_ref
+from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo, encode_repo_info
+from icechunk_async.format.snapshot import Snapshot
+from icechunk_async.format.transaction_log import TransactionLog
+from icechunk_async.format.updates import Availability, RepoInitialized, RepoStatus, Update
+from icechunk_async.repository.history.edits import MAIN
+from icechunk_async.repository.history.spec2 import RepoState, read_state
+from icechunk_async.repository.layout import CONFIG, REPO_INFO, branch_key
+from icechunk_async.storage import ABSENT
+
+if TYPE_CHECKING:
+    from icechunk_async.format.config import RepositoryConfig
+    from icechunk_async.repository.assets import Assets
+    from icechunk_async.storage import Retrieved, Storage, Version
+
+__all__ = ["Found", "check_empty", "create", "find", "missing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a storage holds: a repository's version, configuration and, for spec 2, its state."""
+
+    spec_version: int
+    config: RepositoryConfig | None
+    state: RepoState | None = None
+
+
+async def find(storage: Storage) -> Found | None:
+    """Answer what repository a storage holds; None if none (spec, "Detecting the version").
+
+    A repo info decides for spec 2, whatever else is there: refs beside it are left over from a
+    migration.
+
+    Cost: three requests at once.
+    """
+    info, main, config = await gather(
+        _try(storage, REPO_INFO), _try(storage, branch_key(MAIN)), _try(storage, CONFIG)
+    )
+    if info is not None:
+        state = read_state(info)
+        raw = state.info.raw_config
+        return Found(2, None if raw is None else decode_config(raw, 2), state)
+    if main is not None:
+        return Found(1, None if config is None else decode_config(config.data, 1))
+    return None
+
+
+async def _try(storage: Storage, key: str) -> Retrieved | None:
+    try:
+        return await storage.get(key)
+    except ObjectNotFoundError:
+        return None
+
+
+def missing(storage: Storage) -> RepositoryNotFoundError:
+    """Answer the error for a storage without a repository."""
+    url = storage.description.url
+    return RepositoryNotFoundError(
+        f"There is no Icechunk repository at {url!r}: it has neither {REPO_INFO!r} nor "
+        f"{branch_key(MAIN)!r}. Check the location, or create one with Repository.create.",
+        url=url,
+    )
+
+
+def exists(storage: Storage, what: str) -> RepositoryExistsError:
+    """Answer the error for a location that is taken."""
+    url = storage.description.url
+    return RepositoryExistsError(
+        f"A repository cannot be created at {url!r}: {what} is there already. Open it, or choose "
+        "an empty location.",
+        url=url,
+    )
+
+
+async def check_empty(storage: Storage) -> None:
+    """Refuse a location that holds anything.
+
+    Raises:
+        RepositoryExistsError: it does.
+    """
+    async for entry in storage.list_prefix():
+        raise exists(storage, repr(getattr(entry, "key", entry)))
+
+
+async def create(
+    storage: Storage, assets: Assets, spec_version: int, config: RepositoryConfig | None
+) -> Found:
+    """Write the first snapshot, and then what makes it a repository.
+
+    Raises:
+        RepositoryExistsError: somebody else created one here meanwhile.
+
+    Cancellation: a repository may have been created.
+    """
+    now_us = _clock.now_us()
+    snapshot = Snapshot(
+        INITIAL_SNAPSHOT_ID,
+        None,
+        now_us,
+        "Repository initialized",
+        {"__icechunk": {"is_root": True}},
+    )
+    match spec_version:
+        case 1:
+            await assets.put_snapshot(snapshot)
+            await storage.sync()
+            if config is not None:
+                await _create(storage, CONFIG, encode_config(config, 1))
+            await _create(storage, branch_key(MAIN), encode_ref(snapshot.id))
+            return Found(1, config)
+        case 2:
+            log = TransactionLog(snapshot.id)
+            await gather(assets.put_snapshot(snapshot), assets.put_transaction_log(log))
+            await storage.sync()
+            return await _create_spec2(storage, assets, snapshot, config)
+        case _:
+            raise InvalidInputError(
+                f"There is no format version {spec_version!r}; repositories can be created with "
+                "version 1 or 2."
+            )
+
+
+async def _create_spec2(
+    storage: Storage, assets: Assets, snapshot: Snapshot, config: RepositoryConfig | None
+) -> Found:
+    entry = SnapshotInfo.of(
+        snapshot.id, None, snapshot.flushed_at, snapshot.message, snapshot.metadata
+    )
+    info = RepoInfo(
+        branches={MAIN: snapshot.id},
+        tags={},
+        deleted_tags=frozenset(),
+        snapshots={snapshot.id: entry},
+        status=RepoStatus(Availability.ONLINE, snapshot.flushed_at),
+        updates=(Update(RepoInitialized(), snapshot.flushed_at),),
+        raw_config=None if config is None else encode_config(config, 2),
+    )
+    data = assets.pack(encode_repo_info(info), FileType.REPO_INFO)
+    return Found(2, config, RepoState(info, await _create(storage, REPO_INFO, data)))
+
+
+async def _create(storage: Storage, key: str, data: bytes) -> Version:
+    """Create an object, settling a lost answer by reading back."""
+    try:
+        return await storage.put(key, data, if_version=ABSENT)
+    except PreconditionFailedError as error:
+        raise exists(storage, repr(key)) from error
+    except OutcomeUnknownError:
+        found = await _try(storage, key)
+        if found is None or bytes(found.data) != data:
+            raise
+        return found.version

@@ -1,0 +1,283 @@
+"""Spec 2: one repo info object holds refs, ancestry, configuration and the operations log.
+
+Every change reads the object, edits it as a value, keeps a backup copy of what it replaces, and
+writes the result on condition that nobody else wrote meanwhile (spec, "Repo info file").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from icechunk_async import _clock
+from icechunk_async._concurrency import gather
+from icechunk_async.errors import (
+    ConflictError,
+    ObjectNotFoundError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    RepositoryNotFoundError,
+    StorageError,
+)
+from icechunk_async.format.config import decode_config, encode_config
+from icechunk_async.format.envelope import FileType, pack, unpack
+from icechunk_async.format.repo_info import decode_repo_info, encode_repo_info
+from icechunk_async.repository.history import edits
+from icechunk_async.repository.history.protocol import Amend, Commit, Detach, StoredConfig
+from icechunk_async.repository.layout import REPO_INFO, backup_key, new_backup_name
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from icechunk_async.format.config import RepositoryConfig
+    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo
+    from icechunk_async.format.updates import Update
+    from icechunk_async.repository.history.edits import Edit
+    from icechunk_async.repository.history.protocol import Publication
+    from icechunk_async.repository.retry import Backoff
+    from icechunk_async.storage import Retrieved, Storage, Version
+
+__all__ = ["RepoInfoHistory", "RepoState", "read_state"]
+
+type _Store = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class RepoState:
+    """A repo info and the version of the object that it was read from."""
+
+    info: RepoInfo
+    version: Version
+
+
+def read_state(retrieved: Retrieved) -> RepoState:
+    """Decode what was read under the key of the repo info."""
+    info = decode_repo_info(unpack(retrieved.data, FileType.REPO_INFO))
+    return RepoState(info, retrieved.version)
+
+
+class RepoInfoHistory:
+    """A :class:`~icechunk_async.repository.history.History` of spec 2.
+
+    The newest state seen is remembered: a commit tries on top of it without reading first.
+    """
+
+    spec_version = 2
+
+    def __init__(
+        self,
+        storage: Storage,
+        state: RepoState,
+        *,
+        backoff: Backoff,
+        max_updates: int,
+        compression_level: int,
+    ) -> None:
+        """Begin with a state just read or written."""
+        self._storage = storage
+        self._state = state
+        self._backoff = backoff
+        self._max_updates = max_updates
+        self._level = compression_level
+
+    async def branches(self) -> Mapping[str, SnapshotId]:
+        """Answer every branch and its tip. Cost: one conditional request."""
+        return (await self._refresh()).info.branches
+
+    async def tags(self) -> Mapping[str, SnapshotId]:
+        """Answer every tag that was not deleted. Cost: one conditional request."""
+        return (await self._refresh()).info.tags
+
+    async def branch_tip(self, name: str) -> SnapshotId:
+        """Answer the tip of a branch. Cost: one conditional request."""
+        return edits.find_branch(await self.branches(), name)
+
+    async def tag_target(self, name: str) -> SnapshotId:
+        """Answer the snapshot of a tag. Cost: one conditional request."""
+        return edits.find_tag(await self.tags(), name)
+
+    async def check_writable(self) -> None:
+        """Refuse if the repository's status forbids changes, as last seen."""
+        edits.check_online(self._state.info)
+
+    async def create_branch(self, name: str, snapshot_id: SnapshotId) -> None:
+        """Create a branch."""
+        await self._update(edits.create_branch(name, snapshot_id))
+
+    async def reset_branch(
+        self, name: str, snapshot_id: SnapshotId, *, expected: SnapshotId | None = None
+    ) -> None:
+        """Move a branch to another snapshot."""
+        await self._update(edits.reset_branch(name, snapshot_id, expected))
+
+    async def delete_branch(self, name: str) -> None:
+        """Delete a branch."""
+        await self._update(edits.delete_branch(name))
+
+    async def create_tag(self, name: str, snapshot_id: SnapshotId) -> None:
+        """Create a tag."""
+        await self._update(edits.create_tag(name, snapshot_id))
+
+    async def delete_tag(self, name: str) -> None:
+        """Delete a tag for good."""
+        await self._update(edits.delete_tag(name))
+
+    async def snapshot_info(self, snapshot_id: SnapshotId) -> SnapshotInfo:
+        """Answer a snapshot's place in history. Cost: none, if it is known here already."""
+        known = self._state.info.snapshots.get(snapshot_id)
+        return known or edits.find_snapshot((await self._refresh()).info, snapshot_id)
+
+    async def ancestry(self, snapshot_id: SnapshotId) -> AsyncIterator[SnapshotInfo]:
+        """Iterate from a snapshot to its root. Cost: at most one conditional request."""
+        await self.snapshot_info(snapshot_id)
+        for info in self._state.info.ancestry(snapshot_id):
+            yield info
+
+    async def publish(self, publication: Publication, store: _Store) -> None:
+        """Store a snapshot's files, then make it known in one atomic step."""
+        known: RepoState | None = self._state
+        match publication:
+            case Commit(branch, expected) | Amend(branch, expected):
+                if self._state.info.branches.get(branch) != expected:
+                    known = None  # find out before files are stored for nothing
+            case Detach():
+                pass
+        await self._update(
+            edits.publication_edit(publication),
+            store=store,
+            known=known,
+            snapshot_id=publication.snapshot.id,
+        )
+
+    async def operations(self) -> AsyncIterator[Update]:
+        """Iterate over the operations log, newest first.
+
+        Cost: one request for each ``num_updates_per_repo_info_file`` entries.
+        """
+        info = (await self._refresh()).info
+        backup: str | None = None
+        while True:
+            first, *others = info.updates
+            # In a backup its newest entry has no path of its own: it is the file itself.
+            yield first if backup is None else edits.with_backup(first, backup)
+            for update in others:
+                yield update
+            backup = info.before_updates
+            if backup is None:
+                return
+            try:
+                retrieved = await self._storage.get(backup_key(backup))
+            except ObjectNotFoundError:
+                return  # somebody removed old backups; the log simply begins later
+            info = read_state(retrieved).info
+
+    async def load_config(self) -> StoredConfig:
+        """Read the persisted configuration from the newest state seen. Cost: none."""
+        raw = self._state.info.raw_config
+        return StoredConfig(None if raw is None else decode_config(raw, 2), raw)
+
+    async def save_config(self, config: RepositoryConfig, replacing: StoredConfig) -> None:
+        """Persist a configuration."""
+        expected = replacing.state
+        assert expected is None or isinstance(expected, bytes)
+        await self._update(edits.config_edit(encode_config(config, 2), expected))
+
+    async def _refresh(self) -> RepoState:
+        """Answer the state as of now."""
+        seen = self._state
+        try:
+            retrieved = await self._storage.get_if_changed(REPO_INFO, seen.version)
+        except ObjectNotFoundError as error:
+            raise RepositoryNotFoundError(
+                f"The repository at {self._storage.description.url!r} was removed: its "
+                f"{REPO_INFO!r} object is gone."
+            ) from error
+        return seen if retrieved is None else self._remember(read_state(retrieved))
+
+    def _remember(self, state: RepoState) -> RepoState:
+        """Keep the newer of two states; there is no await between looking and keeping."""
+        if state.info.updates[0].updated_at >= self._state.info.updates[0].updated_at:
+            self._state = state
+        return state
+
+    async def _update(
+        self,
+        edit: Edit,
+        *,
+        store: _Store | None = None,
+        known: RepoState | None = None,
+        snapshot_id: SnapshotId | None = None,
+    ) -> None:
+        """Apply an edit to the newest state, and write it; again where somebody was first.
+
+        Args:
+            edit: refuses, or answers the next state.
+            store: stores files that the edit refers to; awaited once.
+            known: a state to try first, without reading.
+            snapshot_id: the snapshot that the edit adds, if it adds one.
+        """
+        attempts: list[str] = []
+        unknown: OutcomeUnknownError | None = None
+        state = known or await self._refresh()
+        for attempt in range(1, self._backoff.max_tries + 1):
+            edits.check_online(state.info)
+            next_info, detail = edit(state.info)
+            backup = new_backup_name(REPO_INFO)
+            attempts.append(backup)
+            next_info = edits.push_update(
+                next_info, detail, _clock.now_us(), backup, self._max_updates
+            )
+            if store is None:
+                ready = await self._back_up(state, backup)
+            else:
+                ready, _ = await gather(self._back_up(state, backup), store())
+                store = None
+            try:
+                if ready:
+                    await self._storage.sync()
+                    self._remember(RepoState(next_info, await self._write(next_info, state)))
+                    return
+            except PreconditionFailedError:
+                pass  # somebody else was first
+            except OutcomeUnknownError as error:
+                unknown = error
+            state = await self._look_again(unknown)
+            if _landed(state.info, attempts, snapshot_id):
+                return
+            await self._backoff.wait(attempt)
+        raise unknown or ConflictError(
+            f"The repository changed each of {self._backoff.max_tries} times that this change was "
+            "tried; nothing was changed. Try again when fewer writers are at work."
+        )
+
+    async def _back_up(self, state: RepoState, name: str) -> bool:
+        """Copy the object that is about to be replaced; answer whether it still was that."""
+        try:
+            await self._storage.copy(REPO_INFO, backup_key(name), if_version=state.version)
+        except (PreconditionFailedError, OutcomeUnknownError):
+            return False
+        return True
+
+    async def _write(self, info: RepoInfo, state: RepoState) -> Version:
+        data = pack(encode_repo_info(info), FileType.REPO_INFO, 2, level=self._level)
+        return await self._storage.put(REPO_INFO, data, if_version=state.version)
+
+    async def _look_again(self, unknown: OutcomeUnknownError | None) -> RepoState:
+        """Read the newest state; while a write is in doubt, failing to read leaves it so."""
+        try:
+            return await self._refresh()
+        except StorageError as error:
+            if unknown is None:
+                raise
+            raise unknown from error
+
+
+def _landed(info: RepoInfo, attempts: list[str], snapshot_id: SnapshotId | None) -> bool:
+    """Tell whether one of our writes is part of this state.
+
+    Each attempt took a backup of its own, and the log names the backups of those that landed.
+    """
+    backups = {info.before_updates, *(update.backup_path for update in info.updates)}
+    return not backups.isdisjoint(attempts) or snapshot_id in info.snapshots

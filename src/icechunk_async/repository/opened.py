@@ -1,0 +1,161 @@
+"""Putting an opened repository together: storage, budget, caches, history, virtual sources."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from icechunk_async.errors import UnsafeStorageError
+from icechunk_async.format.config import RepositoryConfig, merge
+from icechunk_async.format.manifest_write import LocationDictionary
+from icechunk_async.repository.assets import Assets
+from icechunk_async.repository.flush import ManifestOptions
+from icechunk_async.repository.history import opening
+from icechunk_async.repository.history.spec1 import RefFilesHistory
+from icechunk_async.repository.history.spec2 import RepoInfoHistory
+from icechunk_async.repository.retry import Backoff
+from icechunk_async.repository.virtual import open_virtual
+from icechunk_async.storage import open_storage
+from icechunk_async.storage.limit import Budget, Limited
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import AsyncGenerator, Mapping
+
+    from icechunk_async.repository.history import History
+    from icechunk_async.repository.history.opening import Found
+    from icechunk_async.repository.virtual import VirtualAccess, VirtualChunks
+    from icechunk_async.storage import Storage
+
+    type Location = str | os.PathLike[str] | Storage
+
+__all__ = ["Opened", "Request", "assemble", "check_safe", "open_location"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a caller asked for; plain data, but for a storage given as an object."""
+
+    location: Location
+    storage_options: Mapping[str, object]
+    config: RepositoryConfig | None
+    authorized: Mapping[str, VirtualAccess]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The parts of an open repository."""
+
+    storage: Storage
+    """Limited by the repository's budget of requests."""
+    config: RepositoryConfig
+    assets: Assets
+    history: History
+    virtual: VirtualChunks
+    manifest_options: ManifestOptions
+
+
+@runtime_checkable
+class _HasDescription(Protocol):
+    @property
+    def description(self) -> object: ...
+
+
+@asynccontextmanager
+async def open_location(request: Request) -> AsyncGenerator[Storage]:
+    """Open the storage of a location; one that is open already is used and left open."""
+    location = request.location
+    if isinstance(location, _HasDescription):
+        yield location
+        return
+    async with open_storage(location, **request.storage_options) as storage:
+        yield storage
+
+
+def check_safe(storage: Storage) -> None:
+    """Refuse to write where commits could be lost.
+
+    Raises:
+        UnsafeStorageError: it says which promise is missing and what to do.
+    """
+    capabilities = storage.capabilities
+    needed = {
+        "writable": capabilities.writable,
+        "conditional_create": capabilities.conditional_create,
+        "conditional_update": capabilities.conditional_update,
+    }
+    missing = [name for name, present in needed.items() if not present]
+    if missing:
+        reasons = "; ".join(capabilities.reasons.get(name, "no reason given") for name in missing)
+        names = ", ".join(name.replace("_", " ") for name in missing)
+        raise UnsafeStorageError(
+            f"The storage {storage.description.url!r} cannot be written to safely: it lacks "
+            f"{names} ({reasons}). Reading works.",
+            missing=missing,
+        )
+
+
+@asynccontextmanager
+async def assemble(
+    request: Request, storage: Storage, found: Found | None, spec_version: int
+) -> AsyncGenerator[Opened]:
+    """Put the parts together; where nothing was found, a repository is created first."""
+    stored = found.config if found is not None else None
+    config = merge(stored or RepositoryConfig(), request.config or RepositoryConfig())
+    budget = Budget(config.effective_max_concurrent_requests)
+    limited = Limited(storage, budget)
+    caching = config.effective_caching
+    level = config.effective_compression.effective_level
+    assets = Assets(
+        limited,
+        spec_version=spec_version,
+        compression_level=level,
+        snapshot_nodes=caching.effective_num_snapshot_nodes,
+        chunk_refs=caching.effective_num_chunk_refs,
+        blocking=storage,
+    )
+    if found is None:
+        check_safe(storage)
+        found = await opening.create(limited, assets, spec_version, request.config)
+    retries = config.effective_repo_update_retries.effective_default
+    backoff = Backoff(
+        retries.effective_max_tries,
+        retries.effective_initial_backoff_ms,
+        retries.effective_max_backoff_ms,
+    )
+    history: History
+    if found.state is None:
+        history = RefFilesHistory(limited, assets, backoff=backoff)
+    else:
+        history = RepoInfoHistory(
+            limited,
+            found.state,
+            backoff=backoff,
+            max_updates=config.effective_num_updates_per_repo_info_file,
+            compression_level=level,
+        )
+    async with AsyncExitStack() as stack:
+        containers = config.effective_virtual_chunk_containers
+        virtual = await stack.enter_async_context(
+            open_virtual(containers, request.authorized, budget)
+        )
+        options = manifest_options(config, spec_version)
+        yield Opened(limited, config, assets, history, virtual, options)
+
+
+def manifest_options(config: RepositoryConfig, spec_version: int) -> ManifestOptions:
+    """Answer how manifests are written under a configuration."""
+    manifest = config.effective_manifest
+    compression = manifest.virtual_chunk_location_compression
+    dictionary = None
+    # Plain, shared locations are about as small and decode faster, so compression is only used
+    # where somebody asked for it. Spec 1 has no compressed locations.
+    if compression is not None and spec_version > 1:
+        dictionary = LocationDictionary(
+            compression.effective_min_num_chunks,
+            compression.effective_dictionary_max_training_samples,
+            compression.effective_dictionary_max_size_bytes,
+            compression.effective_compression_level,
+        )
+    return ManifestOptions(manifest.splitting, dictionary)

@@ -1,0 +1,377 @@
+"""The repository: where sessions, branches, tags and history are had from."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+from icechunk_async import _clock
+from icechunk_async._concurrency import gather
+from icechunk_async.errors import InvalidInputError, SnapshotNotFoundError
+from icechunk_async.repository.diff import diff_snapshots
+from icechunk_async.repository.history import opening
+from icechunk_async.repository.opened import Request, assemble, check_safe, open_location
+from icechunk_async.repository.refs import RefOperations, as_snapshot_id
+from icechunk_async.repository.session import Session, SessionMode
+from icechunk_async.repository.workspace import Workspace
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from contextlib import AbstractAsyncContextManager
+    from datetime import datetime
+
+    from icechunk_async.format.config import RepositoryConfig
+    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.metadata import JSON
+    from icechunk_async.format.repo_info import SnapshotInfo
+    from icechunk_async.format.snapshot import Snapshot
+    from icechunk_async.format.updates import Update
+    from icechunk_async.repository.diff import Diff
+    from icechunk_async.repository.opened import Location, Opened
+    from icechunk_async.repository.virtual import VirtualAccess
+    from icechunk_async.storage import Storage
+
+__all__ = ["Repository"]
+
+
+class Repository(RefOperations):
+    """A versioned Zarr hierarchy in a storage.
+
+    Opened by one of the class methods, which answer asynchronous context managers::
+
+        async with Repository.open("file:///data/climate") as repository:
+            session = await repository.readonly_session("main")
+
+    What was opened closes with the block; sessions and stores cannot be used after it.
+    """
+
+    def __init__(self, opened: Opened, request: Request) -> None:
+        """Use :meth:`create`, :meth:`open` or :meth:`open_or_create`."""
+        super().__init__(opened)
+        self._request = request
+        self.default_commit_metadata: dict[str, JSON] = {}
+        """Properties that every commit of this handle gets; a commit's own come on top."""
+
+    @classmethod
+    def create(
+        cls,
+        location: Location,
+        *,
+        spec_version: int = 2,
+        config: RepositoryConfig | None = None,
+        authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
+        storage_options: Mapping[str, object] | None = None,
+        check_clean_root: bool = True,
+    ) -> AbstractAsyncContextManager[Repository]:
+        """Create a repository and open it.
+
+        Args:
+            location: a path, a URL, or an open storage (which is left open).
+            spec_version: version of the format, 1 or 2.
+            config: configuration; stored with the repository.
+            authorize_virtual_chunk_access: see :meth:`open`.
+            storage_options: the backend's options, where ``location`` is a path or URL.
+            check_clean_root: refuse a location that holds anything.
+
+        Raises:
+            RepositoryExistsError: the location holds a repository, or anything at all.
+            UnsafeStorageError: commits could be lost there; nothing was written.
+            InvalidInputError: there is no such format version.
+
+        Cancellation: the repository may have been created.
+        """
+        request = _request(location, storage_options, config, authorize_virtual_chunk_access)
+        return _open(cls, request, create=spec_version, check_clean_root=check_clean_root)
+
+    @classmethod
+    def open(
+        cls,
+        location: Location,
+        *,
+        config: RepositoryConfig | None = None,
+        authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
+        storage_options: Mapping[str, object] | None = None,
+    ) -> AbstractAsyncContextManager[Repository]:
+        """Open a repository; its format version is found out.
+
+        Args:
+            location: a path, a URL, or an open storage (which is left open).
+            config: laid over the stored configuration, for this handle only.
+            authorize_virtual_chunk_access: containers of virtual chunks that may be read, by
+                URL prefix: None, options for opening them, or an open storage.
+            storage_options: the backend's options, where ``location`` is a path or URL.
+
+        Raises:
+            RepositoryNotFoundError: there is no repository.
+            VirtualContainerError: a container was authorised that the repository lacks.
+            FormatError: its files are damaged, or of a version that is too new.
+
+        Cost: three requests at once.
+        """
+        request = _request(location, storage_options, config, authorize_virtual_chunk_access)
+        return _open(cls, request, create=None)
+
+    @classmethod
+    def open_or_create(
+        cls,
+        location: Location,
+        *,
+        spec_version: int = 2,
+        config: RepositoryConfig | None = None,
+        authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
+        storage_options: Mapping[str, object] | None = None,
+        check_clean_root: bool = True,
+    ) -> AbstractAsyncContextManager[Repository]:
+        """Open the repository at a location, or create one if there is none.
+
+        Args and errors as :meth:`open` and :meth:`create`; ``spec_version`` counts only for a
+        repository that is created.
+        """
+        request = _request(location, storage_options, config, authorize_virtual_chunk_access)
+        return _open(
+            cls, request, create=spec_version, check_clean_root=check_clean_root, or_open=True
+        )
+
+    @staticmethod
+    async def exists(
+        location: Location, *, storage_options: Mapping[str, object] | None = None
+    ) -> bool:
+        """Tell whether a location holds a repository."""
+        return await Repository.fetch_spec_version(location, storage_options=storage_options) > 0
+
+    @staticmethod
+    async def fetch_spec_version(
+        location: Location, *, storage_options: Mapping[str, object] | None = None
+    ) -> int:
+        """Answer the format version of the repository at a location; 0 if there is none."""
+        async with open_location(_request(location, storage_options, None, None)) as storage:
+            found = await opening.find(storage)
+            return 0 if found is None else found.spec_version
+
+    def __repr__(self) -> str:
+        """Show where it is."""
+        url = self.storage.description.url
+        return f"<Icechunk repository (format {self.spec_version}) at {url!r}>"
+
+    @property
+    def storage(self) -> Storage:
+        """The repository's storage; its requests count against the repository's budget."""
+        return self._opened.storage
+
+    @property
+    def spec_version(self) -> int:
+        """The format version that new files are written to."""
+        return self._opened.history.spec_version
+
+    @property
+    def config(self) -> RepositoryConfig:
+        """The configuration in force: defaults, stored, and given at opening, in this order."""
+        return self._opened.config
+
+    @property
+    def authorized_virtual_prefixes(self) -> frozenset[str]:
+        """URL prefixes of the virtual chunk containers that this handle may read."""
+        return self._opened.virtual.authorized_prefixes
+
+    async def save_config(self) -> None:
+        """Store the configuration in force, for everyone who opens the repository from now on.
+
+        Raises:
+            ConflictError: somebody else changed it meanwhile; nothing was stored.
+        """
+        check_safe(self.storage)
+        history = self._opened.history
+        await history.save_config(self.config, await history.load_config())
+
+    async def lookup_snapshot(self, snapshot_id: SnapshotId | str) -> SnapshotInfo:
+        """Answer when and why a snapshot was made, and its parent.
+
+        Raises:
+            SnapshotNotFoundError: the repository has no such snapshot.
+        """
+        return await self._opened.history.snapshot_info(as_snapshot_id(snapshot_id))
+
+    async def ancestry(
+        self,
+        *,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: SnapshotId | str | None = None,
+    ) -> AsyncIterator[SnapshotInfo]:
+        """Iterate over snapshots, from the one named back to the first.
+
+        Exactly one of the arguments is given; ``main`` if none is.
+        """
+        start = await self._resolve(branch, tag, snapshot_id)
+        async for info in self._opened.history.ancestry(start):
+            yield info
+
+    async def diff(
+        self,
+        *,
+        from_branch: str | None = None,
+        from_tag: str | None = None,
+        from_snapshot_id: SnapshotId | str | None = None,
+        to_branch: str | None = None,
+        to_tag: str | None = None,
+        to_snapshot_id: SnapshotId | str | None = None,
+    ) -> Diff:
+        """Answer what the commits after one snapshot up to another touched.
+
+        One argument names the older snapshot, one the newer.
+
+        Raises:
+            InvalidInputError: the older is not an ancestor of the newer.
+        """
+        start, end = await gather(
+            self._resolve(from_branch, from_tag, from_snapshot_id, default=None),
+            self._resolve(to_branch, to_tag, to_snapshot_id, default=None),
+        )
+        return await diff_snapshots(self._opened.history, self._opened.assets, start, end)
+
+    async def ops_log(self) -> AsyncIterator[Update]:
+        """Iterate over what was done to the repository, newest first.
+
+        Raises:
+            UnsupportedBySpecError: format version 1 keeps no such log.
+        """
+        async for update in self._opened.history.operations():
+            yield update
+
+    async def readonly_session(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: SnapshotId | str | None = None,
+        as_of: datetime | None = None,
+    ) -> Session:
+        """Begin a session that reads one snapshot, whatever others commit meanwhile.
+
+        Args:
+            branch: read its tip; ``main`` if nothing is named.
+            tag: read its snapshot.
+            snapshot_id: read this snapshot.
+            as_of: with a branch: read what was its tip at this time, by the writers' clocks.
+
+        Raises:
+            BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError
+            InvalidInputError: more than one was named, or ``as_of`` without a branch.
+
+        Cost: one request for the branch or tag, one for the snapshot unless it is cached.
+        """
+        if as_of is not None and (tag is not None or snapshot_id is not None):
+            raise InvalidInputError(
+                "as_of goes with a branch; a tag or a snapshot id names one moment already."
+            )
+        target = await self._resolve(branch, tag, snapshot_id)
+        if as_of is not None:
+            target = await self._as_of(target, as_of)
+        elif snapshot_id is not None:
+            await self._opened.history.snapshot_info(target)
+        base = await self._opened.assets.snapshot(target)
+        return self._session(base, branch=None, mode=SessionMode.READONLY)
+
+    async def writable_session(self, branch: str) -> Session:
+        """Begin a transaction on a branch.
+
+        Raises:
+            BranchNotFoundError: there is no such branch.
+            RepositoryReadOnlyError: the repository's status forbids changes.
+            UnsafeStorageError: commits could be lost on this storage.
+
+        Cost: one request for the branch, one for the snapshot unless it is cached.
+        """
+        check_safe(self.storage)
+        opened = self._opened
+        tip = await opened.history.branch_tip(branch)
+        await opened.history.check_writable()
+        base = await opened.assets.snapshot(tip)
+        return self._session(base, branch=branch, mode=SessionMode.WRITABLE)
+
+    def _session(self, base: Snapshot, *, branch: str | None, mode: SessionMode) -> Session:
+        opened = self._opened
+        workspace = Workspace(
+            base,
+            opened.assets,
+            opened.virtual,
+            inline_threshold_bytes=self.config.effective_inline_chunk_threshold_bytes,
+            read_only=mode is SessionMode.READONLY,
+        )
+        return Session(
+            workspace,
+            opened.history,
+            opened.manifest_options,
+            branch=branch,
+            mode=mode,
+            default_metadata=self.default_commit_metadata,
+        )
+
+    async def _resolve(
+        self,
+        branch: str | None,
+        tag: str | None,
+        snapshot_id: SnapshotId | str | None,
+        *,
+        default: str | None = "main",
+    ) -> SnapshotId:
+        given = [it for it in (branch, tag, snapshot_id) if it is not None]
+        if len(given) > 1 or (not given and default is None):
+            raise InvalidInputError(
+                "Name one of a branch, a tag and a snapshot id"
+                + (", not several." if given else ".")
+            )
+        if tag is not None:
+            return await self._opened.history.tag_target(tag)
+        if snapshot_id is not None:
+            return as_snapshot_id(snapshot_id)
+        return await self._opened.history.branch_tip(
+            branch if branch is not None else default or ""
+        )
+
+    async def _as_of(self, tip: SnapshotId, moment: datetime) -> SnapshotId:
+        limit = _clock.to_us(moment)
+        first: SnapshotInfo | None = None
+        async for info in self._opened.history.ancestry(tip):
+            if info.flushed_at <= limit:
+                return info.id
+            first = info
+        when = first.written_at.isoformat() if first is not None else "never"
+        raise SnapshotNotFoundError(
+            f"The branch had no snapshot yet at {moment.isoformat()}; its first is of {when}.",
+            as_of=moment.isoformat(),
+        )
+
+
+def _request(
+    location: Location,
+    storage_options: Mapping[str, object] | None,
+    config: RepositoryConfig | None,
+    authorized: Mapping[str, VirtualAccess] | None,
+) -> Request:
+    return Request(location, dict(storage_options or {}), config, dict(authorized or {}))
+
+
+@asynccontextmanager
+async def _open(
+    cls: type[Repository],
+    request: Request,
+    *,
+    create: int | None,
+    or_open: bool = False,
+    check_clean_root: bool = True,
+) -> AsyncGenerator[Repository]:
+    async with AsyncExitStack() as stack:
+        storage = await stack.enter_async_context(open_location(request))
+        found = await opening.find(storage)
+        if found is None and create is None:
+            raise opening.missing(storage)
+        if found is not None and create is not None and not or_open:
+            raise opening.exists(storage, "a repository")
+        if found is None and check_clean_root:
+            await opening.check_empty(storage)
+        version = found.spec_version if found is not None else create
+        assert version is not None
+        yield cls(
+            await stack.enter_async_context(assemble(request, storage, found, version)), request
+        )

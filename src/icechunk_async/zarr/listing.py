@@ -1,0 +1,124 @@
+"""Listing and deleting by key prefix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from icechunk_async.format.chunk_refs import ChunkRefs, Kind
+from icechunk_async.repository.paths import ancestors
+from icechunk_async.zarr.keys import chunk_prefix, metadata_key
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from icechunk_async.repository.workspace import Workspace
+
+__all__ = ["delete_below", "keys", "names", "total_size"]
+
+
+async def keys(workspace: Workspace, prefix: str) -> AsyncIterator[str]:
+    """Iterate over all keys that begin with ``prefix``, node by node."""
+    for path, is_array in _nodes(workspace):
+        key = metadata_key(path)
+        if key.startswith(prefix):
+            yield key
+        start = chunk_prefix(path)
+        if is_array and (start.startswith(prefix) or prefix.startswith(start)):
+            refs = await workspace.all_refs(path)
+            for coords in refs.coords.tolist():
+                key = "/".join([start, *map(str, coords)])
+                if key.startswith(prefix):
+                    yield key
+
+
+async def names(workspace: Workspace, prefix: str) -> list[str]:
+    """Answer the names directly below a path: documents, ``c``, child nodes, chunk segments."""
+    path = f"/{prefix.strip('/')}"
+    with workspace.lock:
+        node = workspace.tree.get(path)
+        children = workspace.tree.child_names(path)
+    found: list[str] = []
+    if node is not None:
+        found.append(metadata_key("/"))
+        if node.array is not None and len(await workspace.all_refs(path)):
+            found.append("c")
+    elif not children:
+        found += await _chunk_segments(workspace, path)
+    return found + [name for name in children if name not in found]
+
+
+async def total_size(workspace: Workspace, prefix: str) -> int:
+    """Answer the bytes of all values below a path."""
+    inside = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+    total = 0
+    for path, is_array in _nodes(workspace):
+        if metadata_key(path).startswith(inside):
+            node = workspace.node(path)
+            total += 0 if node is None else len(node.user_data)
+        start = f"{chunk_prefix(path)}/"
+        if is_array and (start.startswith(inside) or inside.startswith(start)):
+            refs = await workspace.all_refs(path)
+            chosen = refs if start.startswith(inside) else _below(refs, inside[len(start) :])
+            total += int(chosen.lengths.sum())
+    return total
+
+
+async def delete_below(workspace: Workspace, prefix: str) -> None:
+    """Delete all nodes at and below a path; else the chunks of an array below a prefix."""
+    path = f"/{prefix.strip('/')}"
+    with workspace.lock:
+        doomed = [path, *workspace.tree.paths(path)]
+        doomed = [it for it in doomed if workspace.tree.get(it) is not None]
+        for target in doomed:
+            workspace.delete_node(target)
+    if doomed:
+        return
+    found = _array_above(workspace, path)
+    if found is not None:
+        array_path, rest = found
+        refs = _below(await workspace.all_refs(array_path), rest)
+        if len(refs):
+            workspace.set_refs(array_path, ChunkRefs.build(refs.coords, Kind.DELETED))
+
+
+def _nodes(workspace: Workspace) -> list[tuple[str, bool]]:
+    with workspace.lock:
+        nodes = list(workspace.tree.nodes())
+    return [(node.path, node.array is not None) for node in nodes]
+
+
+def _array_above(workspace: Workspace, path: str) -> tuple[str, str] | None:
+    """Answer the array that a path inside ``c`` belongs to, and what follows ``c``."""
+    for parent in ancestors(path):
+        node = workspace.node(parent)
+        if node is not None:
+            rest = path[len(parent.rstrip("/")) + 1 :]
+            if node.array is not None and (rest == "c" or rest.startswith("c/")):
+                return parent, rest[2:]
+            return None
+    return None
+
+
+def _below(refs: ChunkRefs, rest: str) -> ChunkRefs:
+    """Answer the references whose leading coordinates are those of ``rest``, such as ``0/1``."""
+    segments = [segment for segment in rest.split("/") if segment]
+    if len(segments) > refs.rank or not all(
+        segment.isdecimal() and str(int(segment)) == segment for segment in segments
+    ):
+        return refs.take(np.zeros(len(refs), bool))
+    wanted = np.array([int(segment) for segment in segments], np.int64)
+    return refs.take(np.all(refs.coords[:, : len(segments)] == wanted, axis=1))
+
+
+async def _chunk_segments(workspace: Workspace, path: str) -> list[str]:
+    found = _array_above(workspace, path)
+    if found is None:
+        return []
+    array_path, rest = found
+    refs = _below(await workspace.all_refs(array_path), rest)
+    depth = len([segment for segment in rest.split("/") if segment])
+    if len(refs) == 0 or depth >= refs.rank:
+        return []
+    return [str(value) for value in np.unique(refs.coords[:, depth]).tolist()]

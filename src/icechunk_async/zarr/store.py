@@ -1,0 +1,390 @@
+"""A Zarr store over a session: asynchronous, in batches, and without an event loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from zarr.abc.store import (
+    ByteRequest,
+    OffsetByteRequest,
+    RangeByteRequest,
+    Store,
+    SuffixByteRequest,
+)
+from zarr.core.buffer import default_buffer_prototype
+
+from icechunk_async._concurrency import bounded_map
+from icechunk_async.errors import InvalidStoreKeyError, UnsupportedBySpecError
+from icechunk_async.repository.direct import run_directly
+from icechunk_async.storage import ByteRange, SuffixRange, slice_range
+from icechunk_async.zarr import listing
+from icechunk_async.zarr.documents import parse_document
+from icechunk_async.zarr.keys import ChunkKey, ForeignKey, MetadataKey, parse_key
+from icechunk_async.zarr.virtual_writes import VirtualWrites
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+
+    from zarr.core.buffer import Buffer, BufferPrototype
+
+    from icechunk_async.repository.session import Session
+    from icechunk_async.storage import RangeRequest
+
+__all__ = ["IcechunkStore"]
+
+_CONCURRENT_READS = 64
+_CONCURRENT_WRITES = 64
+
+
+class IcechunkStore(Store, VirtualWrites):
+    """The hierarchy of one session, for ``zarr`` and ``xarray``. See ``Session.store``.
+
+    Keys are parsed strictly: what is neither a metadata document nor a chunk of the default
+    encoding raises ``InvalidStoreKeyError``. Byte ranges behave like slices.
+
+    Where the storage can answer on the calling thread (memory, local disks), the synchronous
+    methods do so; Zarr's fused codec pipeline uses them.
+    """
+
+    def __init__(self, session: Session, *, read_only: bool = False) -> None:
+        """Look at ``session``; ``read_only`` refuses writes that the session would allow."""
+        super().__init__(read_only=read_only)
+        self._session = session
+        self._workspace = session.workspace
+
+    def __repr__(self) -> str:
+        """Show the session."""
+        return f"IcechunkStore({self._session!r}, read_only={self.read_only})"
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether two stores look at the same session in the same way."""
+        return (
+            isinstance(other, IcechunkStore)
+            and self._session is other._session
+            and self.read_only == other.read_only
+        )
+
+    def __hash__(self) -> int:
+        """Agree with equality."""
+        return hash((id(self._session), self.read_only))
+
+    @property
+    def session(self) -> Session:
+        """The session that the store looks at."""
+        return self._session
+
+    @property
+    def read_only(self) -> bool:
+        """Whether writes are refused; so they are once the session was committed."""
+        return self._read_only or self._session.read_only
+
+    def with_read_only(self, read_only: bool = False) -> Self:  # noqa: FBT001, FBT002
+        """Answer another store on the same session; Zarr's signature."""
+        return type(self)(self._session, read_only=read_only)
+
+    @property
+    def supports_writes(self) -> bool:
+        """Yes; a read-only store refuses each."""
+        return True
+
+    @property
+    def supports_deletes(self) -> bool:
+        """Yes."""
+        return True
+
+    @property
+    def supports_listing(self) -> bool:
+        """Yes."""
+        return True
+
+    @property
+    def supports_consolidated_metadata(self) -> bool:
+        """No: a snapshot holds all metadata, so there is nothing to consolidate."""
+        return False
+
+    @property
+    def _supports_sync_io(self) -> bool:
+        """What Zarr asks before it uses the synchronous methods."""
+        return self._workspace.can_work_directly
+
+    async def get(
+        self,
+        key: str,
+        prototype: BufferPrototype,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        """Answer a document or a chunk, or a part of it; None if there is none.
+
+        Raises:
+            InvalidStoreKeyError: the key cannot exist.
+            FormatError: what a manifest refers to is missing or damaged.
+            VirtualChunkError: a virtual chunk's source changed, or may not be read.
+
+        Cancellation: no effect. Cost: see ``Workspace.read_chunk``; documents cost nothing.
+        """
+        await self._ensure_open()
+        return await self._get(key, prototype, byte_range)
+
+    async def _get(
+        self,
+        key: str,
+        prototype: BufferPrototype,
+        byte_range: ByteRequest | None,
+        *,
+        direct: bool = False,
+    ) -> Buffer | None:
+        request = _range(byte_range)
+        data: bytes | memoryview | None
+        match parse_key(key):
+            case MetadataKey(path):
+                node = self._workspace.node(path)
+                if node is None:
+                    return None
+                start, stop = slice_range(request, len(node.user_data))
+                data = node.user_data[start:stop]
+            case ChunkKey(path, coords):
+                data = await self._workspace.read_chunk(path, coords, request, direct=direct)
+            case ForeignKey():
+                data = None
+        return None if data is None else prototype.buffer.from_bytes(data)
+
+    async def get_partial_values(
+        self,
+        prototype: BufferPrototype,
+        key_ranges: Iterable[tuple[str, ByteRequest | None]],
+    ) -> list[Buffer | None]:
+        """Answer parts of values in order, several at a time."""
+        return await bounded_map(
+            lambda item: self.get(item[0], prototype, item[1]),
+            list(key_ranges),
+            limit=_CONCURRENT_READS,
+        )
+
+    async def _get_many(
+        self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
+    ) -> AsyncGenerator[tuple[str, Buffer | None], None]:
+        """Answer many values, several at a time."""
+        wanted = list(requests)
+        for request, value in zip(
+            wanted,
+            await bounded_map(lambda it: self.get(*it), wanted, limit=_CONCURRENT_READS),
+            strict=True,
+        ):
+            yield request[0], value
+
+    async def exists(self, key: str) -> bool:
+        """Tell whether there is a document or a chunk; a key that cannot exist does not."""
+        try:
+            return await self._size(key) is not None
+        except InvalidStoreKeyError:
+            return False
+
+    async def getsize(self, key: str) -> int:
+        """Answer the size of a value in bytes, without reading it.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        size = await self._size(key)
+        if size is None:
+            raise FileNotFoundError(key)
+        return size
+
+    async def _size(self, key: str) -> int | None:
+        await self._ensure_open()
+        match parse_key(key):
+            case MetadataKey(path):
+                node = self._workspace.node(path)
+                return None if node is None else len(node.user_data)
+            case ChunkKey(path, coords):
+                handle = await self._workspace.find_chunk(path, coords)
+                return None if handle is None else handle.size_bytes
+            case ForeignKey():
+                return None
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Write a document or a chunk; it becomes visible to others with the commit.
+
+        Raises:
+            ValueError, ReadOnlyError: the store or the session only reads.
+            InvalidStoreKeyError: the key cannot exist.
+            InvalidMetadataError: the document cannot be stored.
+            NodeNotFoundError: a chunk of an array that does not exist.
+            InvalidCoordinatesError: a chunk outside of the array's grid.
+
+            Nothing was stored in each case.
+
+        Cancellation: the value is unchanged.
+        """
+        await self._ensure_open()
+        await self._set(key, value)
+
+    async def _set(
+        self, key: str, value: Buffer, *, direct: bool = False, if_absent: bool = False
+    ) -> None:
+        self._check_writable()
+        if not hasattr(value, "as_numpy_array"):
+            raise TypeError(f"a value must be a zarr Buffer, not {type(value).__name__}")
+        match parse_key(key):
+            case MetadataKey(path):
+                document = value.to_bytes()
+                parsed = parse_document(document, path)
+                if not parsed.regular_grid and self._session.spec_version == 1:
+                    raise UnsupportedBySpecError(
+                        f"Array {path!r} has a rectilinear chunk grid, and format version 1 stores "
+                        "regular grids only. Use a repository of format version 2.",
+                        path=path,
+                    )
+                self._workspace.set_node(path, document, parsed.array, if_absent=if_absent)
+            case ChunkKey(path, coords):
+                data = memoryview(value.as_numpy_array()).cast("B")
+                await self._workspace.write_chunk(
+                    path, coords, data, direct=direct, if_absent=if_absent
+                )
+            case ForeignKey():
+                raise InvalidStoreKeyError(
+                    f"{key!r} belongs to Zarr format 2, which Icechunk does not store. Write with "
+                    "zarr_format=3.",
+                    key=key,
+                )
+
+    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
+        """Write a value unless there is one; of racing writers of this session one wins."""
+        if not await self.exists(key):
+            await self._set(key, value, if_absent=True)
+
+    async def _set_many(self, values: Iterable[tuple[str, Buffer]]) -> None:
+        """Write many values, several at a time; documents first, since chunks need them."""
+        await self._ensure_open()
+        chunks: list[tuple[str, Buffer]] = []
+        for key, value in values:
+            if isinstance(parse_key(key), ChunkKey):
+                chunks.append((key, value))
+            else:
+                await self._set(key, value)
+        await bounded_map(lambda item: self._set(*item), chunks, limit=_CONCURRENT_WRITES)
+
+    async def delete(self, key: str) -> None:
+        """Delete a chunk, or with its document a node and all below it.
+
+        What does not exist, or cannot, counts as deleted.
+        """
+        await self._ensure_open()
+        self._delete(key)
+
+    def _delete(self, key: str) -> None:
+        self._check_writable()
+        try:
+            parsed = parse_key(key)
+        except InvalidStoreKeyError:
+            return
+        match parsed:
+            case MetadataKey(path):
+                self._workspace.delete_node(path)
+            case ChunkKey(path, coords):
+                self._workspace.delete_chunk(path, coords)
+            case ForeignKey():
+                pass
+
+    async def delete_dir(self, prefix: str) -> None:
+        """Delete all nodes at and below a path, or a part of an array's chunks."""
+        await self._ensure_open()
+        self._check_writable()
+        await listing.delete_below(self._workspace, prefix)
+
+    async def clear(self) -> None:
+        """Delete every node."""
+        await self.delete_dir("")
+
+    def list(self) -> AsyncIterator[str]:
+        """Iterate over all keys."""
+        return self.list_prefix("")
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Iterate over all keys that begin with a string; none if nothing does.
+
+        Cost: one request for each manifest that is not cached, of arrays below the prefix.
+        """
+        await self._ensure_open()
+        async for key in listing.keys(self._workspace, prefix):
+            yield key
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Iterate over the names directly below a path."""
+        await self._ensure_open()
+        for name in await listing.names(self._workspace, prefix):
+            yield name
+
+    async def getsize_prefix(self, prefix: str) -> int:
+        """Answer the bytes of all values below a path, from references, without reading them."""
+        await self._ensure_open()
+        return await listing.total_size(self._workspace, prefix)
+
+    async def get_ranges(
+        self,
+        key: str,
+        byte_ranges: Sequence[ByteRequest | None],
+        *,
+        prototype: BufferPrototype,
+        **limits: int,
+    ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
+        """Read many parts of one value; neighbouring parts share a request.
+
+        What is in memory (documents, inline chunks) is answered in one batch.
+
+        Raises:
+            BaseExceptionGroup: as Zarr asks for, with FileNotFoundError if there is no value.
+        """
+        await self._ensure_open()
+        if await self._is_in_memory(key):
+            yield [
+                (index, await self._get(key, prototype, request))
+                for index, request in enumerate(byte_ranges)
+            ]
+            return
+        async for batch in super().get_ranges(key, byte_ranges, prototype=prototype, **limits):
+            yield batch
+
+    async def _is_in_memory(self, key: str) -> bool:
+        match parse_key(key):
+            case MetadataKey(path):
+                return self._workspace.node(path) is not None
+            case ChunkKey(path, coords):
+                handle = await self._workspace.find_chunk(path, coords)
+                return handle is not None and handle.is_inline
+            case ForeignKey():
+                return False
+
+    def get_sync(
+        self,
+        key: str,
+        *,
+        prototype: BufferPrototype | None = None,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        """Answer a value on the calling thread; as :meth:`get`."""
+        return run_directly(
+            self._get(key, prototype or default_buffer_prototype(), byte_range, direct=True)
+        )
+
+    def set_sync(self, key: str, value: Buffer) -> None:
+        """Write a value on the calling thread; as :meth:`set`."""
+        run_directly(self._set(key, value, direct=True))
+
+    def delete_sync(self, key: str) -> None:
+        """Delete on the calling thread; as :meth:`delete`."""
+        self._delete(key)
+
+
+def _range(byte_range: Any) -> RangeRequest:
+    match byte_range:
+        case None:
+            return None
+        case RangeByteRequest(start, end):
+            return ByteRange(start, max(start, end))
+        case OffsetByteRequest(offset):
+            return ByteRange(offset)
+        case SuffixByteRequest(suffix):
+            return SuffixRange(suffix)
+        case _:
+            raise ValueError(f"Unexpected byte_range, got {byte_range!r}.")

@@ -1,0 +1,166 @@
+"""Building virtual references, one by one or as columns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.chunk_refs import ChunkRefs, Kind, VirtualChunk
+from icechunk_async.format.locations import Strings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from icechunk_async.format.chunk_refs import Coordinates
+    from icechunk_async.repository.virtual import VirtualLocations
+
+__all__ = ["VirtualChunkSpec", "grid_refs", "one_ref", "spec_refs"]
+
+_MAX_SECONDS: Final = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualChunkSpec:
+    """One virtual chunk: where it goes in its array and where its bytes are."""
+
+    index: Sequence[int]
+    """Coordinates in the array's chunk grid."""
+    location: str
+    """URL of the object that holds the bytes."""
+    offset: int
+    """First byte."""
+    length: int
+    """Number of bytes."""
+    etag_checksum: str | None = None
+    """Refuse to read once the object's ETag is another."""
+    last_updated_at_checksum: datetime | None = None
+    """Refuse to read once the object was modified after this."""
+
+
+def seconds_of(moment: datetime) -> int:
+    """Answer whole seconds since the epoch, rounded up so that the moment itself passes.
+
+    Raises:
+        InvalidInputError: the format cannot hold it.
+    """
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    seconds = math.ceil(moment.timestamp())
+    if not 0 < seconds <= _MAX_SECONDS:
+        raise InvalidInputError(f"{moment.isoformat()} cannot guard a virtual chunk: out of range.")
+    return seconds
+
+
+def one_ref(
+    locations: VirtualLocations,
+    location: str,
+    offset: int,
+    length: int,
+    checksum: str | datetime | None,
+    *,
+    validate_container: bool,
+) -> VirtualChunk:
+    """Answer one reference, its location normalised and checked."""
+    if offset < 0 or length < 1 or offset + length >= 1 << 63:
+        raise InvalidInputError(
+            f"Bytes [{offset}, {offset} + {length}) cannot be a virtual chunk: the offset must be "
+            "at least 0 and the length at least 1."
+        )
+    return VirtualChunk(
+        locations.normalize(location, validate_container=validate_container),
+        offset,
+        length,
+        etag=checksum if isinstance(checksum, str) else None,
+        last_modified=seconds_of(checksum) if isinstance(checksum, datetime) else None,
+    )
+
+
+def spec_refs(
+    locations: VirtualLocations,
+    specs: Sequence[VirtualChunkSpec],
+    rank: int,
+    *,
+    validate_containers: bool,
+) -> ChunkRefs:
+    """Answer references for a list of specifications; of equal indices the last counts."""
+    refs: dict[Coordinates, VirtualChunk] = {}
+    known: dict[str, str] = {}
+    for spec in specs:
+        if spec.location not in known:
+            known[spec.location] = locations.normalize(
+                spec.location, validate_container=validate_containers
+            )
+        checksum = spec.etag_checksum or spec.last_updated_at_checksum
+        if len(spec.index) != rank or min(spec.index, default=0) < 0:
+            raise InvalidInputError(
+                f"Virtual chunk index {tuple(spec.index)} does not fit an array of {rank} axes."
+            )
+        refs[tuple(spec.index)] = one_ref(
+            locations,
+            known[spec.location],
+            spec.offset,
+            spec.length,
+            checksum,
+            validate_container=False,
+        )
+    return ChunkRefs.from_mapping(rank, refs)
+
+
+def grid_refs(
+    locations: VirtualLocations,
+    shape: tuple[int, ...],
+    urls: Sequence[str],
+    offsets: npt.NDArray[np.uint64],
+    lengths: npt.NDArray[np.uint64],
+    *,
+    first: tuple[int, ...] | None,
+    checksum: str | datetime | None,
+    validate_containers: bool,
+) -> ChunkRefs:
+    """Answer references for a box of chunks, given as columns in row-major order.
+
+    Chunks whose URL is empty are left out.
+
+    Cost: each distinct URL is checked once; no object is made per chunk.
+    """
+    count = math.prod(shape)
+    first = first if first is not None else (0,) * len(shape)
+    offsets, lengths = np.asarray(offsets, np.uint64), np.asarray(lengths, np.uint64)
+    if not len(urls) == len(offsets) == len(lengths) == count or len(first) != len(shape):
+        raise InvalidInputError(
+            f"A box of {shape} chunks needs {count} locations, offsets and lengths, and an offset "
+            f"of {len(shape)} numbers; found {len(urls)}, {len(offsets)}, {len(lengths)} and "
+            f"{first}."
+        )
+    codes, pool = Strings.factorize(urls)
+    normal = [
+        locations.normalize(url, validate_container=validate_containers) if url else ""
+        for url in pool.strings
+    ]
+    present = np.array([bool(url) for url in normal], bool)[codes]
+    coords = np.stack(np.unravel_index(np.arange(count), shape), axis=1) if shape else None
+    origin = np.array(first, np.int64)
+    placed = np.zeros((count, 0), np.int64) if coords is None else coords + origin
+    if placed.size and (placed.min() < 0 or placed.max() > np.iinfo(np.uint32).max):
+        raise InvalidInputError(f"A box of {shape} chunks at {first} leaves any chunk grid.")
+    etag = checksum if isinstance(checksum, str) else None
+    modified = seconds_of(checksum) if isinstance(checksum, datetime) else 0
+    refs = ChunkRefs.build(
+        placed.astype(np.uint32),
+        Kind.VIRTUAL,
+        objects=codes,
+        offsets=offsets,
+        lengths=lengths,
+        etags=np.broadcast_to(np.int32(-1 if etag is None else 0), count),
+        modified=np.broadcast_to(np.uint32(modified), count),
+        locations=Strings(tuple(normal)),
+        etag_pool=Strings(() if etag is None else (etag,)),
+    )
+    return refs if present.all() else refs.take(present)

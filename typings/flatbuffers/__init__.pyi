@@ -1,0 +1,1 @@
+from flatbuffers.builder import Builder as Builder
