@@ -1,9 +1,36 @@
 """Versioned, transactional Zarr on object storage, asyncio to the bottom."""
 
-from icechunk_async.format.config import RepositoryConfig
-from icechunk_async.format.ids import SnapshotId
-from icechunk_async.repository.repository import Repository
-from icechunk_async.repository.session import Session
-from icechunk_async.zarr.store import IcechunkStore
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from icechunk_async.format.config import RepositoryConfig
+    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.repository.repository import Repository
+    from icechunk_async.repository.session import Session
+    from icechunk_async.zarr.store import IcechunkStore
 
 __all__ = ["IcechunkStore", "Repository", "RepositoryConfig", "Session", "SnapshotId"]
+
+# Imported at first use: backends and the command need not wait for zarr and NumPy.
+_HOMES: Final = {
+    "IcechunkStore": "icechunk_async.zarr.store",
+    "Repository": "icechunk_async.repository.repository",
+    "RepositoryConfig": "icechunk_async.format.config",
+    "Session": "icechunk_async.repository.session",
+    "SnapshotId": "icechunk_async.format.ids",
+}
+
+if not TYPE_CHECKING:  # else every misspelt name would have a type
+
+    def __getattr__(name: str) -> object:
+        """Import a public name."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name]), name)
+
+    def __dir__() -> list[str]:
+        """List the public names, imported or not."""
+        return sorted({*globals(), *__all__})

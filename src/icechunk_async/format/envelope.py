@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from importlib.metadata import version
 from typing import Final
 
 import zstandard
 
+from icechunk_async._version import __version__
 from icechunk_async.errors import FormatError, InvalidInputError, UnsupportedSpecVersionError
 
 __all__ = [
@@ -27,7 +27,7 @@ MAX_PAYLOAD_BYTES: Final = (1 << 31) - 1
 SPEC_VERSIONS: Final = (1, 2)
 
 _MAGIC: Final = b"ICE\xf0\x9f\xa7\x8aCHUNK"
-_STAMP_BYTES: Final = 24
+_STAMP: Final = f"ica-{__version__}".encode()[:24].ljust(24)
 _ZSTD: Final = 1
 _MAX_RATIO: Final = 1000
 _FLOOR_BYTES: Final = 64 << 20
@@ -54,10 +54,6 @@ class Envelope:
     """One FlatBuffer."""
 
 
-def _stamp() -> bytes:
-    return f"ica-{version('icechunk-async')}".encode()[:_STAMP_BYTES].ljust(_STAMP_BYTES)
-
-
 def pack(
     payload: bytes | memoryview, file_type: FileType, spec_version: int, *, level: int = 3
 ) -> bytes:
@@ -78,7 +74,7 @@ def pack(
             "Configure manifest splitting, so that each manifest holds fewer references."
         )
     frame = zstandard.ZstdCompressor(level=level).compress(payload)
-    return b"".join([_MAGIC, _stamp(), bytes([spec_version, file_type, _ZSTD]), frame])
+    return b"".join([_MAGIC, _STAMP, bytes([spec_version, file_type, _ZSTD]), frame])
 
 
 def unpack(data: bytes | memoryview, file_type: FileType) -> Envelope:

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import anyio.to_thread
 
 from icechunk_async._concurrency import SingleFlight
-from icechunk_async.errors import FormatError, ObjectNotFoundError, SnapshotNotFoundError
+from icechunk_async.errors import (
+    FormatError,
+    IcechunkError,
+    ObjectNotFoundError,
+    SnapshotNotFoundError,
+)
 from icechunk_async.format.envelope import FileType, pack, unpack
 from icechunk_async.format.manifest import decode_manifest
 from icechunk_async.format.snapshot import decode_snapshot
@@ -33,8 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AssetStorage", "Assets"]
 
-_OFFLOAD_BYTES: Final = 1 << 20
-"""Files from this size are decoded on a thread, so that the event loop goes on."""
+_OFFLOAD_BYTES: Final = 1 << 18
+"""Work on files from this size is done on a thread, so that the event loop goes on."""
 
 
 class AssetStorage(Protocol):
@@ -104,6 +109,13 @@ class Assets:
             return cached
         return await self._once(snapshot_id, lambda: self._load_snapshot(snapshot_id))
 
+    async def snapshot_if_there(self, snapshot_id: SnapshotId) -> Snapshot | None:
+        """Answer a snapshot that may be gone; None if it is, or cannot be read."""
+        try:
+            return await self.snapshot(snapshot_id)
+        except IcechunkError:
+            return None
+
     async def _load_snapshot(self, snapshot_id: SnapshotId) -> Snapshot:
         key = snapshot_key(snapshot_id)
         try:
@@ -115,7 +127,9 @@ class Assets:
                 snapshot_id=str(snapshot_id),
             ) from error
         envelope = unpack(retrieved.data, FileType.SNAPSHOT)
-        snapshot = await self._decode(lambda: decode_snapshot(envelope), envelope.payload)
+        snapshot = await self.compute(
+            lambda: decode_snapshot(envelope), size_bytes=len(envelope.payload)
+        )
         _check_id(key, snapshot.id, snapshot_id)
         self._snapshots.put(snapshot_id, snapshot, 1 + len(snapshot.nodes))
         return snapshot
@@ -146,10 +160,10 @@ class Assets:
                 f"A snapshot refers to {key!r}, which is missing. The repository is damaged: "
                 "restore the object, or go back to a snapshot that does not need it."
             ) from error
-        envelope = await self._decode(
-            lambda: unpack(retrieved.data, FileType.MANIFEST), retrieved.data
+        manifest = await self.compute(
+            lambda: decode_manifest(unpack(retrieved.data, FileType.MANIFEST).payload),
+            size_bytes=len(retrieved.data),
         )
-        manifest = await self._decode(lambda: decode_manifest(envelope.payload), envelope.payload)
         _check_id(key, manifest.id, manifest_id)
         self._manifests.put(manifest_id, manifest, 1 + len(manifest))
         return manifest
@@ -165,8 +179,12 @@ class Assets:
         """
         key = transaction_key(snapshot_id)
         retrieved = await self.storage.get(key)
-        envelope = unpack(retrieved.data, FileType.TRANSACTION_LOG)
-        log = await self._decode(lambda: decode_transaction_log(envelope.payload), retrieved.data)
+        log = await self.compute(
+            lambda: decode_transaction_log(
+                unpack(retrieved.data, FileType.TRANSACTION_LOG).payload
+            ),
+            size_bytes=len(retrieved.data),
+        )
         _check_id(key, log.id, snapshot_id)
         return log
 
@@ -179,7 +197,7 @@ class Assets:
 
         Cancellation: the object may exist; nothing refers to it.
         """
-        packed = await self._decode(
+        packed = await self.compute(
             lambda: self.pack(encode_snapshot(snapshot, self.spec_version), FileType.SNAPSHOT),
             size_bytes=1000 * len(snapshot.nodes),
         )
@@ -191,7 +209,7 @@ class Assets:
 
         Cancellation: the object may exist; nothing refers to it.
         """
-        packed = await self._decode(
+        packed = await self.compute(
             lambda: self.pack(
                 encode_transaction_log(log, self.spec_version), FileType.TRANSACTION_LOG
             ),
@@ -211,11 +229,6 @@ class Assets:
         if self._flights is None or size_bytes < _OFFLOAD_BYTES:
             return work()
         return await anyio.to_thread.run_sync(work)
-
-    async def _decode[T](
-        self, work: Callable[[], T], data: bytes | memoryview = b"", *, size_bytes: int = 0
-    ) -> T:
-        return await self.compute(work, size_bytes=size_bytes or len(data))
 
     async def _once[T](self, key: object, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if self._flights is None:

@@ -6,7 +6,8 @@ latest change of a chunk counts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import TYPE_CHECKING, Final
 
 from icechunk_async.format.chunk_refs import ChunkRefs
 from icechunk_async.format.row_index import rows_in
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayChanges"]
 
+_REVISIONS: Final = count(1)
+
 
 class ArrayChanges:
     """Changed chunks of an array of ``rank`` axes. Not safe for concurrent use by itself."""
@@ -29,7 +32,8 @@ class ArrayChanges:
         self.kept_grid: Coordinates | None = None
         """Chunks of the base snapshot outside of this grid are gone: the array was shrunk."""
         self.revision = 0
-        """Counts changes, so that what was made from them can be reused while they stand."""
+        """Names this state among all states of all changes, so that what was made from it can
+        be told from what was made from any other; 0 while nothing changed."""
         self._singles: dict[Coordinates, ChunkRef | None] = {}
         self._blocks: list[ChunkRefs] = []  # oldest first, all older than the singles
 
@@ -47,13 +51,13 @@ class ArrayChanges:
     def set(self, coords: Coordinates, ref: ChunkRef | None) -> None:
         """Set one chunk; None deletes it."""
         self._singles[coords] = ref
-        self.revision += 1
+        self.revision = next(_REVISIONS)
 
     def set_many(self, refs: ChunkRefs) -> None:
         """Set or delete many chunks; of rows with equal coordinates the last one counts."""
         self._settle()
         self._blocks.append(refs.sort())
-        self.revision += 1
+        self.revision = next(_REVISIONS)
 
     def find(self, coords: Coordinates) -> tuple[bool, ChunkRef | None]:
         """Answer whether a chunk was changed, and its reference (None: deleted)."""
@@ -87,15 +91,15 @@ class ArrayChanges:
         refs = self.columns()
         inside = refs.inside(tuple((0, size) for size in grid))
         if not inside.all():
-            self._blocks = [refs.take(inside)]
-        self.revision += 1
+            self._blocks = [refs.take(inside)] if inside.any() else []
+        self.revision = next(_REVISIONS)
 
     def drop(self, coords: npt.NDArray[np.uint32]) -> None:
         """Take back the changes of some chunks; ``coords`` is ``(n, rank)``."""
         refs = self.columns()
         keep = ~rows_in(refs.coords, coords)
         self._blocks = [refs.take(keep)] if keep.any() else []
-        self.revision += 1
+        self.revision = next(_REVISIONS)
 
     def _settle(self) -> None:
         """Turn single changes into a block, so that a newer block can follow."""

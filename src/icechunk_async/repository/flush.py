@@ -149,7 +149,14 @@ class Flusher:
             return known[1]
         columns = changes.columns()
         sizes = split_sizes(node.path, array, self._options.splitting)
-        plan = plan_manifests(array.grid, sizes, old, columns.coords, rewrite_all=rewrite_all)
+        plan = plan_manifests(
+            array.grid,
+            sizes,
+            old,
+            columns.coords,
+            kept=changes.kept_grid,
+            rewrite_all=rewrite_all,
+        )
         built = await bounded_map(
             lambda cell: self._build(node.id, cell, columns, changes, base),
             plan.cells,

@@ -12,7 +12,7 @@ from icechunk_async.format.manifest_write import LocationDictionary
 from icechunk_async.repository.assets import Assets
 from icechunk_async.repository.flush import ManifestOptions
 from icechunk_async.repository.history import opening
-from icechunk_async.repository.history.spec1 import RefFilesHistory
+from icechunk_async.repository.history.spec1 import RefFilesHistory, SeenRef
 from icechunk_async.repository.history.spec2 import RepoInfoHistory
 from icechunk_async.repository.retry import Backoff
 from icechunk_async.repository.virtual import open_virtual
@@ -125,8 +125,8 @@ async def assemble(
         retries.effective_max_backoff_ms,
     )
     history: History
-    if found.state is None:
-        history = RefFilesHistory(limited, assets, backoff=backoff)
+    if isinstance(found.state, SeenRef):
+        history = RefFilesHistory(limited, assets, found.state, backoff=backoff)
     else:
         history = RepoInfoHistory(
             limited,

@@ -264,12 +264,15 @@ class Repository(RefOperations):
             raise InvalidInputError(
                 "as_of goes with a branch; a tag or a snapshot id names one moment already."
             )
-        target = await self._resolve(branch, tag, snapshot_id)
         if as_of is not None:
-            target = await self._as_of(target, as_of)
+            target = await self._as_of(await self._resolve(branch, tag, snapshot_id), as_of)
+            base = await self._opened.assets.snapshot(target)
         elif snapshot_id is not None:
+            target = await self._resolve(branch, tag, snapshot_id)
             await self._opened.history.snapshot_info(target)
-        base = await self._opened.assets.snapshot(target)
+            base = await self._opened.assets.snapshot(target)
+        else:
+            base = await self._load_tip(branch, tag)
         return self._session(base, branch=None, mode=SessionMode.READONLY)
 
     async def writable_session(self, branch: str) -> Session:
@@ -283,11 +286,25 @@ class Repository(RefOperations):
         Cost: one request for the branch, one for the snapshot unless it is cached.
         """
         check_safe(self.storage)
-        opened = self._opened
-        tip = await opened.history.branch_tip(branch)
-        await opened.history.check_writable()
-        base = await opened.assets.snapshot(tip)
+        base = await self._load_tip(branch, None)
+        await self._opened.history.check_writable()
         return self._session(base, branch=branch, mode=SessionMode.WRITABLE)
+
+    async def _load_tip(self, branch: str | None, tag: str | None) -> Snapshot:
+        """Answer the snapshot of a ref as of now.
+
+        The one last seen there is fetched while the ref is read: mostly it still is the one.
+        """
+        assets = self._opened.assets
+        guess = self._opened.history.last_seen(branch or (None if tag else "main"), tag)
+        if guess is None:
+            return await assets.snapshot(await self._resolve(branch, tag, None))
+        target, guessed = await gather(
+            self._resolve(branch, tag, None), assets.snapshot_if_there(guess)
+        )
+        if guessed is not None and guessed.id == target:
+            return guessed
+        return await assets.snapshot(target)
 
     def _session(self, base: Snapshot, *, branch: str | None, mode: SessionMode) -> Session:
         opened = self._opened

@@ -16,6 +16,7 @@ from icechunk_async.errors import (
     NothingToCommitError,
     OutcomeUnknownError,
     SessionStateError,
+    StorageUnavailableError,
     UnsupportedBySpecError,
 )
 from icechunk_async.format.ids import SnapshotId
@@ -324,11 +325,17 @@ class Session:
         assets, snapshot = self.workspace.assets, publication.snapshot
 
         async def store() -> None:
-            await gather(
-                self._flusher.store(flushed),
-                assets.put_snapshot(snapshot),
-                assets.put_transaction_log(log),
-            )
+            try:
+                await gather(
+                    self._flusher.store(flushed),
+                    assets.put_snapshot(snapshot),
+                    assets.put_transaction_log(log),
+                )
+            except OutcomeUnknownError as error:  # about a file that nothing refers to yet
+                raise StorageUnavailableError(
+                    f"A file of the new snapshot may not be stored: {error} Nothing was "
+                    "published and no change was lost; commit again."
+                ) from error
 
         self._doubtful[snapshot.id] = snapshot
         try:

@@ -68,6 +68,7 @@ def plan_manifests(
     old: Sequence[ManifestRef],
     changed: npt.NDArray[np.uint32],
     *,
+    kept: Coordinates | None = None,
     rewrite_all: bool = False,
 ) -> SplitPlan:
     """Decide which manifests stay and which cells are written anew.
@@ -80,24 +81,26 @@ def plan_manifests(
         sizes: cell size along each axis.
         old: the array's manifests.
         changed: coordinates of the session's changes, ``(n, rank)``.
+        kept: the grid in which old references still count, where that is smaller.
         rewrite_all: write every cell anew.
     """
     touched = _rows_by_cell(changed, sizes)
     cells = {
         cell: CellPlan(_box(cell, sizes, grid), changes=rows) for cell, rows in touched.items()
     }
+    kept = grid if kept is None else tuple(min(a, b) for a, b in zip(grid, kept, strict=True))
     reused: list[ManifestRef] = []
     cut: list[CellPlan] = []
     for ref in old:
-        for cell in _cells_of(ref.extents, sizes, grid):
+        for cell in _cells_of(ref.extents, sizes, kept):
             if cell in cells:
                 cells[cell].sources.append(ref)
             elif rewrite_all:
                 cells[cell] = CellPlan(_box(cell, sizes, grid), [ref])
-            elif _contains(_box(cell, sizes, grid), ref.extents):
+            elif _contains(_box(cell, sizes, kept), ref.extents):
                 reused.append(ref)
             else:
-                cut.append(CellPlan(_box(cell, sizes, grid), [ref]))
+                cut.append(CellPlan(_box(cell, sizes, kept), [ref]))
     return SplitPlan(reused, [*cells.values(), *cut])
 
 
@@ -130,7 +133,7 @@ def _box(cell: Coordinates, sizes: Sequence[int], grid: Coordinates) -> Extents:
 def _cells_of(extents: Extents, sizes: Sequence[int], grid: Coordinates) -> Iterator[Coordinates]:
     """Iterate over the cells that a box meets, within the grid."""
     ranges = [
-        range(start // size, -(-min(stop, limit) // size))
+        range(start // size, -(-min(stop, limit) // size)) if start < limit else range(0)
         for (start, stop), size, limit in zip(extents, sizes, grid, strict=True)
     ]
     shape = tuple(len(axis) for axis in ranges)

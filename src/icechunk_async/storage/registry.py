@@ -10,9 +10,12 @@ from __future__ import annotations
 import inspect
 import os
 import re
+from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
+
+import anyio.to_thread
 
 from icechunk_async.errors import (
     InvalidInputError,
@@ -22,6 +25,7 @@ from icechunk_async.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
     from contextlib import AbstractAsyncContextManager
     from importlib.metadata import EntryPoint
 
@@ -35,6 +39,7 @@ GROUP: Final = "icechunk_async.backends"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _EXTRAS: Final = {"file": "local"}
 """Which extra of our own distribution brings the driver of a scheme."""
+_loaded: Final[dict[str, OpenBackend]] = {}
 
 
 class OpenBackend(Protocol):
@@ -67,12 +72,11 @@ def installed_schemes() -> list[str]:
     return sorted({point.name for point in entry_points(group=GROUP)})
 
 
-def open_storage(
+@asynccontextmanager
+async def open_storage(
     location: str | os.PathLike[str], **options: object
-) -> AbstractAsyncContextManager[Storage]:
-    """Answer an asynchronous context manager of the storage at a path or URL.
-
-    Nothing is opened before the context manager is entered; what it opened closes with it.
+) -> AsyncGenerator[Storage]:
+    """Open the storage at a path or URL for the length of an ``async with`` block.
 
     Args:
         location: a path, or a URL whose scheme an installed backend serves.
@@ -88,13 +92,17 @@ def open_storage(
     match = _SCHEME.match(url)
     assert match is not None  # normalize_url answers URLs only
     scheme = match[1].lower()
-    backend = _load(_find(scheme, url), scheme)
+    backend = _loaded.get(scheme)
+    if backend is None:  # looking for entry points and importing reads many files
+        backend = await anyio.to_thread.run_sync(_load, scheme, url)
+        _loaded[scheme] = backend
     _check_options(backend, scheme, options)
-    return backend(url, **options)
+    async with backend(url, **options) as storage:
+        yield storage
 
 
 def reopen(description: StorageDescription) -> AbstractAsyncContextManager[Storage]:
-    """Answer a context manager of the storage that ``description`` was taken from.
+    """Open the storage that ``description`` was taken from.
 
     Raises:
         IcechunkError: as :func:`open_storage`.
@@ -114,7 +122,8 @@ def _find(scheme: str, url: str) -> EntryPoint:
     )
 
 
-def _load(point: EntryPoint, scheme: str) -> OpenBackend:
+def _load(scheme: str, url: str) -> OpenBackend:
+    point = _find(scheme, url)
     try:
         backend: OpenBackend = point.load()
     except ModuleNotFoundError as error:

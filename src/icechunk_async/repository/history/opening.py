@@ -18,12 +18,13 @@ from icechunk_async.errors import (
 from icechunk_async.format.config import decode_config, encode_config
 from icechunk_async.format.envelope import FileType
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID
-from icechunk_async.format.refs import encode_ref
+from icechunk_async.format.refs import decode_ref, encode_ref
 from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo, encode_repo_info
 from icechunk_async.format.snapshot import Snapshot
 from icechunk_async.format.transaction_log import TransactionLog
 from icechunk_async.format.updates import Availability, RepoInitialized, RepoStatus, Update
 from icechunk_async.repository.history.edits import MAIN
+from icechunk_async.repository.history.spec1 import SeenRef
 from icechunk_async.repository.history.spec2 import RepoState, read_state
 from icechunk_async.repository.layout import CONFIG, REPO_INFO, branch_key
 from icechunk_async.storage import ABSENT
@@ -38,11 +39,16 @@ __all__ = ["Found", "check_empty", "create", "find", "missing"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a storage holds: a repository's version, configuration and, for spec 2, its state."""
+    """What a storage holds: a repository's configuration, and the state of its refs."""
 
-    spec_version: int
     config: RepositoryConfig | None
-    state: RepoState | None = None
+    state: RepoState | SeenRef
+    """The repo info of spec 2, or the main branch of spec 1."""
+
+    @property
+    def spec_version(self) -> int:
+        """The version of the format."""
+        return 1 if isinstance(self.state, SeenRef) else 2
 
 
 async def find(storage: Storage) -> Found | None:
@@ -59,9 +65,10 @@ async def find(storage: Storage) -> Found | None:
     if info is not None:
         state = read_state(info)
         raw = state.info.raw_config
-        return Found(2, None if raw is None else decode_config(raw, 2), state)
+        return Found(None if raw is None else decode_config(raw, 2), state)
     if main is not None:
-        return Found(1, None if config is None else decode_config(config.data, 1))
+        stored = None if config is None else decode_config(config.data, 1)
+        return Found(stored, SeenRef(decode_ref(main.data), main.version))
     return None
 
 
@@ -126,8 +133,8 @@ async def create(
             await storage.sync()
             if config is not None:
                 await _create(storage, CONFIG, encode_config(config, 1))
-            await _create(storage, branch_key(MAIN), encode_ref(snapshot.id))
-            return Found(1, config)
+            version = await _create(storage, branch_key(MAIN), encode_ref(snapshot.id))
+            return Found(config, SeenRef(snapshot.id, version))
         case 2:
             log = TransactionLog(snapshot.id)
             await gather(assets.put_snapshot(snapshot), assets.put_transaction_log(log))
@@ -156,7 +163,7 @@ async def _create_spec2(
         raw_config=None if config is None else encode_config(config, 2),
     )
     data = assets.pack(encode_repo_info(info), FileType.REPO_INFO)
-    return Found(2, config, RepoState(info, await _create(storage, REPO_INFO, data)))
+    return Found(config, RepoState(info, await _create(storage, REPO_INFO, data)))
 
 
 async def _create(storage: Storage, key: str, data: bytes) -> Version:

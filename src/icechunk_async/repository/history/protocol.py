@@ -93,6 +93,13 @@ class History(Protocol):
         """
         ...
 
+    def last_seen(self, branch: str | None, tag: str | None) -> SnapshotId | None:
+        """Answer where a branch or tag was when it was last read; None if never.
+
+        Worth trying before the answer of :meth:`branch_tip` is there, not instead of it.
+        """
+        ...
+
     async def check_writable(self) -> None:
         """Refuse if the repository's status forbids changes, as last seen.
 

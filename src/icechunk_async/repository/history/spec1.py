@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from icechunk_async.repository.retry import Backoff
     from icechunk_async.storage import Expected, Storage, Version
 
-__all__ = ["RefFilesHistory"]
+__all__ = ["RefFilesHistory", "SeenRef"]
 
 _CONCURRENT_REFS: Final = 32
 # Some stores percent-encode other characters in keys, and such refs drop out of their listings.
@@ -62,7 +62,9 @@ _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class _Ref:
+class SeenRef:
+    """A ref and the version of the object that it was read from."""
+
     target: SnapshotId
     version: Version
 
@@ -76,12 +78,14 @@ class RefFilesHistory:
 
     spec_version = 1
 
-    def __init__(self, storage: Storage, assets: Assets, *, backoff: Backoff) -> None:
-        """Read and write the refs of ``storage``; snapshots come from ``assets``."""
+    def __init__(
+        self, storage: Storage, assets: Assets, main: SeenRef, *, backoff: Backoff
+    ) -> None:
+        """Read and write the refs of ``storage``; ``main`` was just read or written."""
         self._storage = storage
         self._assets = assets
         self._backoff = backoff
-        self._seen: dict[str, _Ref] = {}
+        self._seen = {edits.MAIN: main}
 
     async def branches(self) -> dict[str, SnapshotId]:
         """Answer every branch and its tip. Cost: a listing, and one request a branch."""
@@ -107,6 +111,11 @@ class RefFilesHistory:
         if target is None:
             raise TagNotFoundError(f"There is no tag {name!r}, or it was deleted.", tag=name)
         return target
+
+    def last_seen(self, branch: str | None, tag: str | None) -> SnapshotId | None:
+        """Answer where a branch was when it was last read; tags are not remembered."""
+        ref = self._seen.get(branch) if branch is not None and tag is None else None
+        return None if ref is None else ref.target
 
     async def check_writable(self) -> None:
         """Do nothing: spec 1 has no repository status."""
@@ -242,20 +251,20 @@ class RefFilesHistory:
             if isinstance(entry, CommonPrefix)
         ]
 
-    async def _branch(self, name: str) -> _Ref:
+    async def _branch(self, name: str) -> SeenRef:
         ref = await self._read_branch(name)
         if ref is None:
             raise BranchNotFoundError(f"There is no branch {name!r}.", branch=name)
         return ref
 
-    async def _read_branch(self, name: str) -> _Ref | None:
+    async def _read_branch(self, name: str) -> SeenRef | None:
         """Read a branch as of now and remember it."""
         try:
             retrieved = await self._storage.get(branch_key(name))
         except ObjectNotFoundError:
             self._seen.pop(name, None)
             return None
-        ref = self._seen[name] = _Ref(decode_ref(retrieved.data), retrieved.version)
+        ref = self._seen[name] = SeenRef(decode_ref(retrieved.data), retrieved.version)
         return ref
 
     async def _read_tag(self, name: str) -> SnapshotId | None:
@@ -291,7 +300,7 @@ class RefFilesHistory:
                 raise
         return True
 
-    async def _move(self, branch: str, ref: _Ref, target: SnapshotId) -> None:
+    async def _move(self, branch: str, ref: SeenRef, target: SnapshotId) -> None:
         """Compare-and-set a branch from ``ref`` to ``target``."""
         await self._storage.sync()
         unknown: OutcomeUnknownError | None = None
@@ -305,7 +314,7 @@ class RefFilesHistory:
             except OutcomeUnknownError as error:
                 unknown = error
             else:
-                self._seen[branch] = _Ref(target, version)
+                self._seen[branch] = SeenRef(target, version)
                 return
             now = await self._look_again(branch, unknown)
             if now is not None and await self._is_ancestor(target, now.target, ref.target):
@@ -320,7 +329,7 @@ class RefFilesHistory:
             branch=branch,
         )
 
-    async def _look_again(self, branch: str, unknown: OutcomeUnknownError | None) -> _Ref | None:
+    async def _look_again(self, branch: str, unknown: OutcomeUnknownError | None) -> SeenRef | None:
         """Read a branch; while a write is in doubt, failing to read leaves it so."""
         try:
             return await self._read_branch(branch)

@@ -98,6 +98,11 @@ class RepoInfoHistory:
         """Answer the snapshot of a tag. Cost: one conditional request."""
         return edits.find_tag(await self.tags(), name)
 
+    def last_seen(self, branch: str | None, tag: str | None) -> SnapshotId | None:
+        """Answer where a branch or tag was when it was last read."""
+        info = self._state.info
+        return info.tags.get(tag) if tag is not None else info.branches.get(branch or "")
+
     async def check_writable(self) -> None:
         """Refuse if the repository's status forbids changes, as last seen."""
         edits.check_online(self._state.info)

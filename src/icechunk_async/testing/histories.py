@@ -1,0 +1,71 @@
+"""Checking what concurrent writers saw against what the repository holds afterwards.
+
+Every commit carries a unique name. Afterwards the ancestry of a branch must hold each
+acknowledged commit exactly once and none that was refused, and a commit that began after another
+was acknowledged must lie above it. (A list to which unique elements are appended, after the Elle
+checker by Kingsbury and Alvaro.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["Attempt", "Outcome", "find_anomalies"]
+
+
+class Outcome(Enum):
+    """What a writer was told about its commit."""
+
+    ACKNOWLEDGED = "acknowledged"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One commit that a writer tried."""
+
+    name: str
+    """Unique; the commit's message."""
+    branch: str
+    began: float
+    ended: float
+    """Times by one clock."""
+    outcome: Outcome
+
+
+def find_anomalies(
+    attempts: Iterable[Attempt], branch: str, newest_first: Sequence[str]
+) -> list[str]:
+    """Answer what is wrong with a branch, a sentence each; nothing if all is well.
+
+    Args:
+        attempts: every commit that was tried on any branch.
+        branch: the branch to look at.
+        newest_first: the messages along its ancestry.
+    """
+    mine = {attempt.name: attempt for attempt in attempts if attempt.branch == branch}
+    found = Counter(name for name in newest_first if name in mine)
+    places = {name: place for place, name in enumerate(reversed(newest_first))}
+    anomalies = [f"{name} is there {times} times" for name, times in found.items() if times > 1]
+    for name, attempt in mine.items():
+        if attempt.outcome is Outcome.ACKNOWLEDGED and name not in found:
+            anomalies.append(f"{name} was acknowledged and is lost")
+        if attempt.outcome is Outcome.REFUSED and name in found:
+            anomalies.append(f"{name} was refused and is there")
+    landed = [attempt for attempt in mine.values() if attempt.name in found]
+    for earlier in landed:
+        anomalies += [
+            f"{later.name} began after {earlier.name} was acknowledged, and lies below it"
+            for later in landed
+            if earlier.outcome is Outcome.ACKNOWLEDGED
+            and later.began > earlier.ended
+            and places[later.name] < places[earlier.name]
+        ]
+    return anomalies

@@ -1,0 +1,102 @@
+"""A storage around a storage: the base of those that delay, count or fail on purpose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from icechunk_async.storage import (
+        Capabilities,
+        Data,
+        DeleteFailure,
+        Expected,
+        ListEntry,
+        RangeRequest,
+        Retrieved,
+        Storage,
+        StorageDescription,
+        Version,
+    )
+
+__all__ = ["WrappedStorage"]
+
+
+class WrappedStorage:
+    """Passes every call on; subclasses override :meth:`before`, :meth:`after` or operations."""
+
+    def __init__(self, storage: Storage) -> None:
+        """Wrap ``storage``."""
+        self.wrapped = storage
+
+    async def before(self, operation: str, key: str) -> None:
+        """Run before each request reaches the wrapped storage."""
+
+    async def after(self, operation: str, key: str) -> None:
+        """Run after each request that the wrapped storage carried out."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the wrapped storage."""
+        return self.wrapped.capabilities
+
+    @property
+    def description(self) -> StorageDescription:
+        """That of the wrapped storage."""
+        return self.wrapped.description
+
+    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read an object or part of it."""
+        await self.before("get", key)
+        retrieved = await self.wrapped.get(key, byte_range)
+        await self.after("get", key)
+        return retrieved
+
+    async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
+        """Read a whole object unless it is still at ``version``."""
+        await self.before("get_if_changed", key)
+        retrieved = await self.wrapped.get_if_changed(key, version)
+        await self.after("get_if_changed", key)
+        return retrieved
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write one whole object."""
+        await self.before("put", key)
+        version = await self.wrapped.put(key, data, if_version=if_version)
+        await self.after("put", key)
+        return version
+
+    async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
+        """Delete objects."""
+        doomed = list(keys)
+        await self.before("delete", ",".join(doomed))
+        failures = await self.wrapped.delete(doomed)
+        await self.after("delete", ",".join(doomed))
+        return failures
+
+    async def list_prefix(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str | None = None,
+        delimiter: Literal["/"] | None = None,
+    ) -> AsyncIterator[ListEntry]:
+        """List objects; counts as one request."""
+        await self.before("list_prefix", prefix)
+        async for entry in self.wrapped.list_prefix(
+            prefix, start_after=start_after, delimiter=delimiter
+        ):
+            yield entry
+        await self.after("list_prefix", prefix)
+
+    async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
+        """Copy an object within the storage."""
+        await self.before("copy", target)
+        version = await self.wrapped.copy(source, target, if_version=if_version)
+        await self.after("copy", target)
+        return version
+
+    async def sync(self) -> None:
+        """Pass on; takes no time, as for a service whose writes are durable at once."""
+        await self.wrapped.sync()

@@ -1,0 +1,80 @@
+"""Small pieces that several tests share."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from zarr.core.buffer import default_buffer_prototype
+
+if TYPE_CHECKING:
+    from icechunk_async import Session
+    from icechunk_async.storage import Storage
+
+__all__ = [
+    "array_document",
+    "group_document",
+    "make_array",
+    "memory_url",
+    "objects",
+    "read",
+    "write",
+]
+
+
+def memory_url() -> str:
+    """Answer a URL of memory that nobody else uses."""
+    return f"memory://{uuid4()}"
+
+
+def group_document(**attributes: object) -> bytes:
+    """Answer a ``zarr.json`` of a group."""
+    return json.dumps(
+        {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+    ).encode()
+
+
+def array_document(shape: tuple[int, ...], chunks: tuple[int, ...], **more: Any) -> bytes:
+    """Answer a ``zarr.json`` of an array of bytes, without compression."""
+    return json.dumps(
+        {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": shape,
+            "data_type": "uint8",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": 0,
+            "codecs": [{"name": "bytes"}],
+            "attributes": {},
+            **more,
+        }
+    ).encode()
+
+
+async def write(session: Session, key: str, data: bytes) -> None:
+    """Write a value through the session's store."""
+    await session.store.set(key, default_buffer_prototype().buffer.from_bytes(data))
+
+
+async def read(session: Session, key: str) -> bytes | None:
+    """Read a value through the session's store."""
+    value = await session.store.get(key, default_buffer_prototype())
+    return None if value is None else value.to_bytes()
+
+
+async def make_array(
+    session: Session, path: str, shape: tuple[int, ...], chunks: tuple[int, ...], **more: Any
+) -> None:
+    """Create an array."""
+    await write(session, f"{path}/zarr.json", array_document(shape, chunks, **more))
+
+
+async def objects(storage: Storage) -> dict[str, bytes]:
+    """Answer every object of a storage."""
+    found: dict[str, bytes] = {}
+    async for entry in storage.list_prefix():
+        key = getattr(entry, "key")  # noqa: B009 -- without a delimiter there are no prefixes
+        found[key] = bytes((await storage.get(key)).data)
+    return found

@@ -1,0 +1,114 @@
+"""Many writers at once: all land, none twice, none lost, in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.helpers import make_array, memory_url, read, write
+
+from icechunk_async import Repository
+from icechunk_async._concurrency import bounded_map
+from icechunk_async.repository.conflicts import ConflictDetector
+from icechunk_async.storage import open_storage
+from icechunk_async.testing.latency import LatencyStorage
+from icechunk_async.testing.virtual_time import VirtualTimeLoop
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WRITERS = 32
+PROCESSES = 8
+COMMITS_PER_PROCESS = 4
+
+
+async def _prepare(url: str, spec: int, chunks: int) -> None:
+    async with Repository.create(url, spec_version=spec) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (chunks,), (1,))
+        await session.commit("array")
+
+
+async def _commit(repository: Repository, chunk: int) -> None:
+    session = await repository.writable_session("main")
+    await write(session, f"a/c/{chunk}", b"%d" % chunk * 300)
+    await session.commit(f"chunk {chunk}", rebase_with=ConflictDetector())
+
+
+async def _check(url: str, chunks: int) -> None:
+    """The history is one line of every commit once, and each chunk is there."""
+    async with Repository.open(url) as repository:
+        infos = [info async for info in repository.ancestry(branch="main")]
+        assert sorted(info.message for info in infos) == sorted(
+            ["array", "Repository initialized", *(f"chunk {chunk}" for chunk in range(chunks))]
+        )
+        assert [info.parent_id for info in infos[:-1]] == [info.id for info in infos[1:]]
+        times = [info.flushed_at for info in infos]
+        assert times == sorted(set(times), reverse=True)
+        reader = await repository.readonly_session("main")
+        for chunk in range(chunks):
+            assert await read(reader, f"a/c/{chunk}") == b"%d" % chunk * 300
+
+
+@pytest.mark.parametrize("spec", [1, 2])
+async def test_32_sessions_of_one_repository(spec: int) -> None:
+    """They share a handle, its caches and its budget."""
+    url = memory_url()
+    await _prepare(url, spec, WRITERS)
+    async with Repository.open(url) as repository:
+        await bounded_map(lambda it: _commit(repository, it), range(WRITERS), limit=WRITERS)
+    await _check(url, WRITERS)
+
+
+@pytest.mark.parametrize("spec", [1, 2])
+def test_32_writers_with_handles_of_their_own_and_latency(spec: int) -> None:
+    """50 to 300 ms a request: every writer lands, in a bounded number of requests."""
+
+    async def scenario() -> tuple[float, int]:
+        url = memory_url()
+        await _prepare(url, spec, WRITERS)
+        async with open_storage(url) as plain:
+
+            async def writer(chunk: int) -> int:
+                slow = LatencyStorage(plain, seconds=0.05, jitter_seconds=0.25, seed=chunk)
+                async with Repository.open(slow) as repository:
+                    await _commit(repository, chunk)
+                return sum(slow.requests.values())
+
+            requests = await bounded_map(writer, range(WRITERS), limit=WRITERS)
+            seconds = asyncio.get_running_loop().time()
+        await _check(url, WRITERS)
+        return seconds, sum(requests)
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        seconds, requests = runner.run(scenario())
+    # Commits to one branch follow one another: 32 times a few requests of at most 0.3 s.
+    assert seconds < WRITERS * 6 * 0.3
+    assert requests < WRITERS * 250
+
+
+def _process(url: str, first: int) -> None:
+    """Commit several chunks from a process of its own."""
+
+    async def work() -> None:
+        async with Repository.open(url) as repository:
+            for chunk in range(first, first + COMMITS_PER_PROCESS):
+                await _commit(repository, chunk)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("spec", [1, 2])
+def test_8_processes_on_one_local_repository(spec: int, tmp_path: Path) -> None:
+    """Compare-and-set holds between processes."""
+    url = (tmp_path / "repository").as_uri()
+    chunks = PROCESSES * COMMITS_PER_PROCESS
+    asyncio.run(_prepare(url, spec, chunks))
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(PROCESSES, mp_context=spawn) as pool:
+        firsts = range(0, chunks, COMMITS_PER_PROCESS)
+        assert list(pool.map(_process, [url] * PROCESSES, firsts)) == [None] * PROCESSES
+    asyncio.run(_check(url, chunks))
