@@ -218,7 +218,9 @@ class ChunkRefs:
         )
 
     def inside(self, extents: Extents) -> npt.NDArray[np.bool_]:
-        """Answer which references lie in a box."""
+        """Answer which references lie in a box; none in one of another number of axes."""
+        if len(extents) != self.rank:
+            return np.zeros(len(self), bool)
         low = np.array([start for start, _ in extents], np.uint32)
         high = np.array([stop for _, stop in extents], np.int64)
         return np.all((self.coords >= low) & (self.coords < high), axis=1)
@@ -265,10 +267,14 @@ class ChunkRefs:
 
     @classmethod
     def concat(cls, parts: Sequence[ChunkRefs]) -> ChunkRefs:
-        """Join references of one array; pools are joined and inline bytes are copied."""
+        """Join references of one array; pools are joined and inline bytes are copied.
+
+        Where nothing is left the result has the rank of the last part.
+        """
+        parts = [part for part in parts if len(part)] or parts[-1:]
         if len(parts) == 1:
             return parts[0]
-        parts = [part.compact() for part in parts]
+        parts = [part.narrow().compact() for part in parts]
         location_maps, locations = merge_pools([part.locations for part in parts])
         etag_maps, etag_pool = merge_pools([part.etag_pool for part in parts])
         columns: dict[str, list[npt.NDArray[Any]]] = {"objects": [], "offsets": [], "etags": []}
@@ -301,6 +307,23 @@ class ChunkRefs:
             inline=memoryview(b"".join(inline)),
         )
 
+    def narrow(self) -> ChunkRefs:
+        """Drop what no row refers to from the pools, which :meth:`take` leaves whole."""
+        objects = np.array(self.objects)
+        ids, id_rows = _used(objects, self.kinds == Kind.NATIVE, len(self.chunk_ids))
+        names, name_rows = _used(objects, self.kinds == Kind.VIRTUAL, len(self.locations))
+        etags, etag_rows = _used(self.etags, self.etags != _NO_ETAG, len(self.etag_pool))
+        if id_rows is None and name_rows is None and etag_rows is None:
+            return self
+        return replace(
+            self,
+            objects=np.where(self.kinds == Kind.NATIVE, ids, names),
+            etags=etags,
+            chunk_ids=self.chunk_ids if id_rows is None else self.chunk_ids[id_rows],
+            locations=self.locations if name_rows is None else self.locations.take(name_rows),
+            etag_pool=self.etag_pool if etag_rows is None else self.etag_pool.take(etag_rows),
+        )
+
     def compact(self) -> ChunkRefs:
         """Drop what no row refers to from the inline bytes, so that old buffers can go."""
         rows = np.flatnonzero(self.kinds == Kind.INLINE)
@@ -315,6 +338,24 @@ class ChunkRefs:
         ]
         offsets[rows] = np.cumsum(sizes) - sizes
         return replace(self, offsets=offsets, inline=memoryview(b"".join(pieces)))
+
+
+def _used(
+    indices: npt.NDArray[Any], chosen: npt.NDArray[np.bool_], size: int
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64] | None]:
+    """Renumber the chosen indices into a pool without its unused part.
+
+    Returns:
+        The indices, and which of the pool's ``size`` items stay; None if all do.
+    """
+    used = np.zeros(size, bool)
+    used[indices[chosen]] = True
+    if used.all():
+        return indices, None
+    places = np.cumsum(used) - 1
+    renumbered = np.array(indices)
+    renumbered[chosen] = places[indices[chosen]]
+    return renumbered, np.flatnonzero(used)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,10 @@ _ZSTD: Final = 1
 _MAX_RATIO: Final = 1000
 _FLOOR_BYTES: Final = 64 << 20
 _UNKNOWN_SIZE: Final = (1 << 64) - 1
-_FEED_BYTES: Final = 4096
+_MAX_BLOCK_BYTES: Final = 1 << 17
+"""What one block of a zstd frame may decompress to (RFC 8878, 3.1.1.2)."""
+_CHECKSUM_BYTES: Final = 4
+_RLE_BLOCK, _COMPRESSED_BLOCK, _RESERVED_BLOCK = 1, 2, 3
 
 
 class FileType(IntEnum):
@@ -117,6 +120,8 @@ def _decompress(frame: memoryview, name: str) -> bytes:
         declared = zstandard.get_frame_parameters(frame).content_size
         if declared == _UNKNOWN_SIZE:
             return _decompress_unsized(frame, name, limit)
+        if declared == 0:
+            raise FormatError(f"A {name} file holds nothing.")
         if declared > limit:
             raise FormatError(
                 f"A {name} file of {len(frame)} bytes claims to hold {declared}; "
@@ -131,21 +136,30 @@ def _decompress(frame: memoryview, name: str) -> bytes:
 
 
 def _decompress_unsized(frame: memoryview, name: str, limit: int) -> bytes:
-    """Decompress a frame that does not say its size, as writers before 2.3.0 made them."""
-    stream = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
-    pieces: list[bytes] = []
-    size = 0
-    for start in range(0, len(frame), _FEED_BYTES):  # small meals bound what one call returns
-        if stream.eof:
-            raise FormatError(f"A {name} file has bytes after its zstd frame.")
-        pieces.append(stream.decompress(frame[start : start + _FEED_BYTES]))
-        size += len(pieces[-1])
-        if size > limit:
-            raise FormatError(f"A {name} file of {len(frame)} bytes holds more than {limit}.")
-    if not stream.eof or stream.unused_data:
-        problem = "has bytes after its zstd frame" if stream.eof else "is truncated"
-        raise FormatError(f"A {name} file {problem}.")
-    return b"".join(pieces)
+    """Decompress a frame that does not say its size, as writers before 2.3.0 made them.
+
+    The library would neither say where the frame ends nor how much room it needs: its blocks do.
+    """
+    end, room = _measure_blocks(frame, name)
+    if end != len(frame):
+        raise FormatError(f"A {name} file has {len(frame) - end} bytes after its zstd frame.")
+    decompressor = zstandard.ZstdDecompressor()
+    return decompressor.decompress(frame, max_output_size=max(1, min(room, limit)))
+
+
+def _measure_blocks(frame: memoryview, name: str) -> tuple[int, int]:
+    """Answer where a frame ends, and how many bytes it decompresses to at most."""
+    position, room = zstandard.frame_header_size(frame), 0
+    last = False
+    while not last:
+        header = int.from_bytes(frame[position : position + 3], "little")
+        last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
+        position += 3 + (1 if kind == _RLE_BLOCK else size)
+        if position > len(frame) or kind == _RESERVED_BLOCK:
+            raise FormatError(f"A {name} file has a damaged or truncated zstd frame.")
+        room += _MAX_BLOCK_BYTES if kind == _COMPRESSED_BLOCK else size
+    checksum = zstandard.get_frame_parameters(frame).has_checksum
+    return position + _CHECKSUM_BYTES * checksum, room
 
 
 def _name(file_type: int) -> str:

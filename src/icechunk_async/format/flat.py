@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 __all__ = ["Buffer", "Tables", "Vectors"]
 
 _MAX_SHARING: Final = 16
-"""How much larger than the file its unfolded contents may be.
+"""How much larger than the file the strings and numbers in it may be, unfolded.
 
 Writers may let several tables point at one string or vector. A file in which everything points
 at everything would unfold without end; genuine ones stay far below this.
 """
+_MAX_REPEATED_TABLES: Final = 1
+"""The same for vectors of tables, which writers do not share: each item costs far more."""
 
 
 class Buffer:
@@ -92,9 +94,9 @@ class Buffer:
             raise FormatError("A FlatBuffer holds an offset that points at itself.")
         return positions + distances
 
-    def check_unfolded(self, size_bytes: int) -> None:
-        """Refuse contents that unfold to many times the size of the file."""
-        if size_bytes > _MAX_SHARING * self.size:
+    def check_unfolded(self, size_bytes: int, sharing: int = _MAX_SHARING) -> None:
+        """Refuse contents that unfold to more than ``sharing`` times the size of the file."""
+        if size_bytes > sharing * self.size:
             raise FormatError(
                 f"A FlatBuffer of {self.size} bytes unfolds to {size_bytes}: it is not genuine."
             )
@@ -262,6 +264,7 @@ class Vectors:
         if columns > max_columns:
             raise FormatError(f"A file has chunk coordinates of {columns} axes.")
         starts = self.starts if odd is None else self.starts[~odd]
+        self.buffer.check_unfolded(len(starts) * 4 * columns)
         rows = self.buffer.rows(starts, 4 * columns) if columns else np.empty(0, np.uint8)
         return rows.reshape(-1).view("<u4").reshape(len(starts), columns), odd
 
@@ -271,7 +274,12 @@ class Vectors:
 
     def tables(self) -> Tables:
         """Follow the items of all rows to the tables that they refer to."""
+        self.check_tables()
         return Tables(self.buffer, self.buffer.targets(self.items()))
+
+    def check_tables(self) -> None:
+        """Refuse rows that share their items; before tables are followed row by row."""
+        self.buffer.check_unfolded(int(self.counts.sum()) * 4, _MAX_REPEATED_TABLES)
 
     def where(self, mask: npt.NDArray[np.bool_], other: Vectors) -> Vectors:
         """Answer these rows, with those in ``mask`` taken from ``other``."""
@@ -286,14 +294,13 @@ class Vectors:
         """Follow the items of all rows to the strings that they refer to."""
         return Vectors.at(self.buffer, self.buffer.targets(self.items()), 1, 1).decode()
 
+    def select(self, rows: npt.NDArray[Any]) -> Vectors:
+        """Answer some rows: indices or a mask."""
+        return Vectors(self.buffer, self.starts[rows], self.counts[rows], self.item_size)
+
     def row(self, index: int) -> Vectors:
         """Answer one row alone."""
-        return Vectors(
-            self.buffer,
-            self.starts[index : index + 1],
-            self.counts[index : index + 1],
-            self.item_size,
-        )
+        return self.select(np.array([index]))
 
     def raw(self, index: int) -> memoryview:
         """Answer the bytes of one row, without copying."""

@@ -27,6 +27,10 @@ __all__ = ["EMPTY_POOL", "StoredStrings", "StringPool", "Strings", "merge_pools"
 
 _MAX_LOCATION_BYTES: Final = 1 << 16
 """What one compressed location may decompress to. The official reader allows 1024 bytes."""
+_MAX_RATIO: Final = 64
+"""How much larger than their file all locations together may be. Genuine ones reach 16, where
+each is 1024 bytes long and compresses to next to nothing."""
+_UNKNOWN_SIZE: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,11 @@ class Strings:
     def get(self, index: int) -> str:
         """Answer one string."""
         return self.strings[index]
+
+    def take(self, indices: npt.NDArray[np.int64]) -> Strings:
+        """Answer a pool of some of the strings."""
+        rows: list[int] = indices.tolist()
+        return Strings(tuple(self.strings[row] for row in rows))
 
     def distinct(self) -> tuple[npt.NDArray[np.uint32], Strings]:
         """Answer, for every index, its index in a pool without repetitions; and that pool."""
@@ -82,12 +91,17 @@ class StoredStrings:
         """
         return self._decode(self.raw.raw(index), bool(self.compressed[index]))
 
+    def take(self, indices: npt.NDArray[np.int64]) -> StoredStrings:
+        """Answer a pool of some of the strings; nothing is decoded."""
+        return StoredStrings(self.raw.select(indices), self.compressed[indices], self.dictionary)
+
     def distinct(self) -> tuple[npt.NDArray[np.uint32], Strings]:
         """Decode every different string once; answer each one's index, and the strings."""
         places, first, inverse = np.unique(
             self.raw.starts * 2 + self.compressed, return_index=True, return_inverse=True
         )
         self.raw.buffer.check_unfolded(int(self.raw.counts[first].sum()))
+        budget = _MAX_RATIO * self.raw.buffer.size
         frames: dict[tuple[bool, bytes], int] = {}  # separately stored frames are often equal
         codes = np.empty(len(places), np.uint32)
         strings: list[str] = []
@@ -97,6 +111,9 @@ class StoredStrings:
             code = frames.setdefault((compressed, raw), len(strings))
             if code == len(strings):
                 strings.append(self._decode(memoryview(raw), compressed))
+                budget -= len(strings[-1])
+                if budget < 0:
+                    raise FormatError("The locations in a manifest dwarf their file.")
             codes[place] = code
         again, pool = Strings(tuple(strings)).distinct()
         return again[codes][inverse], pool
@@ -110,14 +127,21 @@ class StoredStrings:
     def _decode(self, raw: memoryview, compressed: bool) -> str:  # noqa: FBT001
         try:
             if compressed:
-                declared = zstandard.get_frame_parameters(raw).content_size
-                if declared > _MAX_LOCATION_BYTES:
-                    raise FormatError(f"A location claims to be {declared} bytes long.")
-                with self._lock:  # a zstd context serves one thread at a time
-                    raw = memoryview(self._decompressor.decompress(raw, allow_extra_data=False))
+                raw = memoryview(self._decompress(raw))
             return str(raw, "utf-8")
         except (zstandard.ZstdError, UnicodeDecodeError) as error:
             raise FormatError(f"A location in a manifest cannot be decoded: {error}.") from error
+
+    def _decompress(self, frame: memoryview) -> bytes:
+        declared = zstandard.get_frame_parameters(frame).content_size
+        if declared == _UNKNOWN_SIZE:
+            declared = _MAX_LOCATION_BYTES
+        if declared > _MAX_LOCATION_BYTES:
+            raise FormatError(f"A location claims to be {declared} bytes long.")
+        with self._lock:  # a zstd context serves one thread at a time
+            return self._decompressor.decompress(
+                frame, max_output_size=declared, allow_extra_data=False
+            )
 
 
 type StringPool = Strings | StoredStrings

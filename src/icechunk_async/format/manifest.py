@@ -55,6 +55,7 @@ def decode_manifest(payload: bytes | memoryview) -> Manifest:
         dictionary = bytes(root.vector(2, 1, 1).raw(0))
     nodes = arrays.struct(0, NodeId.size_bytes, field="node_id")
     refs = arrays.vector(1, 4, 4, required="refs")
+    refs.check_tables()
     decoded: dict[NodeId, ChunkRefs] = {}
     for row in range(len(arrays)):
         node = NodeId(nodes[row].tobytes())
@@ -95,6 +96,7 @@ def _decode_refs(tables: Tables, dictionary: bytes | None) -> ChunkRefs:
     rows = np.flatnonzero(kinds == Kind.INLINE)
     if len(rows):
         data = tables.select(rows).vector(1, 1, 1)
+        tables.buffer.check_unfolded(int(data.counts.sum()))
         offsets, lengths = np.array(offsets), np.array(lengths)
         offsets[rows], lengths[rows] = data.starts, data.counts
         columns["inline"] = tables.buffer.payload

@@ -80,7 +80,7 @@ def encode_manifest(
     Cost: no Python object per reference.
     """
     nodes = sorted(arrays)
-    refs = [arrays[node] for node in nodes]
+    refs = [arrays[node].narrow() for node in nodes]
     locations = _StringTable([it.locations for it in refs])
     etags = _StringTable([it.etag_pool for it in refs])
     dictionary = _compress(locations, refs, location_dictionary) if location_dictionary else None

@@ -1,7 +1,7 @@
 """Metadata values, JSON, to bytes and back: MessagePack in version 1, FlexBuffers in version 2.
 
 Which of the two it is depends on the header of the file that holds the bytes, not on the
-repository: a migrated repository has both (format facts, 5.4).
+repository: a migrated repository has both.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,9 +44,7 @@ class RowIndex:
             strides[axis] = strides[axis + 1] * (high[axis] - low[axis] + 1)
         box = (low, high, tuple(strides[1:]))
         if strides[0] >= 1 << 63:
-            rows: list[list[int]] = coords.tolist()
-            ascending = all(before < after for before, after in pairwise(rows))
-            return cls(coords, *box, ascending, full=False)
+            return cls(coords, *box, _ascending(coords), full=False)
         keys = np.zeros(count, np.uint64)
         for axis in range(rank):
             steps = (coords[:, axis] - np.uint32(low[axis])).astype(np.uint64)
@@ -57,8 +54,12 @@ class RowIndex:
         return cls(coords, *box, ascending, full, None if full else keys)
 
     def find(self, coords: Coordinates) -> int | None:
-        """Answer the row of these coordinates; None if there is none."""
-        if len(self.coords) == 0:
+        """Answer the row of these coordinates; None if there is none.
+
+        There is none for coordinates of another number of axes: files written by others may
+        hold references that do not fit their array.
+        """
+        if len(self.coords) == 0 or len(coords) != len(self.low):
             return None
         key = 0
         for value, low, high, stride in zip(coords, self.low, self.high, self.strides, strict=True):
@@ -76,8 +77,17 @@ class RowIndex:
         return row if found else None
 
 
+def _ascending(coords: npt.NDArray[np.uint32]) -> bool:
+    """Tell whether rows ascend strictly, whatever their numbers."""
+    before, after = coords[:-1], coords[1:]
+    first = (before != after).argmax(axis=1)[:, None]  # the axis that decides; 0 if equal
+    return bool((np.take_along_axis(before, first, 1) < np.take_along_axis(after, first, 1)).all())
+
+
 def rows_in(rows: npt.NDArray[np.uint32], others: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
     """Answer which rows of a ``(n, rank)`` matrix are also rows of another."""
+    if rows.shape[1] != others.shape[1]:
+        return np.zeros(len(rows), bool)
     if len(rows) == 0 or len(others) == 0 or rows.shape[1] == 0:
         return np.full(len(rows), len(others) > 0)
     sizes = np.maximum(rows.max(axis=0), others.max(axis=0)).astype(object) + 1

@@ -118,9 +118,9 @@ class Nodes(Mapping[str, Node]):
         nodes = cls()
         nodes._columns = columns
         nodes._rows = {path: row for row, path in enumerate(columns.paths)}
-        nodes.paths = sorted(columns.paths)  # in order already, unless another writer erred
         if len(nodes._rows) != len(columns.paths):
             raise FormatError("A snapshot lists a node path twice.")
+        nodes.paths = sorted(columns.paths)  # in order already, unless another writer erred
         return nodes
 
     def __getitem__(self, path: str) -> Node:
@@ -215,20 +215,26 @@ def _manifest_files(root: Tables) -> Iterator[ManifestFileInfo]:
     size = structs[:, 16:24].copy().view("<u8").ravel().tolist()
     count = structs[:, 24:28].copy().view("<u4").ravel().tolist()
     for row in range(len(structs)):
-        yield ManifestFileInfo(ManifestId(structs[row, :12].tobytes()), size[row], count[row])
+        yield _file_info(structs[row, :12], size[row], count[row])
     tables = root.vector(7, 4, 4).tables()
     ids = tables.struct(0, ManifestId.size_bytes, field="id")
     size = tables.scalar(1, 8).tolist()
     count = tables.scalar(2, 4).tolist()
     for row in range(len(tables)):
-        yield ManifestFileInfo(ManifestId(ids[row].tobytes()), size[row], count[row])
+        yield _file_info(ids[row], size[row], count[row])
+
+
+def _file_info(raw_id: npt.NDArray[np.uint8], size_bytes: int, count: int) -> ManifestFileInfo:
+    if size_bytes >= 1 << 63:
+        raise FormatError("A snapshot has a manifest beyond any object's size.")
+    return ManifestFileInfo(ManifestId(raw_id.tobytes()), size_bytes, count)
 
 
 class _NodeColumns:
     """The NodeSnapshot tables of a file, decoded as far as vectorised code goes."""
 
     def __init__(self, tables: Tables) -> None:
-        self.paths = tables.strings(1, required="path")
+        self.paths = _normalise(tables.strings(1, required="path"))
         self.ids = [NodeId(raw.tobytes()) for raw in tables.struct(0, 8, field="id")]
         self.user_data = tables.vector(2, 1, 1, required="user_data")
         kinds = tables.scalar(3, 1)
@@ -246,6 +252,35 @@ class _NodeColumns:
             bytes(self.user_data.raw(row)),
             None if index is None else self.arrays.array(index),
         )
+
+
+def _normalise(paths: list[str]) -> list[str]:
+    """Give every path its normal form, unless another node has that.
+
+    The official engine stores paths such as ``/b/`` and ``/d/./e`` as it is given them.
+    """
+    odd = [row for row, path in enumerate(paths) if _may_be_odd(path)]
+    taken = set(paths) if odd else set[str]()
+    for row in odd:
+        normal = _normal_form(paths[row])
+        if normal not in taken:
+            taken.add(normal)
+            paths[row] = normal
+    return paths
+
+
+def _may_be_odd(path: str) -> bool:
+    return "/." in path or "//" in path or path[-1:] == "/" or path[:1] != "/"
+
+
+def _normal_form(path: str) -> str:
+    segments: list[str] = []
+    for segment in path.split("/"):
+        if segment == "..":
+            del segments[-1:]
+        elif segment not in {"", "."}:
+            segments.append(segment)
+    return "/" + "/".join(segments)
 
 
 class _ArrayColumns:

@@ -128,11 +128,15 @@ def decode_transaction_log(payload: bytes | memoryview) -> TransactionLog:
     chunks = root.vector(7, 4, 4, required="updated_chunks").tables()
     nodes = chunks.struct(0, NodeId.size_bytes, field="node_id")
     indices = chunks.vector(1, 4, 4, required="chunks")
+    indices.check_tables()
     updated: dict[NodeId, CoordinateColumns] = {}
     for row in range(len(chunks)):
         vectors = indices.row(row).tables().vector(0, 4, 4, required="coords")
         coords, _ = vectors.matrix(MAX_RANK)
-        updated[NodeId(nodes[row].tobytes())] = unique_coordinates(coords)
+        node = NodeId(nodes[row].tobytes())
+        if node in updated:
+            raise FormatError(f"A transaction log lists the chunks of {node} twice.")
+        updated[node] = unique_coordinates(coords)
     return TransactionLog(
         SnapshotId(root.struct(0, SnapshotId.size_bytes, field="id").tobytes()),
         **{name: _ids(root, slot, name) for slot, name in _LISTS.items()},

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async.format.chunk_refs import ChunkRefs
+from icechunk_async.format.chunk_refs import ChunkRefs, Kind
 from icechunk_async.format.row_index import rows_in
 
 if TYPE_CHECKING:
@@ -85,13 +85,17 @@ class ArrayChanges:
         )
 
     def shrink(self, grid: Coordinates) -> None:
-        """Drop every chunk outside of ``grid``; growing again does not bring it back."""
+        """Delete every chunk outside of ``grid``; growing again does not bring it back.
+
+        Changes out there stay as deletions: a transaction log lists every chunk touched.
+        """
         old = grid if self.kept_grid is None else self.kept_grid
         self.kept_grid = tuple(min(a, b) for a, b in zip(old, grid, strict=True))
         refs = self.columns()
         inside = refs.inside(tuple((0, size) for size in grid))
         if not inside.all():
-            self._blocks = [refs.take(inside)] if inside.any() else []
+            gone = ChunkRefs.build(refs.coords[~inside], Kind.DELETED)
+            self._blocks = [ChunkRefs.concat([refs.take(inside), gone]).sort()]
         self.revision = next(_REVISIONS)
 
     def drop(self, coords: npt.NDArray[np.uint32]) -> None:

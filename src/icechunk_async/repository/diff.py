@@ -6,15 +6,16 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from icechunk_async._concurrency import bounded_map
 from icechunk_async.errors import FormatError, InvalidInputError, ObjectNotFoundError
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID
-from icechunk_async.format.transaction_log import TransactionLog
+from icechunk_async.format.transaction_log import TransactionLog, unique_coordinates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import numpy as np
     import numpy.typing as npt
 
     from icechunk_async.format.ids import NodeId, SnapshotId
@@ -62,7 +63,16 @@ def diff_of_log(log: TransactionLog, path_of: Callable[[NodeId], str | None]) ->
     def paths(ids: frozenset[NodeId]) -> frozenset[str]:
         return frozenset(path for path in map(path_of, ids) if path is not None)
 
-    chunks = {path_of(node_id): coords for node_id, coords in log.updated_chunks.items()}
+    chunks: dict[str, npt.NDArray[np.uint32]] = {}
+    for node_id, coords in log.updated_chunks.items():
+        path = path_of(node_id)
+        if path is None:
+            continue
+        known = chunks.get(path)  # of an array that was deleted before this one took its path
+        if known is None or known.shape[1] != coords.shape[1]:
+            chunks[path] = coords
+        else:
+            chunks[path] = unique_coordinates(np.concatenate([known, coords]))
     return Diff(
         paths(log.new_groups),
         paths(log.new_arrays),
@@ -70,7 +80,7 @@ def diff_of_log(log: TransactionLog, path_of: Callable[[NodeId], str | None]) ->
         paths(log.deleted_arrays),
         paths(log.updated_groups),
         paths(log.updated_arrays),
-        {path: coords for path, coords in sorted(chunks.items(), key=str) if path is not None},
+        dict(sorted(chunks.items())),
         tuple((move.source, move.target) for move in log.moves),
     )
 

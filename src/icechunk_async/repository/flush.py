@@ -148,6 +148,9 @@ class Flusher:
         if known is not None and known[0] == recipe and not rewrite_all:
             return known[1]
         columns = changes.columns()
+        inside = columns.inside(tuple((0, size) for size in array.grid))
+        if not inside.all():  # deletions that shrinking left behind
+            columns = columns.take(inside)
         sizes = split_sizes(node.path, array, self._options.splitting)
         plan = plan_manifests(
             array.grid,

@@ -85,6 +85,14 @@ class Session:
         self._doubtful: dict[SnapshotId, Snapshot] = {}
         """Snapshots that may have been published without our hearing of it."""
 
+    def __reduce__(self) -> str:
+        """Refuse to pickle, and say what to send instead."""
+        raise SessionStateError(
+            f"A session does not pickle: its connections stay here, and a copy of a writable one "
+            "could not commit. In the other process open the repository "
+            f"and read with readonly_session(snapshot_id={str(self.snapshot_id)!r})."
+        )
+
     def __repr__(self) -> str:
         """Show mode, branch and snapshot."""
         where = f" on {self._branch!r}" if self._branch is not None else ""

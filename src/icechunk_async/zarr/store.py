@@ -46,9 +46,18 @@ class IcechunkStore(Store, VirtualWrites):
     methods do so; Zarr's fused codec pipeline uses them.
     """
 
-    def __init__(self, session: Session, *, read_only: bool = False) -> None:
-        """Look at ``session``; ``read_only`` refuses writes that the session would allow."""
+    def __init__(
+        self, session: Session, *, read_only: bool = False, keep_alive: object = None
+    ) -> None:
+        """Look at ``session``.
+
+        Args:
+            session: the hierarchy.
+            read_only: refuse writes that the session would allow.
+            keep_alive: something that must not be closed while the store is in use.
+        """
         super().__init__(read_only=read_only)
+        self._keep_alive = keep_alive
         self._session = session
         self._workspace = session.workspace
 
@@ -80,7 +89,7 @@ class IcechunkStore(Store, VirtualWrites):
 
     def with_read_only(self, read_only: bool = False) -> Self:  # noqa: FBT001, FBT002
         """Answer another store on the same session; Zarr's signature."""
-        return type(self)(self._session, read_only=read_only)
+        return type(self)(self._session, read_only=read_only, keep_alive=self._keep_alive)
 
     @property
     def supports_writes(self) -> bool:

@@ -44,10 +44,11 @@ class ChangesMachine(RuleBasedStateMachine):
 
     @rule(grid=st.tuples(st.integers(0, GRID[0]), st.integers(0, GRID[1])))
     def shrink(self, grid: tuple[int, int]) -> None:
-        """Drop what lies outside of a smaller grid."""
+        """Changes outside of a smaller grid become deletions."""
         self.changes.shrink(grid)
         self.model = {
-            at: ref for at, ref in self.model.items() if at[0] < grid[0] and at[1] < grid[1]
+            at: ref if at[0] < grid[0] and at[1] < grid[1] else None
+            for at, ref in self.model.items()
         }
 
     @rule(coords=st.lists(COORDS, min_size=1, unique=True))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast, overload
 
 from icechunk_async.errors import InvalidConfigError
+from icechunk_async.format.values import utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,7 @@ __all__ = [
     "Instance",
     "Integer",
     "Section",
+    "at_least_one",
     "check_integer",
     "check_text",
     "merge",
@@ -105,7 +107,7 @@ def check_integer(name: str, value: object, low: int, high: int) -> None:
 
 def check_text(name: str, value: object) -> None:
     """Refuse what is no text, or has no UTF-8 form."""
-    if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
+    if not isinstance(value, str) or utf8(value) is None:
         _refuse(name, value, "text that has a UTF-8 form")
 
 
@@ -143,6 +145,11 @@ class Effective[T]:
             return self._default
         found = cast("T", value)
         return self._adjust(found) if self._adjust else found
+
+
+def at_least_one(value: int) -> int:
+    """Read the 0 that the stored form permits where it would mean to wait for ever."""
+    return max(value, 1)
 
 
 def merge[S: Section](weaker: S, stronger: S) -> S:

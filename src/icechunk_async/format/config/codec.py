@@ -1,7 +1,7 @@
 """The configuration to bytes and back: YAML in version 1, FlexBuffers in version 2.
 
 Both hold the same document. A choice that carries a value is a tag in YAML and a map of one
-entry in FlexBuffers (format facts, 8).
+entry in FlexBuffers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def decode_config(data: bytes | memoryview, spec_version: int) -> RepositoryConf
 def splitting_to_json(config: ManifestSplittingConfig) -> JSON:
     """Answer the effective rules as commits that rewrite manifests record them.
 
-    The value belongs under ``splitting_config`` in the property ``__icechunk`` (facts, 5.4).
+    The value belongs under ``splitting_config`` in the property ``__icechunk``.
     """
     return as_json(split_sizes_document(config.effective_split_sizes))
 

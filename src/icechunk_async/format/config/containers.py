@@ -1,7 +1,7 @@
 """Virtual chunk containers: where chunks that live outside the repository are read from.
 
 A container names a place and the kind of store there. It gives nobody access: readers bring
-their credentials when they open the repository (format facts, 13.2 and 13.3).
+their credentials when they open the repository.
 """
 
 from __future__ import annotations

@@ -6,7 +6,14 @@ import os
 from dataclasses import dataclass, field, replace
 
 from icechunk_async.errors import InvalidConfigError
-from icechunk_async.format.config._fields import TEXT, U16, Effective, Section, of_type
+from icechunk_async.format.config._fields import (
+    TEXT,
+    U16,
+    Effective,
+    Section,
+    at_least_one,
+    of_type,
+)
 from icechunk_async.format.config.containers import VirtualChunkContainer
 from icechunk_async.format.config.settings import (
     CachingConfig,
@@ -17,11 +24,6 @@ from icechunk_async.format.config.settings import (
 )
 
 __all__ = ["RepositoryConfig"]
-
-
-def _at_least_one(value: int) -> int:
-    """Read the 0 that the stored form permits for numbers of workers."""
-    return max(value, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,10 @@ class RepositoryConfig(Section):
 
     effective_inline_chunk_threshold_bytes = Effective("inline_chunk_threshold_bytes", 512)
     effective_get_partial_values_concurrency = Effective(
-        "get_partial_values_concurrency", 10, _at_least_one
+        "get_partial_values_concurrency", 10, at_least_one
     )
     effective_compression = Effective("compression", CompressionConfig())
-    effective_max_concurrent_requests = Effective("max_concurrent_requests", 256, _at_least_one)
+    effective_max_concurrent_requests = Effective("max_concurrent_requests", 256, at_least_one)
     effective_caching = Effective("caching", CachingConfig())
     effective_storage = Effective("storage", StorageSettings())
     effective_virtual_chunk_containers = Effective[tuple[VirtualChunkContainer, ...]](
@@ -75,7 +77,7 @@ class RepositoryConfig(Section):
     effective_manifest = Effective("manifest", ManifestConfig())
     effective_repo_update_retries = Effective("repo_update_retries", RepoUpdateRetryConfig())
     effective_num_updates_per_repo_info_file = Effective(
-        "num_updates_per_repo_info_file", 1000, _at_least_one
+        "num_updates_per_repo_info_file", 1000, at_least_one
     )
 
     def __post_init__(self) -> None:
@@ -101,7 +103,7 @@ class RepositoryConfig(Section):
     def effective_max_concurrent_decodes(self) -> int:
         """Metadata files decompressed at a time: what was set, or the processors available."""
         if self.max_concurrent_decodes is not None:
-            return _at_least_one(self.max_concurrent_decodes)
+            return at_least_one(self.max_concurrent_decodes)
         if hasattr(os, "sched_getaffinity"):
             return len(os.sched_getaffinity(0))
         return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Sections of the configuration, with the official names and defaults (format facts, 8)."""
+"""Sections of the configuration, with the official names and defaults."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from icechunk_async.format.config._fields import (
     U64,
     Effective,
     Section,
+    at_least_one,
     merge,
     of_type,
     optional_integer,
@@ -38,11 +39,6 @@ __all__ = [
 _POSITIVE_U16: Final = optional_integer(1, 2**16 - 1)
 _POSITIVE_U64: Final = optional_integer(1, 2**64 - 1)
 _I32: Final = optional_integer(-(2**31), 2**31 - 1)
-
-
-def _at_least_one(value: int) -> int:
-    """Read the 0 that the stored form permits for numbers of workers."""
-    return max(value, 1)
 
 
 def _zstd_level(value: int) -> int:
@@ -262,7 +258,7 @@ class ManifestConfig(Section):
         "virtual_chunk_location_compression", ManifestVirtualChunkLocationCompressionConfig()
     )
     effective_max_concurrent_manifest_fetches_during_commit = Effective(
-        "max_concurrent_manifest_fetches_during_commit", 1, _at_least_one
+        "max_concurrent_manifest_fetches_during_commit", 1, at_least_one
     )
 
 

@@ -23,6 +23,7 @@ from icechunk_async.errors import (
 from icechunk_async.format.config import decode_config, encode_config
 from icechunk_async.format.envelope import FileType, pack, unpack
 from icechunk_async.format.repo_info import decode_repo_info, encode_repo_info
+from icechunk_async.format.updates import Availability
 from icechunk_async.repository.history import edits
 from icechunk_async.repository.history.protocol import Amend, Commit, Detach, StoredConfig
 from icechunk_async.repository.layout import REPO_INFO, backup_key, new_backup_name
@@ -149,6 +150,8 @@ class RepoInfoHistory:
                     known = None  # find out before files are stored for nothing
             case Detach():
                 pass
+        if self._state.info.status.availability is not Availability.ONLINE:
+            known = None  # find out whether it is online again
         await self._update(
             edits.publication_edit(publication),
             store=store,
