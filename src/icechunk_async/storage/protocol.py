@@ -52,7 +52,8 @@ type Data = bytes | bytearray | memoryview
 class Version:
     """One state of one object, opaque: an ETag, a generation, a file's identity.
 
-    States of a key that hold different bytes never have the same version.
+    States of a key that hold different bytes never have the same version; states that hold equal
+    bytes may.
     """
 
     token: str
@@ -171,7 +172,7 @@ class Capabilities:
     shared: bool = True
     """Other processes that open the same description see the same objects."""
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
-    """For each promise not made, by field name: why, and what would help."""
+    """For exactly the promises not made, by field name: why, and what would help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,14 +193,17 @@ class Storage(Protocol):
     Keys are relative, see :func:`check_key`. Every method may raise
 
     * ``InvalidObjectKeyError``: a key is not acceptable; nothing was sent;
+    * ``UnsafeStorageError``: ``capabilities`` do not promise what it needs; nothing was sent;
     * ``StorageUnavailableError``, ``PermissionDeniedError``, ``StorageError``: the store failed;
-    * ``StorageClosedError``: the storage's ``async with`` block has ended.
+    * ``StorageClosedError``: the storage's ``async with`` block has ended. What is under way when
+      it ends is finished, or raises this.
 
     An object appears, is replaced and disappears as a whole: readers see the bytes of one
     ``put``, never a mixture, and a ``put`` that returned is seen by every later operation,
     listings included, of every handle.
 
-    One handle may be used from several event loops, also at the same time.
+    One handle may be used from several event loops, also at the same time. Cancelling a call
+    leaves no task behind.
     """
 
     @property
@@ -238,8 +242,12 @@ class Storage(Protocol):
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
         """Write one whole object, in place of any other, and answer its new version.
 
-        With ``if_version`` the look and the write are one atomic step: of racing writers that
-        expect the same state, exactly one lands.
+        With ``if_version`` the look and the write are one atomic step, against every other
+        write, copy and deletion of the key, conditional or not, of every handle: of racing
+        writers that expect the same state, exactly one lands.
+
+        Bytes of ``data`` count, not items. The caller may change it once the call has returned
+        or was cancelled.
 
         Raises:
             PreconditionFailedError: the object is in another state than ``if_version``
@@ -256,7 +264,8 @@ class Storage(Protocol):
 
         Returns:
             The keys that could not be deleted, each with its error; empty when all are gone.
-            A failure does not keep the other keys from being deleted.
+            A failure does not keep the other keys from being deleted. Only an unacceptable key
+            is raised, before anything is deleted.
 
         Cancellation: any of the keys may have been deleted.
         """
@@ -271,13 +280,15 @@ class Storage(Protocol):
     ) -> AsyncIterator[ListEntry]:
         """List the objects whose keys begin with ``prefix``, in ascending order of UTF-8 bytes.
 
-        ``prefix`` is a plain string, not a folder: ``"a"`` finds ``"a/b"`` and ``"ab"``.
+        ``prefix`` is a plain string, not a folder: ``"a"`` finds ``"a/b"`` and ``"ab"``. It and
+        ``start_after`` may be any string. Errors come with the first entry, not with the call.
 
         Args:
             prefix: beginning of the keys; empty for all.
             start_after: leave out entries that are not greater than this string.
             delimiter: with ``"/"``, keys that have a further ``/`` after the prefix are
-                grouped: each group is one :class:`CommonPrefix`, in its place in the order.
+                grouped: each group is one :class:`CommonPrefix`, in its place in the order. With
+                ``start_after`` a group is compared by its own string.
 
         A key that exists during the whole listing is listed once; one that is written or
         deleted meanwhile may or may not be.
@@ -296,7 +307,8 @@ class Storage(Protocol):
 
         Raises:
             ObjectNotFoundError: there is no ``source``.
-            PreconditionFailedError: ``source`` is at another version; nothing changed.
+            PreconditionFailedError: ``source``, which is ``context["key"]``, is at another
+                version; nothing changed.
             OutcomeUnknownError: no answer came; the copy may exist.
 
         Cancellation: the copy may exist, whole.
@@ -304,13 +316,15 @@ class Storage(Protocol):
         ...
 
     async def sync(self) -> None:
-        """Return when all that this handle wrote and acknowledged will survive a power cut.
+        """Return when all that this handle changed and acknowledged will survive a power cut.
 
         Returns at once where a ``put`` answers only after that. The engine calls it between
-        writing what a commit refers to and moving the reference.
+        writing what a commit refers to and moving the reference. A conditional ``put`` is durable
+        when it returns, also without this.
 
         Raises:
-            StorageError: some of it may not be stored; do not refer to it.
+            StorageError: some of it may not be stored; do not refer to it. Where bytes were lost
+                every later call says so again.
 
         Cancellation: no effect.
         """
@@ -338,8 +352,9 @@ def check_key(key: str) -> str:
     """Answer ``key`` if it may name an object.
 
     A key is one or more segments joined by ``/``; no segment is empty, ``.`` or ``..``, and
-    none holds a NUL. It is at most :data:`MAX_KEY_BYTES` long in UTF-8. Whether both ``a``
-    and ``a/b`` can exist at once is left to the backend.
+    none holds a NUL. It is at most :data:`MAX_KEY_BYTES` long in UTF-8; segments of up to 255
+    bytes work everywhere. Whether both ``a`` and ``a/b`` can exist at once is left to the backend,
+    which may also refuse names that it keeps for itself.
 
     Raises:
         InvalidObjectKeyError: it says which rule is broken.

@@ -2,7 +2,8 @@
 
 A backend registers itself in the entry point group ``icechunk_async.backends``, under its URL
 scheme, as a callable ``open(url, **options)`` that answers an asynchronous context manager of a
-:class:`~icechunk_async.storage.Storage`.
+:class:`~icechunk_async.storage.Storage`. If opening a storage writes, even only to try what can be
+promised, the callable takes an option ``read_only`` that keeps it from doing so.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from icechunk_async.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Collection
     from contextlib import AbstractAsyncContextManager
     from importlib.metadata import EntryPoint
 
@@ -51,7 +52,7 @@ class OpenBackend(Protocol):
 
 
 def normalize_url(location: str | os.PathLike[str]) -> str:
-    """Answer a URL for ``location``; a path becomes an absolute ``file://`` URL.
+    """Answer a URL for ``location``, its scheme in lower case; a path becomes a ``file://`` URL.
 
     Raises:
         InvalidURLError: it is empty.
@@ -62,8 +63,9 @@ def normalize_url(location: str | os.PathLike[str]) -> str:
             "The storage URL is empty. Give a path or a URL such as 'file:///data/repo' or "
             "'memory://name'."
         )
-    if _SCHEME.match(text):
-        return text
+    match = _SCHEME.match(text)
+    if match is not None:
+        return match[1].lower() + text[match.end(1) :]
     return Path(text).expanduser().absolute().as_uri()
 
 
@@ -80,7 +82,9 @@ async def open_storage(
 
     Args:
         location: a path, or a URL whose scheme an installed backend serves.
-        options: the backend's own keyword arguments; its documentation lists them.
+        options: the backend's own keyword arguments; its documentation lists them. Every backend
+            accepts ``read_only=True``: nothing is written, not even to try what the storage can
+            promise.
 
     Raises:
         InvalidURLError: the URL cannot be understood.
@@ -88,15 +92,19 @@ async def open_storage(
         MissingDriverError: the backend's driver package is not installed.
         InvalidInputError: the backend has no such option.
     """
-    url = normalize_url(location)
-    match = _SCHEME.match(url)
-    assert match is not None  # normalize_url answers URLs only
-    scheme = match[1].lower()
+    if isinstance(location, str) and _SCHEME.match(location):
+        url = normalize_url(location)
+    else:  # for a path the file system is asked
+        url = await anyio.to_thread.run_sync(normalize_url, location)
+    scheme = url.partition("://")[0]
     backend = _loaded.get(scheme)
     if backend is None:  # looking for entry points and importing reads many files
         backend = await anyio.to_thread.run_sync(_load, scheme, url)
         _loaded[scheme] = backend
-    _check_options(backend, scheme, options)
+    parameters = inspect.signature(backend).parameters
+    if "read_only" not in parameters:  # opening such a storage writes nothing anyway
+        options.pop("read_only", None)
+    _check_options(parameters.values(), scheme, options)
     async with backend(url, **options) as storage:
         yield storage
 
@@ -138,9 +146,10 @@ def _load(scheme: str, url: str) -> OpenBackend:
     return backend
 
 
-def _check_options(backend: OpenBackend, scheme: str, options: dict[str, object]) -> None:
+def _check_options(
+    parameters: Collection[inspect.Parameter], scheme: str, options: dict[str, object]
+) -> None:
     """Name unknown options here, so that every backend answers them alike."""
-    parameters = inspect.signature(backend).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
     known = sorted(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)

@@ -176,6 +176,14 @@ class Repository:
         """Store the configuration in force."""
         run(self._repository.save_config())
 
+    def branches(self) -> Mapping[str, SnapshotId]:
+        """Answer every branch and its tip."""
+        return run(self._repository.branches())
+
+    def tags(self) -> Mapping[str, SnapshotId]:
+        """Answer every tag and its snapshot."""
+        return run(self._repository.tags())
+
     def list_branches(self) -> set[str]:
         """Answer the names of all branches."""
         return run(self._repository.list_branches())

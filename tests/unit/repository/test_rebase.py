@@ -59,7 +59,7 @@ async def _clash(repository: Repository, ours: Edit, theirs: Edit) -> Session:
 
 CLASHES = {
     ConflictKind.NEW_NODE_CONFLICTS_WITH_EXISTING_NODE: (_group("n"), _array("n"), "/n"),
-    ConflictKind.NEW_NODE_IN_INVALID_GROUP: (_array("n/below"), _array("n"), "/n/below"),
+    ConflictKind.NEW_NODE_IN_INVALID_GROUP: (_array("n/below"), _array("n"), "/n"),
     ConflictKind.ZARR_METADATA_DOUBLE_UPDATE: (_describe("ours"), _describe("theirs"), "/a"),
     ConflictKind.ZARR_METADATA_UPDATE_OF_DELETED_ARRAY: (_describe("ours"), _delete("a"), "/a"),
     ConflictKind.ZARR_METADATA_UPDATE_OF_DELETED_GROUP: (_group("g", "x"), _delete("g"), "/g"),
@@ -192,7 +192,8 @@ async def test_a_solver_of_the_users_own_can_let_theirs_win(
     assert solver.seen == [(kind, path)]
     reader = await with_group.readonly_session("main")
     assert await read(reader, f"{path[1:]}/zarr.json") == expected
-    assert await read(reader, "a/c/3") == await read(newer, "a/c/3")
+    for key in ("n/below/zarr.json", "a/c/3"):
+        assert await read(reader, key) == await read(newer, key)
     assert await read(reader, "extra/zarr.json") is not None
 
 

@@ -1,0 +1,169 @@
+"""Blocking calls on a few threads, where a hop costs more than the call.
+
+Calls that are made in one turn of an event loop travel together: the first one schedules a flush
+for the end of the turn, one job on a thread does many of them, and their results come back in one
+callback. A thread that finds its calls to be slow asks for another thread to share them with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
+
+from aiofiles.os import wrap  # type: ignore[import-untyped, unused-ignore]
+
+from icechunk_async.errors import StorageClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Lane"]
+
+_PATIENCE_SECONDS: Final = 0.003
+"""A thread that has been at work for so long hands over what it has."""
+
+_SLOW_CALL_SECONDS: Final = 0.0005
+"""Calls that take longer wait for a device, so that more threads finish sooner. Shorter ones
+would only wait for each other's turn in the interpreter: 64 small reads of cached files take
+twice as long on two threads as on one."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    work: Callable[[], Any]
+    future: asyncio.Future[Any]
+    result: Any = None
+    error: BaseException | None = None
+
+
+class Lane:
+    """A few threads and the calls that wait for them; usable from any number of event loops."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        """Start nothing: threads start with the first calls."""
+        self.executor: Final = ThreadPoolExecutor(threads, f"icechunk-{name}")
+        self._waiting: deque[_Call] = deque()
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Call]]
+        self._turns = WeakKeyDictionary()
+        self._turns_lock = threading.Lock()  # held over no await
+        self._closed = False
+
+    async def run[R](self, work: Callable[[], R]) -> R:
+        """Answer ``work()``, called on a thread together with others of this turn.
+
+        Raises:
+            StorageClosedError: the lane was closed before the call began.
+
+        Cancellation: ``work`` is not begun, or goes on to its end unheard.
+        """
+        loop = asyncio.get_running_loop()
+        call = _Call(work, loop.create_future())
+        with self._turns_lock:
+            turn = self._turns.setdefault(loop, [])
+        turn.append(call)  # only this loop's thread uses the list
+        if len(turn) == 1:
+            loop.call_soon(self._flush, turn)
+        result: R = await call.future
+        return result
+
+    async def hop[R](self, work: Callable[[], R]) -> R:
+        """Answer ``work()``, called on a thread on its own: for work that may take its time.
+
+        Raises:
+            StorageClosedError: the lane was closed before.
+
+        Cancellation: ``work`` is not begun, or goes on to its end unheard.
+        """
+        try:
+            result: R = await wrap(work)(executor=self.executor)
+        except RuntimeError as error:
+            if self._closed:
+                raise _closed() from error
+            raise
+        return result
+
+    def close(self) -> None:
+        """Wait for the calls that have begun or are waiting; no others begin. May block."""
+        self._closed = True
+        self.executor.shutdown(wait=True)
+
+    def _flush(self, turn: list[_Call]) -> None:
+        calls = turn.copy()
+        turn.clear()
+        self._waiting.extend(calls)
+        try:
+            self.executor.submit(self._work)
+        except RuntimeError as error:  # shut down
+            self._refuse(calls, error)
+
+    def _refuse(self, calls: list[_Call], cause: RuntimeError) -> None:
+        refused: list[_Call] = []
+        for call in calls:
+            with suppress(ValueError):  # a thread that was still at work took it
+                self._waiting.remove(call)
+                call.error = _closed()
+                call.error.__cause__ = cause
+                refused.append(call)
+        _settle(refused)
+
+    def _work(self) -> None:
+        """Do waiting calls until there are none; runs on a thread."""
+        done: list[_Call] = []
+        began = time.monotonic()
+        alone = True
+        while True:
+            try:
+                call = self._waiting.popleft()
+            except IndexError:
+                break
+            if call.future.cancelled():
+                continue
+            try:
+                call.result = call.work()
+            except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
+                call.error = error
+            done.append(call)
+            elapsed = time.monotonic() - began
+            if elapsed > _PATIENCE_SECONDS:
+                if alone and self._waiting and elapsed > _SLOW_CALL_SECONDS * len(done):
+                    alone = False
+                    with suppress(RuntimeError):  # shut down: this thread does them all
+                        self.executor.submit(self._work)
+                _hand_over(done)
+                done = []
+                began = time.monotonic()
+        _hand_over(done)
+
+
+def _hand_over(done: list[_Call]) -> None:
+    """Give results to the loops that wait for them, with one callback for each loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
+    for call in done:
+        by_loop.setdefault(call.future.get_loop(), []).append(call)
+    for loop, calls in by_loop.items():
+        with suppress(RuntimeError):  # the loop has ended, and with it who waited
+            loop.call_soon_threadsafe(_settle, calls)
+
+
+def _settle(calls: list[_Call]) -> None:
+    for call in calls:
+        if call.future.done():
+            continue
+        if call.error is not None:
+            call.future.set_exception(call.error)
+        else:
+            call.future.set_result(call.result)
+
+
+def _closed() -> StorageClosedError:
+    return StorageClosedError(
+        "The storage was closed while it was in use. Wait for its operations before the "
+        "'async with' block ends."
+    )

@@ -1,0 +1,311 @@
+"""What was written and may still be lost in a power cut, and how it is made to last.
+
+A file lasts when its bytes and every directory entry that leads to it were synced. A handle
+remembers the files that it wrote and the folders whose entries it changed, up to a bound.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async.errors import StorageError
+from icechunk_async_local.failures import MISSING
+from icechunk_async_local.filesystems import can_sync_at_once, sync_file_system
+
+if sys.platform == "darwin":
+    import fcntl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from icechunk_async_local.paths import Place, Tree
+
+__all__ = ["FEW", "MOST_REMEMBERED", "Ledger", "flush"]
+
+MOST_REMEMBERED: Final = 10_000
+"""Files, and likewise folders, that wait for a sync; together about 4 MB."""
+
+FEW: Final = 64
+"""So many entries are synced one by one; more are left to one ``syncfs`` where that is sound."""
+
+_THREADS: Final = 8
+_GONE: Final = MISSING | {errno.ELOOP}
+_NOTHING_TO_SYNC: Final = frozenset({errno.EINVAL, errno.EBADF, errno.EROFS})
+"""How file systems say that a directory is durable anyway."""
+
+_NO_SYNCFS: Final = frozenset({errno.ENOSYS, errno.EPERM})
+"""How sandboxes refuse a call that they do not know."""
+
+type _Path = tuple[bytes, ...]
+"""Names from the root down."""
+
+
+class _LostWriteError(OSError):
+    """The device did not take what was written; trying again would only hide it."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    files: set[_Path] = field(default_factory=set[_Path])
+    folders: set[_Path] = field(default_factory=set[_Path])
+    uncounted: bool = False
+    """There is more than is remembered."""
+
+    def take(self) -> _Pending:
+        taken = _Pending(self.files, self.folders, self.uncounted)
+        self.files, self.folders, self.uncounted = set(), set(), False
+        return taken
+
+    def give_back(self, taken: _Pending) -> None:
+        self.files |= taken.files
+        self.folders |= taken.folders
+        self.uncounted |= taken.uncounted
+
+
+@dataclass(slots=True)
+class _Home:
+    """The file system that was written first, as a rule the only one below a root."""
+
+    device: int
+    directory: int
+    """Open from the first write on: a descriptor reports the failures of its own time."""
+    at_once: bool
+    """Whether one call syncs all of it."""
+
+
+class Ledger:
+    """Keeps what is not yet durable. Every method may block; any thread may call.
+
+    Attributes:
+        active: whether anything is synced at all.
+    """
+
+    def __init__(self, tree: Tree, *, active: bool) -> None:
+        """Begin with nothing written."""
+        self.active = active
+        self._tree = tree
+        self._lock = threading.Lock()  # guards the next four; no disk is waited for under it
+        self._home: _Home | None = None
+        self._at_home = _Pending()
+        self._elsewhere = _Pending()
+        self._above_root: set[Path] = set()
+        self._root_entered = False
+        self._syncing = threading.Lock()
+        self._lost: str | None = None
+
+    def wrote(self, folder: int, place: Place) -> None:
+        """Remember a file that was just given its name in an open folder.
+
+        Raises:
+            OSError: it could not be remembered, and syncing it at once failed.
+        """
+        if not self.active:
+            return
+        file = (*place.folders, place.name)
+        with self._lock:
+            pending, home = self._ledger_of(folder)
+            remembered = _remember(pending, pending.files, file, home)
+            remembered &= _remember(pending, pending.folders, place.folders, home)
+        if not remembered:
+            self._sync_file(file)
+            self.secure(place.folders)
+
+    def changed(self, folder: int, folders: _Path) -> None:
+        """Remember an open folder that lost an entry.
+
+        Raises:
+            OSError: it could not be remembered, and syncing it at once failed.
+        """
+        if not self.active:
+            return
+        with self._lock:
+            pending, home = self._ledger_of(folder)
+            remembered = _remember(pending, pending.folders, folders, home)
+        if not remembered:
+            self.secure(folders)
+
+    def made(self, directory: Path) -> None:
+        """Remember a directory above the root in which one was made."""
+        if self.active:
+            with self._lock:
+                self._above_root.add(directory)
+
+    def secure(self, folders: _Path) -> None:
+        """Make the entries of a folder, and the way to it, durable now.
+
+        Raises:
+            OSError: they may be lost in a power cut.
+        """
+        if not self.active:
+            return
+        for depth in range(len(folders), -1, -1):
+            self._sync_folder(folders[:depth])
+        self._sync_above_root()
+
+    def sync(self) -> None:
+        """Make durable all that was remembered before the call.
+
+        Raises:
+            StorageError: some of it is lost. Every later call says so again, since the system
+                reports a failed write once and then drops the bytes.
+            OSError: passing trouble; nothing was forgotten.
+        """
+        if not self.active:
+            return
+        # One at a time: who finds nothing pending must not return before who took it is done.
+        with self._syncing:
+            if self._lost is None:
+                with self._lock:
+                    home, at_home, elsewhere = (
+                        self._home,
+                        self._at_home.take(),
+                        self._elsewhere.take(),
+                    )
+                try:
+                    self._make_durable(home, at_home, elsewhere)
+                except _LostWriteError as error:
+                    self._lost = str(error)
+                except BaseException:
+                    with self._lock:
+                        self._at_home.give_back(at_home)
+                        self._elsewhere.give_back(elsewhere)
+                    raise
+            if self._lost is not None:
+                raise StorageError(
+                    f"Could not make writes below {self._tree.path(())!r} durable: {self._lost}. "
+                    "What this handle wrote may be lost: look into the system log, open the "
+                    "storage again, and write again."
+                )
+
+    def close(self) -> None:
+        """Let go of the directory that is held open."""
+        with self._lock:
+            home, self._home = self._home, None
+        if home is not None:
+            os.close(home.directory)
+
+    def _ledger_of(self, folder: int) -> tuple[_Pending, _Home | None]:
+        device = os.fstat(folder).st_dev
+        if self._home is None:
+            self._home = _Home(device, os.dup(folder), can_sync_at_once(folder))
+        if device == self._home.device:
+            return self._at_home, self._home
+        return self._elsewhere, None
+
+    def _make_durable(self, home: _Home | None, at_home: _Pending, elsewhere: _Pending) -> None:
+        for pending in (at_home, elsewhere):
+            many = pending.uncounted or len(pending.files) + len(pending.folders) > FEW
+            if many and pending is at_home and home is not None and home.at_once:
+                try:
+                    _or_lost(sync_file_system, home.directory)
+                except _LostWriteError as error:
+                    if pending.uncounted or error.errno not in _NO_SYNCFS:
+                        raise
+                    home.at_once = False
+                else:
+                    continue
+            self._each(self._sync_file, pending.files)
+            ways = {folders[:n] for folders in pending.folders for n in range(len(folders) + 1)}
+            self._each(self._sync_folder, ways)
+        if self._above_root or at_home.folders or at_home.uncounted or elsewhere.folders:
+            self._sync_above_root()
+
+    def _each(self, sync: Callable[[_Path], None], entries: Iterable[_Path]) -> None:
+        work = list(entries)
+        if len(work) < 2 * _THREADS:
+            for entry in work:
+                sync(entry)
+            return
+        with ThreadPoolExecutor(_THREADS, "icechunk-sync") as threads:
+            for _ in threads.map(sync, work):
+                pass
+
+    def _sync_file(self, file: _Path) -> None:
+        try:
+            fd = self._tree.open_file(file[:-1], file[-1], os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno in _GONE:
+                return  # deleted since
+            raise
+        try:
+            _or_lost(flush, fd)
+        finally:
+            os.close(fd)
+
+    def _sync_folder(self, folders: _Path) -> None:
+        try:
+            fd = self._tree.open_folder(folders, to_list=True)
+        except OSError as error:
+            if error.errno in _GONE:
+                return  # removed since
+            raise
+        _sync_directory(fd)
+
+    def _sync_above_root(self) -> None:
+        with self._lock:
+            above = set(self._above_root)
+        for directory in above:
+            _sync_directory(os.open(directory, os.O_RDONLY))
+        with self._lock:
+            self._above_root -= above
+        if not self._root_entered:
+            # Whoever made the root may have died before its own sync, so its entry is synced
+            # once by every handle that writes; a parent that may not be read is let be.
+            with suppress(PermissionError):
+                parent = self._tree.root.resolve().parent
+                _sync_directory(os.open(parent, os.O_RDONLY))
+            self._root_entered = True
+
+
+def _remember(pending: _Pending, group: set[_Path], entry: _Path, home: _Home | None) -> bool:
+    """Note one entry, or that there are too many; False where neither would have it synced."""
+    if pending.uncounted or entry in group:
+        return True
+    if len(group) < MOST_REMEMBERED:
+        group.add(entry)
+        return True
+    if home is not None and home.at_once:
+        pending.files.clear()
+        pending.folders.clear()
+        pending.uncounted = True
+        return True
+    return False
+
+
+def _sync_directory(fd: int) -> None:
+    """Make the entries of an open directory durable, and close it."""
+    try:
+        _or_lost(flush, fd)
+    except OSError as error:
+        if error.errno not in _NOTHING_TO_SYNC:
+            raise
+    finally:
+        os.close(fd)
+
+
+def _or_lost(sync: Callable[[int], None], fd: int) -> None:
+    try:
+        sync(fd)
+    except OSError as error:
+        raise _LostWriteError(error.errno, error.strerror) from error
+
+
+def flush(fd: int) -> None:
+    """Make an open file or directory durable.
+
+    Raises:
+        OSError: the device did not take all of it.
+    """
+    if sys.platform == "darwin":
+        with suppress(OSError):  # fsync there stops at the drive's cache
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(fd)

@@ -1,0 +1,294 @@
+"""Whole operations on files: each is one call that may block, and leaves all or nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+import sys
+import time
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async.errors import (
+    IcechunkError,
+    ObjectNotFoundError,
+    OutcomeUnknownError,
+    StorageError,
+    StorageUnavailableError,
+    UnsafeStorageError,
+)
+from icechunk_async.storage import (
+    Absent,
+    Data,
+    DeleteFailure,
+    Expected,
+    RangeRequest,
+    Retrieved,
+    Version,
+    slice_range,
+)
+from icechunk_async_local.failures import MISSING, explain, refuse_link
+from icechunk_async_local.publishing import draft, refused
+from icechunk_async_local.versions import modified_at, version_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from icechunk_async.storage import Capabilities
+    from icechunk_async_local.durability import Ledger
+    from icechunk_async_local.paths import Place, Tree
+    from icechunk_async_local.publishing import Publisher
+
+__all__ = ["Files"]
+
+_ATTEMPTS: Final = 100
+_STEP_BYTES: Final = 1 << 20
+_READ: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
+_NOT_IN_KERNEL: Final = frozenset(
+    {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}
+)
+
+
+class Files:
+    """The operations of one storage. Any thread may call, also at the same time."""
+
+    def __init__(
+        self, tree: Tree, ledger: Ledger, publisher: Publisher, capabilities: Capabilities
+    ) -> None:
+        """Work below the root of ``tree``."""
+        self.tree = tree
+        self.ledger = ledger
+        self._publisher = publisher
+        self.capabilities = capabilities
+
+    def read(self, place: Place, byte_range: RangeRequest = None) -> Retrieved:
+        """Read a file or part of it."""
+        retrieved = self._read(place, byte_range, None)
+        assert retrieved is not None  # only an unchanged version answers None
+        return retrieved
+
+    def read_if_changed(self, place: Place, version: Version) -> Retrieved | None:
+        """Read a file unless it is at ``version``, which costs no reading."""
+        return self._read(place, None, version)
+
+    def write(self, place: Place, data: Data, expected: Expected) -> Version:
+        """Write a file in place of any other, or of the expected one."""
+        view = memoryview(data)
+        view = view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+        return self._write(place, partial(_write_all, view), expected)
+
+    def copy(self, source: Place, target: Place, if_version: Version | None) -> Version:
+        """Write the bytes of one file to another; they leave the kernel only where they must."""
+        fd = self._open(source)
+        try:
+            found = self._state_of_object(fd, source)
+            if if_version not in (None, version_of(found)):
+                assert if_version is not None
+                raise refused(source.key, if_version, found)
+            return self._write(target, partial(_copy_all, fd, found.st_size), None)
+        finally:
+            os.close(fd)
+
+    def delete(self, places: Iterable[Place]) -> list[DeleteFailure]:
+        """Delete files, and the folders that this leaves empty."""
+        self._require("writable")
+        failures: list[DeleteFailure] = []
+        for folders, group in groupby(places, key=lambda place: place.folders):
+            failures += self._delete_in(folders, list(group))
+        return failures
+
+    def _read(
+        self, place: Place, byte_range: RangeRequest, unless: Version | None
+    ) -> Retrieved | None:
+        fd = self._open(place)
+        try:
+            found = self._state_of_object(fd, place)
+            version = version_of(found)
+            if version == unless:
+                return None
+            start, stop = slice_range(byte_range, found.st_size)
+            try:
+                data = _read_all(fd, start, stop)
+            except OSError as error:
+                raise self._explain(error, "read", place) from error
+        finally:
+            os.close(fd)
+        if len(data) != stop - start:
+            raise StorageError(
+                f"Bytes {start} to {stop} of {place.key!r} were asked for and {len(data)} found: "
+                "another program cut the file short. Objects must not be changed in place.",
+                key=place.key,
+            )
+        return Retrieved(data, version, found.st_size, modified_at(found))
+
+    def _open(self, place: Place) -> int:
+        try:
+            return self.tree.open_file(place.folders, place.name, _READ)
+        except OSError as error:
+            raise self._explain(error, "read", place) from error
+
+    def _state_of_object(self, fd: int, place: Place) -> os.stat_result:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise _missing(place)
+        return found
+
+    def _write(self, place: Place, fill: Callable[[int], None], expected: Expected) -> Version:
+        self._require("writable")
+        if expected is not None:
+            creates = isinstance(expected, Absent)
+            self._require("conditional_create" if creates else "conditional_update")
+        try:
+            for attempt in range(_ATTEMPTS):
+                try:
+                    return self._write_once(place, fill, expected)
+                except FileNotFoundError:  # someone removes empty folders: make them again
+                    if attempt > _ATTEMPTS // 10:  # in step with us, as it seems
+                        time.sleep(secrets.randbelow(1000) / 1e6)
+        except OSError as error:
+            raise self._explain(error, "write", place) from error
+        raise StorageUnavailableError(
+            f"Could not write {place.key!r}: {self.tree.path(place.folders)!r} was removed as "
+            f"often as it was made, {_ATTEMPTS} times. Find out who removes it, then try again.",
+            key=place.key,
+        )
+
+    def _write_once(self, place: Place, fill: Callable[[int], None], expected: Expected) -> Version:
+        try:
+            folder = self.tree.open_folder(place.folders, to_list=True)
+        except FileNotFoundError:
+            if isinstance(expected, Version):
+                raise refused(place.key, expected, None) from None
+            folder = self.tree.make_folder(place.folders, self.ledger.made)
+        try:
+            conditional = expected is not None
+            with draft(folder, fill, synced=conditional and self.ledger.active) as finished:
+                version = self._publisher.publish(finished, place, expected)
+            try:
+                if conditional:
+                    self.ledger.secure(place.folders)
+                else:
+                    self.ledger.wrote(folder, place)
+            except OSError as error:
+                raise OutcomeUnknownError(
+                    f"{place.key!r} was written, and may not survive a power cut: {error}. Look "
+                    "into the system log, then write it again.",
+                    key=place.key,
+                ) from error
+            return version
+        finally:
+            os.close(folder)
+
+    def _delete_in(self, folders: tuple[bytes, ...], places: list[Place]) -> list[DeleteFailure]:
+        try:
+            folder = self.tree.open_folder(folders, to_list=True)
+        except OSError as error:
+            if error.errno in MISSING and self.tree.link_on_the_way(places[0]) is None:
+                return []
+            return [
+                DeleteFailure(place.key, self._explain(error, "delete", place)) for place in places
+            ]
+        try:
+            failures = list(self._delete_each(folder, places))
+        finally:
+            os.close(folder)
+        if folders and len(failures) < len(places):
+            self._remove_if_empty(folders)
+        return failures
+
+    def _delete_each(self, folder: int, places: list[Place]) -> Iterator[DeleteFailure]:
+        for place in places:
+            try:
+                try:
+                    with self._publisher.lock(folder, place, exclusive=False):
+                        os.unlink(place.name, dir_fd=folder)
+                except FileNotFoundError:
+                    continue
+                self.ledger.changed(folder, place.folders)
+            except OSError as error:
+                if not _is_directory(folder, place.name):
+                    yield DeleteFailure(place.key, self._explain(error, "delete", place))
+            except IcechunkError as error:
+                yield DeleteFailure(place.key, error)
+
+    def _remove_if_empty(self, folders: tuple[bytes, ...]) -> None:
+        while folders:
+            *above, name = folders
+            folders = tuple(above)
+            try:
+                with self.tree.folder(folders) as fd:
+                    os.rmdir(name, dir_fd=fd)
+            except OSError:  # as a rule it is not empty; nothing depends on its removal
+                return
+
+    def _require(self, promise: str) -> None:
+        if not getattr(self.capabilities, promise):
+            reason = self.capabilities.reasons[promise]
+            raise UnsafeStorageError(
+                f"{self.tree.path(())!r} does not promise {promise!r}, so nothing was done: "
+                f"{reason}.",
+                promise=promise,
+            )
+
+    def _explain(self, error: OSError, action: str, place: Place) -> IcechunkError:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            link = self.tree.link_on_the_way(place)
+            if link is not None:
+                return refuse_link(action, place.key, link)
+        if action == "read" and error.errno in MISSING:
+            return _missing(place)
+        path = self.tree.path(place.folders, place.name)
+        return explain(error, action, path, key=place.key)
+
+
+def _missing(place: Place) -> ObjectNotFoundError:
+    return ObjectNotFoundError(f"There is no object {place.key!r}.", key=place.key)
+
+
+def _is_directory(folder: int, name: bytes) -> bool:
+    """Tell whether this is a folder, which is no object: systems differ in what they say."""
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def _read_all(fd: int, start: int, stop: int) -> bytes:
+    data = os.pread(fd, stop - start, start)
+    if len(data) == stop - start:
+        return data
+    parts = [data]
+    position = start + len(data)
+    while parts[-1] and position < stop:  # the kernel reads at most 2 GiB at a time
+        parts.append(os.pread(fd, stop - position, position))
+        position += len(parts[-1])
+    return b"".join(parts)
+
+
+def _write_all(data: memoryview, fd: int) -> None:
+    written = 0
+    while written < len(data):
+        written += os.write(fd, data[written:])
+
+
+def _copy_all(source: int, size_bytes: int, target: int) -> None:
+    copied = 0
+    while copied < size_bytes and sys.platform == "linux":
+        try:
+            step = os.copy_file_range(source, target, size_bytes - copied, offset_src=copied)
+        except OSError as error:
+            if error.errno not in _NOT_IN_KERNEL:
+                raise
+            break
+        if step == 0:
+            break
+        copied += step
+    while copied < size_bytes:
+        data = os.pread(source, min(_STEP_BYTES, size_bytes - copied), copied)
+        if not data:
+            raise OSError(errno.EIO, "the file that is copied was cut short by another program")
+        _write_all(memoryview(data), target)
+        copied += len(data)

@@ -1,0 +1,195 @@
+"""From a URL to a directory, and from a key to a place below it that no link leads out of.
+
+Paths are bytes: keys are UTF-8 whatever the locale says, and other file names stay what they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from icechunk_async.errors import InvalidObjectKeyError, InvalidURLError
+from icechunk_async.storage import check_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+__all__ = ["RESERVED_PREFIX", "Place", "Tree", "is_reserved", "place_of", "root_of"]
+
+RESERVED_PREFIX: Final = b".icechunk-tmp-"
+"""How the names of unfinished files begin; no key may use it, and no listing shows it."""
+
+_MAX_NAME_BYTES: Final = 255
+_OFFICIAL_TEMPORARY = re.compile(rb"#[0-9]+\Z")
+
+# O_PATH asks for no permission to list the folders on the way, only to pass through them.
+_PASS: Final = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
+_LIST: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+_NOFOLLOW: Final[int] = getattr(os, "O_NOFOLLOW", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an object is kept: folders below the root, and the name of the file."""
+
+    key: str
+    folders: tuple[bytes, ...]
+    name: bytes
+
+
+def is_reserved(name: bytes) -> bool:
+    """Tell whether a file name belongs to an unfinished file, of ours or the official engine's.
+
+    That engine writes ``name#1`` and renames it; it can neither read nor list such names.
+    """
+    return name.startswith(RESERVED_PREFIX) or _OFFICIAL_TEMPORARY.search(name) is not None
+
+
+def place_of(key: str) -> Place:
+    """Answer where ``key`` is kept.
+
+    Raises:
+        InvalidObjectKeyError: no key may look like this, or no file name can.
+    """
+    *folders, name = check_key(key).encode().split(b"/")
+    for segment in (*folders, name):
+        if len(segment) > _MAX_NAME_BYTES:
+            problem = f"a segment is longer than a file name can be ({_MAX_NAME_BYTES} bytes)"
+        elif segment.startswith(RESERVED_PREFIX):
+            problem = f"names that begin with {RESERVED_PREFIX.decode()!r} are unfinished files"
+        else:
+            continue
+        break
+    else:
+        if not _OFFICIAL_TEMPORARY.search(name):
+            return Place(key, tuple(folders), name)
+        problem = "names that end in '#' and digits are the official engine's unfinished files"
+    raise InvalidObjectKeyError(
+        f"{key[:200]!r} cannot name a file: {problem}. Use another name.", key=key
+    )
+
+
+def root_of(url: str) -> Path:
+    """Answer the absolute path that a ``file:///path`` URL names, percent-decoded.
+
+    Raises:
+        InvalidURLError: it names another machine, no absolute path, or has a query or fragment.
+    """
+    parts = urlsplit(url)
+    path = unquote_to_bytes(parts.path)
+    if parts.scheme.lower() != "file" or parts.netloc not in ("", "localhost"):
+        problem = "it does not name a directory of this machine"
+    elif not path.startswith(b"/") or b"\0" in path:
+        problem = "it has no absolute path"
+    elif parts.query or parts.fragment or url.endswith(("?", "#")):
+        problem = "'?' and '#' in a path are written %3F and %23"
+    else:
+        return Path(os.fsdecode(b"/" + path.strip(b"/")))
+    raise InvalidURLError(
+        f"{url!r} cannot be opened: {problem}. Use 'file:///absolute/path', or give a path.",
+        url=url,
+    )
+
+
+class Tree:
+    """The directory of a storage; opens the folders below it.
+
+    The root itself may be a symbolic link. Below it none is followed, wherever it leads: what
+    a link means can change between the check and the use, and a repository has no need of them.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Keep the absolute path of the root."""
+        self.root = root
+        self._below = os.fsencode(root).rstrip(b"/") + b"/"
+
+    def path(self, folders: tuple[bytes, ...], name: bytes = b"") -> str:
+        """Answer the path of something below the root, for a message."""
+        return os.fsdecode(self._below + b"/".join((*folders, name))).rstrip("/")
+
+    def open_file(self, folders: tuple[bytes, ...], name: bytes, flags: int) -> int:
+        """Open a file below the root and answer its descriptor."""
+        flags |= _NOFOLLOW
+        if not folders:
+            return os.open(self._below + name, flags)
+        return _step(self.open_folder(folders), name, flags)
+
+    def open_folder(self, folders: tuple[bytes, ...], *, to_list: bool = False) -> int:
+        """Open a folder, link by link not followed, and answer its descriptor.
+
+        With ``to_list`` the descriptor can be listed, locked and synced, too.
+        """
+        last = _LIST if to_list else _PASS
+        if not folders:
+            return os.open(self.root, last)
+        mode = last if len(folders) == 1 else _PASS
+        # The root need not be opened on its own: only what follows it must be no link.
+        fd = os.open(self._below + folders[0], mode | _NOFOLLOW)
+        for depth, name in enumerate(folders[1:], 2):
+            fd = _step(fd, name, (last if depth == len(folders) else _PASS) | _NOFOLLOW)
+        return fd
+
+    def make_folder(self, folders: tuple[bytes, ...], made: Callable[[Path], None]) -> int:
+        """Open a folder to list, made with all above it where it is missing.
+
+        Args:
+            folders: names from the root down.
+            made: told the path of each directory that got a new entry outside the root.
+        """
+        _make_root(self.root, made)
+        fd = os.open(self.root, _LIST)
+        for name in folders:
+            try:
+                os.mkdir(name, dir_fd=fd)
+            except FileExistsError:
+                pass  # also a file or a link: opening it says so
+            except BaseException:
+                os.close(fd)
+                raise
+            fd = _step(fd, name, _LIST | _NOFOLLOW)
+        return fd
+
+    @contextmanager
+    def folder(self, folders: tuple[bytes, ...], *, to_list: bool = False) -> Generator[int]:
+        """Hold a folder open."""
+        fd = self.open_folder(folders, to_list=to_list)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def link_on_the_way(self, place: Place) -> str | None:
+        """Answer the path of the first symbolic link between the root and a file, or None."""
+        path = self.root
+        for name in (*place.folders, place.name):
+            path /= os.fsdecode(name)
+            if path.is_symlink():
+                return str(path)
+        return None
+
+
+def _step(parent: int, name: bytes, flags: int) -> int:
+    """Open what is in the folder ``parent``, which is closed."""
+    try:
+        return os.open(name, flags, dir_fd=parent)
+    finally:
+        os.close(parent)
+
+
+def _make_root(root: Path, made: Callable[[Path], None]) -> None:
+    missing: list[Path] = []
+    path = root
+    while not os.path.lexists(path):
+        missing.append(path)
+        path = path.parent
+    for path in reversed(missing):
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue  # another writer was faster
+        made(path.parent)

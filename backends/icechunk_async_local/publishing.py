@@ -1,0 +1,244 @@
+"""From a finished file under a reserved name to an object, in one step that others see whole.
+
+Whoever gives, takes or moves a name in a folder holds the folder's lock: shared where it does not
+matter what was there before, alone where it does. Creations need no lock where hard links work:
+the kernel makes a link only where the name is free. The folder cannot disappear meanwhile, since
+it holds the unfinished file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async.errors import (
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    UnsafeStorageError,
+)
+from icechunk_async.storage import ABSENT, Version
+from icechunk_async_local.durability import flush
+from icechunk_async_local.locks import locked
+from icechunk_async_local.paths import RESERVED_PREFIX
+from icechunk_async_local.versions import next_time_us, time_us, version_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from icechunk_async.storage import Absent, Expected
+    from icechunk_async_local.paths import Place, Tree
+    from icechunk_async_local.probe import Abilities
+
+__all__ = ["Draft", "Publisher", "draft", "refused"]
+
+_NO_LINKS: Final = frozenset(
+    {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+)
+_NOTHING_HAPPENED: Final = frozenset(
+    {errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV}
+    | {errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EBUSY}
+)
+"""What the kernel says before it begins; after anything else the name may have been given."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """A complete file in an open folder, under a reserved name."""
+
+    folder: int
+    name: bytes
+    state: os.stat_result
+    synced: bool
+    kept: bool = True
+    """Whether the reserved name still has to be removed."""
+
+
+@contextmanager
+def draft(folder: int, fill: Callable[[int], None], *, synced: bool) -> Generator[Draft]:
+    """Write a file under a reserved name; that name is gone when the block ends.
+
+    Args:
+        folder: an open folder.
+        fill: writes all bytes to the descriptor that it is given.
+        synced: make the bytes durable, too.
+
+    Raises:
+        FileNotFoundError: the folder was removed.
+        OSError: the file could not be written; nothing is left of it.
+    """
+    name = RESERVED_PREFIX + f"{os.getpid():x}-{secrets.token_hex(8)}".encode()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    fd = os.open(name, flags, 0o666, dir_fd=folder)  # the umask decides, as for any file
+    finished: Draft | None = None
+    try:
+        try:
+            fill(fd)
+            time_ns = next_time_us() * 1000
+            os.utime(fd, ns=(time_ns, time_ns))
+            state = os.fstat(fd)
+            if synced:
+                flush(fd)
+        finally:
+            os.close(fd)  # before it gets its name: network file systems write only now
+        finished = Draft(folder, name, state, synced)
+        yield finished
+    finally:
+        if finished is None or finished.kept:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=folder)
+
+
+class Publisher:
+    """Gives finished files their names, as far as their file system allows."""
+
+    def __init__(self, tree: Tree, abilities: Abilities, lock_timeout_seconds: float) -> None:
+        """Keep what was found out about the file system."""
+        self._tree = tree
+        self._abilities = abilities
+        self._lock_timeout_seconds = lock_timeout_seconds
+
+    def publish(self, finished: Draft, place: Place, expected: Expected) -> Version:
+        """Give a finished file its name if the object is in the expected state.
+
+        Raises:
+            PreconditionFailedError: it is in another state; nothing changed.
+            OutcomeUnknownError: the file system failed when asked.
+            OSError: nothing changed.
+        """
+        if expected is None:
+            with self.lock(finished.folder, place, exclusive=False):
+                self._rename(finished, place)
+                return version_of(finished.state)
+        if expected is ABSENT and self._abilities.links and self._link(finished, place):
+            return version_of(finished.state)
+        if not self._abilities.locks:
+            raise UnsafeStorageError(
+                f"Could not write {place.key!r} on condition: {self._tree.path(place.folders)!r} "
+                "takes neither hard links nor locks. Nothing changed. Use another file system.",
+                key=place.key,
+            )
+        with self.lock(finished.folder, place, exclusive=True):
+            found = _state_of(finished.folder, place.name)
+            if found is not None and stat.S_ISDIR(found.st_mode):
+                _clear_the_way(finished.folder, place)
+                found = None
+            if expected != (ABSENT if found is None else version_of(found)):
+                raise refused(place.key, expected, found)
+            if found is not None and time_us(found) >= time_us(finished.state):
+                _set_later(finished, time_us(found))
+            self._rename(finished, place)
+            return version_of(finished.state)
+
+    def lock(self, folder: int, place: Place, *, exclusive: bool) -> AbstractContextManager[None]:
+        """Hold the lock of an open folder, where there are locks."""
+        if not self._abilities.locks:
+            return nullcontext()
+        return locked(
+            folder,
+            self._tree.path(place.folders),
+            exclusive=exclusive,
+            timeout_seconds=self._lock_timeout_seconds,
+        )
+
+    def _rename(self, finished: Draft, place: Place) -> None:
+        folder = finished.folder
+        try:
+            try:
+                os.rename(finished.name, place.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except IsADirectoryError:
+                _clear_the_way(folder, place)
+                os.rename(finished.name, place.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError as error:
+            if error.errno in _NOTHING_HAPPENED:
+                raise
+            raise _unknown(place, error) from error
+        finished.kept = False
+
+    def _link(self, finished: Draft, place: Place) -> bool:
+        """Give the file its name where that is free; False where links cannot be made."""
+        folder = finished.folder
+        try:
+            try:
+                _link_in(folder, finished.name, place.name)
+            except FileExistsError:
+                found = _state_of(folder, place.name)
+                if found is None or not stat.S_ISDIR(found.st_mode):
+                    raise
+                _clear_the_way(folder, place)
+                _link_in(folder, finished.name, place.name)
+        except FileExistsError:
+            # NFS repeats a request whose answer was lost, and so may refuse what it has done.
+            own = os.stat(finished.name, dir_fd=folder, follow_symlinks=False)
+            if own.st_nlink < 2:
+                raise refused(place.key, ABSENT, _state_of(folder, place.name)) from None
+        except OSError as error:
+            if error.errno in _NO_LINKS:
+                return False
+            if error.errno in _NOTHING_HAPPENED:
+                raise
+            raise _unknown(place, error) from error
+        return True
+
+
+def refused(
+    key: str, expected: Version | Absent, found: os.stat_result | None
+) -> PreconditionFailedError:
+    """Answer the error for an object that is not in the expected state."""
+    state = "does not exist" if found is None else f"is at {version_of(found)}"
+    return PreconditionFailedError(
+        f"{key!r} {state}, not {expected}; nothing was changed. Read it again.",
+        key=key,
+        expected=expected,
+    )
+
+
+def _link_in(folder: int, name: bytes, target: bytes) -> None:
+    os.link(name, target, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+
+
+def _state_of(folder: int, name: bytes) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _clear_the_way(folder: int, place: Place) -> None:
+    """Remove an empty folder that has the name of the object, left over from longer keys.
+
+    Raises:
+        IsADirectoryError: it is not empty.
+    """
+    try:
+        os.rmdir(place.name, dir_fd=folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from error
+
+
+def _set_later(finished: Draft, than_us: int) -> None:
+    """Give a finished file a time after that of the object that it replaces."""
+    time_ns = next_time_us(later_than=than_us) * 1000
+    os.utime(finished.name, ns=(time_ns, time_ns), dir_fd=finished.folder, follow_symlinks=False)
+    flags = os.O_RDONLY | os.O_NOFOLLOW
+    fd = os.open(finished.name, flags, dir_fd=finished.folder)
+    try:
+        finished.state = os.fstat(fd)
+        if finished.synced:
+            flush(fd)
+    finally:
+        os.close(fd)
+
+
+def _unknown(place: Place, error: OSError) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"{place.key!r} was to be written, and giving it its name failed: {error}. It may be "
+        "there or not. Read it to know.",
+        key=place.key,
+    )

@@ -1,0 +1,314 @@
+"""The storage itself: keys are checked on the loop, all else is done on threads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final, Literal
+
+from icechunk_async.errors import (
+    InvalidInputError,
+    StorageClosedError,
+    StorageError,
+    UnsafeStorageError,
+)
+from icechunk_async.storage import StorageDescription
+from icechunk_async_local.batching import Lane
+from icechunk_async_local.durability import Ledger
+from icechunk_async_local.failures import explain
+from icechunk_async_local.files import Files
+from icechunk_async_local.listing import PAGE_ENTRIES, next_page, walk
+from icechunk_async_local.paths import Tree, place_of, root_of
+from icechunk_async_local.probe import probe, remove_abandoned
+from icechunk_async_local.publishing import Publisher
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+    from pathlib import Path
+
+    from icechunk_async.storage import (
+        Capabilities,
+        Data,
+        DeleteFailure,
+        Expected,
+        ListEntry,
+        RangeRequest,
+        Retrieved,
+        Version,
+    )
+    from icechunk_async_local.paths import Place
+    from icechunk_async_local.probe import Abilities
+
+__all__ = ["LocalStorage", "open_local"]
+
+_THREADS: Final = 4
+"""For reading, and as many for writing: who waits for a lock keeps no reader waiting."""
+
+_LOCK_TIMEOUT_SECONDS: Final = 30.0
+
+_OPENS_BELOW: Final = os.open in os.supports_dir_fd
+"""Whether the system opens a file by its name in an open directory."""
+
+
+@asynccontextmanager
+async def open_local(
+    url: str,
+    *,
+    durability: Literal["commit", "none"] = "commit",
+    lock_timeout_seconds: float = _LOCK_TIMEOUT_SECONDS,
+    single_machine: bool = False,
+    read_only: bool = False,
+) -> AsyncGenerator[LocalStorage]:
+    """Open the directory that ``file:///path`` names; it is made by the first write.
+
+    What the directory can be trusted with is tried when it is opened: hard links, locks on
+    directories, exact times of files. ``capabilities`` tell the result. Reads need none of them.
+
+    Programs that write the same directory without these locks, such as the official engine, are
+    not protected from updates that are made here, nor these from them.
+
+    Args:
+        url: a directory of this machine. Objects are plain files in it. Symbolic links below it
+            are not followed; it may be one itself.
+        durability: with ``"commit"`` what was written survives a power cut once ``sync`` has
+            returned, and conditional writes once they have answered. With ``"none"`` nothing is
+            ever synced: faster, and a power cut may damage the repository.
+        lock_timeout_seconds: how long a write waits for a lock that others hold.
+        single_machine: the caller's word that no other machine writes here, which makes locks
+            count on network file systems as well.
+        read_only: promise no writes, and write nothing to find out what could be promised.
+
+    Raises:
+        InvalidURLError: the URL names no directory.
+        InvalidInputError: an option has a value that it cannot have.
+        StorageError: closing the storage could not make everything durable.
+
+    Cancellation: on leaving, what runs on threads goes on to its end.
+    """
+    description = _describe(
+        url,
+        durability,
+        lock_timeout_seconds,
+        single_machine=single_machine,
+        read_only=read_only,
+    )
+    root = root_of(url)
+    tree = Tree(root)
+    ledger = Ledger(tree, active=durability == "commit")
+    lanes = Lane("read", _THREADS), Lane("write", _THREADS)
+    try:
+        abilities, capabilities = await lanes[0].hop(
+            partial(_prepare, url, root, single_machine=single_machine, read_only=read_only)
+        )
+    except BaseException:
+        lanes[0].executor.shutdown(wait=False)
+        raise
+    publisher = Publisher(tree, abilities, lock_timeout_seconds)
+    files = Files(tree, ledger, publisher, capabilities)
+    storage = LocalStorage(description, files, lanes)
+    try:
+        yield storage
+    except BaseException as failure:
+        try:
+            await storage.close()
+        except StorageError as error:
+            failure.add_note(f"Closing the storage failed as well: {error}")
+        raise
+    await storage.close()
+
+
+class LocalStorage:
+    """A :class:`~icechunk_async.storage.Storage` in a directory; made by :func:`open_local`.
+
+    It also answers without an event loop (:class:`~icechunk_async.storage.BlockingStorage`).
+    """
+
+    def __init__(
+        self, description: StorageDescription, files: Files, lanes: tuple[Lane, Lane]
+    ) -> None:
+        """Make a handle; use :func:`open_local`."""
+        self._description = description
+        self._files = files
+        self._readers, self._writers = lanes
+        self._closed = False
+
+    def __repr__(self) -> str:
+        """Show the URL."""
+        return f"LocalStorage({self._description.url!r})"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What was found out when the directory was opened."""
+        return self._files.capabilities
+
+    @property
+    def description(self) -> StorageDescription:
+        """The URL and the options that differ from their defaults."""
+        return self._description
+
+    async def close(self) -> None:
+        """Wait for what is under way, make it durable, and refuse further use.
+
+        Raises:
+            StorageError: what was written may not survive a power cut.
+
+        Cancellation: closing goes on to its end on its thread.
+        """
+        if not self._closed:
+            self._closed = True
+            # On a thread of the loop's own: those of the lanes are waited for.
+            closing = asyncio.get_running_loop().run_in_executor(None, self._finish)
+            await asyncio.shield(closing)
+
+    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read a file or part of it."""
+        place = self._place(key)
+        return await self._readers.run(partial(self._files.read, place, byte_range))
+
+    async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
+        """Read a whole file unless it is still at ``version``; then only its state is read."""
+        place = self._place(key)
+        return await self._readers.run(partial(self._files.read_if_changed, place, version))
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write one whole file."""
+        place, owned = self._place(key), _owned(data)
+        if if_version is None:
+            return await self._writers.run(partial(self._files.write, place, owned, None))
+        return await self._writers.hop(partial(self._files.write, place, owned, if_version))
+
+    async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
+        """Delete files, and the folders that this leaves empty."""
+        self._check_open()
+        places = [place_of(key) for key in keys]
+        return await self._writers.hop(partial(self._files.delete, places))
+
+    async def list_prefix(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str | None = None,
+        delimiter: Literal["/"] | None = None,
+    ) -> AsyncIterator[ListEntry]:
+        """List files, 1000 with each hop; memory: the names in the folders on the way."""
+        entries = walk(self._files.tree, prefix, start_after, grouped=delimiter is not None)
+        while True:
+            self._check_open()
+            page = await self._readers.hop(partial(self._next_page, entries, prefix))
+            for entry in page:
+                yield entry
+            if len(page) < PAGE_ENTRIES:
+                return
+
+    async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
+        """Copy a file."""
+        places = self._place(source), self._place(target)
+        return await self._writers.hop(partial(self._files.copy, *places, if_version))
+
+    async def sync(self) -> None:
+        """Sync the files that this handle wrote since the last time, and their folders."""
+        self._check_open()
+        await self._writers.hop(self._sync)
+
+    def get_blocking(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read a file or part of it, on this thread."""
+        return self._files.read(self._place(key), byte_range)
+
+    def put_blocking(self, key: str, data: Data) -> Version:
+        """Write one whole file, on this thread."""
+        return self._files.write(self._place(key), data, None)
+
+    def _place(self, key: str) -> Place:
+        self._check_open()
+        return place_of(key)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StorageClosedError(
+                f"{self!r} was used after its 'async with' block ended. Open it again."
+            )
+
+    def _next_page(self, entries: Iterator[ListEntry], prefix: str) -> list[ListEntry]:
+        try:
+            return next_page(entries)
+        except OSError as error:
+            raise explain(error, f"list {prefix!r} in", self._files.tree.path(())) from error
+
+    def _sync(self) -> None:
+        try:
+            self._files.ledger.sync()
+        except OSError as error:
+            raise explain(
+                error, "sync what was written below", self._files.tree.path(())
+            ) from error
+
+    def _finish(self) -> None:
+        self._readers.close()
+        self._writers.close()
+        try:
+            self._sync()
+        finally:
+            self._files.ledger.close()
+
+
+def _prepare(
+    url: str, root: Path, *, single_machine: bool, read_only: bool
+) -> tuple[Abilities, Capabilities]:
+    if not _OPENS_BELOW:
+        raise UnsafeStorageError(
+            f"{url!r} cannot be opened: this system opens no files relative to a directory, which "
+            "keeps keys below the root. Use Linux, macOS or another POSIX system.",
+            url=url,
+        )
+    abilities, capabilities = probe(url, root, single_machine=single_machine, read_only=read_only)
+    if capabilities.writable:
+        remove_abandoned(root)
+    return abilities, capabilities
+
+
+def _owned(data: Data) -> Data:
+    """Answer bytes that nobody can change while they wait to be written.
+
+    A cancelled put may still be running when its caller uses the buffer for something else.
+    """
+    if isinstance(data, bytes) or (isinstance(data, memoryview) and type(data.obj) is bytes):
+        return data
+    return bytes(data)
+
+
+def _describe(
+    url: str,
+    durability: object,
+    lock_timeout_seconds: object,
+    *,
+    single_machine: bool,
+    read_only: bool,
+) -> StorageDescription:
+    """Check the options; answer the URL with those that differ from their defaults."""
+    if durability not in ("commit", "none"):
+        raise InvalidInputError(
+            f"durability={durability!r} is not known. Use 'commit' or 'none'.",
+            durability=durability,
+        )
+    if (
+        not isinstance(lock_timeout_seconds, int | float)
+        or isinstance(lock_timeout_seconds, bool)
+        or not lock_timeout_seconds >= 0
+    ):
+        raise InvalidInputError(
+            f"lock_timeout_seconds={lock_timeout_seconds!r} is no number of seconds. Use one "
+            "that is at least 0.",
+            lock_timeout_seconds=lock_timeout_seconds,
+        )
+    options: dict[str, object] = {}
+    if durability != "commit":
+        options["durability"] = durability
+    if lock_timeout_seconds != _LOCK_TIMEOUT_SECONDS:
+        options["lock_timeout_seconds"] = lock_timeout_seconds
+    if single_machine:
+        options["single_machine"] = True
+    if read_only:
+        options["read_only"] = True
+    return StorageDescription(url, options)

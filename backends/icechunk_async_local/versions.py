@@ -1,0 +1,63 @@
+"""What tells two states of a file apart: its inode, its time and its size.
+
+Rust's ``object_store`` makes the same tag of a local file. It holds because a file is never
+changed once it has its name, and because every file gets a time of its own before that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async.storage import Version
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["modified_at", "next_time_us", "time_us", "version_of"]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_US: Final = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+
+
+class _Times:
+    """Answers times that grow, for all threads of the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last_us = 0
+
+    def next_us(self) -> int:
+        now_us = time.time_ns() // 1000
+        with self._lock:
+            self._last_us = max(now_us, self._last_us + 1)
+            return self._last_us
+
+
+_times: Final = _Times()
+
+
+def version_of(found: os.stat_result) -> Version:
+    """Answer the version of the file that ``found`` was asked of."""
+    return Version(f"{found.st_ino:x}-{time_us(found):x}-{found.st_size:x}")
+
+
+def modified_at(found: os.stat_result) -> datetime:
+    """Answer when the file was written."""
+    return _EPOCH + timedelta(microseconds=min(time_us(found), _LAST_US))
+
+
+def time_us(found: os.stat_result) -> int:
+    """Answer when the file was written, in microseconds since 1970; never less than 0."""
+    return max(0, found.st_mtime_ns // 1000)
+
+
+def next_time_us(later_than: int = 0) -> int:
+    """Answer a time for a new file: now, or a little later where that was given out already.
+
+    Args:
+        later_than: microseconds since 1970; the answer is greater.
+    """
+    return max(_times.next_us(), later_than + 1)

@@ -1,0 +1,56 @@
+"""The command with its subcommands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from icechunk_async.cli import contents, history, refs
+from icechunk_async.cli.demo import command as demo
+
+__all__ = ["app"]
+
+_EPILOG = (
+    "URL is a path or a URL such as memory://name or file:///data/repository. REF is a branch, a "
+    "tag or a snapshot id, looked for in this order. Every command takes --json (one document on "
+    "standard output and nothing else; its keys are in the command's help) and --debug. Exit "
+    "codes: 0 fine, 1 it cannot be done, 2 wrong usage, 130 interrupted."
+)
+
+app = typer.Typer(
+    name="icechunk-async",
+    help="Look at Icechunk repositories and change their branches and tags.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:  # noqa: FBT001  # Typer's signature
+    if asked:
+        from importlib.metadata import version  # noqa: PLC0415
+
+        typer.echo(f"icechunk-async {version('icechunk-async')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+history.register(app)
+contents.register(app)
+refs.register(app)
+demo.register(app)

@@ -1,0 +1,1 @@
+"""``icechunk-async demo``: real climate data goes into a versioned repository."""

@@ -1,0 +1,182 @@
+"""Promises about listing: what is listed, in which order, and how it is grouped."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async._concurrency import gather
+from icechunk_async.storage import CommonPrefix, ObjectInfo
+from icechunk_async.testing.conformance._base import Promises
+from icechunk_async.testing.conformance._helpers import fill, listed, names, take
+from icechunk_async.testing.conformance.keys import AWKWARD_KEYS
+
+if TYPE_CHECKING:
+    from icechunk_async.storage import Storage
+
+__all__ = ["ListingPromises"]
+
+_CLOCKS_DIFFER_BY: Final = timedelta(days=1)
+
+
+class ListingPromises(Promises):
+    """What ``list_prefix`` answers."""
+
+    async def test_an_empty_storage_lists_nothing(self, storage: Storage) -> None:
+        """No objects are an empty listing, however it is asked for."""
+        assert await listed(storage) == []
+        assert await listed(storage, "folder/") == []
+        assert await listed(storage, delimiter="/") == []
+        assert await listed(storage, start_after="a") == []
+
+    async def test_a_listing_shows_a_finished_put(self, storage: Storage) -> None:
+        """An object is listed as soon as it is written, once, also when it is replaced."""
+        for number in range(20):
+            await storage.put(f"key-{number:02}", b"x")
+            await storage.put("key-00", b"again")
+            assert len(await listed(storage)) == number + 1
+
+    async def test_a_listing_leaves_out_deleted_objects(self, storage: Storage) -> None:
+        """An object is no longer listed as soon as it is deleted, nor is its empty group."""
+        await fill(storage, ["folder/a", "folder/b"])
+        await storage.delete(["folder/a"])
+        assert names(await listed(storage)) == ["folder/b"]
+        await storage.delete(["folder/b"])
+        assert await listed(storage) == []
+        assert await listed(storage, delimiter="/") == []
+
+    async def test_a_listing_tells_size_and_time(self, storage: Storage) -> None:
+        """Sizes are those of the latest bytes; times are aware, in UTC, and about now."""
+        await storage.put("key", b"a first body")
+        await storage.put("key", b"12345")
+        await storage.put("empty", b"")
+        sizes: dict[str, int] = {}
+        for entry in await listed(storage):
+            assert isinstance(entry, ObjectInfo)
+            sizes[entry.key] = entry.size_bytes
+            assert entry.last_modified.utcoffset() == timedelta(0)
+            assert abs(datetime.now(UTC) - entry.last_modified) < _CLOCKS_DIFFER_BY
+        assert sizes == {"key": 5, "empty": 0}
+
+    async def test_keys_are_listed_in_the_order_of_their_bytes(self, storage: Storage) -> None:
+        """The order is that of UTF-8 bytes of whole keys: not by folder, locale or UTF-16."""
+        await fill(storage, AWKWARD_KEYS)
+        expected = sorted(AWKWARD_KEYS, key=lambda key: key.encode())
+        assert names(await listed(storage)) == expected
+
+    async def test_many_keys_are_listed_once_and_in_order(self, storage: Storage) -> None:
+        """Pages follow each other without a gap or an overlap."""
+        keys = [f"{n % 3}/{n * 7919 % self.many_keys:08}" for n in range(self.many_keys)]
+        await fill(storage, keys)
+        assert names(await listed(storage)) == sorted(keys)
+
+    async def test_a_prefix_is_a_plain_string(self, storage: Storage) -> None:
+        """It may end anywhere, also within a segment, and be a key itself."""
+        await fill(storage, ["a", "ab/c", "ab/cd", "ab/d/e", "abc", "b/ab"])
+        assert names(await listed(storage, "a")) == ["a", "ab/c", "ab/cd", "ab/d/e", "abc"]
+        assert names(await listed(storage, "ab")) == ["ab/c", "ab/cd", "ab/d/e", "abc"]
+        assert names(await listed(storage, "ab/")) == ["ab/c", "ab/cd", "ab/d/e"]
+        assert names(await listed(storage, "ab/c")) == ["ab/c", "ab/cd"]
+        assert names(await listed(storage, "ab/d/e")) == ["ab/d/e"]
+
+    async def test_a_prefix_of_no_key_lists_nothing(self, storage: Storage) -> None:
+        """Also where it could not be one, or would be another path to an object."""
+        await fill(storage, ["a/b", "c"])
+        prefixes = ("b", "a/b/", "a/bc", "c/", "A", "/", "/a", "a//", "a/../", "./", "../", "..")
+        for prefix in (*prefixes, "\0", "a\0", "x" * 2000, "d/" * 1000, "\ud800"):
+            assert await listed(storage, prefix) == []
+            assert await listed(storage, prefix, delimiter="/") == []
+
+    async def test_a_prefix_is_not_a_pattern(self, storage: Storage) -> None:
+        """Characters that mean something to shells and to URLs are taken literally."""
+        await fill(storage, ["a*b/c", "axb/c", "a%2Fb", "a/b", "[x]", "x"])
+        assert names(await listed(storage, "a*")) == ["a*b/c"]
+        assert names(await listed(storage, "a%2F")) == ["a%2Fb"]
+        assert names(await listed(storage, "[x]")) == ["[x]"]
+
+    async def test_a_delimiter_groups_what_lies_deeper(self, storage: Storage) -> None:
+        """Each group is one entry, in its place in the order of all entries."""
+        await fill(storage, ["a-b", "a.b", "a/b", "a/c/d", "a/e", "a0", "b/c", "c"])
+        entries = await listed(storage, delimiter="/")
+        assert names(entries) == ["a-b", "a.b", "a/", "a0", "b/", "c"]
+        assert [type(entry) for entry in entries] == [
+            *(ObjectInfo, ObjectInfo, CommonPrefix, ObjectInfo, CommonPrefix, ObjectInfo)
+        ]
+
+    async def test_a_delimiter_groups_below_a_prefix(self, storage: Storage) -> None:
+        """Only slashes after the prefix count, wherever the prefix ends."""
+        await fill(storage, ["a/b", "a/bc/d", "a/bd/e/f", "a/c", "ab/c", "a/bd/g"])
+        assert names(await listed(storage, "a/", delimiter="/")) == [
+            *("a/b", "a/bc/", "a/bd/", "a/c")
+        ]
+        assert names(await listed(storage, "a/b", delimiter="/")) == ["a/b", "a/bc/", "a/bd/"]
+        assert names(await listed(storage, "a", delimiter="/")) == ["a/", "ab/"]
+        assert names(await listed(storage, "a/bd/e", delimiter="/")) == ["a/bd/e/"]
+        assert names(await listed(storage, "a/bd/e/", delimiter="/")) == ["a/bd/e/f"]
+
+    async def test_a_group_of_many_keys_is_listed_once(self, storage: Storage) -> None:
+        """A group that fills several pages is one entry, and does not hide what follows."""
+        await fill(storage, ["a", *(f"group/{n:04}" for n in range(2500)), "z"])
+        assert names(await listed(storage, delimiter="/")) == ["a", "group/", "z"]
+
+    async def test_keys_that_stay_are_listed_once_while_others_change(
+        self, storage: Storage
+    ) -> None:
+        """What is written and deleted meanwhile neither hides nor repeats what is not."""
+        stay = [f"{n % 5}/stay-{n:04}" for n in range(1500)]
+        come = [f"{n % 5}/come-{n:04}" for n in range(200)]
+        go = [f"{n % 5}/go-{n:04}" for n in range(200)]
+        await fill(storage, stay + go)
+
+        async def change() -> None:
+            for key in go:
+                await storage.delete([key])
+                await asyncio.sleep(0)  # so that both take turns, also where nothing waits
+            for key in come:
+                await storage.put(key, b"x")
+                await asyncio.sleep(0)
+
+        async def watch() -> list[str]:
+            found: list[str] = []
+            async for entry in storage.list_prefix():
+                found += names([entry])
+                await asyncio.sleep(0)
+            return found
+
+        _, found = await gather(change(), watch())
+        assert found == sorted(set(found))
+        assert [key for key in found if "stay" in key] == sorted(stay)
+        assert set(found) <= {*stay, *come, *go}
+
+    async def test_objects_can_be_deleted_while_they_are_listed(self, storage: Storage) -> None:
+        """Who deletes what the listing answers, as it comes, has deleted everything."""
+        keys = [f"{n % 5}/{n:04}" for n in range(1500)]
+        await fill(storage, keys)
+        found: list[str] = []
+        async for entry in storage.list_prefix():
+            found += names([entry])
+            await storage.delete(found[-1:])
+        assert found == sorted(keys)
+        assert await listed(storage) == []
+
+    async def test_listings_can_be_read_side_by_side(self, storage: Storage) -> None:
+        """Each listing has a place of its own."""
+        keys = [f"key-{n:04}" for n in range(1200)]
+        await fill(storage, keys)
+        one, other = storage.list_prefix(), storage.list_prefix()
+        found = await take(one, 10)
+        assert names(await take(other, 1200)) == keys
+        found += await take(one, 1190)
+        assert names(found) == keys
+
+    async def test_a_listing_can_be_left_half_way(self, storage: Storage) -> None:
+        """Nothing is kept for a listing that is read no further: many can be left."""
+        await fill(storage, [f"key-{n:04}" for n in range(1200)])
+        before = asyncio.all_tasks()
+        for count in range(100):
+            entries = storage.list_prefix()
+            await take(entries, count % 5 + 1)
+            del entries
+        assert asyncio.all_tasks() == before
+        assert len(await listed(storage)) == 1200

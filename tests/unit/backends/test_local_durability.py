@@ -1,0 +1,446 @@
+"""What survives a power cut: what is synced, in which order, and what is said when it fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from icechunk_async._concurrency import bounded_map, gather
+from icechunk_async.errors import StorageError, StorageUnavailableError
+from icechunk_async.storage import ABSENT, open_storage
+from icechunk_async_local import durability, filesystems
+from icechunk_async_local.durability import FEW
+from icechunk_async_local.paths import place_of
+from tests.unit.backends.local_tools import (
+    failing,
+    make_files,
+    naming,
+    open_descriptors,
+    write,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+
+@contextmanager
+def recorded(root: Path) -> Generator[list[tuple[str, str]]]:
+    """Record what is synced and what gets its name, with paths relative to the root."""
+    events: list[tuple[str, str]] = []
+    lock = threading.Lock()
+    fsync, rename, link = os.fsync, os.rename, os.link
+
+    def path_of(fd: int) -> str:
+        return os.path.relpath(Path(f"/proc/self/fd/{fd}").readlink(), root)
+
+    def note(event: str, path: str) -> None:
+        with lock:
+            events.append((event, path))
+
+    def noted_fsync(fd: int) -> None:
+        fsync(fd)
+        note("fsync", path_of(fd))
+
+    def noted_rename(source: bytes, target: bytes, **keywords: int) -> None:
+        rename(source, target, **keywords)
+        note("rename", f"{path_of(keywords['dst_dir_fd'])}/{os.fsdecode(target)}")
+
+    def noted_link(source: bytes, target: bytes, **keywords: Any) -> None:
+        link(source, target, **keywords)
+        if "dst_dir_fd" not in keywords:
+            return  # a trial
+        note("link", f"{path_of(keywords['dst_dir_fd'])}/{os.fsdecode(target)}")
+
+    def noted_syncfs(directory: int) -> None:
+        filesystems.sync_file_system(directory)
+        note("syncfs", "")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", noted_fsync)
+        patch.setattr(os, "rename", noted_rename)
+        patch.setattr(os, "link", noted_link)
+        patch.setattr(durability, "sync_file_system", noted_syncfs)
+        yield events
+
+
+def synced(events: list[tuple[str, str]]) -> set[str]:
+    """Answer the paths that were synced."""
+    return {path for event, path in events if event == "fsync"}
+
+
+async def test_puts_are_synced_when_they_are_asked_for(tmp_path: Path) -> None:
+    """A put does not sync; ``sync`` syncs every file and every folder on the way to it."""
+    root = tmp_path / "new" / "root"
+    async with open_storage(root) as storage:
+        with recorded(root) as events:
+            await storage.put("chunks/a", b"x")
+            await storage.put("deep/er/b", b"x")
+            await storage.put("c", b"x")
+            await storage.copy("c", "deep/d")
+            assert synced(events) == set()
+            await storage.sync()
+            assert synced(events) == {
+                *("chunks/a", "deep/er/b", "c", "deep/d"),
+                *("chunks", "deep/er", "deep", "."),
+                *("..", "../.."),  # each got a directory
+            }
+            del events[:]
+            await storage.sync()
+            assert events == []
+
+
+async def test_an_object_in_an_old_folder_is_synced_up_to_the_root(tmp_path: Path) -> None:
+    """The folder may have been made by a process that died before it synced."""
+    (tmp_path / "root" / "a" / "b").mkdir(parents=True)
+    root = tmp_path / "root"
+    async with open_storage(root) as storage:
+        with recorded(root) as events:
+            await storage.put("a/b/c", b"x")
+            await storage.sync()
+            assert synced(events) == {"a/b/c", "a/b", "a", ".", ".."}
+            del events[:]
+            await storage.put("a/b/d", b"x")
+            await storage.sync()
+            assert synced(events) == {"a/b/d", "a/b", "a", "."}
+
+
+@pytest.mark.parametrize("links", [True, False])
+async def test_a_reference_is_durable_before_it_is_seen_and_its_folder_before_it_is_answered(
+    tmp_path: Path, *, links: bool
+) -> None:
+    """First the bytes, then the name, then the folder, then the answer."""
+    async with open_storage(tmp_path) as storage:
+        with (
+            failing("link", errno.EPERM, times=0 if links else 1000),
+            recorded(tmp_path) as events,
+        ):
+            version = await storage.put("refs/main", b"1", if_version=ABSENT)
+            created = events.copy()
+            del events[:]
+            await storage.put("refs/main", b"2", if_version=version)
+    for trace, how in ((created, "link" if links else "rename"), (events, "rename")):
+        assert [event for event, _ in trace[:4]] == ["fsync", how, "fsync", "fsync"]
+        assert trace[0][1].startswith("refs/.icechunk-tmp-")
+        assert [path for _, path in trace[1:4]] == ["refs/main", "refs", "."]
+
+
+async def test_deletions_are_synced(tmp_path: Path) -> None:
+    """The folder that lost an entry is synced; one that went away, in the folder above it."""
+    async with open_storage(tmp_path) as storage:
+        for key in ("a/b/c", "a/d", "e"):
+            await storage.put(key, b"x")
+        await storage.sync()
+        with recorded(tmp_path) as events:
+            await storage.delete(["a/d"])
+            await storage.sync()
+            assert synced(events) == {"a", "."}
+            del events[:]
+            await storage.delete(["a/b/c"])
+            await storage.sync()
+            assert synced(events) == {"."}
+
+
+async def test_many_puts_are_synced_with_one_call(tmp_path: Path) -> None:
+    """More than a few files are left to the file system as a whole."""
+    async with open_storage(tmp_path) as storage:
+        with recorded(tmp_path) as events:
+            for number in range(FEW + 1):
+                await storage.put(f"chunks/{number}", b"x")
+            await storage.sync()
+            assert next(event for event, _ in events if event != "rename") == "syncfs"
+            assert not any(path.startswith("chunks/") for path in synced(events))
+
+
+async def test_many_puts_are_synced_one_by_one_where_that_is_the_only_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file system cannot be trusted to sync at once, every file is synced."""
+    monkeypatch.setattr(durability, "can_sync_at_once", lambda _: False)
+    async with open_storage(tmp_path) as storage:
+        with recorded(tmp_path) as events:
+            keys = [f"chunks/{number}" for number in range(FEW * 3)]
+            await bounded_map(lambda key: storage.put(key, b"x"), keys, limit=32)
+            await storage.sync()
+            assert synced(events) >= {*keys, "chunks", "."}
+
+
+async def test_a_sandbox_without_the_call_syncs_file_by_file(tmp_path: Path) -> None:
+    """Where the call is refused, and nothing was left to it yet, the files are synced."""
+    async with open_storage(tmp_path) as storage:
+        with (
+            recorded(tmp_path) as events,
+            failing("sync_file_system", errno.ENOSYS, module=durability) as failed,
+        ):
+            keys = [f"chunks/{number}" for number in range(FEW * 2)]
+            for _ in range(2):
+                for key in keys:
+                    await storage.put(key, b"x")
+                await storage.sync()
+                assert synced(events) >= {*keys, "chunks", "."}
+                del events[:]
+            assert failed["sync_file_system"] == 1
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_what_is_remembered_is_bounded_and_nothing_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
+) -> None:
+    """Past the bound everything is synced at the end, or each file when it is written."""
+    monkeypatch.setattr(durability, "can_sync_at_once", lambda _: at_once)
+    monkeypatch.setattr(durability, "MOST_REMEMBERED", 10)
+    async with open_storage(tmp_path) as storage:
+        ledger = storage._files.ledger  # type: ignore[attr-defined]
+        with recorded(tmp_path) as events:
+            keys = [f"{number}/key" for number in range(40)]
+            for key in keys:
+                await storage.put(key, b"x")
+                pending = ledger._at_home
+                assert len(pending.files) <= 10
+                assert len(pending.folders) <= 10
+            await storage.delete(keys[:5])
+            if at_once:
+                assert synced(events) == set()
+                assert pending.uncounted
+            await storage.sync()
+            if at_once:
+                assert ("syncfs", "") in events
+            else:
+                assert synced(events) >= {*keys[5:], *(key.partition("/")[0] for key in keys[5:])}
+            del events[:]
+            await storage.sync()
+            assert events == []
+
+
+async def test_files_on_another_device_are_synced_one_by_one(tmp_path: Path) -> None:
+    """One call syncs one file system; what is mounted below the root is another."""
+    original = os.fstat
+    elsewhere = tmp_path / "mounted"
+    elsewhere.mkdir()
+    inode = elsewhere.stat().st_ino
+
+    def other_device(fd: int) -> os.stat_result:
+        found = original(fd)
+        if found.st_ino != inode:
+            return found
+        values = list(found)
+        values[2] += 1
+        return os.stat_result(values)
+
+    async with open_storage(tmp_path) as storage:
+        await storage.put("home", b"x")
+        with recorded(tmp_path) as events, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fstat", other_device)
+            keys = [f"mounted/{number}" for number in range(FEW * 2)]
+            for key in keys:
+                await storage.put(key, b"x")
+            await storage.sync()
+            assert synced(events) >= {*keys, "mounted", ".", "home"}
+            assert ("syncfs", "") not in events
+
+
+async def test_closing_makes_what_was_written_durable(tmp_path: Path) -> None:
+    """Who forgets to sync loses nothing that was acknowledged before the block ended."""
+    with recorded(tmp_path) as events:
+        async with open_storage(tmp_path) as storage:
+            await storage.put("a/b", b"x")
+            assert synced(events) == set()
+        assert synced(events) >= {"a/b", "a", "."}
+
+
+async def test_nothing_is_synced_where_that_is_not_wanted(tmp_path: Path) -> None:
+    """With ``durability="none"`` no call waits for the device."""
+    with recorded(tmp_path) as events:
+        async with open_storage(tmp_path / "root", durability="none") as storage:
+            version = await storage.put("a", b"1", if_version=ABSENT)
+            await storage.put("a", b"2", if_version=version)
+            for number in range(100):
+                await storage.put(f"b/{number}", b"x")
+            await storage.delete(["b/1"])
+            await storage.sync()
+    assert {event for event, _ in events} == {"link", "rename"}
+
+
+@pytest.mark.parametrize("count", [3, FEW * 2])
+async def test_a_device_that_fails_is_reported_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """The system says it once and drops the bytes: another sync must not take it back."""
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def use() -> None:
+        async with open_storage(tmp_path) as storage:
+            for number in range(count):
+                await storage.put(f"a/{number}", b"x")
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fsync", fail)
+                patch.setattr(durability, "sync_file_system", fail)
+                with pytest.raises(StorageError, match="Input/output error"):
+                    await storage.sync()
+            for _ in range(2):
+                with pytest.raises(StorageError, match="Input/output error"):
+                    await storage.sync()
+            async with open_storage(tmp_path) as other:
+                await other.put("a/b", b"x")
+                await other.sync()
+
+    with pytest.raises(StorageError, match="durable"):
+        await use()
+
+
+async def test_passing_trouble_is_no_lost_write(tmp_path: Path) -> None:
+    """Where a file could not even be opened, the next sync tries again."""
+    async with open_storage(tmp_path) as storage:
+        await storage.put("a/b", b"x")
+        await storage.put("c", b"x")
+        with (
+            failing("open", errno.EMFILE, when=naming("b")),
+            pytest.raises(StorageUnavailableError),
+        ):
+            await storage.sync()
+        with recorded(tmp_path) as events:
+            await storage.sync()
+            assert synced(events) >= {"a/b", "c", "a", "."}
+
+
+async def test_what_is_gone_needs_no_sync(tmp_path: Path) -> None:
+    """Files that were deleted or replaced by folders meanwhile are no failure."""
+    async with open_storage(tmp_path) as storage, open_storage(tmp_path) as other:
+        for key in ("a/b", "c", "d", "e/f"):
+            await storage.put(key, b"x")
+        await other.delete(["a/b", "c", "e/f"])
+        await other.put("c/now a folder", b"x")
+        (tmp_path / "d").unlink()
+        (tmp_path / "d").symlink_to("c")
+        await storage.sync()
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EROFS])
+async def test_folders_that_cannot_be_synced_are_durable_anyway(
+    tmp_path: Path, number: int
+) -> None:
+    """Some file systems have nothing to sync in a directory."""
+    original = os.fsync
+
+    def refuse_directories(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(number, os.strerror(number))
+        original(fd)
+
+    async with open_storage(tmp_path) as storage:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", refuse_directories)
+            await storage.put("a/b", b"x")
+            await storage.put("refs/main", b"x", if_version=ABSENT)
+            await storage.sync()
+
+
+async def test_who_finds_nothing_pending_waits_for_who_took_it(tmp_path: Path) -> None:
+    """Two syncs at once: the second must not return before the first is done."""
+    started, go_on = threading.Event(), threading.Event()
+    order: list[str] = []
+    original = os.fsync
+
+    def slow(fd: int) -> None:
+        started.set()
+        go_on.wait(10)
+        original(fd)
+        order.append("synced")
+
+    async with open_storage(tmp_path) as storage:
+        await storage.put("a", b"x")
+
+        async def second() -> None:
+            while not started.is_set():
+                await storage.get("a")
+            waiting = gather(storage.sync(), release())
+            await waiting
+            order.append("second returned")
+
+        async def release() -> None:
+            for _ in range(20):
+                await storage.get("a")
+            go_on.set()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", slow)
+            await gather(storage.sync(), second())
+    assert order.index("second returned") > order.index("synced")
+
+
+def test_a_put_that_is_written_during_a_sync_belongs_to_the_next(tmp_path: Path) -> None:
+    """What is acknowledged while a sync runs is still remembered afterwards."""
+    files = make_files(tmp_path)
+    write(files, "a", b"x")
+    original = os.fsync
+    with recorded(tmp_path) as events:
+        first = True
+
+        def write_more(fd: int) -> None:
+            nonlocal first
+            if first:
+                first = False
+                write(files, "b", b"x")
+            original(fd)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fsync", write_more)
+            files.ledger.sync()
+        del events[:]
+        files.ledger.sync()
+        assert "b" in synced(events)
+
+
+async def test_a_parent_that_may_not_be_read_is_let_be(tmp_path: Path) -> None:
+    """The directory above the root belongs to someone else, as a rule."""
+    root = tmp_path / "root"
+    root.mkdir()
+    async with open_storage(root) as storage:
+        await storage.put("a", b"x")
+        with failing("open", errno.EACCES, when=lambda path, *_: path == tmp_path) as failed:
+            await storage.sync()
+        assert failed["open"] == 1
+
+
+def test_descriptors_are_closed_with_the_handle(tmp_path: Path) -> None:
+    """The ledger holds one directory open, and lets go of it."""
+    files = make_files(tmp_path)
+    before = open_descriptors()
+    for number in range(100):
+        write(files, f"a/{number}", b"x")
+        write(files, f"b/{number}", b"x", ABSENT)
+        files.copy(place_of(f"a/{number}"), place_of("copy"), None)
+    files.ledger.sync()
+    assert open_descriptors() == before + 1
+    files.ledger.close()
+    assert open_descriptors() == before
+
+
+async def test_an_error_in_the_block_is_not_hidden_by_one_of_closing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error of the block is raised; that of closing is a note to it."""
+
+    class MistakeError(Exception):
+        pass
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def use() -> None:
+        async with open_storage(tmp_path) as storage:
+            await storage.put("a", b"x")
+            monkeypatch.setattr(os, "fsync", fail)
+            raise MistakeError
+
+    with pytest.raises(MistakeError) as caught:
+        await use()
+    assert "Closing the storage failed as well" in caught.value.__notes__[0]

@@ -1,0 +1,1 @@
+"""The ``icechunk-async`` command."""

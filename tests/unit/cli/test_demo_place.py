@@ -1,0 +1,124 @@
+"""Where a demonstration may put things, and what it may replace."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from icechunk_async import Repository
+from icechunk_async.cli.demo import command
+from icechunk_async.cli.demo.place import claim, read_refs
+from icechunk_async.errors import AlreadyExistsError, MissingDriverError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from icechunk_async.cli.demo.place import Place
+
+
+async def demonstrate(directory: Path, *, force: bool = False) -> Place:
+    """Leave behind what a demonstration does."""
+    place = await claim(directory, force=force)
+    async with Repository.create(place.repository) as repository:
+        refs = await read_refs(repository)
+    await asyncio.to_thread(place.picture.write_bytes, b"picture")
+    await asyncio.to_thread(place.mark, refs)
+    return place
+
+
+async def change(place: Place) -> None:
+    """Change the repository, as a user may."""
+    async with Repository.open(place.repository) as repository:
+        await repository.create_tag("mine", await repository.lookup_branch("main"))
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_an_empty_directory_is_used(tmp_path: Path, *, made: bool) -> None:
+    """Or one that is made."""
+    directory = tmp_path / "a" / "b"
+    if made:
+        directory.mkdir(parents=True)
+    place = asyncio.run(demonstrate(directory))
+    assert place.repository.is_dir()
+
+
+def test_a_previous_demonstration_is_replaced(tmp_path: Path) -> None:
+    """And nothing else that was put beside it."""
+    place = asyncio.run(demonstrate(tmp_path))
+    (tmp_path / "notes.txt").touch()
+    asyncio.run(claim(tmp_path, force=False))
+    assert sorted(it.name for it in tmp_path.iterdir()) == [place.marker.name, "notes.txt"]
+
+
+def test_a_demonstration_that_was_interrupted_is_replaced(tmp_path: Path) -> None:
+    """Whatever state its repository is in."""
+    place = asyncio.run(claim(tmp_path, force=False))
+    place.repository.mkdir()
+    asyncio.run(claim(tmp_path, force=False))
+    assert not place.repository.exists()
+
+
+def test_a_repository_that_went_missing_is_no_loss(tmp_path: Path) -> None:
+    """What remains of the demonstration is replaced."""
+    place = asyncio.run(demonstrate(tmp_path))
+    shutil.rmtree(place.repository)
+    asyncio.run(claim(tmp_path, force=False))
+    assert not place.picture.exists()
+
+
+def test_a_changed_repository_is_kept_unless_forced(tmp_path: Path) -> None:
+    """Somebody may need what they did to it."""
+    place = asyncio.run(demonstrate(tmp_path))
+    asyncio.run(change(place))
+    with pytest.raises(AlreadyExistsError, match=r"was changed since.*--force"):
+        asyncio.run(claim(tmp_path, force=False))
+    assert place.repository.is_dir()
+    asyncio.run(claim(tmp_path, force=True))
+    assert not place.repository.exists()
+
+
+def test_foreign_files_are_never_replaced(tmp_path: Path) -> None:
+    """Refused; with force the demonstration goes beside them."""
+    (tmp_path / "thesis.txt").write_text("all my work", encoding="utf-8")
+    with pytest.raises(AlreadyExistsError, match=r"not empty.*--force"):
+        asyncio.run(claim(tmp_path, force=False))
+    assert [it.name for it in tmp_path.iterdir()] == ["thesis.txt"]
+    asyncio.run(demonstrate(tmp_path, force=True))
+    assert (tmp_path / "thesis.txt").read_text(encoding="utf-8") == "all my work"
+
+
+@pytest.mark.parametrize("name", ["repository", "temperature.png"])
+def test_names_that_are_taken_are_refused(tmp_path: Path, name: str) -> None:
+    """Even with force, where the demonstration did not make them."""
+    (tmp_path / name).mkdir()
+    with pytest.raises(AlreadyExistsError, match="is not from a demonstration"):
+        asyncio.run(claim(tmp_path, force=True))
+    assert (tmp_path / name).is_dir()
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    """The place of the repository may have been moved elsewhere."""
+    place = asyncio.run(demonstrate(tmp_path / "demo"))
+    moved = place.repository.rename(tmp_path / "moved")
+    place.repository.symlink_to(moved)
+    asyncio.run(claim(tmp_path / "demo", force=True))
+    assert not place.repository.is_symlink()
+    assert moved.is_dir()
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    """The error says so."""
+    (tmp_path / "file").touch()
+    with pytest.raises(AlreadyExistsError, match="is a file"):
+        asyncio.run(claim(tmp_path / "file", force=True))
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together with the extra that brings them."""
+    monkeypatch.setattr(command, "find_spec", {"xarray": 1, "cftime": 1, "h5py": 1}.get)
+    expected = r"iris_sample_data, matplotlib\..*pip install 'icechunk-async\[demo\]'"
+    with pytest.raises(MissingDriverError, match=expected):
+        command.check_installed()

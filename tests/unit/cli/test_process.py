@@ -1,0 +1,124 @@
+"""The command as a process: pipes, signals, colours, the time that it takes to start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.unit.cli.conftest import Sample
+
+COMMAND = [sys.executable, "-m", "icechunk_async.cli"]
+
+HELP_AND_MODULES = """
+import sys
+from icechunk_async.cli import main
+sys.argv = ["icechunk-async", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+heavy = {"zarr", "numpy", "xarray", "matplotlib", "h5py", "yaml", "msgpack"}
+print("heavy:", sorted(heavy & set(sys.modules)), file=sys.stderr)
+"""
+
+HANG = """
+import asyncio, sys
+from icechunk_async import Repository
+from icechunk_async.cli import main
+
+async def hang(*_arguments, **_options):
+    print("ready", flush=True)
+    await asyncio.sleep(60)
+
+Repository.lookup_branch = hang
+sys.argv = ["icechunk-async", "log", sys.argv[1]]
+main()
+"""
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a process to its end."""
+    return subprocess.run(  # noqa: S603
+        arguments,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("command", [[], ["log"], ["demo"], ["branch", "list"]])
+def test_help_imports_nothing_heavy(command: list[str]) -> None:
+    """Neither zarr nor NumPy, nor what draws pictures."""
+    finished = run(sys.executable, "-c", HELP_AND_MODULES, *command, "--help")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == "heavy: []\n"
+
+
+def test_an_interrupt_ends_quietly(sample: Sample) -> None:
+    """Ctrl-C: exit code 130, no traceback."""
+    with subprocess.Popen(  # noqa: S603
+        [sys.executable, "-c", HANG, str(sample.path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (130, "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["log", "{sample}"],
+        ["log", "{sample}", "--json"],
+        ["tree", "{sample}"],
+        ["cat", "{sample}", "deep/large/c/0"],
+        ["cat", "{sample}", "zarr.json"],
+        ["--help"],
+    ],
+)
+def test_a_broken_pipe_is_no_error(sample: Sample, arguments: list[str]) -> None:
+    """As with ``| head``: who reads may stop reading."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        finished = subprocess.run(  # noqa: S603
+            [*COMMAND, *(it.format(sample=sample.path) for it in arguments)],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            timeout=120,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
+def test_what_is_no_terminal_gets_whole_lines_without_colours(sample: Sample) -> None:
+    """However narrow a terminal would be, ids and messages are not folded."""
+    finished = run(*COMMAND, "log", str(sample.path))
+    assert "\x1b" not in finished.stdout
+    assert len(finished.stdout.splitlines()) == 4
+
+
+@pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colours_can_be_switched_off(
+    sample: Sample,
+    environment: dict[str, str],
+    coloured: bool,  # noqa: FBT001
+) -> None:
+    """NO_COLOR counts, also where colours are forced."""
+    finished = run(*COMMAND, "log", str(sample.path), FORCE_COLOR="1", **environment)
+    assert ("\x1b[33m" in finished.stdout) is coloured

@@ -1,0 +1,113 @@
+"""From a URL to an open storage."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from icechunk_async.errors import (
+    InvalidInputError,
+    InvalidURLError,
+    MissingDriverError,
+    UnknownSchemeError,
+    UnsafeStorageError,
+)
+from icechunk_async.storage import installed_schemes, normalize_url, open_storage, registry, reopen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture
+def backends(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Answer a function that pretends that these backends are installed."""
+
+    def install(**modules: str) -> None:
+        points = [
+            EntryPoint(name, f"{module}:open", registry.GROUP) for name, module in modules.items()
+        ]
+        monkeypatch.setattr(
+            registry,
+            "entry_points",
+            lambda group, name=None: [it for it in points if name in (None, it.name)],
+        )
+        monkeypatch.setattr(registry, "_loaded", {})
+
+    return install
+
+
+def test_paths_become_file_urls_and_urls_stay() -> None:
+    """Relative paths are made absolute; drive letters are no schemes."""
+    assert normalize_url("/data/my repo") == "file:///data/my%20repo"
+    assert normalize_url(Path("/data/x")) == "file:///data/x"
+    assert normalize_url("data") == (Path.cwd() / "data").as_uri()
+    assert normalize_url("~/data") == (Path.home() / "data").as_uri()
+    assert normalize_url("S3://Bucket/x y") == "s3://Bucket/x y"
+    with pytest.raises(InvalidURLError, match="empty"):
+        normalize_url("")
+
+
+async def test_a_storage_opens_by_its_url_and_from_its_description() -> None:
+    """The description is enough to open it again."""
+    async with open_storage("MEMORY://registry") as storage:
+        await storage.put("k", b"x")
+        description = storage.description
+    async with reopen(description) as again:
+        assert (await again.get("k")).data == b"x"
+
+
+async def test_a_storage_opened_read_only_writes_nothing(tmp_path: Path) -> None:
+    """Not even to find out what it could promise; every backend accepts the option."""
+    touched_ns = tmp_path.stat().st_mtime_ns
+    async with open_storage(tmp_path, read_only=True) as storage:
+        assert not storage.capabilities.writable
+        assert "read_only=True" in storage.capabilities.reasons["writable"]
+        with pytest.raises(UnsafeStorageError):
+            await storage.put("k", b"x")
+        description = storage.description
+    async with reopen(description) as again:
+        assert not again.capabilities.writable
+    assert tmp_path.stat().st_mtime_ns == touched_ns
+    async with open_storage("memory://read-only", read_only=True) as storage:
+        assert [entry async for entry in storage.list_prefix()] == []
+
+
+async def test_an_unknown_scheme_names_those_that_are_known() -> None:
+    """And says that a backend can be installed."""
+    with pytest.raises(UnknownSchemeError, match=r"gopher://.*file, memory"):
+        async with open_storage("gopher://host/x"):
+            pass
+
+
+def test_the_backends_of_this_distribution_are_installed() -> None:
+    """Memory and local disks."""
+    assert set(installed_schemes()) >= {"file", "memory"}
+
+
+async def test_a_missing_driver_names_what_to_install(backends: Callable[..., None]) -> None:
+    """The module that is missing, and the command."""
+    backends(file="no_such_driver_module")
+    with pytest.raises(MissingDriverError, match="'no_such_driver_module'") as caught:
+        async with open_storage("file:///x"):
+            pass
+    assert "pip install" in str(caught.value)
+    assert "[local]" in str(caught.value)
+    assert isinstance(caught.value, ImportError)
+
+
+async def test_unknown_options_are_named_with_those_there_are() -> None:
+    """Before anything is opened."""
+    with pytest.raises(InvalidInputError, match=r"no option 'durabilty'.*durability"):
+        async with open_storage("file:///tmp", durabilty="none"):
+            pass
+
+
+@pytest.mark.parametrize("url", ["memory://", "file://"])
+async def test_urls_that_name_nothing_are_refused(url: str) -> None:
+    """With an example of one that does."""
+    with pytest.raises(InvalidURLError):
+        async with open_storage(url):
+            pass

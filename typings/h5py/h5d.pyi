@@ -1,0 +1,3 @@
+COMPACT: int
+CONTIGUOUS: int
+CHUNKED: int
