@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 
     from anyio.abc import TaskGroup
 
-__all__ = ["SingleFlight", "bounded_map", "gather"]
+__all__ = ["SingleFlight", "bounded_map", "closing", "gather"]
 
 
 @asynccontextmanager
@@ -77,6 +77,17 @@ async def bounded_map[T, R](
         for _ in range(limit):
             group.start_soon(worker)
     return [results[index] for index in sorted(results)]
+
+
+@asynccontextmanager
+async def closing(iterator: AsyncIterator[Any]) -> AsyncGenerator[None]:
+    """Close an iterator with the block, so that one left half-way leaves nothing behind."""
+    try:
+        yield
+    finally:
+        close = getattr(iterator, "aclose", None)  # generators have it, other iterators need not
+        if close is not None:
+            await close()
 
 
 @overload

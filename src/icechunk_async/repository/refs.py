@@ -8,6 +8,8 @@ from icechunk_async.format.ids import SnapshotId
 from icechunk_async.repository.opened import check_safe
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from icechunk_async.repository.opened import Opened
 
 __all__ = ["RefOperations", "as_snapshot_id"]
@@ -24,6 +26,14 @@ class RefOperations:
     def __init__(self, opened: Opened) -> None:
         """Work on an open repository."""
         self._opened = opened
+
+    async def branches(self) -> Mapping[str, SnapshotId]:
+        """Answer every branch and its tip. Cost: one request; with format 1 one a branch."""
+        return dict(await self._opened.history.branches())
+
+    async def tags(self) -> Mapping[str, SnapshotId]:
+        """Answer every tag and its snapshot. Cost: one request; with format 1 two a tag."""
+        return dict(await self._opened.history.tags())
 
     async def list_branches(self) -> set[str]:
         """Answer the names of all branches."""

@@ -255,7 +255,7 @@ class Repository(RefOperations):
             as_of: with a branch: read what was its tip at this time, by the writers' clocks.
 
         Raises:
-            BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError
+            BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: there is none.
             InvalidInputError: more than one was named, or ``as_of`` without a branch.
 
         Cost: one request for the branch or tag, one for the snapshot unless it is cached.

@@ -63,11 +63,11 @@ class VirtualLocations:
         scheme = match[1].lower() if match else ""
         rest = match[2] if match else ""
         if scheme == "file":
-            path = urlsplit(location).path
-            if path.startswith("/"):
-                location = f"file://{posixpath.normpath(path)}"
+            parts = urlsplit(location)
+            if parts.path.startswith("/") and parts.netloc.lower() in {"", "localhost"}:
+                location = f"file:///{posixpath.normpath(parts.path).lstrip('/')}"
             else:
-                match = None
+                match = None  # a file of another machine is none of ours
         elif not rest.startswith("//") or not rest[2:].partition("/")[0]:
             match = None
         else:
@@ -223,7 +223,9 @@ async def open_virtual(
                 )
             if access is None or isinstance(access, Mapping):
                 options = cast("Mapping[str, object]", access or {})
-                storage = await stack.enter_async_context(open_storage(prefix, **options))
+                storage = await stack.enter_async_context(
+                    open_storage(prefix, read_only=True, **options)
+                )
             else:
                 storage = access
             direct = DirectStorage(storage) if isinstance(storage, BlockingStorage) else None

@@ -8,6 +8,8 @@ from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal
 
+from icechunk_async._concurrency import closing
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
@@ -145,13 +147,14 @@ class Limited:
     ) -> AsyncIterator[ListEntry]:
         """List objects; a place is held only while the next entry is fetched."""
         entries = self._storage.list_prefix(prefix, start_after=start_after, delimiter=delimiter)
-        while True:
-            async with self._budget.place():
-                try:
-                    entry = await anext(entries)
-                except StopAsyncIteration:
-                    return
-            yield entry
+        async with closing(entries):
+            while True:
+                async with self._budget.place():
+                    try:
+                        entry = await anext(entries)
+                    except StopAsyncIteration:
+                        return
+                yield entry
 
     async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
         """Copy an object within the storage."""

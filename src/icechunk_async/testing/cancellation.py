@@ -1,40 +1,64 @@
-"""Cancelling a coroutine at each of its awaits in turn."""
+"""Cancelling a coroutine exactly where it waits for the n-th time."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from itertools import count
+from types import coroutine
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 
-__all__ = ["cancelled_at_each_await"]
+__all__ = ["at_every_wait"]
 
-_MAX_AWAITS = 10_000
+_MOST_WAITS: Final = 1000
 
 
-async def cancelled_at_each_await[T](
-    begin: Callable[[int], Coroutine[Any, Any, T]],
-) -> AsyncIterator[asyncio.Task[T]]:
-    """Begin a coroutine again and again, cancelling it one turn of the event loop later each time.
+async def at_every_wait(start: Callable[[int], Coroutine[Any, Any, object]]) -> AsyncIterator[int]:
+    """Cancel ``start(n)`` where it waits for the n-th time, for n = 0, 1, 2, ...
 
-    Yields each finished task, cancelled or not, so that the caller can look at what it left
-    behind; ends after the first one that was done before it could be cancelled. Storage without
-    latency should be wrapped so that each request takes at least one turn of the loop.
-
-    Args:
-        begin: answers a fresh coroutine; gets the number of the try, from 0.
+    Yields:
+        ``n`` after each cancelled run. It ends when a run comes to its end.
     """
-    for turns in range(_MAX_AWAITS):
-        task = asyncio.ensure_future(begin(turns))  # noqa: TID251 -- the task is the subject
-        for _ in range(turns):
-            if task.done():
-                break
-            await asyncio.sleep(0)
-        finished = task.done()
-        task.cancel()
-        await asyncio.wait([task])
-        yield task
-        if finished:
+    for n in range(_MOST_WAITS):
+        if not await _was_cancelled(start(n), n):
             return
-    raise AssertionError(f"still not done after {_MAX_AWAITS} turns of the event loop")
+        yield n
+    raise AssertionError(f"the operation still waits after {_MOST_WAITS} times")
+
+
+async def _was_cancelled(operation: Coroutine[Any, Any, object], n: int) -> bool:
+    task = asyncio.current_task()
+    assert task is not None  # only called by a test
+    try:
+        reached = await _cancel_at(operation, n, task)
+    except asyncio.CancelledError:
+        task.uncancel()
+        return True
+    assert not reached, "the operation went on as if it had not been cancelled"
+    return False
+
+
+@coroutine
+def _cancel_at(
+    operation: Coroutine[Any, Any, object], n: int, task: asyncio.Task[object]
+) -> Generator[Any, Any, bool]:
+    """Run ``operation`` step by step within the current task, which is cancelled at step ``n``."""
+    loop = task.get_loop()
+    step: Callable[[], Any] = partial(operation.send, None)
+    for index in count():
+        try:
+            awaited = step()
+        except StopIteration:
+            return index > n
+        if index == n:
+            loop.call_soon(task.cancel)
+        try:
+            value = yield awaited
+        except BaseException as error:  # noqa: BLE001 - it is the operation's to handle
+            step = partial(operation.throw, error)
+        else:
+            step = partial(operation.send, value)
+    raise AssertionError  # count() does not end

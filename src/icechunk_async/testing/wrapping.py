@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from icechunk_async._concurrency import closing
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
@@ -84,10 +86,10 @@ class WrappedStorage:
     ) -> AsyncIterator[ListEntry]:
         """List objects; counts as one request."""
         await self.before("list_prefix", prefix)
-        async for entry in self.wrapped.list_prefix(
-            prefix, start_after=start_after, delimiter=delimiter
-        ):
-            yield entry
+        entries = self.wrapped.list_prefix(prefix, start_after=start_after, delimiter=delimiter)
+        async with closing(entries):
+            async for entry in entries:
+                yield entry
         await self.after("list_prefix", prefix)
 
     async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:

@@ -214,14 +214,14 @@ class IcechunkStore(Store, VirtualWrites):
     async def set(self, key: str, value: Buffer) -> None:
         """Write a document or a chunk; it becomes visible to others with the commit.
 
+        Nothing is stored where it raises an error.
+
         Raises:
             ValueError, ReadOnlyError: the store or the session only reads.
             InvalidStoreKeyError: the key cannot exist.
             InvalidMetadataError: the document cannot be stored.
             NodeNotFoundError: a chunk of an array that does not exist.
             InvalidCoordinatesError: a chunk outside of the array's grid.
-
-            Nothing was stored in each case.
 
         Cancellation: the value is unchanged.
         """

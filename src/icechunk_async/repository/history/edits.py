@@ -139,7 +139,7 @@ def _missing(
 ) -> IcechunkError:
     names = ", ".join(sorted(known)[:20]) or "none"
     return cls(
-        f"There is no {what} {name!r}. {what.capitalize()}s here: {names}.",
+        f"There is no {what} {name!r}. The repository has: {names}.",
         **{what: name},
     )
 

@@ -15,7 +15,7 @@ from icechunk_async.errors import (
     RepositoryExistsError,
     RepositoryNotFoundError,
 )
-from icechunk_async.format.config import decode_config, encode_config
+from icechunk_async.format.config import RepositoryConfig, decode_config, encode_config
 from icechunk_async.format.envelope import FileType
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID
 from icechunk_async.format.refs import decode_ref, encode_ref
@@ -30,7 +30,6 @@ from icechunk_async.repository.layout import CONFIG, REPO_INFO, branch_key
 from icechunk_async.storage import ABSENT
 
 if TYPE_CHECKING:
-    from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.repository.assets import Assets
     from icechunk_async.storage import Retrieved, Storage, Version
 
@@ -119,6 +118,8 @@ async def create(
 
     Cancellation: a repository may have been created.
     """
+    if config == RepositoryConfig():
+        config = None  # it says nothing, so there is nothing to store
     now_us = _clock.now_us()
     snapshot = Snapshot(
         INITIAL_SNAPSHOT_ID,

@@ -112,7 +112,7 @@ class History(Protocol):
         """Create a branch.
 
         Raises:
-            BranchExistsError, SnapshotNotFoundError, InvalidRefNameError
+            BranchExistsError, SnapshotNotFoundError, InvalidRefNameError: nothing changed.
         """
         ...
 
@@ -122,7 +122,7 @@ class History(Protocol):
         """Move a branch to another snapshot; only from ``expected`` where that is given.
 
         Raises:
-            BranchNotFoundError, SnapshotNotFoundError, ConflictError
+            BranchNotFoundError, SnapshotNotFoundError, ConflictError: nothing changed.
         """
         ...
 
@@ -138,7 +138,8 @@ class History(Protocol):
         """Create a tag.
 
         Raises:
-            TagExistsError, TagDeletedError, SnapshotNotFoundError, InvalidRefNameError
+            TagExistsError, TagDeletedError, SnapshotNotFoundError, InvalidRefNameError: nothing
+                changed.
         """
         ...
 

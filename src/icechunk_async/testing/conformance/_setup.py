@@ -11,7 +11,7 @@ from icechunk_async.errors import MissingDriverError
 __all__: list[str] = []
 
 _WITH_ASSERTIONS: Final = (
-    *("_cancellation", "cancellation", "conditional", "copying", "deleting", "keys", "lifetime"),
+    *("cancellation", "conditional", "copying", "deleting", "keys", "lifetime"),
     *("listing", "paging", "reads", "writes"),
 )
 

@@ -1,0 +1,53 @@
+"""Every command and code block that a reader can copy runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.run_page import REPOSITORY, blocks
+
+PAGES = sorted(
+    page
+    for page in [
+        *REPOSITORY.glob("*.md"),
+        *(REPOSITORY / "docs").rglob("*.md"),
+    ]
+    if blocks(page)
+)
+RUNNER = Path(__file__).with_name("run_page.py")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    """In order, in an empty directory, without a warning."""
+    # The README uses a fixed place, so that its commands read well.
+    example = Path("/tmp/example")  # noqa: S108
+    if example.exists():
+        subprocess.run(["rm", "-r", str(example)], check=True)  # noqa: S607
+    done = subprocess.run(
+        [sys.executable, str(RUNNER), str(page)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONWARNINGS": "error", "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    """Relative links of README, CONTRIBUTING and the documentation."""
+    broken = []
+    for page in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+            if "://" not in target and not (page.parent / target).exists():
+                broken.append(f"{page.relative_to(REPOSITORY)}: {target}")
+    assert broken == []

@@ -1,0 +1,66 @@
+"""The installed wheel without extras."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import icechunk_async
+import pytest
+from icechunk_async.errors import MissingDriverError
+
+
+def test_the_library_comes_from_the_wheel() -> None:
+    """Not from the source tree; with its type marker, backends and command."""
+    package = Path(icechunk_async.__file__).parent
+    assert "site-packages" in package.parts
+    assert (package / "py.typed").exists()
+    for name in ("icechunk_async_memory", "icechunk_async_local"):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        assert Path(spec.origin).with_name("py.typed").exists()
+    files = importlib.metadata.files("icechunk-async") or []
+    assert not [file for file in files if file.parts[0] in {"tests", "benchmarks", "docs"}]
+
+
+def test_no_driver_comes_unasked() -> None:
+    """The core stays small; what an extra brings is named when it is missing."""
+    assert importlib.util.find_spec("aiofiles") is None
+
+    async def open_local() -> None:
+        async with icechunk_async.Repository.open("file:///nowhere"):
+            pass
+
+    with pytest.raises(MissingDriverError, match=r"pip install 'icechunk-async\[local\]'"):
+        asyncio.run(open_local())
+
+
+def test_a_repository_works_in_memory() -> None:
+    """From creation to reading back, with zarr."""
+    import zarr.api.asynchronous as zarr
+
+    async def scenario() -> float:
+        async with icechunk_async.Repository.create("memory://wheel") as repository:
+            session = await repository.writable_session("main")
+            array = await zarr.create_array(session.store, name="a", shape=(4,), dtype="f4")
+            await array.setitem(slice(None), 2.5)
+            await session.commit("first")
+            reader = await repository.readonly_session("main")
+            opened = await zarr.open_array(store=reader.store, path="a", mode="r")
+            return float(await opened.getitem(3))
+
+    assert asyncio.run(scenario()) == 2.5
+
+
+def test_the_command_is_installed() -> None:
+    """And answers without an extra."""
+    program = Path(sys.executable).with_name("icechunk-async")
+    done = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, encoding="utf-8", check=True
+    )
+    assert done.stdout.strip().endswith(importlib.metadata.version("icechunk-async"))
