@@ -26,7 +26,12 @@ def filled(directory: str) -> str:
     """Write 500 chunks of 10 KB with the official engine; both then read the same files."""
     session = create("official", directory).writable_session("main")
     array = zarr.create_array(
-        session.store, name="a", shape=(CHUNKS * 1250,), chunks=(1250,), dtype="f8", compressors=None
+        session.store,
+        name="a",
+        shape=(CHUNKS * 1250,),
+        chunks=(1250,),
+        dtype="f8",
+        compressors=None,
     )
     array[:] = np.random.default_rng(0).random(CHUNKS * 1250)
     session.commit("filled")
@@ -65,9 +70,7 @@ def test_get_documents(benchmark: BenchmarkFixture, engine: str, filled: str) ->
 
 
 @pytest.mark.parametrize("pipeline", ["default", "fused"])
-def test_read_array(
-    benchmark: BenchmarkFixture, engine: str, filled: str, pipeline: str
-) -> None:
+def test_read_array(benchmark: BenchmarkFixture, engine: str, filled: str, pipeline: str) -> None:
     """Seconds for ``a[:]`` of 5 MB in 500 chunks."""
     benchmark.group = f"read 500 chunks of 10 KB through zarr, {pipeline} pipeline"
     settings = {"codec_pipeline.path": FUSED} if pipeline == "fused" else {}

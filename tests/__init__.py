@@ -1,0 +1,1 @@
+"""Tests; the folders mirror the library, or say what the tests are against."""

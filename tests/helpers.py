@@ -30,9 +30,7 @@ def memory_url() -> str:
 
 def group_document(**attributes: object) -> bytes:
     """Answer a ``zarr.json`` of a group."""
-    return json.dumps(
-        {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-    ).encode()
+    return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": attributes}).encode()
 
 
 def array_document(shape: tuple[int, ...], chunks: tuple[int, ...], **more: Any) -> bytes:

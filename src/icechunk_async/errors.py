@@ -304,7 +304,7 @@ class ConflictError(IcechunkError):
 class RebaseFailedError(ConflictError):
     """Changes of this session and of a newer commit cannot both stand.
 
-    ``context`` holds ``snapshot_id``, the newer commit, and ``conflicts``.
+    ``context`` holds ``snapshot_id``, the newer commit, and ``conflicts``, all clashes with it.
     The session's changes are kept; its base is the last commit that did not clash.
     """
 

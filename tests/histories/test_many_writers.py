@@ -8,7 +8,6 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.helpers import make_array, memory_url, read, write
 
 from icechunk_async import Repository
 from icechunk_async._concurrency import bounded_map
@@ -16,6 +15,7 @@ from icechunk_async.repository.conflicts import ConflictDetector
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
+from tests.helpers import make_array, memory_url, read, write
 
 if TYPE_CHECKING:
     from pathlib import Path

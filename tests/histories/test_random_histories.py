@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from tests.helpers import make_array, memory_url, read, write
 
 from icechunk_async import Repository
 from icechunk_async.errors import ConflictError, IcechunkError, OutcomeUnknownError
@@ -18,6 +17,7 @@ from icechunk_async.storage import open_storage
 from icechunk_async.testing.faults import FaultRates, FaultyStorage
 from icechunk_async.testing.histories import Attempt, Outcome, find_anomalies
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
+from tests.helpers import make_array, memory_url, read, write
 
 if TYPE_CHECKING:
     from icechunk_async.storage import Storage
@@ -26,9 +26,7 @@ SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "12")))
 BRANCHES = ("main", "dev")
 WRITERS = 5
 COMMITS = 6
-RATES = FaultRates(
-    lost_replies=0.1, lost_requests=0.05, late_writes=0.1, refusals=0.03, delays=0.7
-)
+RATES = FaultRates(lost_replies=0.1, lost_requests=0.05, late_writes=0.1, refusals=0.03, delays=0.7)
 
 
 def _is_reference(key: str) -> bool:
@@ -49,14 +47,14 @@ async def _one_commit(repository: Repository, name: str, branch: str, chunk: int
         return Outcome.UNKNOWN
     except IcechunkError:
         # The service was busy: refused, and a session that is not in doubt knows it.
-        doubtful = session is not None and bool(session._doubtful)  # noqa: SLF001
+        doubtful = session is not None and bool(session._doubtful)
         return Outcome.UNKNOWN if doubtful else Outcome.REFUSED
     return Outcome.ACKNOWLEDGED
 
 
 async def _writer(storage: Storage, number: int, seed: int, attempts: list[Attempt]) -> None:
     """Commit to random branches through an own handle; sometimes lose patience."""
-    rng = random.Random(f"{seed}/{number}")  # noqa: S311 -- a schedule, not a secret
+    rng = random.Random(f"{seed}/{number}")
     loop = asyncio.get_running_loop()
     async with _opened(storage) as repository:
         for count in range(COMMITS):
@@ -96,7 +94,7 @@ async def _scenario(seed: int, spec: int) -> list[str]:
             await repository.create_branch("dev", await session.commit("array"))
         storage = FaultyStorage(plain, RATES, seed=seed, affects=_is_reference)
         attempts: list[Attempt] = []
-        async with anyio.create_task_group() as writers:  # noqa: TID251
+        async with anyio.create_task_group() as writers:
             for number in range(WRITERS):
                 writers.start_soon(_writer, storage, number, seed, attempts)
         await storage.settle()

@@ -1,0 +1,1 @@
+"""Tests of single modules; the folders mirror ``src/icechunk_async``."""

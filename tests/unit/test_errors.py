@@ -13,7 +13,11 @@ from icechunk_async import errors
 from icechunk_async.errors import IcechunkError
 
 CLASSES = sorted(
-    (cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, IcechunkError)),
+    (
+        cls
+        for _, cls in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(cls, IcechunkError)
+    ),
     key=lambda cls: cls.__name__,
 )
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
@@ -24,7 +28,7 @@ def test_every_error_prints_its_message_and_pickles(cls: type[IcechunkError]) ->
     """Also those that are a KeyError or an ImportError; data and notes travel along."""
     error = cls("what was asked, what was found, what to do", key="k", number=3)
     assert str(error) == "what was asked, what was found, what to do"
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 -- made here
+    copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is cls
     assert str(copy) == str(error)
     assert copy.context == {"key": "k", "number": 3}
@@ -48,8 +52,7 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
         stack[depth:] = [name]
         drawn[name] = stack[depth - 1] if depth else None
     actual = {
-        cls.__name__: None if cls is IcechunkError else cls.__bases__[0].__name__
-        for cls in CLASSES
+        cls.__name__: None if cls is IcechunkError else cls.__bases__[0].__name__ for cls in CLASSES
     }
     assert drawn == actual
 
@@ -57,7 +60,9 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
 def test_the_reference_has_a_heading_for_every_kind() -> None:
     """With cause and cure; and for nothing else."""
     text = REFERENCE.read_text(encoding="utf-8")
-    sections = dict(re.findall(r"^## `([a-z-]+)`\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    sections = dict(
+        re.findall(r"^## `([a-z-]+)`\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    )
     assert set(sections) == {cls.kind for cls in CLASSES}
     for cls in CLASSES:
         body = sections[cls.kind]

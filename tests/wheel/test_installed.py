@@ -9,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import icechunk_async
 import pytest
+
+import icechunk_async
 from icechunk_async.errors import MissingDriverError
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.flat_write import copy_pieces
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.locations import EMPTY_POOL, StringPool, Strings, merge_pools
 from icechunk_async.format.row_index import RowIndex
@@ -331,13 +332,12 @@ class ChunkRefs:
         if used == len(self.inline):
             return self
         offsets = np.array(self.offsets)
-        starts, sizes = offsets[rows], self.lengths[rows]
-        pieces = [
-            self.inline[start : start + size]
-            for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
-        ]
-        offsets[rows] = np.cumsum(sizes) - sizes
-        return replace(self, offsets=offsets, inline=memoryview(b"".join(pieces)))
+        starts, sizes = offsets[rows].astype(np.int64), self.lengths[rows].astype(np.int64)
+        places = np.cumsum(sizes) - sizes
+        packed = np.empty(used, np.uint8)
+        copy_pieces(packed, places, np.frombuffer(self.inline, np.uint8), starts, sizes)
+        offsets[rows] = places
+        return replace(self, offsets=offsets, inline=packed.data)
 
 
 def _used(

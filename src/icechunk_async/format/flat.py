@@ -244,29 +244,28 @@ class Vectors:
         """Read the unsigned words of all rows, one after the other."""
         return self.buffer.words(self.items(), self.item_size)
 
-    def matrix(
+    def matrices(
         self, max_columns: int
-    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_] | None]:
-        """Read 32-bit words as a matrix, a row each: coordinates of one array.
+    ) -> list[tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.uint32]]]:
+        """Read 32-bit words as matrices, a row each: coordinates of one array.
+
+        Other writers let coordinates of a wrong rank slip into their files, and only who knows
+        the array can tell which they are. Those of too many columns are nobody's.
 
         Returns:
-            The rows of the commonest length, and which rows have another (None: none has).
-            Other writers let coordinates of a wrong rank slip into their files; nothing can
-            refer to them.
+            The rows and the matrix of each length, the commonest first; rows are None for all.
         """
-        odd = None
-        counts = self.counts
-        if len(counts) and (counts != counts[0]).any():
-            lengths, times = np.unique(counts, return_counts=True)
-            odd = counts != lengths[times.argmax()]
-            counts = counts[~odd]
-        columns = int(counts[0]) if len(counts) else 0
-        if columns > max_columns:
-            raise FormatError(f"A file has chunk coordinates of {columns} axes.")
-        starts = self.starts if odd is None else self.starts[~odd]
-        self.buffer.check_unfolded(len(starts) * 4 * columns)
-        rows = self.buffer.rows(starts, 4 * columns) if columns else np.empty(0, np.uint8)
-        return rows.reshape(-1).view("<u4").reshape(len(starts), columns), odd
+        if len(self) == 0 or (self.counts == self.counts[0]).all():
+            return [(None, _matrix(self, max_columns))]
+        lengths, times = np.unique(self.counts, return_counts=True)
+        groups = (
+            np.flatnonzero(self.counts == it) for it in lengths[np.argsort(-times, kind="stable")]
+        )
+        return [
+            (rows, _matrix(self.select(rows), max_columns))
+            for rows in groups
+            if self.counts[rows[0]] <= max_columns
+        ]
 
     def structs(self) -> Bytes:
         """Read the inline structs of all rows: ``(total, item_size)``."""
@@ -323,6 +322,17 @@ class Vectors:
             return [raw.decode() for raw in self.bytes()]
         except UnicodeDecodeError as error:
             raise FormatError(f"A FlatBuffer string is not UTF-8: {error}.") from error
+
+
+def _matrix(vectors: Vectors, max_columns: int) -> npt.NDArray[np.uint32]:
+    """Read words of rows that are all of one length."""
+    columns = int(vectors.counts[0]) if len(vectors) else 0
+    if columns > max_columns:
+        raise FormatError(f"A file has chunk coordinates of {columns} axes.")
+    buffer = vectors.buffer
+    buffer.check_unfolded(len(vectors) * 4 * columns)
+    rows = buffer.rows(vectors.starts, 4 * columns) if columns else np.empty(0, np.uint8)
+    return rows.reshape(-1).view("<u4").reshape(len(vectors), columns)
 
 
 def _require(present: npt.NDArray[np.bool_] | None, field: str) -> None:

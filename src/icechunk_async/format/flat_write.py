@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     type Positions = npt.NDArray[np.int64]
 
-__all__ = ["IDENTIFIER", "Layout", "Output", "vtable"]
+__all__ = ["IDENTIFIER", "Layout", "Output", "copy_pieces", "vtable"]
 
 IDENTIFIER: Final = b"Ichk"
 """The file identifier that every writer sets and no reader checks."""
@@ -97,6 +97,18 @@ class Output:
         self.word(position, len(rows))
         self.put(position + 4, np.ascontiguousarray(rows).tobytes())
 
+    def byte_vectors(
+        self,
+        positions: Positions,
+        source: npt.NDArray[np.uint8],
+        starts: Positions,
+        sizes: Positions,
+    ) -> None:
+        """Fill in many vectors of bytes (or strings) from pieces of ``source``."""
+        words = self.data[: len(self.data) & ~3].view("<u4")
+        words[positions >> 2] = sizes
+        copy_pieces(self.data, positions + 4, source, starts, sizes)
+
     def table(self, position: int, vtable_position: int) -> None:
         """Begin a table: write the distance back to its vtable."""
         self.word(position, position - vtable_position)
@@ -105,6 +117,23 @@ class Output:
         """Set the root table and answer the buffer."""
         self.word(0, root)
         return memoryview(self.data)
+
+
+def copy_pieces(
+    target: npt.NDArray[np.uint8],
+    places: Positions,
+    source: npt.NDArray[np.uint8],
+    starts: Positions,
+    sizes: Positions,
+) -> None:
+    """Copy pieces of one buffer to places in another: all pieces of one size at a time."""
+    order = np.argsort(sizes, kind="stable")
+    different, first = np.unique(sizes[order], return_index=True)
+    for size, rows in zip(different.tolist(), np.split(order, first)[1:], strict=True):
+        if size > 0:
+            pieces = np.lib.stride_tricks.sliding_window_view(source, size)[starts[rows]]
+            windows = np.lib.stride_tricks.sliding_window_view(target, size, writeable=True)
+            windows[places[rows]] = pieces
 
 
 def vtable(fields: Mapping[int, int], table_size: int) -> bytes:

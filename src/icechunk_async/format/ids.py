@@ -1,4 +1,4 @@
-"""Object identifiers: random bytes that read as Crockford base32 (format facts, 1.4)."""
+"""Object identifiers: random bytes that read as Crockford base32 (spec, "Object identifiers")."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class StoredStrings:
         Raises:
             FormatError: it is damaged, or no dictionary fits.
         """
-        return self._decode(self.raw.raw(index), bool(self.compressed[index]))
+        return self._decode(bytes(self.raw.raw(index)), bool(self.compressed[index]))
 
     def take(self, indices: npt.NDArray[np.int64]) -> StoredStrings:
         """Answer a pool of some of the strings; nothing is decoded."""
@@ -97,26 +97,26 @@ class StoredStrings:
 
     def distinct(self) -> tuple[npt.NDArray[np.uint32], Strings]:
         """Decode every different string once; answer each one's index, and the strings."""
-        places, first, inverse = np.unique(
-            self.raw.starts * 2 + self.compressed, return_index=True, return_inverse=True
-        )
-        self.raw.buffer.check_unfolded(int(self.raw.counts[first].sum()))
+        places = self.raw.starts * 2 + self.compressed
+        _, first, inverse = np.unique(places, return_index=True, return_inverse=True)
+        chosen = self.raw.select(first)
+        if not self.compressed.any():
+            again, pool = Strings(tuple(chosen.decode())).distinct()
+            return again[inverse], pool
+        again, pool = self._decode_all(chosen.bytes(), self.compressed[first]).distinct()
+        return again[inverse], pool
+
+    def _decode_all(self, raws: list[bytes], compressed: npt.NDArray[np.bool_]) -> Strings:
+        """Decode strings within a budget; equal ones, though stored apart, only once."""
         budget = _MAX_RATIO * self.raw.buffer.size
-        frames: dict[tuple[bool, bytes], int] = {}  # separately stored frames are often equal
-        codes = np.empty(len(places), np.uint32)
-        strings: list[str] = []
-        for place, row in enumerate(first.tolist()):
-            compressed = bool(self.compressed[row])
-            raw = bytes(self.raw.raw(row))
-            code = frames.setdefault((compressed, raw), len(strings))
-            if code == len(strings):
-                strings.append(self._decode(memoryview(raw), compressed))
-                budget -= len(strings[-1])
+        known: dict[tuple[bytes, bool], str] = {}
+        for key in zip(raws, compressed.tolist(), strict=True):
+            if key not in known:
+                known[key] = self._decode(*key)
+                budget -= len(known[key])
                 if budget < 0:
                     raise FormatError("The locations in a manifest dwarf their file.")
-            codes[place] = code
-        again, pool = Strings(tuple(strings)).distinct()
-        return again[codes][inverse], pool
+        return Strings(tuple(known[key] for key in zip(raws, compressed.tolist(), strict=True)))
 
     @cached_property
     def _decompressor(self) -> zstandard.ZstdDecompressor:
@@ -124,15 +124,13 @@ class StoredStrings:
             raise FormatError("A manifest has compressed locations and no dictionary.")
         return zstandard.ZstdDecompressor(dict_data=zstandard.ZstdCompressionDict(self.dictionary))
 
-    def _decode(self, raw: memoryview, compressed: bool) -> str:  # noqa: FBT001
+    def _decode(self, raw: bytes, compressed: bool) -> str:  # noqa: FBT001
         try:
-            if compressed:
-                raw = memoryview(self._decompress(raw))
-            return str(raw, "utf-8")
+            return (self._decompress(raw) if compressed else raw).decode()
         except (zstandard.ZstdError, UnicodeDecodeError) as error:
             raise FormatError(f"A location in a manifest cannot be decoded: {error}.") from error
 
-    def _decompress(self, frame: memoryview) -> bytes:
+    def _decompress(self, frame: bytes) -> bytes:
         declared = zstandard.get_frame_parameters(frame).content_size
         if declared == _UNKNOWN_SIZE:
             declared = _MAX_LOCATION_BYTES
@@ -149,6 +147,9 @@ type StringPool = Strings | StoredStrings
 
 def merge_pools(pools: list[StringPool]) -> tuple[list[npt.NDArray[np.uint32]], Strings]:
     """Join pools; answer for each how its indices map to the joint pool."""
+    if len(pools) == 1:
+        indices, distinct = pools[0].distinct()
+        return [indices], distinct
     codes: dict[str, int] = {}
     maps: list[npt.NDArray[np.uint32]] = []
     for pool in pools:

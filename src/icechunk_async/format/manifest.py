@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -33,6 +33,22 @@ class Manifest:
 
     id: ManifestId
     arrays: Mapping[NodeId, ChunkRefs]
+    """Where the references of an array differ in rank, those of the commonest."""
+    strays: Mapping[tuple[NodeId, int], ChunkRefs] = field(
+        default_factory=dict[tuple[NodeId, int], ChunkRefs]
+    )
+    """Those of other ranks, by array and rank."""
+
+    def refs(self, node_id: NodeId, rank: int) -> ChunkRefs:
+        """Answer the references of an array of ``rank`` axes.
+
+        Others that the file lists for it are no chunks of it: the official engine stores
+        coordinates of any rank, and keeps them when an array changes its rank.
+        """
+        refs = self.arrays.get(node_id)
+        if refs is None or refs.rank != rank:
+            refs = self.strays.get((node_id, rank))
+        return ChunkRefs.empty(rank) if refs is None else refs
 
     def __len__(self) -> int:
         """Count the references of all arrays."""
@@ -57,19 +73,24 @@ def decode_manifest(payload: bytes | memoryview) -> Manifest:
     refs = arrays.vector(1, 4, 4, required="refs")
     refs.check_tables()
     decoded: dict[NodeId, ChunkRefs] = {}
+    strays: dict[tuple[NodeId, int], ChunkRefs] = {}
     for row in range(len(arrays)):
         node = NodeId(nodes[row].tobytes())
         if node in decoded:
             raise FormatError(f"Manifest {identifier} lists the array {node} twice.")
-        decoded[node] = _decode_refs(refs.row(row).tables(), dictionary)
-    return Manifest(identifier, decoded)
+        tables = refs.row(row).tables()
+        for rows, coords in tables.vector(0, 4, 4, required="index").matrices(MAX_RANK):
+            chosen = tables if rows is None else tables.select(rows)
+            found = _decode_refs(chosen, coords, dictionary)
+            if decoded.setdefault(node, found) is not found:
+                strays[node, found.rank] = found
+    return Manifest(identifier, decoded, strays)
 
 
-def _decode_refs(tables: Tables, dictionary: bytes | None) -> ChunkRefs:
-    """Read the ChunkRef tables of one array."""
-    coords, odd = tables.vector(0, 4, 4, required="index").matrix(MAX_RANK)
-    if odd is not None:
-        tables = tables.select(~odd)
+def _decode_refs(
+    tables: Tables, coords: npt.NDArray[np.uint32], dictionary: bytes | None
+) -> ChunkRefs:
+    """Read the ChunkRef tables of one array, or those of one rank."""
     count = len(tables)
     native, packed, plain, inline = (tables.has(slot) for slot in (4, 8, 5, 1))
     # The order in which the official reader looks at the fields.

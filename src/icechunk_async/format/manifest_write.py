@@ -150,9 +150,9 @@ class _StringTable:
 
     def fill(self, out: Output) -> None:
         """Write the strings."""
-        for position, raw in zip(self.positions.tolist(), self.raw, strict=True):
-            out.word(position, len(raw))
-            out.put(position + 4, raw)
+        sizes = np.array([len(raw) for raw in self.raw], np.int64)
+        joined = np.frombuffer(b"".join(self.raw), np.uint8)
+        out.byte_vectors(self.positions, joined, np.cumsum(sizes) - sizes, sizes)
 
 
 def _place_bytes(layout: Layout, sizes: Positions) -> Positions:
@@ -252,11 +252,9 @@ class _ArrayBlock:
         return self.strings[name].positions[codes] - fields_at
 
     def _fill_inline(self, out: Output) -> None:
-        starts = self.refs.offsets[self.inline_rows].tolist()
-        sizes = self.refs.lengths[self.inline_rows].tolist()
-        for position, start, size in zip(self.inline.tolist(), starts, sizes, strict=True):
-            out.word(position, size)
-            out.put(position + 4, self.refs.inline[start : start + size])
+        starts = self.refs.offsets[self.inline_rows].astype(np.int64)
+        sizes = self.refs.lengths[self.inline_rows].astype(np.int64)
+        out.byte_vectors(self.inline, np.frombuffer(self.refs.inline, np.uint8), starts, sizes)
 
 
 class _Shape:

@@ -38,6 +38,7 @@ __all__ = [
 
 _ARRAY: Final = 1
 _GROUP: Final = 2
+_MAX_INDEX: Final = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +260,8 @@ def _normalise(paths: list[str]) -> list[str]:
 
     The official engine stores paths such as ``/b/`` and ``/d/./e`` as it is given them.
     """
+    if any(path[:1] != "/" for path in paths):
+        raise FormatError("A snapshot has a node whose path does not begin with a slash.")
     odd = [row for row, path in enumerate(paths) if _may_be_odd(path)]
     taken = set(paths) if odd else set[str]()
     for row in odd:
@@ -270,7 +273,7 @@ def _normalise(paths: list[str]) -> list[str]:
 
 
 def _may_be_odd(path: str) -> bool:
-    return "/." in path or "//" in path or path[-1:] == "/" or path[:1] != "/"
+    return "/." in path or "//" in path or path[-1] == "/"
 
 
 def _normal_form(path: str) -> str:
@@ -315,8 +318,9 @@ class _ArrayColumns:
     def array(self, row: int) -> ArrayData:
         bounds = self.new_bounds if self.is_new[row] else self.old_bounds
         dimensions = self.new_dimensions if self.is_new[row] else self.old_dimensions
-        data = ArrayData(
-            tuple(dimensions[bounds[row] : bounds[row + 1]]),
+        axes = tuple(dimensions[bounds[row] : bounds[row + 1]])
+        return ArrayData(
+            axes,
             tuple(
                 name or None
                 for name in self.names[self.name_bounds[row] : self.name_bounds[row + 1]]
@@ -324,20 +328,22 @@ class _ArrayColumns:
             if self.has_names[row]
             else None,
             tuple(
-                self._manifest(index)
+                self._manifest(index, axes)
                 for index in range(self.manifest_bounds[row], self.manifest_bounds[row + 1])
             ),
         )
-        rank = len(data.dimensions)
-        if any(len(ref.extents) != rank for ref in data.manifests):
-            raise FormatError("A snapshot has manifest extents of another rank than their array.")
-        return data
 
-    def _manifest(self, index: int) -> ManifestRef:
+    def _manifest(self, index: int, axes: tuple[Dimension, ...]) -> ManifestRef:
+        """Make a reference whose box has the rank of the array.
+
+        The official engine takes the rank of the box from the first reference in the manifest,
+        whatever it is, and compares only the axes that there are.
+        """
         box = self.extents[self.extent_bounds[index] : self.extent_bounds[index + 1]].tolist()
+        box += [(0, min(axis.num_chunks, _MAX_INDEX)) for axis in axes[len(box) :]]
         return ManifestRef(
             ManifestId(self.manifest_ids[index].tobytes()),
-            tuple((start, stop) for start, stop in box),
+            tuple((start, stop) for start, stop in box[: len(axes)]),
         )
 
 

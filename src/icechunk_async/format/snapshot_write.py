@@ -100,6 +100,7 @@ def _array(out: TableBuilder, node: Node, array: ArrayData, spec_version: int) -
             for dim in array.dimensions
         )
     else:
+        _check_grid(node, array)
         new = out.offsets(
             [
                 out.table({0: Scalar(dim.array_length, 8), 1: Scalar(dim.num_chunks, 4)})
@@ -120,6 +121,15 @@ def _chunk_length(node: Node, array_length: int, num_chunks: int) -> int:
         f"Array {node.path!r} has {num_chunks} chunks along an axis of {array_length} elements, "
         "which format version 1 cannot express. Use a repository of format version 2."
     )
+
+
+def _check_grid(node: Node, array: ArrayData) -> None:
+    """Refuse grids that spec 1 files can describe, though not even they could address them."""
+    if max(array.grid, default=0) >= 1 << 32:
+        raise UnsupportedBySpecError(
+            f"Array {node.path!r} has {max(array.grid)} chunks along an axis, and the format "
+            "numbers chunks with 32 bits. Use larger chunks."
+        )
 
 
 def _file_struct(info: ManifestFileInfo) -> bytes:

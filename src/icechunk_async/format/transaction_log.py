@@ -74,6 +74,17 @@ class TransactionLog:
     )
     """``(n, rank)``, each row once, in ascending order."""
     moves: tuple[Move, ...] = ()
+    stray_chunks: Mapping[tuple[NodeId, int], CoordinateColumns] = field(
+        default_factory=dict[tuple[NodeId, int], "CoordinateColumns"]
+    )
+    """Coordinates of another rank than the commonest, by node and rank. Read, never written."""
+
+    def chunks_of(self, node_id: NodeId, rank: int) -> CoordinateColumns:
+        """Answer the touched chunks of an array of ``rank`` axes."""
+        coords = self.updated_chunks.get(node_id)
+        if coords is None or coords.shape[1] != rank:
+            coords = self.stray_chunks.get((node_id, rank))
+        return np.empty((0, rank), np.uint32) if coords is None else coords
 
     def is_empty(self) -> bool:
         """Tell whether nothing was touched."""
@@ -88,10 +99,8 @@ class TransactionLog:
         """
         chunks = dict(self.updated_chunks)
         for node, coords in later.updated_chunks.items():
-            if node in chunks and chunks[node].shape[1] == coords.shape[1]:
-                chunks[node] = unique_coordinates(np.concatenate([chunks[node], coords]))
-            else:
-                chunks[node] = coords
+            earlier = self.chunks_of(node, coords.shape[1])
+            chunks[node] = unique_coordinates(np.concatenate([earlier, coords]))
         first = {move.node_id: move for move in reversed(self.moves + later.moves)}
         last = {move.node_id: move for move in self.moves + later.moves}
         return TransactionLog(
@@ -130,18 +139,22 @@ def decode_transaction_log(payload: bytes | memoryview) -> TransactionLog:
     indices = chunks.vector(1, 4, 4, required="chunks")
     indices.check_tables()
     updated: dict[NodeId, CoordinateColumns] = {}
+    strays: dict[tuple[NodeId, int], CoordinateColumns] = {}
     for row in range(len(chunks)):
         vectors = indices.row(row).tables().vector(0, 4, 4, required="coords")
-        coords, _ = vectors.matrix(MAX_RANK)
         node = NodeId(nodes[row].tobytes())
         if node in updated:
             raise FormatError(f"A transaction log lists the chunks of {node} twice.")
-        updated[node] = unique_coordinates(coords)
+        for _, coords in vectors.matrices(MAX_RANK):
+            found = unique_coordinates(coords)
+            if updated.setdefault(node, found) is not found:
+                strays[node, found.shape[1]] = found
     return TransactionLog(
         SnapshotId(root.struct(0, SnapshotId.size_bytes, field="id").tobytes()),
         **{name: _ids(root, slot, name) for slot, name in _LISTS.items()},
         updated_chunks=updated,
         moves=tuple(_moves(root)),
+        stray_chunks=strays,
     )
 
 

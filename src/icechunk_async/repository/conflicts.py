@@ -19,8 +19,6 @@ from icechunk_async.repository.paths import ancestors
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy.typing as npt
-
     from icechunk_async.format.ids import NodeId
     from icechunk_async.format.snapshot import Nodes, Snapshot
     from icechunk_async.format.transaction_log import TransactionLog
@@ -62,7 +60,7 @@ class Conflict:
 
     kind: ConflictKind
     path: str
-    """The node, as this session knows it."""
+    """The node, as this session knows it; of a node in an invalid group, the array above it."""
     coords: tuple[tuple[int, ...], ...] = ()
     """For chunk conflicts: the chunks that both changed."""
     node_id: NodeId | None = field(default=None, repr=False)
@@ -175,21 +173,22 @@ def detect_conflicts(ours: WorkingTree, log: TransactionLog, theirs: Snapshot) -
         *_new_nodes(changes, theirs.nodes),
         *_updated_nodes(changes, log),
         *_chunks(ours, log),
-        *_deleted_nodes(changes, log),
+        *_deleted_nodes(changes, log, theirs.nodes),
     ]
 
 
 def _new_nodes(changes: ChangeSet, theirs: Nodes) -> Iterator[Conflict]:
-    freed = {gone.path for gone in changes.deleted.values()}
     for path, node in changes.new.items():
-        if path in theirs and path not in freed:
+        existing = theirs.get(path)
+        # Another node than the one we deleted there was made by them; two cannot share a path.
+        if existing is not None and existing.id not in changes.deleted:
             kind = ConflictKind.NEW_NODE_CONFLICTS_WITH_EXISTING_NODE
             yield Conflict(kind, path, node_id=node.id)
         for parent in ancestors(path):
             above = theirs.get(parent)
-            if above is not None and above.array is not None and parent not in freed:
+            if above is not None and above.array is not None and above.id not in changes.deleted:
                 kind = ConflictKind.NEW_NODE_IN_INVALID_GROUP
-                yield Conflict(kind, path, node_id=node.id)
+                yield Conflict(kind, parent, node_id=node.id)
                 break
 
 
@@ -218,28 +217,24 @@ def _chunks(ours: WorkingTree, log: TransactionLog) -> Iterator[Conflict]:
         if node_id in log.updated_arrays:
             kind = ConflictKind.CHUNKS_UPDATED_IN_UPDATED_ARRAY
             yield Conflict(kind, path, node_id=node_id)
-        theirs = log.updated_chunks.get(node_id)
-        if theirs is not None:
-            both = _common(changed.columns().coords, theirs)
-            if len(both):
-                rows: list[list[int]] = both.tolist()
-                coords = tuple(tuple(row) for row in rows)
-                yield Conflict(ConflictKind.CHUNK_DOUBLE_UPDATE, path, coords, node_id)
+        mine = changed.columns().coords
+        both = mine[rows_in(mine, log.chunks_of(node_id, changed.rank))]
+        if len(both):
+            rows: list[list[int]] = both.tolist()
+            coords = tuple(tuple(row) for row in rows)
+            yield Conflict(ConflictKind.CHUNK_DOUBLE_UPDATE, path, coords, node_id)
 
 
-def _common(ours: npt.NDArray[np.uint32], theirs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    if ours.shape[1] != theirs.shape[1]:
-        return ours[:0]  # the array changed its rank, which is a conflict of its own
-    return ours[rows_in(ours, theirs)]
-
-
-def _deleted_nodes(changes: ChangeSet, log: TransactionLog) -> Iterator[Conflict]:
+def _deleted_nodes(changes: ChangeSet, log: TransactionLog, theirs: Nodes) -> Iterator[Conflict]:
     for node_id, gone in changes.deleted.items():
-        if gone.is_array:
-            if node_id in log.updated_arrays or node_id in log.updated_chunks:
+        now = theirs.get(gone.path)  # another node, if they deleted it and made it anew
+        for it in {node_id, node_id if now is None else now.id}:
+            if gone.is_array and (it in log.updated_arrays or it in log.updated_chunks):
                 yield Conflict(ConflictKind.DELETE_OF_UPDATED_ARRAY, gone.path, node_id=node_id)
-        elif node_id in log.updated_groups:
-            yield Conflict(ConflictKind.DELETE_OF_UPDATED_GROUP, gone.path, node_id=node_id)
+                break
+            if not gone.is_array and it in log.updated_groups:
+                yield Conflict(ConflictKind.DELETE_OF_UPDATED_GROUP, gone.path, node_id=node_id)
+                break
 
 
 def apply_resolution(ours: WorkingTree, conflict: Conflict, resolution: Resolution) -> bool:
@@ -275,7 +270,7 @@ def _take_back(ours: WorkingTree, conflict: Conflict) -> bool:
             ConflictKind.NEW_NODE_CONFLICTS_WITH_EXISTING_NODE
             | ConflictKind.NEW_NODE_IN_INVALID_GROUP
         ):
-            changes.new.pop(conflict.path, None)
+            changes.new = {path: it for path, it in changes.new.items() if it.id != node_id}
             changes.chunks.pop(node_id, None)
         case ConflictKind.DELETE_OF_UPDATED_ARRAY | ConflictKind.DELETE_OF_UPDATED_GROUP:
             changes.deleted.pop(node_id, None)

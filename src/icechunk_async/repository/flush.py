@@ -188,9 +188,7 @@ class Flusher:
             info = base.manifests.get(source.manifest_id)
             size_bytes = info.size_bytes if info is not None else 0
             manifest = await self._assets.manifest(source.manifest_id, size_bytes)
-            refs = manifest.arrays.get(node_id)
-            if refs is not None:
-                parts.append(refs)
+            parts.append(manifest.refs(node_id, columns.rank))
 
         def encode() -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
             return self._encode(node_id, cell, parts, columns, changes)

@@ -103,14 +103,14 @@ async def _settle(
             "was published and no change was lost. Choose a solver that decides these, or begin "
             "a new session and make the changes again.",
             snapshot_id=str(log.id),
-            conflicts=unsolved,
+            conflicts=conflicts,
         )
 
 
 def _describe(conflicts: list[Conflict]) -> str:
     parts = [
         f"{conflict.kind.name.lower().replace('_', ' ')} at {conflict.path!r}"
-        + (f" ({len(conflict.coords)} chunks)" if conflict.coords else "")
+        + (f" ({len(conflict.coords)} chunk(s))" if conflict.coords else "")
         for conflict in conflicts[:5]
     ]
     more = f", and {len(conflicts) - 5} more" if len(conflicts) > 5 else ""

@@ -248,7 +248,7 @@ async def test_errors_of_the_work_are_not_taken_for_a_closed_lane(lane: Lane) ->
 async def test_operations_under_way_end_before_the_storage_does(tmp_path: Path) -> None:
     """What was begun within the block is done when the block has ended, and answered."""
     async with open_storage(tmp_path) as storage:
-        pending = [asyncio.ensure_future(storage.put(f"a/{n}", b"x")) for n in range(50)]  # noqa: TID251
+        pending = [asyncio.ensure_future(storage.put(f"a/{n}", b"x")) for n in range(50)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     assert len(list((tmp_path / "a").iterdir())) == 50

@@ -44,7 +44,7 @@ main()
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a process to its end."""
-    return subprocess.run(  # noqa: S603
+    return subprocess.run(
         arguments,
         capture_output=True,
         encoding="utf-8",
@@ -64,7 +64,7 @@ def test_help_imports_nothing_heavy(command: list[str]) -> None:
 
 def test_an_interrupt_ends_quietly(sample: Sample) -> None:
     """Ctrl-C: exit code 130, no traceback."""
-    with subprocess.Popen(  # noqa: S603
+    with subprocess.Popen(
         [sys.executable, "-c", HANG, str(sample.path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -93,7 +93,7 @@ def test_a_broken_pipe_is_no_error(sample: Sample, arguments: list[str]) -> None
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        finished = subprocess.run(  # noqa: S603
+        finished = subprocess.run(
             [*COMMAND, *(it.format(sample=sample.path) for it in arguments)],
             stdout=writing,
             stderr=subprocess.PIPE,

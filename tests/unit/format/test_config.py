@@ -156,7 +156,7 @@ def test_legal_values_without_meaning_are_adjusted() -> None:
 
 def test_values_are_immutable_hashable_and_pickle() -> None:
     """They are shared between sessions and travel to other processes."""
-    assert pickle.loads(pickle.dumps(SOME)) == SOME  # noqa: S301
+    assert pickle.loads(pickle.dumps(SOME)) == SOME
     assert hash(SOME) == hash(replace(SOME))
     with pytest.raises(FrozenInstanceError):
         SOME.previous_file = "x"  # type: ignore[misc]

@@ -405,7 +405,7 @@ def test_shared_offsets_cannot_multiply_values() -> None:
                 builder.ReuseValue(inner)
         # The first use is the value itself, still on the stack below the vector.
         outer = builder.LastValue
-        builder._stack[:] = [outer]  # type: ignore[attr-defined]  # noqa: SLF001
+        builder._stack[:] = [outer]  # type: ignore[attr-defined]
     data = bytes(builder.Finish())
     assert len(data) < 600
     with pytest.raises(FormatError, match="beyond all proportion"):

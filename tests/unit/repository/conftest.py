@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.helpers import make_array, memory_url, write
 
 from icechunk_async import Repository
+from tests.helpers import make_array, memory_url, write
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -6,7 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.helpers import make_array, memory_url, objects, read, write
 
 from icechunk_async import Repository
 from icechunk_async.errors import RepositoryNotFoundError
@@ -14,6 +13,7 @@ from icechunk_async.repository.conflicts import ConflictDetector
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.cancellation import at_every_wait
 from icechunk_async.testing.wrapping import WrappedStorage
+from tests.helpers import make_array, memory_url, objects, read, write
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

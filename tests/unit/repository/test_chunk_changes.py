@@ -74,9 +74,7 @@ class ChangesMachine(RuleBasedStateMachine):
             expected = (at in self.model, self.model.get(at))
             assert self.changes.find(at) == expected
         columns = self.changes.columns()
-        found = {
-            tuple(at): columns.ref(row) for row, at in enumerate(columns.coords.tolist())
-        }
+        found = {tuple(at): columns.ref(row) for row, at in enumerate(columns.coords.tolist())}
         assert found == self.model
         assert list(found) == sorted(found)
         assert self.changes.is_empty() == (not self.model)

@@ -6,12 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.helpers import make_array, memory_url, read, write
 
 from icechunk_async import Repository
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
+from tests.helpers import make_array, memory_url, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

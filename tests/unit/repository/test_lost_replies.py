@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.helpers import make_array, memory_url, objects, read, write
 
 from icechunk_async import Repository
 from icechunk_async.errors import (
@@ -20,6 +19,7 @@ from icechunk_async.errors import (
 from icechunk_async.repository.conflicts import ConflictDetector
 from icechunk_async.storage import Capabilities, open_storage
 from icechunk_async.testing.wrapping import WrappedStorage
+from tests.helpers import make_array, memory_url, objects, read, write
 
 if TYPE_CHECKING:
     from icechunk_async.storage import Data, Expected, RangeRequest, Retrieved, Storage, Version
@@ -180,15 +180,14 @@ async def test_storage_that_would_lose_commits_is_refused_before_anything_is_wri
 ) -> None:
     """Creating, opening for writing and changing refs are refused; reading works."""
     url = await _prepared(spec)
-    async with open_storage(url) as plain:
-        async with Repository.open(_Unsafe(plain)) as repository:
-            tip = await repository.lookup_branch("main")
-            with pytest.raises(UnsafeStorageError, match="no locks; use another"):
-                await repository.writable_session("main")
-            with pytest.raises(UnsafeStorageError):
-                await repository.create_tag("v1", tip)
-            with pytest.raises(UnsafeStorageError):
-                await repository.save_config()
+    async with open_storage(url) as plain, Repository.open(_Unsafe(plain)) as repository:
+        tip = await repository.lookup_branch("main")
+        with pytest.raises(UnsafeStorageError, match="no locks; use another"):
+            await repository.writable_session("main")
+        with pytest.raises(UnsafeStorageError):
+            await repository.create_tag("v1", tip)
+        with pytest.raises(UnsafeStorageError):
+            await repository.save_config()
     async with open_storage(memory_url()) as plain:
         with pytest.raises(UnsafeStorageError, match="conditional update"):
             async with Repository.create(_Unsafe(plain), spec_version=spec):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.helpers import array_document, group_document, make_array, read, write
 
 from icechunk_async.errors import ConflictError, InvalidInputError, RebaseFailedError
 from icechunk_async.repository.conflicts import (
@@ -17,6 +16,7 @@ from icechunk_async.repository.conflicts import (
     Resolution,
     VersionSelection,
 )
+from tests.helpers import array_document, group_document, make_array, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -231,7 +231,7 @@ async def test_both_deleting_a_node_is_no_conflict(filled: Repository) -> None:
     session = await _clash(filled, _delete("a"), _delete("a"))
     await _group("extra")(session)
     snapshot_id = await session.commit("ours", rebase_with=ConflictDetector())
-    log = await filled._opened.assets.transaction_log(snapshot_id)  # noqa: SLF001
+    log = await filled._opened.assets.transaction_log(snapshot_id)
     assert not log.deleted_arrays
 
 
@@ -317,12 +317,12 @@ async def test_a_retry_stores_only_what_the_winner_affected(filled: Repository) 
     await _set(5)(session)
     other = await filled.writable_session("main")
     await _set(6)(other)
-    await session._draft("not stored", None, None)  # noqa: SLF001
-    first = await session._draft("first", None, None)  # noqa: SLF001
-    await session._flusher.store(first[1])  # noqa: SLF001
+    await session._draft("not stored", None, None)
+    first = await session._draft("first", None, None)
+    await session._flusher.store(first[1])
     await other.commit("theirs")
     await session.rebase(ConflictDetector())
-    _, again = await session._draft("second", None, None)  # noqa: SLF001
+    _, again = await session._draft("second", None, None)
     assert len(first[1].manifests) == 2
     assert len(again.manifests) == 1  # only that of the array that both wrote to
 

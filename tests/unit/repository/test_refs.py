@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.helpers import write
 
 from icechunk_async.errors import (
     BranchExistsError,
@@ -28,6 +27,7 @@ from icechunk_async.format.updates import (
     TagCreated,
     TagDeleted,
 )
+from tests.helpers import write
 
 if TYPE_CHECKING:
     from icechunk_async import Repository

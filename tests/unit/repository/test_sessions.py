@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tests.helpers import array_document, group_document, make_array, read, write
 
 from icechunk_async import Repository, RepositoryConfig
 from icechunk_async import _clock as clock
@@ -24,6 +23,7 @@ from icechunk_async.errors import (
 )
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, SnapshotId
 from icechunk_async.repository.session import SessionMode
+from tests.helpers import array_document, group_document, make_array, read, write
 
 
 async def test_a_commit_is_visible_to_sessions_begun_after_it(filled: Repository) -> None:
@@ -333,7 +333,7 @@ async def test_writes_while_committing_are_refused_not_lost(filled: Repository) 
     """What is not part of the commit raises where it is written."""
     session = await filled.writable_session("main")
     await write(session, "a/c/2", b"\x02")
-    with session._exclusively(), pytest.raises(ReadOnlyError, match="being committed"):  # noqa: SLF001
+    with session._exclusively(), pytest.raises(ReadOnlyError, match="being committed"):
         await write(session, "a/c/3", b"\x03")
     await write(session, "a/c/3", b"\x03")
     await session.commit("both")

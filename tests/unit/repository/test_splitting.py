@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.helpers import make_array, memory_url, read, write
 
 from icechunk_async import Repository, RepositoryConfig
 from icechunk_async.format.config import (
@@ -20,6 +19,7 @@ from icechunk_async.format.config import (
 from icechunk_async.format.ids import ManifestId
 from icechunk_async.format.snapshot import ArrayData, Dimension, ManifestRef
 from icechunk_async.repository.splitting import plan_manifests, split_sizes
+from tests.helpers import make_array, memory_url, read, write
 
 if TYPE_CHECKING:
     from icechunk_async.format.chunk_refs import Extents
@@ -149,9 +149,7 @@ def test_every_reference_is_in_one_manifest(data: st.DataObject) -> None:
         assert len(homes) + len(rebuilt) == len(before)
         if chunk in changed:
             assert not homes
-            rows = [
-                row for cell in plan.cells for row in cell.changes if holds(cell.box, chunk)
-            ]
+            rows = [row for cell in plan.cells for row in cell.changes if holds(cell.box, chunk)]
             assert changed.index(chunk) in rows
 
 

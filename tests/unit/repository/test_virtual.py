@@ -164,9 +164,7 @@ async def test_a_changed_source_is_refused_by_etag(
     """The error names the source; without a guard only missing bytes are noticed."""
     etag = (await bucket.get("file.nc")).version.token
     location = f"{BUCKET}file.nc"
-    session.store.set_virtual_ref(
-        "a/c/0/0", location, offset=150, length=50, checksum=f'"{etag}"'
-    )
+    session.store.set_virtual_ref("a/c/0/0", location, offset=150, length=50, checksum=f'"{etag}"')
     session.store.set_virtual_ref("a/c/1/0", location, offset=150, length=50)
     assert await read(session, "a/c/0/0") == DATA[150:]
     match change:
@@ -270,9 +268,7 @@ async def test_local_files_with_fractions_of_seconds_are_guarded_by_time(
         session = await repository.writable_session("main")
         await make_array(session, "a", (2,), (1,))
         moment = datetime.fromtimestamp(modified_ns / 10**9, UTC)
-        session.store.set_virtual_ref(
-            "a/c/0", file.as_uri(), offset=0, length=9, checksum=moment
-        )
+        session.store.set_virtual_ref("a/c/0", file.as_uri(), offset=0, length=9, checksum=moment)
         await session.commit("virtual")
         reader = await repository.readonly_session("main")
         assert await read(reader, "a/c/0") == DATA[:9]

@@ -6,16 +6,16 @@ import gc
 import inspect
 from typing import TYPE_CHECKING
 
-import icechunk_async
-import icechunk_async.sync
 import numpy as np
 import pytest
 import zarr
+
+import icechunk_async
+import icechunk_async.sync
 from icechunk_async.errors import ConflictError, StorageClosedError
 from icechunk_async.repository.conflicts import ConflictDetector
 from icechunk_async.sync import Repository
 from icechunk_async_memory import MemoryStorage
-
 from tests.helpers import memory_url
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ def test_the_facade_offers_every_method_with_the_same_arguments(name: str) -> No
         found = inspect.signature(getattr(blocking, member))
         assert list(found.parameters.values()) == list(wanted.parameters.values()), member
     properties = {
-        member
-        for member, value in inspect.getmembers(asynchronous)
-        if isinstance(value, property)
+        member for member, value in inspect.getmembers(asynchronous) if isinstance(value, property)
     } - {"workspace", "spec_version"}
     assert properties <= set(dir(blocking))
 

@@ -196,8 +196,12 @@ async def test_of_racing_set_if_not_exists_one_wins(session: Session) -> None:
 
 async def test_set_many_writes_documents_before_chunks(session: Session) -> None:
     """In whatever order they come."""
-    values = [("new/c/0", b"x"), ("new/c/1", b"y" * 600), ("new/zarr.json", array_document((2,), (1,)))]
-    await session.store._set_many((key, _buffer(value)) for key, value in values)  # noqa: SLF001
+    values = [
+        ("new/c/0", b"x"),
+        ("new/c/1", b"y" * 600),
+        ("new/zarr.json", array_document((2,), (1,))),
+    ]
+    await session.store._set_many((key, _buffer(value)) for key, value in values)
     for key, value in values:
         assert await read(session, key) == value
 
@@ -206,7 +210,7 @@ async def test_the_synchronous_surface_works_while_a_loop_runs(session: Session)
     """Inline, native and missing chunks, documents, ranges."""
     store = session.store
     assert isinstance(store, SupportsSyncStore)
-    assert store._supports_sync_io  # noqa: SLF001
+    assert store._supports_sync_io
     value = store.get_sync("g/a/c/1", byte_range=RangeByteRequest(0, 6))
     assert value is not None
     assert value.to_bytes() == b"native"
@@ -227,7 +231,7 @@ async def test_storage_that_waits_has_no_synchronous_surface() -> None:
         Repository.create(LatencyStorage(plain, seconds=0)) as repository,
     ):
         session = await repository.writable_session("main")
-        assert not session.store._supports_sync_io  # noqa: SLF001
+        assert not session.store._supports_sync_io
 
 
 async def test_sessions_and_stores_refuse_to_pickle(session: Session) -> None:
@@ -266,4 +270,6 @@ async def test_zarr_writes_and_reads_arrays(session: Session) -> None:
     for name in ("plain", "sharded"):
         array = await root.getitem(name)
         assert isinstance(array, zarr_async.AsyncArray)
-        np.testing.assert_array_equal(await array.getitem((slice(3, 60), slice(4, 31))), data[3:60, 4:31])
+        np.testing.assert_array_equal(
+            await array.getitem((slice(3, 60), slice(4, 31))), data[3:60, 4:31]
+        )

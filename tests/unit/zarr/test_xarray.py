@@ -41,9 +41,7 @@ def _dataset() -> xr.Dataset:
 
 
 async def _open(session: Session) -> xr.Dataset:
-    return await asyncio.to_thread(
-        xr.open_zarr, session.store, consolidated=False, chunks=None
-    )
+    return await asyncio.to_thread(xr.open_zarr, session.store, consolidated=False, chunks=None)
 
 
 @pytest.mark.parametrize("spec", [1, 2])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from icechunk_async.errors import ObjectNotFoundError
 from icechunk_async.storage import ABSENT, Version
-from icechunk_async.testing.conformance._base import Promises
 from icechunk_async.testing.cancellation import at_every_wait
+from icechunk_async.testing.conformance._base import Promises
 from icechunk_async.testing.conformance._helpers import (
     fill,
     listed,

@@ -1,0 +1,59 @@
+"""What the tests beside the official engine share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+# Read by the engine when it is imported: its warnings about local disks are not news.
+os.environ.setdefault("ICECHUNK_LOG", "error")
+os.environ.setdefault("ICECHUNK_NO_LOGS", "1")
+
+pytest.register_assert_rewrite("tests.interop.comparing")
+
+if TYPE_CHECKING:
+    from tests.interop.edits import Sources
+
+_HERE = Path(__file__).parent
+_NARROW = (
+    # Zarr itself stores these types; their place in the specification is not our subject.
+    "ignore::zarr.errors.UnstableSpecificationWarning",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let Zarr store the types that its specification does not settle."""
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            for line in _NARROW:
+                item.add_marker(pytest.mark.filterwarnings(line))
+
+
+@pytest.fixture(autouse=True)
+def _no_blocking_calls() -> None:
+    """Leave watching for blocking calls to the other tests: here it takes most of the time."""
+
+
+@pytest.fixture
+async def quick_loop() -> None:
+    """Leave debug mode to the other tests: here it would take nine tenths of the time."""
+    asyncio.get_running_loop().set_debug(False)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Sources:
+    """Answer a directory of files for virtual chunks to refer to."""
+    from tests.interop.edits import Sources
+    from tests.interop.hierarchies import SOURCE_BYTES, SOURCE_FILES, seeded
+
+    directory = tmp_path / "source"
+    for seed, name in enumerate(SOURCE_FILES):
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = seeded(seed).randbytes(SOURCE_BYTES)
+        path.write_bytes(bytes(byte & 63 for byte in data))  # no signalling NaN among them
+    return Sources(directory, f"{directory.as_uri()}/")

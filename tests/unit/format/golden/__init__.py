@@ -1,0 +1,1 @@
+"""Golden repositories and the script that makes them."""

@@ -1,0 +1,329 @@
+"""Transaction logs: layout, order, merging, and what other writers make of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from icechunk_async.errors import FormatError
+from icechunk_async.format.builder import Field, Offset, Scalar, Struct, TableBuilder
+from icechunk_async.format.transaction_log import (
+    Move,
+    TransactionLog,
+    decode_transaction_log,
+    encode_transaction_log,
+    unique_coordinates,
+)
+from tests.unit.format.samples import (
+    NODE_IDS,
+    PATHS,
+    SNAPSHOT_IDS,
+    any_coords,
+    comparable,
+    coordinates,
+    node_id,
+    snapshot_id,
+)
+from tests.unit.format.wire import Table, root
+
+if TYPE_CHECKING:
+    from icechunk_async.format.chunk_refs import Coordinates
+    from icechunk_async.format.ids import NodeId
+
+type Touched = dict[NodeId, np.ndarray[tuple[int, int], np.dtype[np.uint32]]]
+
+LISTS = {
+    1: "new_groups", 2: "new_arrays", 3: "deleted_groups", 4: "deleted_arrays",
+    5: "updated_arrays", 6: "updated_groups",
+}  # fmt: skip
+EMPTY = TransactionLog(snapshot_id(1))
+
+
+def chunks(**touched: list[Coordinates]) -> Touched:
+    """Answer coordinates of nodes called ``n1``, ``n2`` and so on."""
+    return {
+        node_id(int(name[1:])): np.array(rows, np.uint32).reshape(len(rows), -1)
+        for name, rows in touched.items()
+    }
+
+
+def written(log: TransactionLog) -> Table:
+    """Answer the root table."""
+    return root(encode_transaction_log(log, 2))
+
+
+def test_each_list_has_its_slot() -> None:
+    """Arrays come before groups among the updated ones only."""
+    ids: dict[str, Any] = {
+        name: frozenset([node_id(10 * slot), node_id(slot)]) for slot, name in LISTS.items()
+    }
+    table = written(replace(EMPTY, **ids))
+    for slot, name in LISTS.items():
+        assert table.structs(slot, 8, 1) == sorted(ids[name])
+
+
+def test_every_list_is_there_even_if_empty() -> None:
+    """They are required; moves are written by both versions of the official engine too."""
+    for spec in (1, 2):
+        table = root(encode_transaction_log(EMPTY, spec))
+        assert table.slots == set(range(9))
+        assert table.raw(0, 12) == EMPTY.id
+
+
+def test_touched_chunks_are_sorted_by_node_and_coordinates() -> None:
+    """Each coordinate is a table with one vector."""
+    log = replace(EMPTY, updated_chunks=chunks(n9=[(0, 1), (2, 0)], n3=[()], n5=[(7,)]))
+    tables = written(log).tables(7)
+    assert [table.raw(0, 8) for table in tables] == [node_id(3), node_id(5), node_id(9)]
+    assert [[it.words(0) for it in table.tables(1)] for table in tables] == [
+        [[]], [[7]], [[0, 1], [2, 0]],
+    ]  # fmt: skip
+
+
+def test_moves_are_sorted_by_the_segments_of_their_target() -> None:
+    """Unlike nodes of snapshots: ``/a/b`` comes before ``/a-b``."""
+    targets = ["/a-b", "/a", "/a/b", "/a.b/c"]
+    moves = tuple(Move("/old", target, node_id(1), is_array=True) for target in targets)
+    tables = written(replace(EMPTY, moves=moves)).tables(8)
+    assert [table.string(1) for table in tables] == ["/a", "/a/b", "/a-b", "/a.b/c"]
+
+
+def test_moves_number_types_in_their_own_way() -> None:
+    """Group is 0, array is 1; in snapshots it is 2 and 1."""
+    moves = (
+        Move("/é", "/a", node_id(1), is_array=False),
+        Move("/x", "/b", node_id(2), is_array=True),
+    )
+    group, array = written(replace(EMPTY, moves=moves)).tables(8)
+    assert (group.number(3, 1), array.number(3, 1)) == (0, 1)
+    assert (group.string(0), group.raw(2, 8)) == ("/é", node_id(1))
+    assert (
+        decode_transaction_log(encode_transaction_log(replace(EMPTY, moves=moves), 2)).moves
+        == moves
+    )
+
+
+def test_only_a_log_that_touches_nothing_is_empty() -> None:
+    """Lists, chunks and moves all count."""
+    assert EMPTY.is_empty()
+    for name in LISTS.values():
+        one: dict[str, Any] = {name: frozenset([node_id(1)])}
+        assert not replace(EMPTY, **one).is_empty()
+    assert not replace(EMPTY, updated_chunks=chunks(n1=[(0,)])).is_empty()
+    assert not replace(EMPTY, moves=(Move("/a", "/b", node_id(1), is_array=True),)).is_empty()
+
+
+def test_merging_joins_lists_without_cancelling() -> None:
+    """As amending does: a node may be new and deleted."""
+    one = replace(EMPTY, new_groups=frozenset([node_id(1)]), deleted_arrays=frozenset([node_id(2)]))
+    two = TransactionLog(
+        snapshot_id(2), frozenset([node_id(3)]), deleted_groups=frozenset([node_id(1)])
+    )
+    merged = one.merge(two)
+    assert merged.id == snapshot_id(2)
+    assert merged.new_groups == {node_id(1), node_id(3)}
+    assert merged.deleted_groups == {node_id(1)}
+    assert merged.deleted_arrays == {node_id(2)}
+
+
+def test_merging_joins_chunks() -> None:
+    """Each once, in order; where the rank changed the later ones count."""
+    one = replace(EMPTY, updated_chunks=chunks(n1=[(0, 1), (2, 0)], n2=[(1,)], n3=[(5,)]))
+    two = replace(EMPTY, updated_chunks=chunks(n1=[(0, 1), (1, 1)], n3=[(0, 0)], n4=[(9,)]))
+    merged = one.merge(two).updated_chunks
+    assert {node: rows.tolist() for node, rows in merged.items()} == {
+        node_id(1): [[0, 1], [1, 1], [2, 0]],
+        node_id(2): [[1]],
+        node_id(3): [[0, 0]],
+        node_id(4): [[9]],
+    }
+    assert one.updated_chunks[node_id(1)].tolist() == [[0, 1], [2, 0]]
+
+
+def test_merging_composes_moves() -> None:
+    """From where a node first was to where it last is; there and back is no move."""
+    one = replace(
+        EMPTY,
+        moves=(
+            Move("/a", "/b", node_id(1), is_array=True),
+            Move("/x", "/y", node_id(2), is_array=False),
+        ),
+    )
+    two = replace(
+        EMPTY,
+        moves=(
+            Move("/b", "/c", node_id(1), is_array=True),
+            Move("/y", "/x", node_id(2), is_array=False),
+        ),
+    )
+    assert one.merge(two).moves == (Move("/a", "/c", node_id(1), is_array=True),)
+
+
+@given(
+    st.integers(0, 3).flatmap(
+        lambda rank: st.tuples(st.just(rank), st.lists(coordinates(rank) | any_coords(rank)))
+    )
+)
+def test_unique_coordinates_are_a_sorted_set(drawn: tuple[int, list[Coordinates]]) -> None:
+    """For any rank."""
+    rank, rows = drawn
+    matrix = np.array(rows, np.uint32).reshape(len(rows), rank)
+    assert [tuple(row) for row in unique_coordinates(matrix).tolist()] == sorted(set(rows))
+
+
+ID_SETS = st.frozensets(NODE_IDS, max_size=4)
+TOUCHED = st.dictionaries(
+    NODE_IDS,
+    st.integers(0, 3).flatmap(
+        lambda rank: st.sets(coordinates(rank) | any_coords(rank), min_size=1, max_size=6).map(
+            lambda rows: np.array(sorted(rows), np.uint32).reshape(len(rows), -1)
+        )
+    ),
+    max_size=3,
+)
+MOVES = st.lists(st.builds(Move, PATHS, PATHS, NODE_IDS, st.booleans()), max_size=4).map(
+    lambda moves: tuple(sorted(moves, key=lambda move: move.target.split("/")))
+)
+LOGS = st.builds(
+    TransactionLog, SNAPSHOT_IDS, ID_SETS, ID_SETS, ID_SETS, ID_SETS, ID_SETS, ID_SETS, TOUCHED,
+    MOVES,
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(LOGS, st.sampled_from([1, 2]))
+def test_logs_read_back(log: TransactionLog, spec: int) -> None:
+    """In both versions."""
+    found = decode_transaction_log(encode_transaction_log(log, spec))
+    assert comparable(found) == comparable(log)
+
+
+@settings(deadline=None)
+@given(LOGS)
+def test_files_are_in_order(log: TransactionLog) -> None:
+    """Ids, nodes, coordinates and moves; every word aligned."""
+    table = written(log)
+    for slot in LISTS:
+        ids = table.structs(slot, 8, 1)
+        assert ids is not None
+        assert ids == sorted(set(ids))
+    nodes = [it.raw(0, 8) for it in table.tables(7)]
+    assert nodes == sorted(log.updated_chunks)
+    for node in table.tables(7):
+        rows = [it.words(0) for it in node.tables(1)]
+        assert rows == sorted(rows)
+    targets = [(it.string(1) or "").split("/") for it in table.tables(8)]
+    assert targets == sorted(targets)
+
+
+class OtherLog:
+    """A log with the tables asked for."""
+
+    def __init__(self) -> None:
+        """Begin without anything."""
+        self.out = TableBuilder()
+        self.arrays: list[Offset] = []
+
+    def touch(self, node: NodeId, rows: list[Coordinates]) -> None:
+        """Add touched chunks."""
+        out = self.out
+        tables = [out.table({0: out.structs(np.array(row, "<u4").tobytes(), 4, 4)}) for row in rows]
+        self.arrays.append(out.table({0: Struct(node), 1: out.offsets(tables)}))
+
+    def decode(self, **fields: Field) -> TransactionLog:
+        """Read it; ``fields`` are named ``s`` and their slot."""
+        out = self.out
+        every: dict[int, Field] = {slot: out.structs(b"", 8, 1) for slot in LISTS}
+        every |= {0: Struct(snapshot_id(1)), 7: out.offsets(self.arrays)}
+        every |= {int(name[1:]): field for name, field in fields.items()}
+        return decode_transaction_log(out.finish(out.table(every)))
+
+
+def test_logs_of_release_1_have_no_moves() -> None:
+    """The field is absent."""
+    assert OtherLog().decode() == EMPTY
+
+
+def test_chunks_in_any_order_are_sorted() -> None:
+    """And each counts once."""
+    other = OtherLog()
+    other.touch(node_id(1), [(2,), (0,), (2,)])
+    assert other.decode().updated_chunks[node_id(1)].tolist() == [[0], [2]]
+
+
+def test_chunks_of_another_rank_are_no_chunks() -> None:
+    """The official engine notes coordinates of any rank; who knows the array asks by rank."""
+    other = OtherLog()
+    other.touch(node_id(1), [(0,), (2, 2), (0,), (1, 3), (2, 3), ()])
+    log = other.decode()
+    assert log.updated_chunks[node_id(1)].tolist() == [[1, 3], [2, 2], [2, 3]]
+    assert log.chunks_of(node_id(1), 2) is log.updated_chunks[node_id(1)]
+    assert log.chunks_of(node_id(1), 1).tolist() == [[0]]
+    assert log.chunks_of(node_id(1), 0).shape == (1, 0)
+    assert log.chunks_of(node_id(1), 3).shape == (0, 3)
+    assert log.chunks_of(node_id(9), 2).shape == (0, 2)
+
+
+def test_merging_picks_chunks_of_the_rank_that_counts() -> None:
+    """However many strays there were."""
+    other = OtherLog()
+    other.touch(node_id(1), [(0,), (1,), (5, 5)])
+    later = replace(EMPTY, updated_chunks=chunks(n1=[(2, 2)]))
+    merged = other.decode().merge(later)
+    assert merged.updated_chunks[node_id(1)].tolist() == [[2, 2], [5, 5]]
+
+
+def test_an_array_without_touched_chunks_reads() -> None:
+    """No one is known to write it."""
+    other = OtherLog()
+    other.touch(node_id(1), [])
+    assert len(other.decode().updated_chunks[node_id(1)]) == 0
+
+
+def test_an_array_listed_twice_is_refused() -> None:
+    """Half of its chunks would be missed, and conflicts with them."""
+    other = OtherLog()
+    other.touch(node_id(1), [(0,)])
+    other.touch(node_id(1), [(1,)])
+    with pytest.raises(FormatError, match="twice"):
+        other.decode()
+
+
+def test_an_id_may_be_in_several_lists() -> None:
+    """After an amend it can be new, updated and deleted."""
+    other = OtherLog()
+    ids = other.out.structs(node_id(5), 8, 1)
+    log = other.decode(s1=ids, s3=ids, s6=ids)
+    assert log.new_groups == log.deleted_groups == log.updated_groups == {node_id(5)}
+
+
+@pytest.mark.parametrize("slot", range(8))
+def test_required_fields_are_required(slot: int) -> None:
+    """All but the moves."""
+    with pytest.raises(FormatError, match="required field"):
+        OtherLog().decode(**{f"s{slot}": None})
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_moves_need_both_paths_and_the_node(missing: int) -> None:
+    """Though the schema does not say so."""
+    other = OtherLog()
+    path = other.out.string("/a")
+    fields: dict[int, Field] = {0: path, 1: path, 2: Struct(node_id(1))}
+    move = other.out.table({**fields, missing: None})
+    with pytest.raises(FormatError, match="required field"):
+        other.decode(s8=other.out.offsets([move]))
+
+
+def test_a_move_of_unknown_type_is_refused() -> None:
+    """Neither a group nor an array."""
+    other = OtherLog()
+    path = other.out.string("/a")
+    move = other.out.table({0: path, 1: path, 2: Struct(node_id(1)), 3: Scalar(2, 1)})
+    with pytest.raises(FormatError, match="unknown type"):
+        other.decode(s8=other.out.offsets([move]))
