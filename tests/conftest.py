@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,10 +11,19 @@ from blockbuster import blockbuster_ctx
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
+def _importable(name: str) -> bool:
+    """Tell whether a backend's driver is installed; where the bare wheel is tested, none is."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
 _OURS = [
     "icechunk_async",
-    "icechunk_async_memory",
-    "icechunk_async_local",
+    *filter(_importable, ["icechunk_async_memory", "icechunk_async_local"]),
 ]
 
 

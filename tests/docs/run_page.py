@@ -16,7 +16,10 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import CodeType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import CodeType
 
 REPOSITORY = Path(__file__).parents[2]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -37,7 +40,7 @@ def run(page: Path) -> None:
     namespace: dict[str, object] = {"__name__": "__main__"}
     with asyncio.Runner() as runner:
         for line, language, text in blocks(page):
-            print(f"--- {page.name}:{line} ({language})", flush=True)
+            print(f"--- {page.name}:{line} ({language})", flush=True)  # noqa: T201
             match language:
                 case "python":
                     # Line numbers of errors are those of the page.

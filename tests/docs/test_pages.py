@@ -45,9 +45,10 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
 
 def test_links_between_pages_lead_somewhere() -> None:
     """Relative links of README, CONTRIBUTING and the documentation."""
-    broken = []
-    for page in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
-            if "://" not in target and not (page.parent / target).exists():
-                broken.append(f"{page.relative_to(REPOSITORY)}: {target}")
+    broken = [
+        f"{page.relative_to(REPOSITORY)}: {target}"
+        for page in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
+        if "://" not in target and not (page.parent / target).exists()
+    ]
     assert broken == []

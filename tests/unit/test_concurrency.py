@@ -85,7 +85,7 @@ async def test_the_first_failure_leaves_as_itself() -> None:
     async def work(item: int) -> None:
         if item == 2:
             try:
-                raise KeyError("inner")
+                raise KeyError("inner")  # noqa: TRY301
             except KeyError as error:
                 raise ValueError("outer") from error
         try:

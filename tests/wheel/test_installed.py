@@ -8,6 +8,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,8 @@ def test_a_repository_works_in_memory() -> None:
             await session.commit("first")
             reader = await repository.readonly_session("main")
             opened = await zarr.open_array(store=reader.store, path="a", mode="r")
-            return float(await opened.getitem(3))
+            value: Any = await opened.getitem(3)
+            return float(value)
 
     assert asyncio.run(scenario()) == 2.5
 

@@ -90,9 +90,11 @@ async def test_a_cancelled_creation_is_complete_or_absent(spec: int) -> None:
     async def begin(attempt: int) -> None:
         del attempt
         urls.append(memory_url())
-        async with open_storage(urls[-1]) as plain:
-            async with Repository.create(SlowStorage(plain), spec_version=spec):
-                pass
+        async with (
+            open_storage(urls[-1]) as plain,
+            Repository.create(SlowStorage(plain), spec_version=spec),
+        ):
+            pass
 
     async for _ in at_every_wait(begin):
         assert _nothing_runs()
@@ -130,14 +132,16 @@ async def test_cancelled_reads_have_no_effect(spec: int, slow: Storage) -> None:
 
     async def begin(attempt: int) -> None:
         del attempt
-        async with open_storage(url) as plain:
-            async with Repository.open(SlowStorage(plain)) as repository:
-                reader = await repository.readonly_session("main")
-                other = asyncio.ensure_future(read(reader, "a/c/1"))
-                try:
-                    assert await read(reader, "a/c/1") == CHUNK
-                finally:
-                    assert await other == CHUNK
+        async with (
+            open_storage(url) as plain,
+            Repository.open(SlowStorage(plain)) as repository,
+        ):
+            reader = await repository.readonly_session("main")
+            other = asyncio.ensure_future(read(reader, "a/c/1"))
+            try:
+                assert await read(reader, "a/c/1") == CHUNK
+            finally:
+                assert await other == CHUNK
 
     async for _ in at_every_wait(begin):
         assert _nothing_runs()

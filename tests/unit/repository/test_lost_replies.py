@@ -227,8 +227,11 @@ async def test_truncated_objects_are_format_errors(spec: int, prefix: str) -> No
                 return await super().get(key, byte_range)
             return await self.wrapped.get(key, byte_range)
 
+    async def read_back(plain: Storage) -> None:
+        async with Repository.open(Cut(plain)) as repository:
+            session = await repository.readonly_session("main")
+            await read(session, "a/c/0")
+
     async with open_storage(url) as plain:
         with pytest.raises(FormatError):
-            async with Repository.open(Cut(plain)) as repository:
-                session = await repository.readonly_session("main")
-                await read(session, "a/c/0")
+            await read_back(plain)

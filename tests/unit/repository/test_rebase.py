@@ -295,10 +295,10 @@ async def test_manifests_made_before_a_discard_are_not_used_after_it(filled: Rep
     with pytest.raises(ConflictError):
         await session.commit("lost")
     await session.rebase(ConflictDetector())
+    other = await filled.writable_session("main")
+    await _group("extra")(other)
+    await other.commit("again")
     with pytest.raises(ConflictError):
-        other = await filled.writable_session("main")
-        await _group("extra")(other)
-        await other.commit("again")
         await session.commit("lost again")
     session.discard_changes()
     await _set(7, b"\x07")(session)

@@ -61,7 +61,7 @@ async def test_a_storage_opens_by_its_url_and_from_its_description() -> None:
 
 async def test_a_storage_opened_read_only_writes_nothing(tmp_path: Path) -> None:
     """Not even to find out what it could promise; every backend accepts the option."""
-    touched_ns = tmp_path.stat().st_mtime_ns
+    touched_ns = tmp_path.stat().st_mtime_ns  # noqa: ASYNC240
     async with open_storage(tmp_path, read_only=True) as storage:
         assert not storage.capabilities.writable
         assert "read_only=True" in storage.capabilities.reasons["writable"]
@@ -70,7 +70,7 @@ async def test_a_storage_opened_read_only_writes_nothing(tmp_path: Path) -> None
         description = storage.description
     async with reopen(description) as again:
         assert not again.capabilities.writable
-    assert tmp_path.stat().st_mtime_ns == touched_ns
+    assert tmp_path.stat().st_mtime_ns == touched_ns  # noqa: ASYNC240
     async with open_storage("memory://read-only", read_only=True) as storage:
         assert [entry async for entry in storage.list_prefix()] == []
 

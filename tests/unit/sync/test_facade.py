@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -103,7 +103,12 @@ def test_what_was_opened_is_closed_with_its_last_reference(
     """No with block is needed in a notebook."""
     closed: list[str] = []
     close = MemoryStorage.close
-    monkeypatch.setattr(MemoryStorage, "close", lambda it: (closed.append(repr(it)), close(it)))
+
+    def noticed(storage: MemoryStorage) -> Any:
+        closed.append(repr(storage))
+        return close(storage)
+
+    monkeypatch.setattr(MemoryStorage, "close", noticed)
     url = memory_url()
     repository = Repository.create(url)
     store = repository.writable_session("main").store

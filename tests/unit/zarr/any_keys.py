@@ -8,7 +8,7 @@ nothing. Every operation is one of the store under test.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, override
 
 from zarr.abc.store import (
     ByteRequest,
@@ -50,21 +50,26 @@ class AnyKeyStore(Store):
     def __repr__(self) -> str:
         return f"AnyKeyStore({self.inner!r})"
 
-    def with_read_only(self, read_only: bool = False) -> AnyKeyStore:  # noqa: FBT001, FBT002
+    @override
+    def with_read_only(self, read_only: bool = False) -> AnyKeyStore:
         return AnyKeyStore(self.inner.session, read_only=read_only)
 
     @property
+    @override
     def supports_writes(self) -> bool:
         return self.inner.supports_writes
 
     @property
+    @override
     def supports_deletes(self) -> bool:
         return self.inner.supports_deletes
 
     @property
+    @override
     def supports_listing(self) -> bool:
         return self.inner.supports_listing
 
+    @override
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
@@ -79,11 +84,13 @@ class AnyKeyStore(Store):
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
+        """As `get`, without a loop."""
         size = len(self.inner.get_sync(f"{key}/c") or b"") - 1
         return self.inner.get_sync(
             f"{key}/c", prototype=prototype, byte_range=_shift(byte_range, size)
         )
 
+    @override
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
@@ -93,12 +100,15 @@ class AnyKeyStore(Store):
             shifted.append((f"{key}/c", _shift(byte_range, size)))
         return await self.inner.get_partial_values(prototype, iter(shifted))
 
+    @override
     async def exists(self, key: str) -> bool:
         return await self.inner.exists(f"{key}/c")
 
+    @override
     async def getsize(self, key: str) -> int:
         return await self.inner.getsize(f"{key}/c") - 1
 
+    @override
     async def set(self, key: str, value: Buffer) -> None:
         await self._ensure_open()
         self._check_writable()
@@ -106,36 +116,45 @@ class AnyKeyStore(Store):
         await self.inner.set(f"{key}/c", _buffer(b"\0" + value.to_bytes()))
 
     def set_sync(self, key: str, value: Buffer) -> None:
+        """As `set`, without a loop."""
         self._check_writable()
         self.inner.set_sync(f"{key}/zarr.json", _buffer(_SCALAR))
         self.inner.set_sync(f"{key}/c", _buffer(b"\0" + value.to_bytes()))
 
+    @override
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
         await self.inner.set_if_not_exists(f"{key}/zarr.json", _buffer(_SCALAR))
         await self.inner.set_if_not_exists(f"{key}/c", _buffer(b"\0" + value.to_bytes()))
 
+    @override
     async def delete(self, key: str) -> None:
         self._check_writable()
         await self.inner.delete(f"{key}/zarr.json")
 
     def delete_sync(self, key: str) -> None:
+        """As `delete`, without a loop."""
         self.inner.delete_sync(f"{key}/zarr.json")
 
+    @override
     async def delete_dir(self, prefix: str) -> None:
         await self.inner.delete_dir(prefix)
 
+    @override
     async def clear(self) -> None:
         await self.inner.clear()
 
+    @override
     async def list(self) -> AsyncIterator[str]:
         async for key in self.list_prefix(""):
             yield key
 
+    @override
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         async for key in self.inner.list_prefix(prefix):
             if key.endswith("/c"):
                 yield key.removesuffix("/c")
 
+    @override
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         is_key = await self.inner.exists(f"{prefix.strip('/')}/zarr.json")
         async for name in self.inner.list_dir(prefix):

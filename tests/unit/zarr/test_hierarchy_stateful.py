@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import zarr
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 from zarr.testing.stateful import ZarrHierarchyStateMachine
@@ -18,6 +18,8 @@ from tests.helpers import memory_url
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
+
+    from zarr.abc.store import Store
 
 STEPS = settings(
     max_examples=15,
@@ -52,7 +54,7 @@ class _Committing(ZarrHierarchyStateMachine):
         self.repository = repository
         super().__init__(self._begin())
 
-    def _begin(self) -> zarr.abc.store.Store:
+    def _begin(self) -> Store:
         return asyncio.run(self.repository.writable_session("main")).store
 
     @rule()
@@ -76,7 +78,8 @@ def test_hierarchies_in_one_session(spec: int, place: str, tmp_path: Path) -> No
             session = asyncio.run(repository.writable_session("main"))
             return ZarrHierarchyStateMachine(session.store)
 
-        run_state_machine_as_test(machine, settings=STEPS)
+        begin: Any = machine
+        run_state_machine_as_test(begin, settings=STEPS)
 
 
 @pytest.mark.parametrize("spec", [1, 2])
@@ -84,4 +87,5 @@ def test_hierarchies_in_one_session(spec: int, place: str, tmp_path: Path) -> No
 def test_hierarchies_across_commits(spec: int, place: str, tmp_path: Path) -> None:
     """The same with a commit now and then."""
     with _opened(_url(place, tmp_path), spec) as repository:
-        run_state_machine_as_test(lambda: _Committing(repository), settings=STEPS)
+        begin: Any = partial(_Committing, repository)
+        run_state_machine_as_test(begin, settings=STEPS)

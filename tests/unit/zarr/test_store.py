@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import zarr.api.asynchronous as zarr_async
+from zarr import AsyncArray
 from zarr.abc.store import RangeByteRequest, SuffixByteRequest, SupportsSyncStore
 from zarr.core.buffer import default_buffer_prototype
 
@@ -268,8 +269,8 @@ async def test_zarr_writes_and_reads_arrays(session: Session) -> None:
     await session.commit("arrays")
     root = await zarr_async.open_group(session.store, mode="r")
     for name in ("plain", "sharded"):
-        array = await root.getitem(name)
-        assert isinstance(array, zarr_async.AsyncArray)
+        found = await root.getitem(name)
+        assert isinstance(found, AsyncArray)
         np.testing.assert_array_equal(
-            await array.getitem((slice(3, 60), slice(4, 31))), data[3:60, 4:31]
+            await found.getitem((slice(3, 60), slice(4, 31))), data[3:60, 4:31]
         )
