@@ -159,8 +159,12 @@ class LocalStorage:
         if not self._closed:
             self._closed = True
             # On a thread of the loop's own: those of the lanes are waited for.
-            closing = asyncio.get_running_loop().run_in_executor(None, self._finish)
-            await asyncio.shield(closing)
+            try:
+                closing = asyncio.get_running_loop().run_in_executor(None, self._finish)
+            except RuntimeError:  # the interpreter exits and begins nothing more on threads
+                self._finish()
+            else:
+                await asyncio.shield(closing)
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Read a file or part of it."""

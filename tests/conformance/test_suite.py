@@ -65,7 +65,7 @@ def run_stranger(
         [sys.executable, "-m", "pytest", "-rxX", "-p", "no:cacheprovider", *chosen],
         cwd=folder,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=False,
         timeout=120,
     )
@@ -100,7 +100,11 @@ def test_without_pytest_the_suite_says_what_to_install() -> None:
             f"import sys; sys.modules[{module!r}] = None\nimport icechunk_async.testing.conformance"
         )
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+            [sys.executable, "-c", code],
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+            timeout=60,
         )
         assert "MissingDriverError" in done.stderr
         assert "pip install pytest pytest-asyncio" in done.stderr

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from types import CodeType
 
 REPOSITORY = Path(__file__).parents[2]
+# The tools that set up and check the project have warnings of their own.
+_STRICT = {"PYTHONWARNINGS", "PYTHONWARNDEFAULTENCODING"}
+_LENIENT = {name: value for name, value in os.environ.items() if name not in _STRICT}
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _TOP_LEVEL_AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
@@ -69,14 +72,13 @@ def _shell(command: str) -> None:
         _check_that_ci_runs("test")
     elif words[0] == "./dev":
         arguments = [str(Path("demo").absolute())] if words[1:] == ["demo"] else []
-        # Setting up is pip's work, which has warnings of its own.
-        own = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
-        subprocess.run([*words, *arguments], cwd=REPOSITORY, env=own, check=True)
+        subprocess.run([*words, *arguments], cwd=REPOSITORY, env=_LENIENT, check=True)
     else:
         # Programs that a page names by where they were set up are those of this environment.
         program = Path(sys.executable).parent / Path(words[0]).name
-        cwd = REPOSITORY if words[0].startswith(".venv/") else None
-        subprocess.run([str(program), *words[1:]], cwd=cwd, check=True)
+        is_tool = words[0].startswith(".venv/")
+        cwd, env = (REPOSITORY, _LENIENT) if is_tool else (None, None)
+        subprocess.run([str(program), *words[1:]], cwd=cwd, env=env, check=True)
 
 
 def _check_requirements(requirements: list[str]) -> None:

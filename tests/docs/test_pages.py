@@ -33,7 +33,12 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(RUNNER), str(page)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONWARNINGS": "error", "COLUMNS": "100"},
+        env={
+            **os.environ,
+            "PYTHONWARNINGS": "error",
+            "PYTHONWARNDEFAULTENCODING": "",
+            "COLUMNS": "100",
+        },
         capture_output=True,
         text=True,
         encoding="utf-8",

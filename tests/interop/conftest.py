@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.interop.wheel_1 import VARIABLE, environment
+
 # Read by the engine when it is imported: its warnings about local disks are not news.
 os.environ.setdefault("ICECHUNK_LOG", "error")
 os.environ.setdefault("ICECHUNK_NO_LOGS", "1")
@@ -57,3 +59,11 @@ def sources(tmp_path: Path) -> Sources:
         data = seeded(seed).randbytes(SOURCE_BYTES)
         path.write_bytes(bytes(byte & 63 for byte in data))  # no signalling NaN among them
     return Sources(directory, f"{directory.as_uri()}/")
+
+
+@pytest.fixture(scope="session")
+def python_of_wheel_1(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """Answer the Python of an environment with wheel 1.x; without one, say so and skip."""
+    return os.environ.get(VARIABLE) or environment(request, tmp_path_factory)

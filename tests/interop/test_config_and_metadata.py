@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import string
 import struct
@@ -472,25 +471,16 @@ ic.Repository.create(ic.local_filesystem_storage(sys.argv[1]), config=config)
 """
 
 
-@pytest.fixture
-def first_major() -> str:
-    """The interpreter that has version 1 of the official engine."""
-    interpreter = os.environ.get("ICECHUNK_1_PYTHON")
-    if not interpreter:
-        pytest.skip("ICECHUNK_1_PYTHON names no interpreter with icechunk 1.x")
-    return interpreter
-
-
 def run(interpreter: str, script: str, *arguments: Path) -> None:
     """Run a script in the other interpreter."""
     command = [interpreter, "-c", script, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_configurations_of_the_first_major_are_read(first_major: str, tmp_path: Path) -> None:
+def test_configurations_of_the_first_major_are_read(python_of_wheel_1: str, tmp_path: Path) -> None:
     """What 1.x persists, with all that it knows."""
-    run(first_major, SCRIPT_WRITE, tmp_path)
+    run(python_of_wheel_1, SCRIPT_WRITE, tmp_path)
     config = decode_config(stored_config(tmp_path, 1), 1)
     assert config.inline_chunk_threshold_bytes == 12
     assert config.effective_compression.effective_level == 4
@@ -509,7 +499,7 @@ def test_configurations_of_the_first_major_are_read(first_major: str, tmp_path: 
     assert container.store.options.endpoint_url == "http://x"
 
 
-def test_the_first_major_reads_what_we_write(first_major: str, tmp_path: Path) -> None:
+def test_the_first_major_reads_what_we_write(python_of_wheel_1: str, tmp_path: Path) -> None:
     """It drops what it does not know, and keeps the rest."""
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     create(ours, 1)
@@ -524,7 +514,7 @@ def test_the_first_major_reads_what_we_write(first_major: str, tmp_path: Path) -
         num_updates_per_repo_info_file=3,
     )
     replace_config(ours, 1, encode_config(config, 1))
-    run(first_major, SCRIPT_READ, ours, theirs)
+    run(python_of_wheel_1, SCRIPT_READ, ours, theirs)
     back = decode_config(stored_config(theirs, 1), 1)
     assert back.inline_chunk_threshold_bytes == config.inline_chunk_threshold_bytes
     assert back.compression == config.compression

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("quick_loop")
 
-WHEEL = "icechunk==1.1.21"
-VARIABLE = "ICECHUNK_1_PYTHON"
 WORKER = Path(__file__).with_name("wheel_1_worker.py")
 SEEDS = range(max(1, int(os.environ.get("INTEROP_SEEDS", "3")) // 4))
 OLD_DTYPES = tuple(it for it in DTYPES if it != "struct")
@@ -74,54 +72,11 @@ class Wheel1:
 
 
 @pytest.fixture(scope="module")
-def wheel(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Wheel1]:
-    """Answer a running wheel 1.x; without an interpreter for it, say so and skip."""
-    python = os.environ.get(VARIABLE) or _environment(request, tmp_path_factory)
-    started = Wheel1(python)
+def wheel(python_of_wheel_1: str) -> Iterator[Wheel1]:
+    """Answer a running wheel 1.x."""
+    started = Wheel1(python_of_wheel_1)
     yield started
     started.close()
-
-
-def _environment(request: pytest.FixtureRequest, factory: pytest.TempPathFactory) -> str:
-    """Answer the Python of an environment with the wheel, made once and kept."""
-    cache = getattr(request.config, "cache", None)
-    place = factory.mktemp("wheel-1") if cache is None else cache.mkdir("icechunk-1.1.21")
-    python = Path(place) / "bin" / "python"
-    if _runs(python, "import icechunk, numpy"):
-        return str(python)
-    base: Path | None = next(
-        (it for it in _interpreters() if _runs(it, "import venv, ensurepip")), None
-    )
-    if base is None:
-        pytest.skip(
-            f"NOT TESTED: compatibility with {WHEEL}. It needs Python 3.11, and no python3.11 on "
-            f"PATH runs. Install one, or set {VARIABLE} to a Python that has the wheel."
-        )
-    subprocess.run([str(base), "-m", "venv", "--clear", str(place)], check=True)
-    install = [str(python), "-m", "pip", "install", "--quiet", WHEEL]
-    done = subprocess.run(install, check=False, capture_output=True, encoding="utf-8")
-    if done.returncode:
-        pytest.skip(
-            f"NOT TESTED: compatibility with {WHEEL}. It cannot be installed: "
-            f"{done.stderr.strip()[-300:]}. Set {VARIABLE} to a Python that has it."
-        )
-    return str(python)
-
-
-def _interpreters() -> list[Path]:
-    """Answer every python3.11 on the path; some are shims that do not run."""
-    folders = os.environ.get("PATH", "").split(os.pathsep)
-    return [it for folder in folders if (it := Path(folder) / "python3.11").exists()]
-
-
-def _runs(python: Path, code: str) -> bool:
-    if not python.exists():
-        return False
-    check = f"import sys; {code}; assert sys.version_info[:2] == (3, 11)"
-    done = subprocess.run([python, "-c", check], check=False, capture_output=True)
-    return done.returncode == 0
 
 
 def portable(seen: View) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def start(program: str, *arguments: str) -> subprocess.Popen[str]:
         cwd=REPOSITORY,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
     )
 
 
@@ -108,7 +108,7 @@ def test_a_writer_killed_at_any_call_leaves_the_old_object_or_the_new(tmp_path: 
         [sys.executable, "-m", "tests.unit.backends.crash_driver", str(tmp_path)],
         cwd=REPOSITORY,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=False,
         timeout=240,
     )

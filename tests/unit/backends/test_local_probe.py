@@ -270,7 +270,7 @@ def test_windows_can_import_it_and_promises_no_updates(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program, tmp_path.as_uri()],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         check=False,
         timeout=60,
     )

@@ -18,6 +18,7 @@ from icechunk_async.sync import portal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 
 async def _answer(value: int) -> int:
@@ -138,7 +139,7 @@ def _script(text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error::ResourceWarning", "-c", textwrap.dedent(text)],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=60,
         check=False,
     )
@@ -170,16 +171,20 @@ def test_a_forked_child_starts_its_own() -> None:
     assert done.stdout == "child: 0\n", done.stderr
 
 
-def test_the_interpreter_exits_cleanly_and_quickly() -> None:
+@pytest.mark.parametrize("place", ["memory://exit", "here"])
+@pytest.mark.parametrize("end", ["", "import sys; sys.exit(3)"])
+def test_the_interpreter_exits_cleanly_and_quickly(place: str, end: str, tmp_path: Path) -> None:
     """With repositories open and calls made; nothing is printed."""
     begin = time.perf_counter()
+    url = place if "://" in place else (tmp_path / place).as_uri()
     done = _script(
-        """
+        f"""
         from icechunk_async.sync import Repository
-        repository = Repository.create("memory://exit")
+        repository = Repository.create({url!r})
         session = repository.writable_session("main")
         print(session.branch)
+        {end}
         """
     )
-    assert (done.stdout, done.stderr, done.returncode) == ("main\n", "", 0)
+    assert (done.stdout, done.stderr, done.returncode) == ("main\n", "", 3 if end else 0)
     assert time.perf_counter() - begin < 30
