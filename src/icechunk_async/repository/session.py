@@ -16,6 +16,7 @@ from icechunk_async.errors import (
     NothingToCommitError,
     OutcomeUnknownError,
     SessionStateError,
+    StorageError,
     StorageUnavailableError,
     UnsupportedBySpecError,
 )
@@ -382,7 +383,17 @@ class Session:
                     "The session changed nothing, so there is nothing to commit. Write something "
                     "first, or pass allow_empty=True."
                 )
-            yield branch
+            try:
+                yield branch
+            except OutcomeUnknownError:
+                raise
+            except StorageError as error:
+                if not self._doubtful:
+                    raise
+                raise OutcomeUnknownError(
+                    f"Whether an earlier try of this commit landed could not be found out: {error} "
+                    "No change is lost; commit again to find out."
+                ) from error
 
     @contextmanager
     def _exclusively(self) -> Generator[str]:

@@ -129,6 +129,65 @@ async def test_a_commit_of_unknown_outcome_can_be_settled_by_committing_again(
             assert await read(reader, "a/c/0") == b"\x01"
 
 
+class _Late(WrappedStorage):
+    """Delays a write of a reference, then turns every further one away."""
+
+    late: tuple[str, bytes, Expected] | None = None
+    armed = False
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        if key not in REFERENCES or not self.armed:
+            return await self.wrapped.put(key, data, if_version=if_version)
+        if self.late is not None:
+            raise StorageUnavailableError("too busy")
+        self.late = key, bytes(data), if_version
+        raise OutcomeUnknownError("no reply")
+
+    async def arrive(self) -> None:
+        """Let the delayed write land."""
+        assert self.late is not None
+        key, data, expected = self.late
+        await self.wrapped.put(key, data, if_version=expected)
+        self.armed = False
+
+
+async def test_a_try_turned_away_does_not_hide_an_earlier_one_in_doubt(spec: int) -> None:
+    """The first may land yet, so nobody is told that nothing was published."""
+    url = await _prepared(spec)
+    async with open_storage(url) as plain:
+        storage = _Late(plain)
+        async with Repository.open(storage) as repository:
+            session = await repository.writable_session("main")
+            await write(session, "a/c/0", b"\x01")
+            storage.armed = True
+            with pytest.raises(OutcomeUnknownError, match="no reply") as caught:
+                await session.commit("second")
+            assert isinstance(caught.value.__cause__, StorageUnavailableError)
+            await storage.arrive()
+            snapshot_id = await session.commit("second")
+            history = [info async for info in repository.ancestry(branch="main")]
+            assert [info.message for info in history[:2]] == ["second", "first"]
+            assert history[0].id == snapshot_id
+
+
+async def test_while_a_commit_is_in_doubt_no_call_says_that_nothing_happened(spec: int) -> None:
+    """Not even one that fails before it could look."""
+    url = await _prepared(spec)
+    async with open_storage(url) as plain:
+        storage = _Lossy(plain)
+        async with Repository.open(storage) as repository:
+            session = await repository.writable_session("main")
+            await write(session, "a/c/0", b"\x01")
+            storage.lose, storage.silent_after = 1, True
+            for _ in range(2):
+                with pytest.raises(OutcomeUnknownError):
+                    await session.commit("second")
+            storage.silent = False
+            await session.commit("second")
+            messages = [info.message async for info in repository.ancestry(branch="main")]
+            assert messages == ["second", "first", "Repository initialized"]
+
+
 @pytest.mark.parametrize("apply", [True, False], ids=["landed", "lost"])
 async def test_other_changes_of_refs_survive_lost_replies(spec: int, *, apply: bool) -> None:
     """Creating and resetting branches, tags: done once, and no false error."""

@@ -23,6 +23,7 @@ from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo, encode_repo_
 from icechunk_async.format.snapshot import Snapshot
 from icechunk_async.format.transaction_log import TransactionLog
 from icechunk_async.format.updates import Availability, RepoInitialized, RepoStatus, Update
+from icechunk_async.repository.history.doubt import Doubt
 from icechunk_async.repository.history.edits import MAIN
 from icechunk_async.repository.history.spec1 import SeenRef
 from icechunk_async.repository.history.spec2 import RepoState, read_state
@@ -173,8 +174,9 @@ async def _create(storage: Storage, key: str, data: bytes) -> Version:
         return await storage.put(key, data, if_version=ABSENT)
     except PreconditionFailedError as error:
         raise exists(storage, repr(key)) from error
-    except OutcomeUnknownError:
-        found = await _try(storage, key)
-        if found is None or bytes(found.data) != data:
-            raise
-        return found.version
+    except OutcomeUnknownError as error:
+        with Doubt(error):
+            found = await _try(storage, key)
+            if found is None or bytes(found.data) != data:
+                raise
+            return found.version

@@ -20,7 +20,6 @@ from icechunk_async.errors import (
     OutcomeUnknownError,
     PreconditionFailedError,
     SnapshotNotFoundError,
-    StorageError,
     TagExistsError,
     TagNotFoundError,
     UnsupportedBySpecError,
@@ -29,6 +28,7 @@ from icechunk_async.format.config import decode_config, encode_config
 from icechunk_async.format.refs import decode_ref, encode_ref
 from icechunk_async.format.repo_info import SnapshotInfo
 from icechunk_async.repository.history import edits
+from icechunk_async.repository.history.doubt import Doubt
 from icechunk_async.repository.history.protocol import Amend, Commit, Detach, StoredConfig
 from icechunk_async.repository.layout import (
     BRANCH_PREFIX,
@@ -238,9 +238,10 @@ class RefFilesHistory:
             if await self._holds(CONFIG, data):
                 return  # an earlier try of ours landed without an answer
             raise edits.config_changed() from error
-        except OutcomeUnknownError:
-            if not await self._holds(CONFIG, data):
-                raise
+        except OutcomeUnknownError as error:
+            with Doubt(error):
+                if not await self._holds(CONFIG, data):
+                    raise
 
     async def _names(self, prefix: str) -> list[str]:
         start = f"{REFS}{prefix}"
@@ -295,48 +296,42 @@ class RefFilesHistory:
             await self._storage.put(key, data, if_version=ABSENT)
         except PreconditionFailedError:
             return False
-        except OutcomeUnknownError:
-            if not await self._holds(key, data):
-                raise
+        except OutcomeUnknownError as error:
+            with Doubt(error):
+                if not await self._holds(key, data):
+                    raise
         return True
 
     async def _move(self, branch: str, ref: SeenRef, target: SnapshotId) -> None:
         """Compare-and-set a branch from ``ref`` to ``target``."""
         await self._storage.sync()
-        unknown: OutcomeUnknownError | None = None
-        for attempt in range(1, self._backoff.max_tries + 1):
-            try:
-                version = await self._storage.put(
-                    branch_key(branch), encode_ref(target), if_version=ref.version
-                )
-            except PreconditionFailedError:
-                pass  # somebody else was first, or an answer of ours was lost
-            except OutcomeUnknownError as error:
-                unknown = error
-            else:
-                self._seen[branch] = SeenRef(target, version)
-                return
-            now = await self._look_again(branch, unknown)
-            if now is not None and await self._is_ancestor(target, now.target, ref.target):
-                return
-            if now is None or now.target != ref.target:
-                raise edits.moved(branch, ref.target, None if now is None else now.target)
-            ref = now
-            await self._backoff.wait(attempt)
-        raise unknown or ConflictError(
-            f"Branch {branch!r} was rewritten each of {self._backoff.max_tries} times that this "
-            "change was tried; nothing was published. Try again when fewer writers are at work.",
-            branch=branch,
-        )
-
-    async def _look_again(self, branch: str, unknown: OutcomeUnknownError | None) -> SeenRef | None:
-        """Read a branch; while a write is in doubt, failing to read leaves it so."""
-        try:
-            return await self._read_branch(branch)
-        except StorageError as error:
-            if unknown is None:
-                raise
-            raise unknown from error
+        with Doubt() as doubt:
+            for attempt in range(1, self._backoff.max_tries + 1):
+                try:
+                    version = await self._storage.put(
+                        branch_key(branch), encode_ref(target), if_version=ref.version
+                    )
+                except PreconditionFailedError:
+                    pass  # somebody else was first, or an answer of ours was lost
+                except OutcomeUnknownError as error:
+                    doubt.begin(error, ref.version)
+                else:
+                    self._seen[branch] = SeenRef(target, version)
+                    return
+                now = await self._read_branch(branch)
+                if now is not None and await self._is_ancestor(target, now.target, ref.target):
+                    return
+                doubt.settle(None if now is None else now.version)
+                if now is None or now.target != ref.target:
+                    raise edits.moved(branch, ref.target, None if now is None else now.target)
+                ref = now
+                await self._backoff.wait(attempt)
+            raise doubt.error or ConflictError(
+                f"Branch {branch!r} was rewritten each of {self._backoff.max_tries} times that "
+                "this change was tried; nothing was published. Try again when fewer writers are "
+                "at work.",
+                branch=branch,
+            )
 
     async def _is_ancestor(self, wanted: SnapshotId, tip: SnapshotId, stop: SnapshotId) -> bool:
         """Tell whether ``wanted`` lies between ``tip`` and ``stop``."""

@@ -18,13 +18,13 @@ from icechunk_async.errors import (
     OutcomeUnknownError,
     PreconditionFailedError,
     RepositoryNotFoundError,
-    StorageError,
 )
 from icechunk_async.format.config import decode_config, encode_config
 from icechunk_async.format.envelope import FileType, pack, unpack
 from icechunk_async.format.repo_info import decode_repo_info, encode_repo_info
 from icechunk_async.format.updates import Availability
 from icechunk_async.repository.history import edits
+from icechunk_async.repository.history.doubt import Doubt
 from icechunk_async.repository.history.protocol import Amend, Commit, Detach, StoredConfig
 from icechunk_async.repository.layout import REPO_INFO, backup_key, new_backup_name
 
@@ -227,38 +227,39 @@ class RepoInfoHistory:
             snapshot_id: the snapshot that the edit adds, if it adds one.
         """
         attempts: list[str] = []
-        unknown: OutcomeUnknownError | None = None
         state = known or await self._refresh()
-        for attempt in range(1, self._backoff.max_tries + 1):
-            edits.check_online(state.info)
-            next_info, detail = edit(state.info)
-            backup = new_backup_name(REPO_INFO)
-            attempts.append(backup)
-            next_info = edits.push_update(
-                next_info, detail, _clock.now_us(), backup, self._max_updates
-            )
-            if store is None:
-                ready = await self._back_up(state, backup)
-            else:
-                ready, _ = await gather(self._back_up(state, backup), store())
-                store = None
-            try:
-                if ready:
-                    await self._storage.sync()
-                    self._remember(RepoState(next_info, await self._write(next_info, state)))
+        with Doubt() as doubt:
+            for attempt in range(1, self._backoff.max_tries + 1):
+                edits.check_online(state.info)
+                next_info, detail = edit(state.info)
+                backup = new_backup_name(REPO_INFO)
+                attempts.append(backup)
+                next_info = edits.push_update(
+                    next_info, detail, _clock.now_us(), backup, self._max_updates
+                )
+                if store is None:
+                    ready = await self._back_up(state, backup)
+                else:
+                    ready, _ = await gather(self._back_up(state, backup), store())
+                    store = None
+                try:
+                    if ready:
+                        await self._storage.sync()
+                        self._remember(RepoState(next_info, await self._write(next_info, state)))
+                        return
+                except PreconditionFailedError:
+                    pass  # somebody else was first
+                except OutcomeUnknownError as error:
+                    doubt.begin(error, state.version)
+                state = await self._refresh()
+                if _landed(state.info, attempts, snapshot_id):
                     return
-            except PreconditionFailedError:
-                pass  # somebody else was first
-            except OutcomeUnknownError as error:
-                unknown = error
-            state = await self._look_again(unknown)
-            if _landed(state.info, attempts, snapshot_id):
-                return
-            await self._backoff.wait(attempt)
-        raise unknown or ConflictError(
-            f"The repository changed each of {self._backoff.max_tries} times that this change was "
-            "tried; nothing was changed. Try again when fewer writers are at work."
-        )
+                doubt.settle(state.version)
+                await self._backoff.wait(attempt)
+            raise doubt.error or ConflictError(
+                f"The repository changed each of {self._backoff.max_tries} times that this change "
+                "was tried; nothing was changed. Try again when fewer writers are at work."
+            )
 
     async def _back_up(self, state: RepoState, name: str) -> bool:
         """Copy the object that is about to be replaced; answer whether it still was that."""
@@ -271,15 +272,6 @@ class RepoInfoHistory:
     async def _write(self, info: RepoInfo, state: RepoState) -> Version:
         data = pack(encode_repo_info(info), FileType.REPO_INFO, 2, level=self._level)
         return await self._storage.put(REPO_INFO, data, if_version=state.version)
-
-    async def _look_again(self, unknown: OutcomeUnknownError | None) -> RepoState:
-        """Read the newest state; while a write is in doubt, failing to read leaves it so."""
-        try:
-            return await self._refresh()
-        except StorageError as error:
-            if unknown is None:
-                raise
-            raise unknown from error
 
 
 def _landed(info: RepoInfo, attempts: list[str], snapshot_id: SnapshotId | None) -> bool:
