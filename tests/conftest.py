@@ -23,7 +23,19 @@ def _importable(name: str) -> bool:
 
 _OURS = [
     "icechunk_async",
-    *filter(_importable, ["icechunk_async_memory", "icechunk_async_local"]),
+    *filter(
+        _importable,
+        [
+            "icechunk_async_memory",
+            "icechunk_async_local",
+            "icechunk_async_s3",
+            "icechunk_async_gcs",
+            "icechunk_async_azure",
+            "icechunk_async_http",
+            "icechunk_async_obstore",
+            "icechunk_async_fsspec",
+        ],
+    ),
 ]
 
 

@@ -118,6 +118,7 @@ def _capabilities(found: _Findings) -> Capabilities:
     return Capabilities(
         conditional_create="conditional_create" not in reasons,
         conditional_update="conditional_update" not in reasons,
+        verified=True,
         reasons=reasons,
     )
 

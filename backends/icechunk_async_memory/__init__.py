@@ -44,6 +44,7 @@ __all__ = ["MemoryStorage", "forget", "open_memory"]
 _SCHEME: Final = "memory://"
 _CAPABILITIES: Final = Capabilities(
     shared=False,
+    verified=True,
     reasons={"shared": "objects live in one process; use a file or a bucket to share them"},
 )
 

@@ -6,7 +6,15 @@
     │   ├── PreconditionFailedError      a conditional write was refused; nothing changed
     │   ├── OutcomeUnknownError          a write may have landed; read back to know
     │   ├── StorageUnavailableError      passing trouble; the same call may succeed later
+    │   │   ├── ThrottledError           too many requests; slow down
+    │   │   └── UnreachableError         no connection to the host
+    │   │       └── NameResolutionError
     │   ├── PermissionDeniedError
+    │   │   ├── ExpiredCredentialsError
+    │   │   └── ClockSkewError           this machine's clock is wrong
+    │   ├── BucketNotFoundError
+    │   ├── WrongRegionError
+    │   ├── TLSError
     │   ├── StorageFullError
     │   ├── StorageClosedError
     │   └── UnsafeStorageError           the storage lacks a promise that the engine needs
@@ -118,10 +126,61 @@ class StorageUnavailableError(StorageError):
     kind = "storage-unavailable"
 
 
+class ThrottledError(StorageUnavailableError):
+    """The store asks to slow down; nothing changed.
+
+    ``context`` may hold ``retry_after_seconds``, the pause that the store asked for.
+    """
+
+    kind = "throttled"
+
+
+class UnreachableError(StorageUnavailableError):
+    """No connection to the store's host: refused, no route, or no answer in time."""
+
+    kind = "unreachable"
+
+
+class NameResolutionError(UnreachableError):
+    """The name of the store's host could not be resolved."""
+
+    kind = "name-resolution"
+
+
 class PermissionDeniedError(StorageError):
     """The store refuses these credentials, or this user, the operation."""
 
     kind = "permission-denied"
+
+
+class ExpiredCredentialsError(PermissionDeniedError):
+    """The credentials were good once and are no longer."""
+
+    kind = "expired-credentials"
+
+
+class ClockSkewError(PermissionDeniedError):
+    """The store refuses requests because this machine's clock is too far from its own."""
+
+    kind = "clock-skew"
+
+
+class BucketNotFoundError(StorageError):
+    """The bucket or container does not exist. ``context`` holds ``bucket``."""
+
+    kind = "bucket-not-found"
+
+
+class WrongRegionError(StorageError):
+    """The bucket is in another region than the one asked. ``context`` may hold ``region``."""
+
+    kind = "wrong-region"
+
+
+class TLSError(StorageError):
+    """No secure connection to the store: its certificate is not trusted, or it speaks no TLS."""
+
+    kind = "tls"
 
 
 class StorageFullError(StorageError):

@@ -122,7 +122,7 @@ async def _damaged_file() -> None:
 CASES: list[tuple[Callable[[], Awaitable[None]], type[IcechunkError], list[str]]] = [
     (_missing_repository, RepositoryNotFoundError, ["memory://", "Repository.create"]),
     (_wrong_url, InvalidURLError, ["'memory://'", "memory://some-name"]),
-    (_unknown_scheme, UnknownSchemeError, ["gopher://", "file, memory", "Install a backend"]),
+    (_unknown_scheme, UnknownSchemeError, ["gopher://", "file, ", "memory, ", "Install a backend"]),
     (_non_empty_target, RepositoryExistsError, ["'somebody/elses'", "choose an empty location"]),
     (_repository_in_the_way, RepositoryExistsError, ["a repository", "Open it"]),
     (_unknown_branch, BranchNotFoundError, ["'develop'", "The repository has: main"]),

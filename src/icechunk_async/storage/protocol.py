@@ -171,6 +171,9 @@ class Capabilities:
     """``list_prefix`` works."""
     shared: bool = True
     """Other processes that open the same description see the same objects."""
+    verified: bool = field(default=False, compare=False)
+    """The backend has made sure of all this itself, by construction or by trying it when it was
+    opened. Where it has not, creating a repository begins with a trial of the promises."""
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
     """For exactly the promises not made, by field name: why, and what would help."""
 

@@ -2,8 +2,9 @@
 
 A backend registers itself in the entry point group ``icechunk_async.backends``, under its URL
 scheme, as a callable ``open(url, **options)`` that answers an asynchronous context manager of a
-:class:`~icechunk_async.storage.Storage`. If opening a storage writes, even only to try what can be
-promised, the callable takes an option ``read_only`` that keeps it from doing so.
+:class:`~icechunk_async.storage.Storage`. A name that ends with ``+`` stands for all schemes that
+begin with it and have no backend of their own. If opening a storage writes, even only to try what
+can be promised, the callable takes an option ``read_only`` that keeps it from doing so.
 """
 
 from __future__ import annotations
@@ -38,7 +39,18 @@ GROUP: Final = "icechunk_async.backends"
 """The entry point group in which backends register."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-_EXTRAS: Final = {"file": "local"}
+_EXTRAS: Final = {
+    "file": "local",
+    "s3": "s3",
+    "gs": "gcs",
+    "az": "azure",
+    "http": "http",
+    "https": "http",
+    "obstore+s3": "obstore",
+    "obstore+gs": "obstore",
+    "obstore+az": "obstore",
+    "fsspec+": "fsspec",
+}
 """Which extra of our own distribution brings the driver of a scheme."""
 _loaded: Final[dict[str, OpenBackend]] = {}
 
@@ -119,8 +131,10 @@ def reopen(description: StorageDescription) -> AbstractAsyncContextManager[Stora
 
 
 def _find(scheme: str, url: str) -> EntryPoint:
-    for point in entry_points(group=GROUP, name=scheme):
-        return point
+    family, plus, _ = scheme.partition("+")
+    for name in (scheme, f"{family}+") if plus else (scheme,):
+        for point in entry_points(group=GROUP, name=name):
+            return point
     raise UnknownSchemeError(
         f"No backend serves {scheme}:// (asked for {url!r}). Installed schemes: "
         f"{', '.join(installed_schemes()) or 'none'}. Install a backend for {scheme!r}, or use "
@@ -136,7 +150,7 @@ def _load(scheme: str, url: str) -> OpenBackend:
         backend: OpenBackend = point.load()
     except ModuleNotFoundError as error:
         distribution = point.dist.name if point.dist else "the backend's distribution"
-        extra = f"[{_EXTRAS[scheme]}]" if scheme in _EXTRAS else ""
+        extra = f"[{_EXTRAS[point.name]}]" if point.name in _EXTRAS else ""
         raise MissingDriverError(
             f"The backend for {scheme}:// needs the Python module {error.name!r}, which is not "
             f"installed. Install it with: pip install '{distribution}{extra}'",

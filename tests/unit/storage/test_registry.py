@@ -77,7 +77,7 @@ async def test_a_storage_opened_read_only_writes_nothing(tmp_path: Path) -> None
 
 async def test_an_unknown_scheme_names_those_that_are_known() -> None:
     """And says that a backend can be installed."""
-    with pytest.raises(UnknownSchemeError, match=r"gopher://.*file, memory"):
+    with pytest.raises(UnknownSchemeError, match=r"gopher://.*file.*memory"):
         async with open_storage("gopher://host/x"):
             pass
 
@@ -96,6 +96,25 @@ async def test_a_missing_driver_names_what_to_install(backends: Callable[..., No
     assert "pip install" in str(caught.value)
     assert "[local]" in str(caught.value)
     assert isinstance(caught.value, ImportError)
+
+
+async def test_a_name_with_a_plus_serves_all_that_begin_with_it(
+    backends: Callable[..., None],
+) -> None:
+    """Unless a scheme has a backend of its own; the extra is that of the name."""
+    backends(**{"fsspec+": "no_such_family", "fsspec+own": "no_such_own"})
+    for url, module in (
+        ("fsspec+sftp://host/x", "no_such_family"),
+        ("FSSPEC+own://x", "no_such_own"),
+    ):
+        with pytest.raises(MissingDriverError, match=f"'{module}'") as caught:
+            async with open_storage(url):
+                pass
+        assert ("[fsspec]" in str(caught.value)) == (module == "no_such_family")
+    for url in ("fsspec://x", "other+sftp://x"):
+        with pytest.raises(UnknownSchemeError):
+            async with open_storage(url):
+                pass
 
 
 async def test_unknown_options_are_named_with_those_there_are() -> None:
