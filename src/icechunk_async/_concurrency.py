@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-__all__ = ["SingleFlight", "bounded_map", "closing", "gather"]
+__all__ = ["SingleFlight", "bounded_map", "closing", "first_of_two", "gather"]
 
 
 @asynccontextmanager
@@ -115,6 +115,49 @@ async def gather(*awaitables: Awaitable[Any]) -> tuple[Any, ...]:
         for index, awaitable in enumerate(awaitables):
             group.start_soon(run, index, awaitable)
     return tuple(results)
+
+
+async def first_of_two[R](
+    call: Callable[[], Awaitable[R]], *, after_seconds: float, again: Callable[[], bool]
+) -> tuple[R, bool]:
+    """Await ``call()``; where it takes long, start it once more and answer the first success.
+
+    Args:
+        call: what to do; it must not matter that it is done twice.
+        after_seconds: when it takes long.
+        again: asked then whether to start it once more.
+
+    Returns:
+        The result, and whether it is the second one's.
+
+    Raises:
+        What the first raised, if the second was not started or failed as well.
+
+    Cancellation: both are cancelled. Whatever happens, neither runs when this returns.
+    """
+    loop = asyncio.get_running_loop()
+    tasks: list[asyncio.Task[R]] = [loop.create_task(_as_coroutine(call))]
+    try:
+        await asyncio.wait(tasks, timeout=after_seconds)
+        if not tasks[0].done() and again():
+            tasks.append(loop.create_task(_as_coroutine(call)))
+        running = set(tasks)
+        while running:
+            _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for number, task in enumerate(tasks):
+                if task.done() and not task.cancelled() and task.exception() is None:
+                    return task.result(), number > 0
+        return tasks[0].result(), False
+    finally:
+        running = {task for task in tasks if not task.done()}
+        for task in running:
+            task.cancel()
+        if running:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait(running)
+        for task in tasks:
+            if task.done() and not task.cancelled():
+                task.exception()  # mark as seen
 
 
 @dataclass(slots=True)

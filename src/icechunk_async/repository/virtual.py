@@ -24,10 +24,9 @@ from icechunk_async.errors import (
 )
 from icechunk_async.repository.direct import DirectStorage
 from icechunk_async.storage import BlockingStorage, ByteRange, open_storage
-from icechunk_async.storage.limit import Budget, Limited
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from icechunk_async.format.chunk_refs import VirtualChunk
     from icechunk_async.format.config import VirtualChunkContainer
@@ -197,7 +196,7 @@ def _changed(chunk: VirtualChunk, what: str) -> VirtualSourceChangedError:
 async def open_virtual(
     containers: Sequence[VirtualChunkContainer],
     authorized: Mapping[str, VirtualAccess],
-    budget: Budget,
+    wrap: Callable[[Storage], Storage],
 ) -> AsyncGenerator[VirtualChunks]:
     """Open the authorised containers for the length of the block.
 
@@ -205,7 +204,7 @@ async def open_virtual(
         containers: those that the repository declares.
         authorized: by URL prefix: an open storage, options for ``open_storage``, or None for
             no options.
-        budget: of requests, shared with the repository.
+        wrap: puts the repository's policies around a storage.
 
     Raises:
         VirtualContainerError: a prefix is authorised that no container has.
@@ -229,5 +228,5 @@ async def open_virtual(
             else:
                 storage = access
             direct = DirectStorage(storage) if isinstance(storage, BlockingStorage) else None
-            sources[prefix] = _Source(Limited(storage, budget), direct)
+            sources[prefix] = _Source(wrap(storage), direct)
         yield VirtualChunks(locations, sources)

@@ -5,48 +5,35 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from icechunk_async._concurrency import closing
+from icechunk_async.storage.wrapping import PassingStorage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     from icechunk_async.storage import (
-        Capabilities,
         Data,
         DeleteFailure,
         Expected,
         ListEntry,
         RangeRequest,
         Retrieved,
-        Storage,
-        StorageDescription,
         Version,
     )
 
 __all__ = ["WrappedStorage"]
 
 
-class WrappedStorage:
-    """Passes every call on; subclasses override :meth:`before`, :meth:`after` or operations."""
+class WrappedStorage(PassingStorage):
+    """Passes every call on; subclasses override :meth:`before`, :meth:`after` or operations.
 
-    def __init__(self, storage: Storage) -> None:
-        """Wrap ``storage``."""
-        self.wrapped = storage
+    ``sync`` takes no time, as for a service whose writes are durable at once.
+    """
 
     async def before(self, operation: str, key: str) -> None:
         """Run before each request reaches the wrapped storage."""
 
     async def after(self, operation: str, key: str) -> None:
         """Run after each request that the wrapped storage carried out."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Those of the wrapped storage."""
-        return self.wrapped.capabilities
-
-    @property
-    def description(self) -> StorageDescription:
-        """That of the wrapped storage."""
-        return self.wrapped.description
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Read an object or part of it."""
@@ -98,7 +85,3 @@ class WrappedStorage:
         version = await self.wrapped.copy(source, target, if_version=if_version)
         await self.after("copy", target)
         return version
-
-    async def sync(self) -> None:
-        """Pass on; takes no time, as for a service whose writes are durable at once."""
-        await self.wrapped.sync()

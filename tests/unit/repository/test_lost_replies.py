@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from icechunk_async import Repository
+from icechunk_async.config import RepositoryConfig, StorageRetriesSettings, StorageSettings
 from icechunk_async.errors import (
     FormatError,
     OutcomeUnknownError,
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Data, Expected, RangeRequest, Retrieved, Storage, Version
 
 REFERENCES = ("repo", "refs/branch.main/ref.json")
+ONE_TRY = RepositoryConfig(storage=StorageSettings(retries=StorageRetriesSettings(max_tries=1)))
+"""For storages that stay silent: the pauses between tries take real time."""
 
 
 class _Lossy(WrappedStorage):
@@ -112,7 +115,7 @@ async def test_a_commit_of_unknown_outcome_can_be_settled_by_committing_again(
     url = await _prepared(spec)
     async with open_storage(url) as plain:
         storage = _Lossy(plain)
-        async with Repository.open(storage) as repository:
+        async with Repository.open(storage, config=ONE_TRY) as repository:
             session = await repository.writable_session("main")
             await write(session, "a/c/0", b"\x01")
             storage.lose, storage.apply, storage.silent_after = 1, apply, True
@@ -156,7 +159,7 @@ async def test_a_try_turned_away_does_not_hide_an_earlier_one_in_doubt(spec: int
     url = await _prepared(spec)
     async with open_storage(url) as plain:
         storage = _Late(plain)
-        async with Repository.open(storage) as repository:
+        async with Repository.open(storage, config=ONE_TRY) as repository:
             session = await repository.writable_session("main")
             await write(session, "a/c/0", b"\x01")
             storage.armed = True
@@ -175,7 +178,7 @@ async def test_while_a_commit_is_in_doubt_no_call_says_that_nothing_happened(spe
     url = await _prepared(spec)
     async with open_storage(url) as plain:
         storage = _Lossy(plain)
-        async with Repository.open(storage) as repository:
+        async with Repository.open(storage, config=ONE_TRY) as repository:
             session = await repository.writable_session("main")
             await write(session, "a/c/0", b"\x01")
             storage.lose, storage.silent_after = 1, True

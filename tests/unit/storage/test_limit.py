@@ -102,12 +102,12 @@ def test_a_waiter_whose_loop_ended_does_not_keep_a_place() -> None:
     async def scenario() -> None:
         loop = asyncio.new_event_loop()
         async with budget.place():
-            dead = loop.create_task(budget._acquire())
+            dead = loop.create_task(budget.acquire(None, 1))
             loop.call_soon(loop.stop)
             await asyncio.to_thread(loop.run_forever)
             loop.close()
             dead._log_destroy_pending = False  # type: ignore[attr-defined]
-        await asyncio.wait_for(budget._acquire(), 1)
+        await asyncio.wait_for(budget.acquire(None, 1), 1)
 
     asyncio.run(scenario())
 
