@@ -33,11 +33,12 @@ class TestLocal(StorageConformance):
     def undeletable(self, storage: Storage, key: str) -> AbstractAsyncContextManager[None]:
         """Let the system refuse to remove one file."""
         del storage
-        return _refusing_to_unlink(key.rpartition("/")[2].encode())
+        return refusing_to_unlink(key.rpartition("/")[2].encode())
 
 
 @asynccontextmanager
-async def _refusing_to_unlink(name: bytes) -> AsyncIterator[None]:
+async def refusing_to_unlink(name: bytes) -> AsyncIterator[None]:
+    """Let removing the file of this name fail."""
     unlink = os.unlink
 
     def refuse(path: Any, *, dir_fd: int | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async import _clock
-from icechunk_async.format.ids import BackupId
+from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, BackupId
 
 if TYPE_CHECKING:
     from icechunk_async.format.ids import ChunkId, ManifestId, SnapshotId
@@ -19,6 +19,7 @@ __all__ = [
     "backup_key",
     "branch_key",
     "chunk_key",
+    "is_immutable",
     "manifest_key",
     "new_backup_name",
     "snapshot_key",
@@ -33,7 +34,35 @@ REFS: Final = "refs/"
 BRANCH_PREFIX: Final = "branch."
 TAG_PREFIX: Final = "tag."
 
+_WRITTEN_ONCE: Final = ("chunks/", "manifests/", "snapshots/", "transactions/")
 _YEAR_3000_MS: Final = 32_503_680_000_000
+
+
+def is_written_once(key: str) -> bool:
+    """Tell whether whoever wrote a key may write it again: its name is random.
+
+    Expiration under spec 1 writes snapshots again, with other parents; both versions may be read.
+    """
+    return key.startswith(_WRITTEN_ONCE)
+
+
+def is_immutable(key: str, *, spec_version: int) -> bool:
+    """Tell whether the object of a key never holds other bytes, for as long as there is one.
+
+    Ids are random and never used again, but for that of the first snapshot, which is the same in
+    all repositories: in one that was removed and created anew it has another time. Expiration
+    under spec 1 writes snapshots again, with other parents.
+    """
+    prefix, _, name = key.partition("/")
+    match prefix:
+        case "chunks" | "manifests":
+            return bool(name)
+        case "snapshots" if spec_version == 1:
+            return False
+        case "snapshots" | "transactions":
+            return name not in ("", str(INITIAL_SNAPSHOT_ID))
+        case _:
+            return False
 
 
 def snapshot_key(snapshot_id: SnapshotId) -> str:

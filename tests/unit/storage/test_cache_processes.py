@@ -1,0 +1,77 @@
+"""Processes that share a cache directory, and that die while they write to it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from tests.unit.storage import cache_crash_driver, cache_worker
+
+REPOSITORY = Path(__file__).parents[3]
+CAPACITY = 40 * 4096
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """Start a process that reads chunks."""
+    command = [sys.executable, "-m", cache_worker.__name__, *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=REPOSITORY, encoding="utf-8", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def used_now(directory: Path) -> int:
+    """Answer the room that files take while others come and go."""
+    held = 0
+    for path in directory.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file() and path.name != "ledger":
+                held += -(-path.stat().st_size // 4096) * 4096
+    return held
+
+
+def test_processes_share_a_directory(tmp_path: Path) -> None:
+    """Each reads right, none exceeds the capacity, and one's misses are another's hits."""
+    processes = [start(tmp_path, CAPACITY, seed, 400) for seed in range(4)]
+    most = 0
+    try:
+        while any(process.poll() is None for process in processes):
+            most = max(most, used_now(tmp_path))
+    finally:
+        for process in processes:
+            process.kill()
+        answers = [process.communicate() for process in processes]
+    for out, errors in answers:
+        assert not errors
+        assert int(out) > 20
+    # A file that moved while it was looked at may have been counted twice: one for each writer.
+    assert CAPACITY // 2 < most <= CAPACITY + len(processes) * 8 * 4096
+    assert used_now(tmp_path) <= CAPACITY
+    assert not list(next(tmp_path.rglob("unfinished")).iterdir())
+
+
+def test_a_second_process_need_not_ask_the_storage(tmp_path: Path) -> None:
+    """What one kept is there for the next."""
+    for expected in (False, True):
+        process = start(tmp_path, 1 << 30, 7, 100)
+        out, errors = process.communicate(timeout=60)
+        assert not errors
+        assert (int(out) > 90) is expected
+
+
+def test_a_process_that_is_killed_leaves_a_cache_that_works(tmp_path: Path) -> None:
+    """At any system call: nothing wrong is answered, nothing is left for ever."""
+    done = subprocess.run(
+        [sys.executable, "-m", cache_crash_driver.__name__, str(tmp_path)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    calls = [int(line.split()[2]) for line in done.stdout.splitlines()]
+    assert len(calls) == 9
+    assert min(calls) >= 4
+    assert max(calls) > 25
