@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from icechunk_async.cli import contents, history, refs
+from icechunk_async.cli import contents, history, probe, refs
 from icechunk_async.cli.demo import command as demo
 
 __all__ = ["app"]
@@ -53,4 +53,5 @@ def _common(
 history.register(app)
 contents.register(app)
 refs.register(app)
+probe.register(app)
 demo.register(app)

@@ -25,6 +25,8 @@ __all__ = [
     "Log",
     "Move",
     "Node",
+    "PromiseLine",
+    "Promises",
     "RefChange",
     "RefLine",
     "RefList",
@@ -200,6 +202,31 @@ class Content:
     """None for a chunk."""
     base64: str
     """The bytes as they are stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseLine:
+    """One promise of a storage."""
+
+    promise: str
+    needed: bool
+    """Commits could be lost without it."""
+    verdict: str
+    """``kept``, ``broken``, ``not promised`` or ``unknown``."""
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Promises:
+    """Answer of ``probe``."""
+
+    url: str
+    is_safe: bool
+    """Whether every promise that is needed was kept."""
+    seconds: float
+    promises: list[PromiseLine]
+    left_behind: list[str]
+    """Keys of the trial that could not be removed."""
 
 
 @dataclass(frozen=True, slots=True)

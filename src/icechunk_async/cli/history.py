@@ -61,6 +61,14 @@ def init(
     spec_version: Annotated[
         int, typer.Option(min=1, max=2, help="Version of the Icechunk format.")
     ] = 2,
+    probe: Annotated[
+        bool | None,
+        typer.Option(
+            "--probe/--no-probe",
+            help="Try the storage's promises first, or accept the risk. Tried unless the backend "
+            "has made sure of them itself.",
+        ),
+    ] = None,
     option: Options = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -74,7 +82,9 @@ def init(
         from icechunk_async import Repository  # noqa: PLC0415  # slow to import
 
         options = dict(option or ())
-        return _init(Repository.create(url, spec_version=spec_version, storage_options=options))
+        return _init(
+            Repository.create(url, spec_version=spec_version, storage_options=options, probe=probe)
+        )
 
     answer(work, render.created, as_json=as_json, debug=debug)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Listing,
         Log,
         Node,
+        Promises,
         RefChange,
         RefList,
         SnapshotLine,
@@ -45,6 +46,7 @@ __all__ = [
     "hierarchy",
     "listing",
     "log",
+    "promises",
     "ref_change",
     "ref_list",
 ]
@@ -244,6 +246,20 @@ def ref_change(document: RefChange, console: Console) -> None:
     if document.previous_snapshot_id is not None:
         text.append("; it was at ").append(document.previous_snapshot_id, _ID)
     console.print(text.append("."), soft_wrap=True)
+
+
+def promises(document: Promises, console: Console) -> None:
+    """Show one line a promise, and what follows from them."""
+    table = _table("PROMISE", "NEEDED", "VERDICT", "")
+    for line in document.promises:
+        style = {"kept": _ADDED, "broken": _REMOVED}.get(line.verdict, _CHANGED)
+        needed = "yes" if line.needed else "no"
+        table.add_row(line.promise, needed, Text(line.verdict, style), plain(line.detail))
+    console.print(table)
+    for key in document.left_behind:
+        console.print(Text.assemble("Could not be removed: ", plain(key)), soft_wrap=True)
+    sentence = "is safe for commits" if document.is_safe else "is not safe: commits could be lost"
+    console.print(Text.assemble(plain(document.url, "bold"), f" {sentence}."), soft_wrap=True)
 
 
 def _table(*columns: str, header: bool = True) -> Table:

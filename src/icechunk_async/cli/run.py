@@ -32,8 +32,8 @@ def answer[D](
     *,
     as_json: bool,
     debug: bool,
-) -> None:
-    """Do the work of a command and show its document.
+) -> D:
+    """Do the work of a command, show its document and answer it.
 
     Args:
         work: answers the document; run in an event loop of its own.
@@ -51,6 +51,7 @@ def answer[D](
         else:
             show(document, make_console())
         sys.stdout.flush()
+        return document
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from icechunk_async.errors import UnsafeStorageError
@@ -14,10 +15,14 @@ from icechunk_async.repository.flush import ManifestOptions
 from icechunk_async.repository.history import opening
 from icechunk_async.repository.history.spec1 import RefFilesHistory, SeenRef
 from icechunk_async.repository.history.spec2 import RepoInfoHistory
+from icechunk_async.repository.layout import is_immutable
+from icechunk_async.repository.policies import with_policies, with_retries
 from icechunk_async.repository.retry import Backoff
 from icechunk_async.repository.virtual import open_virtual
 from icechunk_async.storage import open_storage
-from icechunk_async.storage.limit import Budget, Limited
+from icechunk_async.storage.cache import Cached
+from icechunk_async.storage.limit import Budget
+from icechunk_async.storage.probe import probe_storage
 
 if TYPE_CHECKING:
     import os
@@ -27,10 +32,11 @@ if TYPE_CHECKING:
     from icechunk_async.repository.history.opening import Found
     from icechunk_async.repository.virtual import VirtualAccess, VirtualChunks
     from icechunk_async.storage import Storage
+    from icechunk_async.storage.cache import CacheOptions
 
     type Location = str | os.PathLike[str] | Storage
 
-__all__ = ["Opened", "Request", "assemble", "check_safe", "open_location"]
+__all__ = ["Creation", "Opened", "Request", "check_safe", "early", "open_location", "open_parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,7 @@ class Request:
     storage_options: Mapping[str, object]
     config: RepositoryConfig | None
     authorized: Mapping[str, VirtualAccess]
+    cache: CacheOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +55,23 @@ class Opened:
     """The parts of an open repository."""
 
     storage: Storage
-    """Limited by the repository's budget of requests."""
+    """Limited by the repository's budget of requests, cached if asked, with its other policies."""
     config: RepositoryConfig
     assets: Assets
     history: History
     virtual: VirtualChunks
     manifest_options: ManifestOptions
+    cache: Cached | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """How a repository is created, where there is none."""
+
+    spec_version: int
+    check_clean_root: bool
+    probe: bool | None
+    """Try the storage's promises first; None: unless the backend has made sure of them itself."""
 
 
 @runtime_checkable
@@ -71,6 +89,11 @@ async def open_location(request: Request) -> AsyncGenerator[Storage]:
         return
     async with open_storage(location, **request.storage_options) as storage:
         yield storage
+
+
+def early(request: Request, storage: Storage) -> Storage:
+    """Answer the storage for the first reads, which tell whose settings count from then on."""
+    return with_retries(storage, (request.config or RepositoryConfig()).effective_storage)
 
 
 def check_safe(storage: Storage) -> None:
@@ -96,15 +119,49 @@ def check_safe(storage: Storage) -> None:
         )
 
 
+async def _make_sure(storage: Storage, *, probe: bool | None) -> None:
+    """Refuse to create a repository where commits could be lost."""
+    check_safe(storage)
+    if probe or (probe is None and not storage.capabilities.verified):
+        (await probe_storage(storage)).check()
+
+
 @asynccontextmanager
-async def assemble(
+async def open_parts(
+    request: Request, creation: Creation | None, *, or_open: bool
+) -> AsyncGenerator[Opened]:
+    """Find the repository, or create one as ``creation`` says, and put its parts together."""
+    async with open_location(request) as storage:
+        reads = early(request, storage)
+        found = await opening.find(reads)
+        if found is not None:
+            if creation is not None and not or_open:
+                raise opening.exists(storage, "a repository")
+            version = found.spec_version
+        elif creation is None:
+            raise opening.missing(storage)
+        else:
+            if creation.check_clean_root:
+                await opening.check_empty(reads)
+            await _make_sure(storage, probe=creation.probe)
+            version = creation.spec_version
+        async with _assemble(request, storage, found, version) as opened:
+            yield opened
+
+
+@asynccontextmanager
+async def _assemble(
     request: Request, storage: Storage, found: Found | None, spec_version: int
 ) -> AsyncGenerator[Opened]:
     """Put the parts together; where nothing was found, a repository is created first."""
     stored = found.config if found is not None else None
     config = merge(stored or RepositoryConfig(), request.config or RepositoryConfig())
     budget = Budget(config.effective_max_concurrent_requests)
-    limited = Limited(storage, budget)
+    limited = with_policies(storage, budget, config.effective_storage)
+    cache = None
+    if request.cache is not None:  # around the budget: what is here already needs no place
+        immutable = partial(is_immutable, spec_version=spec_version)
+        limited = cache = Cached(limited, request.cache, immutable=immutable)
     caching = config.effective_caching
     level = config.effective_compression.effective_level
     assets = Assets(
@@ -116,7 +173,6 @@ async def assemble(
         blocking=storage,
     )
     if found is None:
-        check_safe(storage)
         found = await opening.create(limited, assets, spec_version, request.config)
     retries = config.effective_repo_update_retries.effective_default
     backoff = Backoff(
@@ -136,12 +192,20 @@ async def assemble(
             compression_level=level,
         )
     async with AsyncExitStack() as stack:
+        if cache is not None:
+            stack.callback(cache.close)
         containers = config.effective_virtual_chunk_containers
         virtual = await stack.enter_async_context(
-            open_virtual(containers, request.authorized, budget)
+            open_virtual(
+                containers,
+                request.authorized,
+                lambda source: with_policies(
+                    source, budget, config.effective_storage, immutable=lambda _: False
+                ),
+            )
         )
         options = manifest_options(config, spec_version)
-        yield Opened(limited, config, assets, history, virtual, options)
+        yield Opened(limited, config, assets, history, virtual, options, cache)
 
 
 def manifest_options(config: RepositoryConfig, spec_version: int) -> ManifestOptions:

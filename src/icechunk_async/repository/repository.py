@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from icechunk_async import _clock
@@ -10,7 +10,14 @@ from icechunk_async._concurrency import gather
 from icechunk_async.errors import InvalidInputError, SnapshotNotFoundError
 from icechunk_async.repository.diff import diff_snapshots
 from icechunk_async.repository.history import opening
-from icechunk_async.repository.opened import Request, assemble, check_safe, open_location
+from icechunk_async.repository.opened import (
+    Creation,
+    Request,
+    check_safe,
+    early,
+    open_location,
+    open_parts,
+)
 from icechunk_async.repository.refs import RefOperations, as_snapshot_id
 from icechunk_async.repository.session import Session, SessionMode
 from icechunk_async.repository.workspace import Workspace
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
     from icechunk_async.repository.opened import Location, Opened
     from icechunk_async.repository.virtual import VirtualAccess
     from icechunk_async.storage import Storage
+    from icechunk_async.storage.cache import CacheOptions, CacheStatistics
 
 __all__ = ["Repository"]
 
@@ -61,7 +69,9 @@ class Repository(RefOperations):
         config: RepositoryConfig | None = None,
         authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
         storage_options: Mapping[str, object] | None = None,
+        cache: CacheOptions | None = None,
         check_clean_root: bool = True,
+        probe: bool | None = None,
     ) -> AbstractAsyncContextManager[Repository]:
         """Create a repository and open it.
 
@@ -71,7 +81,11 @@ class Repository(RefOperations):
             config: configuration; stored with the repository.
             authorize_virtual_chunk_access: see :meth:`open`.
             storage_options: the backend's options, where ``location`` is a path or URL.
+            cache: see :meth:`open`.
             check_clean_root: refuse a location that holds anything.
+            probe: begin with a trial of the storage's promises, see
+                :func:`~icechunk_async.storage.probe.probe_storage`. None: unless the backend has
+                made sure of them itself, as memory and local disks have. False accepts the risk.
 
         Raises:
             RepositoryExistsError: the location holds a repository, or anything at all.
@@ -80,8 +94,8 @@ class Repository(RefOperations):
 
         Cancellation: the repository may have been created.
         """
-        request = _request(location, storage_options, config, authorize_virtual_chunk_access)
-        return _open(cls, request, create=spec_version, check_clean_root=check_clean_root)
+        request = _request(location, storage_options, config, authorize_virtual_chunk_access, cache)
+        return _open(cls, request, Creation(spec_version, check_clean_root, probe))
 
     @classmethod
     def open(
@@ -91,6 +105,7 @@ class Repository(RefOperations):
         config: RepositoryConfig | None = None,
         authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
         storage_options: Mapping[str, object] | None = None,
+        cache: CacheOptions | None = None,
     ) -> AbstractAsyncContextManager[Repository]:
         """Open a repository; its format version is found out.
 
@@ -100,6 +115,9 @@ class Repository(RefOperations):
             authorize_virtual_chunk_access: containers of virtual chunks that may be read, by
                 URL prefix: None, options for opening them, or an open storage.
             storage_options: the backend's options, where ``location`` is a path or URL.
+            cache: keep what is read and never changes (chunks, manifests, snapshots,
+                transaction logs) in memory and, where it names a directory, on disk. Virtual
+                chunks are not kept.
 
         Raises:
             RepositoryNotFoundError: there is no repository.
@@ -108,8 +126,8 @@ class Repository(RefOperations):
 
         Cost: three requests at once.
         """
-        request = _request(location, storage_options, config, authorize_virtual_chunk_access)
-        return _open(cls, request, create=None)
+        request = _request(location, storage_options, config, authorize_virtual_chunk_access, cache)
+        return _open(cls, request, None)
 
     @classmethod
     def open_or_create(
@@ -120,17 +138,18 @@ class Repository(RefOperations):
         config: RepositoryConfig | None = None,
         authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
         storage_options: Mapping[str, object] | None = None,
+        cache: CacheOptions | None = None,
         check_clean_root: bool = True,
+        probe: bool | None = None,
     ) -> AbstractAsyncContextManager[Repository]:
         """Open the repository at a location, or create one if there is none.
 
         Args and errors as :meth:`open` and :meth:`create`; ``spec_version`` counts only for a
         repository that is created.
         """
-        request = _request(location, storage_options, config, authorize_virtual_chunk_access)
-        return _open(
-            cls, request, create=spec_version, check_clean_root=check_clean_root, or_open=True
-        )
+        request = _request(location, storage_options, config, authorize_virtual_chunk_access, cache)
+        creation = Creation(spec_version, check_clean_root, probe)
+        return _open(cls, request, creation, or_open=True)
 
     @staticmethod
     async def exists(
@@ -144,8 +163,9 @@ class Repository(RefOperations):
         location: Location, *, storage_options: Mapping[str, object] | None = None
     ) -> int:
         """Answer the format version of the repository at a location; 0 if there is none."""
-        async with open_location(_request(location, storage_options, None, None)) as storage:
-            found = await opening.find(storage)
+        request = _request(location, storage_options, None, None)
+        async with open_location(request) as storage:
+            found = await opening.find(early(request, storage))
             return 0 if found is None else found.spec_version
 
     def __repr__(self) -> str:
@@ -157,6 +177,12 @@ class Repository(RefOperations):
     def storage(self) -> Storage:
         """The repository's storage; its requests count against the repository's budget."""
         return self._opened.storage
+
+    @property
+    def cache_statistics(self) -> CacheStatistics | None:
+        """What the cache has done so far; None where none was asked for."""
+        cache = self._opened.cache
+        return None if cache is None else cache.statistics
 
     @property
     def spec_version(self) -> int:
@@ -365,30 +391,14 @@ def _request(
     storage_options: Mapping[str, object] | None,
     config: RepositoryConfig | None,
     authorized: Mapping[str, VirtualAccess] | None,
+    cache: CacheOptions | None = None,
 ) -> Request:
-    return Request(location, dict(storage_options or {}), config, dict(authorized or {}))
+    return Request(location, dict(storage_options or {}), config, dict(authorized or {}), cache)
 
 
 @asynccontextmanager
 async def _open(
-    cls: type[Repository],
-    request: Request,
-    *,
-    create: int | None,
-    or_open: bool = False,
-    check_clean_root: bool = True,
+    cls: type[Repository], request: Request, creation: Creation | None, *, or_open: bool = False
 ) -> AsyncGenerator[Repository]:
-    async with AsyncExitStack() as stack:
-        storage = await stack.enter_async_context(open_location(request))
-        found = await opening.find(storage)
-        if found is None and create is None:
-            raise opening.missing(storage)
-        if found is not None and create is not None and not or_open:
-            raise opening.exists(storage, "a repository")
-        if found is None and check_clean_root:
-            await opening.check_empty(storage)
-        version = found.spec_version if found is not None else create
-        assert version is not None
-        yield cls(
-            await stack.enter_async_context(assemble(request, storage, found, version)), request
-        )
+    async with open_parts(request, creation, or_open=or_open) as opened:
+        yield cls(opened, request)

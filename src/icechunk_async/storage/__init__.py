@@ -1,5 +1,6 @@
 """What the engine asks of an object store, and how one is found by its URL."""
 
+from icechunk_async.storage.cache import CacheOptions, CacheStatistics
 from icechunk_async.storage.protocol import (
     ABSENT,
     MAX_KEY_BYTES,
@@ -36,6 +37,8 @@ __all__ = [
     "Absent",
     "BlockingStorage",
     "ByteRange",
+    "CacheOptions",
+    "CacheStatistics",
     "Capabilities",
     "CommonPrefix",
     "Data",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from icechunk_async.repository.opened import Location
     from icechunk_async.repository.virtual import VirtualAccess
     from icechunk_async.storage import Storage
+    from icechunk_async.storage.cache import CacheOptions, CacheStatistics
 
 __all__ = ["Repository"]
 
@@ -57,7 +58,9 @@ class Repository:
         config: RepositoryConfig | None = None,
         authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
         storage_options: Mapping[str, object] | None = None,
+        cache: CacheOptions | None = None,
         check_clean_root: bool = True,
+        probe: bool | None = None,
     ) -> Self:
         """Create a repository and open it."""
         return cls._enter(
@@ -67,7 +70,9 @@ class Repository:
                 config=config,
                 authorize_virtual_chunk_access=authorize_virtual_chunk_access,
                 storage_options=storage_options,
+                cache=cache,
                 check_clean_root=check_clean_root,
+                probe=probe,
             )
         )
 
@@ -79,6 +84,7 @@ class Repository:
         config: RepositoryConfig | None = None,
         authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
         storage_options: Mapping[str, object] | None = None,
+        cache: CacheOptions | None = None,
     ) -> Self:
         """Open a repository; its format version is found out."""
         return cls._enter(
@@ -87,6 +93,7 @@ class Repository:
                 config=config,
                 authorize_virtual_chunk_access=authorize_virtual_chunk_access,
                 storage_options=storage_options,
+                cache=cache,
             )
         )
 
@@ -99,7 +106,9 @@ class Repository:
         config: RepositoryConfig | None = None,
         authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
         storage_options: Mapping[str, object] | None = None,
+        cache: CacheOptions | None = None,
         check_clean_root: bool = True,
+        probe: bool | None = None,
     ) -> Self:
         """Open the repository at a location, or create one if there is none."""
         return cls._enter(
@@ -109,7 +118,9 @@ class Repository:
                 config=config,
                 authorize_virtual_chunk_access=authorize_virtual_chunk_access,
                 storage_options=storage_options,
+                cache=cache,
                 check_clean_root=check_clean_root,
+                probe=probe,
             )
         )
 
@@ -151,6 +162,11 @@ class Repository:
     def storage(self) -> Storage:
         """The repository's (asynchronous) storage."""
         return self._repository.storage
+
+    @property
+    def cache_statistics(self) -> CacheStatistics | None:
+        """What the cache has done so far; None where none was asked for."""
+        return self._repository.cache_statistics
 
     @property
     def spec_version(self) -> int:

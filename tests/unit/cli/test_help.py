@@ -23,6 +23,7 @@ COMMANDS = {
     ("tree",): "{sample}",
     ("ls",): "{sample}",
     ("cat",): "{sample} zarr.json",
+    ("probe",): "{new}",
     ("branch", "list"): "{sample}",
     ("branch", "create"): "{copy} b",
     ("branch", "reset"): "{copy} main main",

@@ -28,7 +28,8 @@ from icechunk_async.repository.history.edits import MAIN
 from icechunk_async.repository.history.spec1 import SeenRef
 from icechunk_async.repository.history.spec2 import RepoState, read_state
 from icechunk_async.repository.layout import CONFIG, REPO_INFO, branch_key
-from icechunk_async.storage import ABSENT
+from icechunk_async.storage import ABSENT, ObjectInfo
+from icechunk_async.storage.probe import PROBE_PREFIX
 
 if TYPE_CHECKING:
     from icechunk_async.repository.assets import Assets
@@ -100,12 +101,14 @@ def exists(storage: Storage, what: str) -> RepositoryExistsError:
 
 
 async def check_empty(storage: Storage) -> None:
-    """Refuse a location that holds anything.
+    """Refuse a location that holds anything but what is left of a trial.
 
     Raises:
         RepositoryExistsError: it does.
     """
     async for entry in storage.list_prefix():
+        if isinstance(entry, ObjectInfo) and entry.key.startswith(PROBE_PREFIX):
+            continue  # somebody else may be about to create a repository as well
         raise exists(storage, repr(getattr(entry, "key", entry)))
 
 

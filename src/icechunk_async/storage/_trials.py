@@ -1,0 +1,269 @@
+"""The trials of :mod:`icechunk_async.storage.probe`: one function for each promise.
+
+Each answers a sentence about what it saw, and raises :class:`BrokenPromiseError` with one about
+what it should not have seen.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async import _clock
+from icechunk_async._concurrency import bounded_map
+from icechunk_async.errors import (
+    IcechunkError,
+    ObjectNotFoundError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+)
+from icechunk_async.storage.protocol import (
+    ABSENT,
+    Absent,
+    ByteRange,
+    ObjectInfo,
+    SuffixRange,
+    Version,
+)
+
+if TYPE_CHECKING:
+    from icechunk_async.storage.protocol import Expected, Storage
+
+__all__ = [
+    "BrokenPromiseError",
+    "Trial",
+    "conditional_create",
+    "conditional_update",
+    "deletion",
+    "list_after_write",
+    "list_order",
+    "ranges",
+    "read_after_write",
+    "times",
+]
+
+_WRITERS: Final = 8
+_ROUNDS: Final = 4
+_MOST_SKEW: Final = timedelta(seconds=60)
+# Folders, punctuation around "/", upper case, and characters whose order in UTF-16 is another.
+_NAMES: Final = ("B", "a-b", "a.b", "a/b", "a0", "b", "é", "\uff5e", "\U0001f600")
+
+
+class BrokenPromiseError(Exception):
+    """A storage did what it must not do; the message says what."""
+
+
+class Trial:
+    """A storage to be tried, and the keys that the trial wrote."""
+
+    def __init__(self, storage: Storage, prefix: str) -> None:
+        """Begin; nothing is written yet."""
+        self.storage = storage
+        self.prefix = prefix
+        self._written: set[str] = set()
+
+    def key(self, name: str) -> str:
+        """Answer a key below the prefix, which will be removed."""
+        key = self.prefix + name
+        self._written.add(key)
+        return key
+
+    async def names(self, folder: str, *, start_after: str | None = None) -> list[str]:
+        """Answer what a listing of a folder of the trial shows, relative to the folder."""
+        base = self.prefix + folder
+        after = None if start_after is None else base + start_after
+        return [it.key.removeprefix(base) for it in await self.objects(folder, after)]
+
+    async def objects(self, folder: str, start_after: str | None = None) -> list[ObjectInfo]:
+        """Answer what a listing of a folder of the trial shows."""
+        entries = self.storage.list_prefix(self.prefix + folder, start_after=start_after)
+        return [entry async for entry in entries if isinstance(entry, ObjectInfo)]
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Every key that was, or may have been, written."""
+        return tuple(sorted(self._written))
+
+    async def clean(self) -> tuple[str, ...]:
+        """Remove everything; answer the keys that could not be removed."""
+        if not self._written:
+            return ()
+        try:
+            return tuple(failure.key for failure in await self.storage.delete(self.written))
+        except IcechunkError:  # what was being tried tells more
+            return self.written
+
+
+async def read_after_write(trial: Trial) -> str:
+    """What was written, and written over, is read at once."""
+    key = trial.key("read")
+    for number in range(3):
+        body = b"state %d" % number * 20
+        version = await trial.storage.put(key, body)
+        found = await trial.storage.get(key)
+        if bytes(found.data) != body:
+            raise BrokenPromiseError("a read after a write answered other bytes")
+        if found.version != version:
+            raise BrokenPromiseError("a read after a write answered another version")
+        if await trial.storage.get_if_changed(key, version) is not None:
+            raise BrokenPromiseError("an object that did not change was said to have changed")
+    return "writes and overwrites are read at once"
+
+
+async def ranges(trial: Trial) -> str:
+    """Ranges behave like slices."""
+    key, body = trial.key("ranges"), bytes(range(100))
+    await trial.storage.put(key, body)
+    asked = (
+        (ByteRange(10, 20), body[10:20]),
+        (ByteRange(90), body[90:]),
+        (ByteRange(95, 200), body[95:]),
+        (ByteRange(100, 200), b""),
+        (SuffixRange(7), body[-7:]),
+        (SuffixRange(500), body),
+    )
+    for request, expected in asked:
+        found = await trial.storage.get(key, request)
+        if bytes(found.data) != expected or found.size_bytes != len(body):
+            raise BrokenPromiseError(f"{request} of 100 bytes was answered wrongly")
+    return f"{len(asked)} kinds of ranges are answered like slices"
+
+
+async def conditional_create(trial: Trial) -> str:
+    """Of several creators exactly one lands."""
+    storage, key = trial.storage, trial.key("create/alone")
+    await storage.put(key, b"first", if_version=ABSENT)
+    await _refused(trial, key, ABSENT, "a creation where an object is")
+    for number in range(_ROUNDS):
+        await _race(trial, trial.key(f"create/race-{number}"), ABSENT)
+    return f"of {_WRITERS} creators at once one landed, {_ROUNDS} times"
+
+
+async def conditional_update(trial: Trial) -> str:
+    """Of several updaters of one version exactly one lands."""
+    storage, key = trial.storage, trial.key("update/alone")
+    old = await storage.put(key, b"old")
+    current = await storage.put(key, b"newer", if_version=old)
+    await _refused(trial, key, old, "an update of an older version")
+    await storage.put(key, b"newest", if_version=current)
+    await _refused(trial, trial.key("update/never"), current, "an update of a missing object")
+    for number in range(_ROUNDS):
+        key = trial.key(f"update/race-{number}")
+        await _race(trial, key, await storage.put(key, b"before"))
+    return f"of {_WRITERS} updaters at once one landed, {_ROUNDS} times"
+
+
+async def _refused(trial: Trial, key: str, expected: Expected, what: str) -> None:
+    before = await _read(trial, key)
+    try:
+        await trial.storage.put(key, b"must not land", if_version=expected)
+    except PreconditionFailedError:
+        pass
+    else:
+        raise BrokenPromiseError(f"{what} was not refused: the condition is ignored")
+    if await _read(trial, key) != before:
+        raise BrokenPromiseError(f"{what} was refused and changed the object")
+
+
+async def _read(trial: Trial, key: str) -> bytes | None:
+    try:
+        return bytes((await trial.storage.get(key)).data)
+    except ObjectNotFoundError:
+        return None
+
+
+async def _race(trial: Trial, key: str, expected: Version | Absent) -> None:
+    """Let writers that expect the same state write at once; one must land, and stay."""
+
+    async def write(number: int) -> str:
+        try:
+            await trial.storage.put(key, b"writer %d" % number, if_version=expected)
+        except PreconditionFailedError:
+            return "refused"
+        except OutcomeUnknownError:
+            return "unknown"
+        return "landed"
+
+    told = await bounded_map(write, range(_WRITERS), limit=_WRITERS)
+    winners = [number for number, outcome in enumerate(told) if outcome == "landed"]
+    if len(winners) > 1:
+        raise BrokenPromiseError(
+            f"{len(winners)} of {_WRITERS} writers that expected the same state were told that "
+            "they landed: the look and the write are not one step"
+        )
+    if not winners and "unknown" in told:
+        raise OutcomeUnknownError(f"no writer of {key!r} was told that it landed", key=key)
+    if not winners:
+        raise BrokenPromiseError("of several writers at once none landed")
+    if await _read(trial, key) != b"writer %d" % winners[0]:
+        raise BrokenPromiseError("a writer was told that it landed, and another one's bytes stay")
+
+
+async def list_after_write(trial: Trial) -> str:
+    """A listing shows what was just written, and not what was just deleted."""
+    names = [f"{number}" for number in range(5)]
+    for name in names:
+        await trial.storage.put(trial.key(f"listed/{name}"), b"x")
+    if await trial.names("listed/") != names:
+        raise BrokenPromiseError("a listing does not show objects that were just written")
+    await _delete(trial, ["listed/0"])
+    if await trial.names("listed/") != names[1:]:
+        raise BrokenPromiseError("a listing shows an object that was just deleted")
+    return "writes and deletions are listed at once"
+
+
+async def list_order(trial: Trial) -> str:
+    """Listings are in the order of UTF-8 bytes, and can be continued anywhere."""
+    names = sorted(_NAMES, key=str.encode)
+    for name in reversed(names):
+        await trial.storage.put(trial.key(f"order/{name}"), b"x")
+    found = await trial.names("order/")
+    if found != names:
+        if sorted(found, key=str.encode) != names:
+            raise BrokenPromiseError(f"of {names} a listing shows {found}")
+        ascii_only = [name for name in found if name.isascii()]
+        scope = "keys" if ascii_only != sorted(ascii_only) else "keys that are not ASCII"
+        raise BrokenPromiseError(f"{scope} are not listed in the order of UTF-8 bytes: {found}")
+    if await trial.names("order/", start_after=names[3]) != names[4:]:
+        raise BrokenPromiseError("a listing that is to start after a key does not")
+    return "in the order of UTF-8 bytes, also from the middle on"
+
+
+async def deletion(trial: Trial) -> str:
+    """What was deleted is gone, what was not stays, what never was is no failure."""
+    for name in ("a", "b", "c"):
+        await trial.storage.put(trial.key(f"deleted/{name}"), b"x")
+    await _delete(trial, ["deleted/a", "deleted/b", "deleted/never"])
+    left = [name for name in ("a", "b", "c") if await _read(trial, trial.key(f"deleted/{name}"))]
+    if left != ["c"]:
+        raise BrokenPromiseError(f"of three objects two were deleted, and {left} are left")
+    return "deleted objects are gone, the others stay"
+
+
+async def _delete(trial: Trial, names: list[str]) -> None:
+    failures = await trial.storage.delete([trial.key(name) for name in names])
+    if failures:
+        raise failures[0].error
+
+
+async def times(trial: Trial) -> str:
+    """The store's clock is that of this machine."""
+    key = trial.key("times/now")
+    before = _clock.from_us(_clock.now_us())
+    await trial.storage.put(key, b"x")
+    after = _clock.from_us(_clock.now_us())
+    written = (await trial.storage.get(key)).last_modified
+    if written is None:  # a store may tell only in listings
+        written = next((it.last_modified for it in await trial.objects("times/")), None)
+    if written is None:
+        raise BrokenPromiseError("a listing does not show an object that was just written")
+    # Stores tell whole seconds.
+    early, late = before - timedelta(seconds=1) - written, written - after
+    skew = max(early, late)
+    if skew > _MOST_SKEW:
+        word = "behind" if early > late else "ahead of"
+        raise BrokenPromiseError(
+            f"the store's clock is {skew.total_seconds():.0f} s {word} this machine's; expiry and "
+            "'as of' go by writers' clocks"
+        )
+    return "the store's clock and this machine's differ by less than a minute"

@@ -1,0 +1,385 @@
+"""The trial of a storage's promises: what it finds out, what it costs, what it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import anyio
+import pytest
+
+from icechunk_async import Repository
+from icechunk_async.errors import (
+    OutcomeUnknownError,
+    PermissionDeniedError,
+    StorageError,
+    UnsafeStorageError,
+)
+from icechunk_async.storage import (
+    ABSENT,
+    Capabilities,
+    Data,
+    DeleteFailure,
+    Expected,
+    ObjectInfo,
+    RangeRequest,
+    Retrieved,
+    Storage,
+    Version,
+    open_storage,
+)
+from icechunk_async.storage.probe import PROBE_PREFIX, ProbeResult, Verdict, probe_storage
+from icechunk_async.testing.cancellation import at_every_wait
+from icechunk_async.testing.latency import LatencyStorage
+from icechunk_async.testing.virtual_time import VirtualTimeLoop
+from icechunk_async.testing.wrapping import WrappedStorage
+from tests.conformance import flawed_changes, flawed_listings, flawed_objects
+from tests.conformance.flawed import Delimiter, Flawed, opened
+from tests.helpers import memory_url, objects
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from pathlib import Path
+
+    from icechunk_async.storage import ListEntry
+
+PROMISES = [
+    *("conditional create", "conditional update", "read after write", "ranges"),
+    *("list after write", "list order", "delete", "clock"),
+]
+NEEDED = PROMISES[:3]
+
+
+class IgnoresConditions(Flawed):
+    """Writes, whatever was expected: as some servers of the S3 protocol."""
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write."""
+        del if_version
+        return await self.inner.put(key, data)
+
+
+class IgnoresUpdateConditions(Flawed):
+    """Creates on condition, and updates without."""
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write."""
+        expected = if_version if if_version is ABSENT else None
+        return await self.inner.put(key, data, if_version=expected)
+
+
+class RefusesEveryUpdate(Flawed):
+    """Never finds the version that it answered itself."""
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write."""
+        if isinstance(if_version, Version):
+            if_version = Version(f'"{if_version.token}"')
+        return await self.inner.put(key, data, if_version=if_version)
+
+
+class KnowsNoConditions(Flawed):
+    """Answers an error of its own."""
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write."""
+        if if_version is not None:
+            raise StorageError("501 Not Implemented")
+        return await self.inner.put(key, data)
+
+
+class LosesReplies(Flawed):
+    """Never tells whether a conditional write landed."""
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write."""
+        version = await self.inner.put(key, data, if_version=if_version)
+        if if_version is not None:
+            raise OutcomeUnknownError("no answer came")
+        return version
+
+
+class LetsTheLastWriterStay(Flawed):
+    """One creator is told that it landed, and another's bytes stay."""
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write."""
+        try:
+            return await self.inner.put(key, data, if_version=if_version)
+        except StorageError:
+            if "race" in key:
+                await self.inner.put(key, data)
+            raise
+
+
+class IsAnHourBehind(Flawed):
+    """Tells wrong times."""
+
+    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read."""
+        found = await self.inner.get(key, byte_range)
+        assert found.last_modified is not None
+        return replace(found, last_modified=found.last_modified - timedelta(hours=1))
+
+
+class TellsTimesOnlyInListings(Flawed):
+    """And they are a day ahead."""
+
+    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read."""
+        return replace(await self.inner.get(key, byte_range), last_modified=None)
+
+    async def list_prefix(
+        self, prefix: str = "", *, start_after: str | None = None, delimiter: Delimiter = None
+    ) -> AsyncIterator[ListEntry]:
+        """List."""
+        async for entry in self.inner.list_prefix(
+            prefix, start_after=start_after, delimiter=delimiter
+        ):
+            assert isinstance(entry, ObjectInfo)
+            yield replace(entry, last_modified=entry.last_modified + timedelta(days=1))
+
+
+class DeletesNothingOfItsOwn(Flawed):
+    """Whoever may write may not delete."""
+
+    async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
+        """Refuse."""
+        error = StorageError("deleting is not allowed")
+        return [DeleteFailure(key, error) for key in keys]
+
+
+class IsUnverified(WrappedStorage):
+    """A backend that has not made sure of its promises."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Promise, without having looked."""
+        return replace(self.wrapped.capabilities, verified=False)
+
+
+def verdicts(result: ProbeResult) -> dict[str, Verdict]:
+    """Answer what was found out, by promise."""
+    return {finding.promise: finding.verdict for finding in result.findings}
+
+
+async def test_a_storage_that_keeps_its_promises_passes() -> None:
+    """Each promise is kept, with a sentence, and nothing stays."""
+    async with open_storage(memory_url()) as storage:
+        await storage.put("mine", b"body")
+        result = await probe_storage(storage)
+        assert verdicts(result) == dict.fromkeys(PROMISES, Verdict.KEPT)
+        assert [it.promise for it in result.findings if it.needed] == NEEDED
+        assert all(len(it.detail.split()) > 3 for it in result.findings)
+        assert result.is_safe
+        assert result.left_behind == ()
+        assert result.url == storage.description.url
+        assert await objects(storage) == {"mine": b"body"}
+        result.check()
+
+
+async def test_a_url_with_options_is_opened_and_closed(tmp_path: Path) -> None:
+    """As by ``open_storage``."""
+    result = await probe_storage(tmp_path, durability="none")
+    assert set(verdicts(result).values()) == {Verdict.KEPT}
+    async with open_storage(tmp_path) as storage:
+        assert await objects(storage) == {}
+
+
+@pytest.mark.parametrize(
+    ("flaw", "promise", "verdict"),
+    [
+        (IgnoresConditions, "conditional create", "broken"),
+        (IgnoresConditions, "conditional update", "broken"),
+        (IgnoresUpdateConditions, "conditional update", "broken"),
+        (RefusesEveryUpdate, "conditional update", "broken"),
+        (KnowsNoConditions, "conditional create", "broken"),
+        (KnowsNoConditions, "conditional update", "broken"),
+        (LosesReplies, "conditional create", "unknown"),
+        (LetsTheLastWriterStay, "conditional create", "broken"),
+        (flawed_changes.RefusesToCreate, "conditional create", "broken"),
+        (flawed_changes.CreatesOverWhatIsThere, "conditional create", "broken"),
+        (flawed_changes.ChangesWhatItRefuses, "conditional create", "broken"),
+        (flawed_changes.LooksThenCreates, "conditional create", "broken"),
+        (flawed_changes.UpdatesAnyVersion, "conditional update", "broken"),
+        (flawed_changes.UpdatesWhatIsNotThere, "conditional update", "broken"),
+        (flawed_changes.LooksThenUpdates, "conditional update", "broken"),
+        (flawed_objects.ReadsFromAStaleCache, "read after write", "broken"),
+        (flawed_objects.MakesVersionsFromSizes, "read after write", "broken"),
+        (flawed_objects.SendsEverythingAgain, "read after write", "broken"),
+        (flawed_objects.LosesTheLastByte, "ranges", "broken"),
+        (flawed_objects.CountsTheStopIn, "ranges", "broken"),
+        (flawed_objects.RefusesRangesBeyondTheEnd, "ranges", "broken"),
+        (flawed_objects.CountsSuffixesFromTheStart, "ranges", "broken"),
+        (flawed_objects.TellsTheSizeOfThePart, "ranges", "broken"),
+        (flawed_listings.ListsWithDelay, "list after write", "broken"),
+        (flawed_listings.ListsDeletedObjects, "list after write", "broken"),
+        (flawed_listings.OrdersByUtf16, "list order", "broken"),
+        (flawed_listings.OrdersByFolder, "list order", "broken"),
+        (flawed_listings.StartsAtTheKey, "list order", "broken"),
+        (flawed_changes.DeletesNothing, "delete", "broken"),
+        (flawed_changes.ReportsMissingObjects, "delete", "broken"),
+        (DeletesNothingOfItsOwn, "delete", "broken"),
+        (IsAnHourBehind, "clock", "broken"),
+        (TellsTimesOnlyInListings, "clock", "broken"),
+    ],
+)
+async def test_a_broken_promise_is_found(flaw: type[Flawed], promise: str, verdict: str) -> None:
+    """And a storage that commits cannot rely on is not safe."""
+    async with opened(flaw, f"memory://{uuid4()}") as storage:
+        result = await probe_storage(storage)
+    assert verdicts(result)[promise] == verdict, result.findings
+    if promise in NEEDED:
+        with pytest.raises(UnsafeStorageError, match=promise) as caught:
+            result.check()
+        assert "probe=False" in caught.value.message
+        assert promise in str(caught.value.context["broken"])
+
+
+async def test_the_clocks_difference_is_told() -> None:
+    """How much, and in which direction."""
+    for flaw, words in ((IsAnHourBehind, "3599 s behind"), (TellsTimesOnlyInListings, "86400 s")):
+        async with opened(flaw, f"memory://{uuid4()}") as storage:
+            detail = (await probe_storage(storage)).findings[-1].detail
+        assert words in detail, detail
+
+
+async def test_keys_that_could_not_be_removed_are_named() -> None:
+    """They are there, and the result says so."""
+    async with opened(DeletesNothingOfItsOwn, f"memory://{uuid4()}") as storage:
+        result = await probe_storage(storage)
+        there = {entry.key for entry in await storage.everything() if isinstance(entry, ObjectInfo)}
+    assert there <= set(result.left_behind)
+    assert all(key.startswith(PROBE_PREFIX) for key in result.left_behind)
+
+
+async def test_what_is_not_promised_is_not_tried() -> None:
+    """The storage's own reason is told; a storage that only reads is not written to."""
+
+    class Promises(LatencyStorage):
+        promises = Capabilities(conditional_update=False, reasons={"conditional_update": "no CAS"})
+
+        @property
+        def capabilities(self) -> Capabilities:
+            return self.promises
+
+    async with open_storage(memory_url()) as plain:
+        storage = Promises(plain, seconds=0)
+        result = await probe_storage(storage)
+        assert verdicts(result)["conditional update"] is Verdict.NOT_PROMISED
+        assert result.findings[1].detail == "no CAS"
+        assert not result.is_safe
+        storage.promises = Capabilities(writable=False, reasons={"writable": "it only reads"})
+        storage.forget()
+        result = await probe_storage(storage)
+        assert set(verdicts(result).values()) == {Verdict.NOT_PROMISED}
+        assert not storage.requests
+
+
+async def test_trouble_with_the_storage_as_a_whole_is_raised() -> None:
+    """It says nothing about promises."""
+
+    class Denied(WrappedStorage):
+        async def before(self, operation: str, key: str) -> None:
+            del key
+            if operation == "put":
+                raise PermissionDeniedError("you may not write here")
+
+    async with open_storage(memory_url()) as plain:
+        with pytest.raises(PermissionDeniedError):
+            await probe_storage(Denied(plain))
+
+
+async def test_a_storage_that_hangs_is_given_up() -> None:
+    """After the time that was given; what was not found out is unknown."""
+
+    class Hangs(WrappedStorage):
+        async def before(self, operation: str, key: str) -> None:
+            if operation == "put" and "create" in key:
+                await anyio.sleep_forever()
+
+    async with open_storage(memory_url()) as plain:
+        result = await probe_storage(Hangs(plain), timeout_seconds=0.5)
+        assert verdicts(result)["conditional create"] is Verdict.UNKNOWN
+        assert not result.is_safe
+        assert await objects(plain) == {}
+
+
+async def test_a_cancelled_trial_leaves_nothing() -> None:
+    """Wherever it waits."""
+    async with open_storage(memory_url()) as plain:
+
+        async def probe(_: int) -> None:
+            await probe_storage(LatencyStorage(plain, seconds=0))
+
+        runs = 0
+        async for n in at_every_wait(probe):
+            assert await objects(plain) == {}, n
+            runs += 1
+        assert runs > 0
+
+
+def test_it_costs_few_requests_and_little_time() -> None:
+    """Bounded in number, and in how many follow one another."""
+
+    async def scenario() -> tuple[float, int]:
+        async with open_storage(memory_url()) as plain:
+            storage = LatencyStorage(plain, seconds=1)
+            result = await probe_storage(storage)
+            assert result.is_safe
+            return result.seconds, sum(storage.requests.values())
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        seconds, requests = runner.run(scenario())
+    assert seconds <= 25
+    assert requests <= 160
+
+
+class TestCreate:
+    """What ``Repository.create`` does with it."""
+
+    @pytest.mark.parametrize("spec", [1, 2])
+    async def test_it_is_refused_where_commits_could_be_lost(self, spec: int) -> None:
+        """With the promise and the way out; nothing is written."""
+        async with opened(IgnoresConditions, f"memory://{uuid4()}") as flawed:
+            storage: Storage = IsUnverified(flawed)
+            for create in (Repository.create, Repository.open_or_create):
+                with pytest.raises(UnsafeStorageError, match="conditional create"):
+                    async with create(storage, spec_version=spec):
+                        pass
+            assert await flawed.everything() == []
+            async with Repository.create(storage, spec_version=spec, probe=False) as repository:
+                assert await repository.list_branches() == {"main"}
+
+    async def test_a_backend_that_made_sure_itself_is_not_tried_again(self) -> None:
+        """Unless asked for."""
+        async with open_storage(memory_url()) as plain:
+            storage = LatencyStorage(plain, seconds=0)
+            async with Repository.create(storage):
+                pass
+            assert not any(key.startswith(PROBE_PREFIX) for _, key in storage.log)
+        async with open_storage(memory_url()) as plain:
+            storage = LatencyStorage(plain, seconds=0)
+            async with Repository.create(storage, probe=True):
+                pass
+            assert any(key.startswith(PROBE_PREFIX) for _, key in storage.log)
+
+    async def test_opening_tries_nothing(self) -> None:
+        """Also where the backend has not made sure."""
+        async with open_storage(memory_url()) as plain:
+            async with Repository.create(plain):
+                pass
+            counted = LatencyStorage(plain, seconds=0)
+            async with Repository.open_or_create(IsUnverified(counted)):
+                pass
+            assert not counted.requests["put"]
+
+    async def test_what_another_trial_wrote_is_not_in_the_way(self) -> None:
+        """Of several that create at once one must succeed."""
+        async with open_storage(memory_url()) as storage:
+            await storage.put(f"{PROBE_PREFIX}abc/create/alone", b"x")
+            async with Repository.create(storage) as repository:
+                assert await repository.list_branches() == {"main"}
