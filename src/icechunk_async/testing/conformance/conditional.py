@@ -125,7 +125,7 @@ class ConditionalPromises(Promises):
             else:
                 with pytest.raises(UnsafeStorageError):
                     await storage.put(key, b"second", if_version=expected)
-                assert not await exists(storage, "new")
+                assert await exists(storage, "new") == promises.conditional_create
                 assert await read(storage, "there") == b"first"
 
     async def test_of_racing_creators_exactly_one_wins(self, storage: Storage) -> None:

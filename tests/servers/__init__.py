@@ -1,0 +1,1 @@
+"""Backends on real servers, which the tests start on loopback and stop."""

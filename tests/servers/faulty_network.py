@@ -1,0 +1,202 @@
+"""A backend behind a bad network: the shared suite and whole histories through a fault proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, ClassVar
+
+import anyio
+import pytest
+
+from icechunk_async import Repository
+from icechunk_async._concurrency import bounded_map
+from icechunk_async.errors import ConflictError, IcechunkError, OutcomeUnknownError
+from icechunk_async.repository.conflicts import BasicConflictSolver
+from icechunk_async.repository.layout import is_written_once
+from icechunk_async.storage import open_storage, registry
+from icechunk_async.storage.retry import Retrying, RetryPolicy
+from icechunk_async.testing.conformance import StorageConformance
+from icechunk_async.testing.histories import Attempt, Outcome, find_anomalies
+from icechunk_async.testing.proxy import FaultProxy
+from icechunk_async.testing.proxy_plan import (
+    S3_INTERNAL_ERROR,
+    S3_SLOW_DOWN,
+    FaultPlan,
+    Reset,
+    Respond,
+    Rule,
+    SlowBody,
+    Truncate,
+)
+from tests.helpers import make_array, read, write
+from tests.servers.whole_repository import BothSpecs, Location, Server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
+
+    from icechunk_async.storage import Storage, StorageDescription
+
+__all__ = ["ConformanceThroughFaults", "FaultyHistories", "dependable", "harsh", "mild"]
+
+SEEDS = range(int(os.environ.get("NETWORK_SEEDS", "3")))
+BRANCHES = ("main", "dev")
+WRITERS = 4
+COMMITS = 4
+
+
+def mild(busy: Respond) -> tuple[Rule, ...]:
+    """Answer faults that leave no doubt whether a write landed."""
+    return (
+        Rule(busy, rate=0.03),
+        Rule(Reset(applied=False), method="GET|HEAD", rate=0.02),
+        Rule(Truncate(), method="GET", rate=0.02),
+        Rule(SlowBody(0.01), method="GET", rate=0.02),
+    )
+
+
+def harsh(busy: Respond, failed: Respond) -> tuple[Rule, ...]:
+    """Answer faults that lose requests and replies of writes as well."""
+    return (
+        *mild(busy),
+        Rule(failed, rate=0.02),
+        Rule(Reset(applied=False), rate=0.03),
+        Rule(Reset(applied=True), rate=0.05),
+        Rule(Truncate(), rate=0.02),
+    )
+
+
+def dependable(storage: Storage) -> Storage:
+    """Wrap a storage as repositories do, with short pauses."""
+    policy = RetryPolicy(max_tries=20, initial_seconds=0.01, max_seconds=0.3)
+    return Retrying(storage, policy, immutable=is_written_once)
+
+
+def reopen_dependably(description: StorageDescription) -> AbstractAsyncContextManager[Storage]:
+    """Open another handle with retries; found by this name in other processes."""
+    return _dependable(registry.reopen(description))
+
+
+@asynccontextmanager
+async def _dependable(storage: AbstractAsyncContextManager[Storage]) -> AsyncIterator[Storage]:
+    async with storage as plain:
+        yield dependable(plain)
+
+
+class ConformanceThroughFaults(StorageConformance):
+    """The whole suite, with faults on the way and retries against them.
+
+    A subclass gives ``server``. ``faults`` are mild: a backend that settles lost replies of
+    conditional writes by itself says ``faults = harsh(...)``.
+    """
+
+    many_keys = 2500
+    busy: ClassVar[Respond] = S3_SLOW_DOWN
+    faults: ClassVar[tuple[Rule, ...] | None] = None
+    """None: the mild ones."""
+    reopen = staticmethod(reopen_dependably)
+
+    @pytest.fixture
+    def server(self) -> Server:
+        """Answer the server; test files override this."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    async def storage(self, server: Server) -> AsyncIterator[Storage]:
+        """Open an empty storage behind a proxy."""
+        plan = FaultPlan(mild(self.busy) if self.faults is None else self.faults)
+        async with FaultProxy("127.0.0.1", server.port, plan) as proxy:
+            location = server.location(proxy.url)
+            async with _dependable(open_storage(location.url, **location.options)) as storage:
+                yield storage
+
+
+class FaultyHistories(BothSpecs):
+    """Random sessions commit through lost requests, lost replies, and a service that is busy."""
+
+    busy: ClassVar[Respond] = S3_SLOW_DOWN
+    failed: ClassVar[Respond] = S3_INTERNAL_ERROR
+
+    @pytest.mark.parametrize("seed", SEEDS)
+    async def test_no_commit_is_lost_doubled_or_invented(
+        self, server: Server, spec: int, seed: int
+    ) -> None:
+        """Every acknowledged commit is there exactly once, and none that was refused."""
+        async with FaultProxy("127.0.0.1", server.port) as proxy:
+            location = server.location(proxy.url)
+            await _prepare(location, spec)
+            proxy.use(FaultPlan(harsh(self.busy, self.failed), jitter_seconds=0.005, seed=seed))
+            attempts: list[Attempt] = []
+            await bounded_map(
+                lambda number: _writer(location, number, seed, attempts),
+                range(WRITERS),
+                limit=WRITERS,
+            )
+            proxy.use(FaultPlan())
+            assert await _anomalies(location, attempts) == []
+            told = [attempt.outcome for attempt in attempts]
+            assert told.count(Outcome.ACKNOWLEDGED) > len(told) // 2, told
+            outcomes = {entry.outcome for entry in proxy.log}
+            assert {"answered", "reset after"} <= outcomes, "the faults did not happen"
+
+
+async def _prepare(location: Location, spec: int) -> None:
+    options = dict(location.options)
+    async with Repository.create(
+        location.url, spec_version=spec, storage_options=options
+    ) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (4,), (1,))
+        await repository.create_branch("dev", await session.commit("array"))
+
+
+async def _writer(location: Location, number: int, seed: int, attempts: list[Attempt]) -> None:
+    """Commit to random branches through an own handle; sometimes lose patience."""
+    rng = random.Random(f"{seed}/{number}")
+    loop = asyncio.get_running_loop()
+    async with open_storage(location.url, **location.options) as storage:
+        for count in range(COMMITS):
+            name = f"w{number}-{count}"
+            branch = rng.choice(BRANCHES)
+            patience = rng.choice([0.05, 60.0, 60.0, 60.0])
+            began, outcome = loop.time(), Outcome.UNKNOWN
+            with anyio.move_on_after(patience):
+                outcome = await _commit(storage, name, branch, rng.randrange(4))
+            attempts.append(Attempt(name, branch, began, loop.time(), outcome))
+
+
+async def _commit(storage: Storage, name: str, branch: str, chunk: int) -> Outcome:
+    """Commit once, and classify what we were told."""
+    session = None
+    try:
+        async with Repository.open(storage) as repository:
+            session = await repository.writable_session(branch)
+            await write(session, f"a/c/{chunk}", name.encode())
+            await session.commit(name, rebase_with=BasicConflictSolver(), rebase_tries=20)
+    except ConflictError:
+        return Outcome.REFUSED
+    except OutcomeUnknownError:
+        return Outcome.UNKNOWN
+    except IcechunkError:
+        doubtful = session is not None and bool(session._doubtful)
+        return Outcome.UNKNOWN if doubtful else Outcome.REFUSED
+    return Outcome.ACKNOWLEDGED
+
+
+async def _anomalies(location: Location, attempts: list[Attempt]) -> list[str]:
+    """Answer what is wrong with the repository, a sentence each."""
+    anomalies: list[str] = []
+    options = dict(location.options)
+    async with Repository.open(location.url, storage_options=options) as repository:
+        for branch in BRANCHES:
+            messages = [info.message async for info in repository.ancestry(branch=branch)]
+            anomalies += find_anomalies(attempts, branch, messages)
+            session = await repository.readonly_session(branch)
+            for chunk in range(4):
+                value = await read(session, f"a/c/{chunk}")
+                if value is not None and value.decode() not in messages:
+                    anomalies.append(f"chunk {chunk} holds {value!r}, which was not committed")
+    return anomalies
