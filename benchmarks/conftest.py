@@ -36,7 +36,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     groups: dict[str, dict[str, float]] = {}
     for item in session.benchmarks:
-        if item.stats.rounds:
+        if item.stats.rounds and "engine" in item.params:
             groups.setdefault(item.group, {})[item.params["engine"]] = item.stats.median
     table = Table(title="Seconds, medians; ratio above 1: the official engine takes longer")
     for heading in ("operation", "ours", "official", "ratio"):
@@ -49,6 +49,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             )
     terminalreporter.write_line("")
     Console().print(table)
+    for item in session.benchmarks:
+        for name, value in item.extra_info.items():
+            terminalreporter.write_line(f"{item.name}: {name.replace('_', ' ')}: {value:.0f}")
     load = os.getloadavg()[0]
     if load > _BUSY_LOAD * (os.cpu_count() or 1):
         terminalreporter.write_line(f"The machine was busy (load {load:.1f}): take only ratios.")

@@ -1,0 +1,252 @@
+"""One signed request to one object, over plain HTTP: the path that every small request takes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+from yarl import URL
+
+from icechunk_async.errors import StorageClosedError
+from icechunk_async_s3.checksums import checksum_header, content_sha256
+from icechunk_async_s3.failures import LostReplyError, Refusal, explain, lost, not_sent, of_driver
+from icechunk_async_s3.signing import EMPTY_SHA256, UNSIGNED_PAYLOAD, encode_key, encode_query, sign
+from icechunk_async_s3.wiring import sent_always
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from icechunk_async.errors import IcechunkError
+    from icechunk_async_s3.keys import S3Credentials
+    from icechunk_async_s3.loops import Connections
+    from icechunk_async_s3.options import Options, Place
+    from icechunk_async_s3.wiring import Connection, Wiring
+
+    type Body = bytes | memoryview
+
+__all__ = ["RefusedError", "Reply", "Transport"]
+
+_HASHED_HERE_BYTES: Final = 256 * 1024
+"""Larger bodies are hashed on a thread, which takes longer but leaves the loop free."""
+
+_PIECE_BYTES: Final = 256 * 1024
+
+_TRANSPORT_ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    key: str
+    headers: Mapping[str, str]
+    query: str
+    body: Body
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A complete answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Transport:
+    """Sends requests of one storage; answers whatever the server says, refusals included."""
+
+    def __init__(self, place: Place, options: Options, connections: Connections) -> None:
+        """Use :func:`~icechunk_async_s3.open_s3`."""
+        self.place = place
+        self._options = options
+        self._connections = connections
+        self._always = sent_always(options)
+
+    async def send(
+        self,
+        method: str,
+        key: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        query: tuple[tuple[str, str], ...] = (),
+        body: Body = b"",
+    ) -> Reply:
+        """Send one request, once; again with new keys where the callback's had expired.
+
+        Raises:
+            LostReplyError: no complete answer came; the server may have acted.
+            IcechunkError: nothing was sent.
+
+        Cancellation: the server may have acted.
+        """
+        request = _Request(method, key, headers or {}, encode_query(query) if query else "", body)
+        connection = await self._connections.here()
+        for again in (True, False):
+            keys = await connection.wiring.keys.current()
+            signed = await self._signed(request, connection.wiring, keys)
+            reply = await self._exchange(request, connection, signed)
+            if reply.status not in (400, 401, 403) or not again:
+                break
+            refusal = Refusal.of_reply(reply.status, reply.headers, reply.body, keys)
+            # The answer to a HEAD has no body that could say why.
+            expired = refusal.is_expired or (method == "HEAD" and not reply.body)
+            if not expired or not connection.wiring.keys.reject(keys):
+                break
+        return reply
+
+    async def read(self, method: str, key: str, headers: Mapping[str, str] | None = None) -> Reply:
+        """Send a request that changes nothing; once more where the connection had gone stale.
+
+        Raises:
+            StorageUnavailableError: no complete answer came.
+        """
+        try:
+            return await self.send(method, key, headers=headers)
+        except LostReplyError as error:
+            if error.timed_out:
+                raise error.as_read(f"reading {key!r} in", self.place) from error
+        try:
+            return await self.send(method, key, headers=headers)
+        except LostReplyError as error:
+            raise error.as_read(f"reading {key!r} in", self.place) from error
+
+    async def call(self, operation: str, asked: str, **parameters: object) -> dict[str, Any]:
+        """Let aiobotocore carry out one operation on the bucket.
+
+        Raises:
+            LostReplyError: no complete answer came; the server may have acted.
+            RefusedError: the server said no.
+            IcechunkError: nothing was sent.
+        """
+        connection = await self._connections.here()
+        keys = connection.wiring.keys
+        for again in (True, False):
+            used = keys.last
+            method = getattr(connection.wiring.client, operation)
+            try:
+                answer: dict[str, Any] = await method(Bucket=self.place.bucket, **parameters)
+            except Exception as error:
+                self._check_open(error)
+                found = of_driver(error, asked, self.place, keys.last)
+                if not isinstance(found, Refusal):
+                    raise found from error
+                if again and found.is_expired and keys.reject(used or keys.last):
+                    continue
+                raise RefusedError(found) from error
+            return answer
+        raise AssertionError  # the second round returns or raises
+
+    async def refusal(self, reply: Reply) -> Refusal:
+        """Read an answer that is not the one hoped for."""
+        connection = await self._connections.here()
+        keys = connection.wiring.keys.last
+        return Refusal.of_reply(reply.status, reply.headers, reply.body, keys)
+
+    async def explain(self, reply: Reply, asked: str, key: str) -> IcechunkError:
+        """Answer the error for an answer that is not the one hoped for."""
+        return explain(await self.refusal(reply), asked, self.place, key=key)
+
+    def check_open(self) -> None:
+        """Refuse use after the end.
+
+        Raises:
+            StorageClosedError: the storage's block has ended.
+        """
+        self._connections.check_open()
+
+    def _check_open(self, error: BaseException) -> None:
+        try:
+            self.check_open()
+        except StorageClosedError as closed:
+            raise closed from error
+
+    async def _signed(
+        self, request: _Request, wiring: Wiring, keys: S3Credentials | None
+    ) -> dict[str, str]:
+        body = request.body
+        headers = {"host": wiring.host, **self._always, **request.headers}
+        algorithm = self._options.checksum_algorithm
+        payload = EMPTY_SHA256
+        if request.method == "PUT":
+            if algorithm is not None:
+                name, value = await _hashed(lambda: checksum_header(algorithm, body), body)
+                headers[name] = value
+            if algorithm is not None and wiring.tls is not None:
+                payload = UNSIGNED_PAYLOAD
+            elif keys is not None:
+                payload = await _hashed(lambda: content_sha256(body), body)
+        if keys is None:
+            return headers
+        return sign(
+            request.method,
+            _path(wiring.base_url) + encode_key(request.key),
+            request.query,
+            headers,
+            payload=payload,
+            credentials=keys,
+            region=wiring.region,
+            now=datetime.now(UTC),
+        )
+
+    async def _exchange(
+        self, request: _Request, connection: Connection, headers: dict[str, str]
+    ) -> Reply:
+        url = connection.wiring.base_url + encode_key(request.key)
+        if request.query:
+            url += "?" + request.query
+        # Signed or not makes no difference to these; intermediaries change them.
+        headers["accept-encoding"] = "identity"
+        headers["user-agent"] = "icechunk-async"
+        data: Body | AsyncIterator[Body] | None = None
+        if request.method == "PUT":
+            size = len(request.body)
+            headers["content-length"] = str(size)
+            data = request.body if size <= _PIECE_BYTES else _pieces(request.body)
+        try:
+            async with connection.http.request(
+                request.method,
+                URL(url, encoded=True),
+                headers=headers,
+                data=data,
+                allow_redirects=False,
+                proxy=connection.wiring.proxy,
+            ) as response:
+                return Reply(response.status, response.headers, await response.read())
+        except (*_TRANSPORT_ERRORS, RuntimeError) as error:
+            self._check_open(error)
+            if isinstance(error, RuntimeError):  # ours, or aiohttp's word for a closed session
+                raise
+            doing = "writing" if request.method == "PUT" else "reading"
+            sent = not_sent(error, f"{doing} {request.key!r} in", self.place)
+            raise (lost(error) if sent is None else sent) from error
+
+
+class RefusedError(Exception):
+    """aiobotocore brought a refusal. Never leaves the backend."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        """Keep what the server answered."""
+        super().__init__(refusal.said)
+        self.refusal = refusal
+
+
+@lru_cache(maxsize=64)
+def _path(base_url: str) -> str:
+    return "/" + base_url.split("/", 3)[3]
+
+
+async def _pieces(body: Body) -> AsyncIterator[Body]:
+    """Answer a large body in pieces, so that the loop does something else in between."""
+    view = memoryview(body)
+    for start in range(0, len(view), _PIECE_BYTES):
+        yield view[start : start + _PIECE_BYTES]
+
+
+async def _hashed[T](digest: Callable[[], T], body: Body) -> T:
+    if len(body) <= _HASHED_HERE_BYTES:
+        return digest()
+    return await asyncio.to_thread(digest)

@@ -1,0 +1,256 @@
+"""Writing one object, and finding out whether a conditional write landed.
+
+Every conditional write carries an id of its own in the object's metadata. Where the answer does not
+come, or says "refused" though an earlier try of the same write may have landed, the id is read
+back: it is there only if this very write landed.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import anyio
+
+from icechunk_async.errors import (
+    IcechunkError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StorageUnavailableError,
+    UnsafeStorageError,
+)
+from icechunk_async.storage import Absent, Version
+from icechunk_async_s3.failures import LostReplyError, explain
+from icechunk_async_s3.multipart import upload
+from icechunk_async_s3.versions import condition, version_of
+
+if TYPE_CHECKING:
+    from icechunk_async_s3.options import Options
+    from icechunk_async_s3.transport import Body, Reply, Transport
+
+__all__ = ["WRITE_ID", "Writer", "owned"]
+
+WRITE_ID: Final = "x-amz-meta-icechunkwriteid"
+"""The official engine uses the same name."""
+
+_LARGEST_PUT_BYTES: Final = 5 * 1024**3
+"""S3 takes no more in one request."""
+
+_TRIES: Final = 6
+"""Of a conditional write that the server put off, or whose request may never have arrived."""
+
+_LOOKS: Final = 4
+"""At an object, where the server is busy or the connection breaks."""
+
+_FIRST_PAUSE_SECONDS: Final = 0.02
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+
+
+@dataclass(slots=True)
+class _Write:
+    """One conditional write, through all its tries."""
+
+    key: str
+    full: str
+    body: Body
+    expected: Version | Absent
+    write_id: str
+    maybe_landed: str | None = None
+    """What went wrong with a try that may have landed."""
+    turned_away: IcechunkError | None = None
+    """The last answer of a server that was too busy."""
+    pause_seconds: float = 0.0
+    """What the server asked for before the next try."""
+
+    @property
+    def asked(self) -> str:
+        return f"writing {self.key!r} in"
+
+
+class Writer:
+    """Writes objects of one storage."""
+
+    def __init__(self, transport: Transport, options: Options) -> None:
+        """Use :func:`~icechunk_async_s3.open_s3`."""
+        self._transport = transport
+        self._options = options
+
+    async def put(self, key: str, full: str, body: Body) -> Version:
+        """Write whatever is there; a large body in parts.
+
+        Never sent again here: the first request could arrive late, after somebody else's write.
+
+        Raises:
+            OutcomeUnknownError: the answer was lost, or the server failed.
+        """
+        if len(body) > self._options.multipart_threshold_bytes:
+            return await upload(self._transport, self._options, key, full, body)
+        asked = f"writing {key!r} in"
+        try:
+            reply = await self._transport.send("PUT", full, headers=self._headers(), body=body)
+        except LostReplyError as error:
+            raise self._unknown(key, str(error)) from error
+        if reply.status == 200:
+            return version_of(reply.headers, asked, self._transport.place)
+        refusal = await self._transport.refusal(reply)
+        if refusal.is_doubtful:
+            raise self._unknown(key, f"the server answered {refusal.said}")
+        raise explain(refusal, asked, self._transport.place, key=key)
+
+    async def put_if(self, key: str, full: str, body: Body, expected: Version | Absent) -> Version:
+        """Write if the object is as expected.
+
+        Raises:
+            PreconditionFailedError: it is not, and this write has not landed.
+            OutcomeUnknownError: this write may have landed.
+            UnsafeStorageError: the body is too large for one request.
+
+        Cost: one request; after a refusal or a lost answer one or more that look.
+        """
+        if len(body) > _LARGEST_PUT_BYTES:
+            raise UnsafeStorageError(
+                f"writing {key!r}: S3 takes at most {_LARGEST_PUT_BYTES} bytes in one request, and "
+                "many servers ignore conditions on uploads in parts. Write it unconditionally.",
+                key=key,
+            )
+        write = _Write(key, full, body, expected, str(uuid4()))
+        for number in range(_TRIES):
+            if number:
+                backoff = _FIRST_PAUSE_SECONDS * 2**number * (0.5 + random.random())  # noqa: S311
+                await anyio.sleep(max(backoff, write.pause_seconds))
+            settled = await self._try(write)
+            if settled is not None:
+                return settled
+        if write.maybe_landed is not None:
+            raise self._unknown(key, write.maybe_landed)
+        if write.turned_away is not None:
+            raise write.turned_away
+        raise StorageUnavailableError(
+            f"{write.asked} {self._transport.place.url!r}: others were writing it each of {_TRIES} "
+            "times; nothing was changed. Try again.",
+            key=key,
+        )
+
+    async def _try(self, write: _Write) -> Version | None:
+        """Send it once; answer its version if it landed, None if it is to be tried again.
+
+        Another try carries the same id: if both arrive, the id still tells.
+        """
+        try:
+            reply = await self._send(write)
+        except LostReplyError as error:
+            write.maybe_landed = str(error)
+            return await self._look(write, write.maybe_landed)
+        except IcechunkError as error:
+            if write.maybe_landed is None:
+                raise
+            raise self._unknown(write.key, write.maybe_landed) from error
+        if reply.status == 200:
+            return version_of(reply.headers, write.asked, self._transport.place)
+        return await self._refused(write, reply)
+
+    async def _send(self, write: _Write) -> Reply:
+        headers = self._headers()
+        headers[WRITE_ID] = write.write_id
+        match write.expected:
+            case Absent():
+                headers["if-none-match"] = "*"
+            case Version() as version:
+                headers["if-match"] = condition(version, quoted=self._options.quote_etags)
+        return await self._transport.send("PUT", write.full, headers=headers, body=write.body)
+
+    async def _refused(self, write: _Write, reply: Reply) -> Version | None:
+        """Answer the version if it landed after all, None if it is to be tried again.
+
+        Raises:
+            PreconditionFailedError: it has not landed.
+            OutcomeUnknownError: that cannot be known.
+        """
+        refusal = await self._transport.refusal(reply)
+        maybe = write.maybe_landed
+        if reply.status == 412 or (reply.status == 404 and refusal.code != "NoSuchBucket"):
+            landed = await self._look(write, maybe or "the answer may be to a repetition of it")
+            if landed is not None:
+                return landed
+            if maybe is not None:  # it may have landed, and been replaced since
+                raise self._unknown(write.key, maybe)
+            raise self.precondition_failed(write.key, write.expected)
+        if reply.status == 409:  # another write was under way: nothing was changed
+            return None
+        pause = refusal.retry_after_seconds or 0.0
+        write.pause_seconds = min(pause, _LONGEST_PAUSE_SECONDS)
+        if refusal.is_doubtful:
+            write.maybe_landed = f"the server answered {refusal.said}"
+            return await self._look(write, write.maybe_landed)
+        error = explain(refusal, write.asked, self._transport.place, key=write.key)
+        if reply.status == 503:  # with the same id, so that it is safe even if it had landed
+            write.turned_away = error
+            return None
+        if maybe is not None:
+            raise self._unknown(write.key, maybe) from error
+        raise error
+
+    async def _look(self, write: _Write, why: str) -> Version | None:
+        """Answer the version that this write made, None if the object is not from it.
+
+        Raises:
+            OutcomeUnknownError: the object cannot be looked at, or has changed in a way that
+                does not tell whether this write was there in between.
+        """
+        try:
+            reply = await self._head(write.full)
+        except IcechunkError as error:
+            raise self._unknown(write.key, why) from error
+        if reply.status == 404:
+            return None
+        if reply.status != 200:
+            refused = await self._transport.explain(reply, write.asked, write.key)
+            raise self._unknown(write.key, why) from refused
+        if reply.headers.get(WRITE_ID) == write.write_id:
+            return version_of(reply.headers, write.asked, self._transport.place)
+        return None
+
+    async def _head(self, full: str) -> Reply:
+        """Look at an object, again where the server is busy or the connection broke."""
+        for number in range(1, _LOOKS):
+            try:
+                reply = await self._transport.read("HEAD", full)
+            except StorageUnavailableError:
+                pass
+            else:
+                if reply.status < 500 and reply.status != 429:
+                    return reply
+            await anyio.sleep(_FIRST_PAUSE_SECONDS * 2**number)
+        return await self._transport.read("HEAD", full)
+
+    def _headers(self) -> dict[str, str]:
+        storage_class = self._options.storage_class
+        return {} if storage_class is None else {"x-amz-storage-class": storage_class}
+
+    def precondition_failed(self, key: str, expected: Version | Absent) -> PreconditionFailedError:
+        """Answer the error for a condition that does not hold."""
+        state = "exists already" if isinstance(expected, Absent) else f"is not at {expected}"
+        return PreconditionFailedError(
+            f"{key!r} in {self._transport.place.url!r} {state}; nothing was changed. "
+            "Read it again.",
+            key=key,
+            expected=expected,
+        )
+
+    def _unknown(self, key: str, why: str) -> OutcomeUnknownError:
+        return OutcomeUnknownError(
+            f"writing {key!r} in {self._transport.place.url!r}: {why}; it may have landed. Read it "
+            "to know.",
+            key=key,
+        )
+
+
+def owned(data: bytes | bytearray | memoryview) -> Body:
+    """Answer bytes that nobody can change while they are sent, also after a cancellation."""
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, memoryview) and type(data.obj) is bytes and data.c_contiguous:
+        return data.cast("B") if data.nbytes else b""
+    return bytes(data)

@@ -1,0 +1,1 @@
+UNSIGNED: object

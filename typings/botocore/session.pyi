@@ -1,0 +1,6 @@
+from typing import Any
+
+class Session:
+    def create_client(self, service_name: str, **options: Any) -> Any: ...
+
+def get_session() -> Session: ...
