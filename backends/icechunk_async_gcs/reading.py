@@ -1,0 +1,143 @@
+"""Reads: every answer is one response, and so from one generation."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async.errors import StorageError, StorageUnavailableError
+from icechunk_async.storage import ByteRange, Retrieved, SuffixRange, Version, slice_range
+from icechunk_async_gcs.writing import generation_of, version_in
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from icechunk_async.storage import RangeRequest
+    from icechunk_async_gcs.service import Reply, Service
+
+__all__ = ["get", "get_if_changed", "time_of"]
+
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_TRIES: Final = 5
+"""Looks at an object that becomes longer and shorter between the looks."""
+
+
+async def get(service: Service, key: str, name: str, byte_range: RangeRequest) -> Retrieved:
+    """Read an object or part of it; a range beyond the end costs a second request."""
+    header = _range_header(byte_range)
+    for _ in range(_TRIES):
+        if header != "":
+            reply = await service.ask(
+                "GET",
+                service.object(name),
+                f"read {key!r}",
+                key=key,
+                accept=(416,),
+                query={"alt": "media"},
+                headers={"Range": header} if header else {},
+            )
+            if reply.status != 416:
+                return _retrieved(reply, key, byte_range)
+        found = await _empty_part(service, key, name, byte_range)
+        if found is not None:
+            return found
+    raise StorageUnavailableError(
+        f"Could not read a range of {key!r}: the object changes its size all the time. Try again.",
+        key=key,
+    )
+
+
+async def get_if_changed(
+    service: Service, key: str, name: str, version: Version
+) -> Retrieved | None:
+    """Read a whole object unless it is at a version."""
+    query = {"alt": "media"}
+    generation = generation_of(version)
+    if generation is not None:
+        query["ifGenerationNotMatch"] = generation
+    reply = await service.ask(
+        "GET", service.object(name), f"read {key!r}", key=key, accept=(304,), query=query
+    )
+    return None if reply.status == 304 else _retrieved(reply, key, None)
+
+
+def _range_header(request: RangeRequest) -> str | None:
+    """Answer the header; None for the whole object, empty for no bytes of it."""
+    match request:
+        case None | ByteRange(0, None):
+            return None
+        case ByteRange(start, None):
+            return f"bytes={start}-"
+        case ByteRange(start, stop) if stop is not None and stop > start:
+            return f"bytes={start}-{stop - 1}"
+        case SuffixRange(length) if length > 0:
+            return f"bytes=-{length}"
+        case _:
+            return ""
+
+
+async def _empty_part(
+    service: Service, key: str, name: str, byte_range: RangeRequest
+) -> Retrieved | None:
+    """Answer no bytes, with size and version, or None where there are some after all."""
+    reply = await service.ask(
+        "GET",
+        service.object(name),
+        f"read {key!r}",
+        key=key,
+        query={"fields": "generation,size,updated", "prettyPrint": "false"},
+    )
+    document = json.loads(reply.body)
+    size = int(document["size"])
+    start, stop = slice_range(byte_range, size)
+    if stop > start:
+        return None
+    return Retrieved(b"", version_in(document), size, time_of(document["updated"]))
+
+
+def _retrieved(reply: Reply, key: str, byte_range: RangeRequest) -> Retrieved:
+    """Read the answer of a download; a body that is not what was asked for is an error."""
+    data: bytes = reply.body
+    version = Version(reply.headers.get("X-Goog-Generation", ""))
+    if generation_of(version) is None:
+        raise StorageError(
+            f"Could not read {key!r}: the service does not tell the generation of what it sent, "
+            "which commits rely on. Use Google Cloud Storage, or an emulator that does.",
+            key=key,
+        )
+    if reply.status == 206:
+        match = _CONTENT_RANGE.fullmatch(reply.headers.get("Content-Range", ""))
+        size = int(match[3]) if match else -1
+        start, stop = slice_range(byte_range, max(size, 0))
+        good = match is not None and (int(match[1]), int(match[2]) + 1) == (start, stop)
+        good = good and len(data) == stop - start
+    else:
+        size = len(data)
+        good = int(reply.headers.get("X-Goog-Stored-Content-Length", size)) == size
+        start, stop = slice_range(byte_range, size)
+        data = data[start:stop]
+    if not good:
+        raise StorageError(
+            f"Could not read {key!r}: the service sent other bytes than were asked for (an object "
+            "that is stored compressed, or a proxy that changes bodies?).",
+            key=key,
+        )
+    return Retrieved(data, version, size, _last_modified(reply.headers))
+
+
+def _last_modified(headers: Mapping[str, str]) -> datetime | None:
+    value = headers.get("Last-Modified")
+    if value is None:
+        return None
+    try:
+        return parsedate_to_datetime(value).astimezone(UTC)
+    except ValueError:
+        return None
+
+
+def time_of(text: str) -> datetime:
+    """Read a time of a document."""
+    return datetime.fromisoformat(text).astimezone(UTC)

@@ -1,0 +1,182 @@
+"""The storage itself: keys become names, operations become requests."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, Literal
+
+from icechunk_async.errors import UnsafeStorageError
+from icechunk_async.storage import Capabilities
+from icechunk_async_gcs import deleting, listing, reading, writing
+from icechunk_async_gcs.authority import authority_for
+from icechunk_async_gcs.options import (
+    CONNECT_TIMEOUT_SECONDS,
+    READ_TIMEOUT_SECONDS,
+    Options,
+    describe,
+    parse_location,
+)
+from icechunk_async_gcs.service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+
+    from icechunk_async.storage import (
+        Data,
+        DeleteFailure,
+        Expected,
+        ListEntry,
+        RangeRequest,
+        Retrieved,
+        StorageDescription,
+        Version,
+    )
+    from icechunk_async_gcs.options import Location, Token
+
+__all__ = ["GCSStorage", "open_gcs"]
+
+_READ_ONLY: Final = "it was opened with read_only=True. Open it without, to write"
+
+
+@asynccontextmanager
+async def open_gcs(
+    url: str,
+    *,
+    token: Token = None,
+    project: str | None = None,
+    endpoint_url: str | None = None,
+    connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS,
+    read_timeout_seconds: float = READ_TIMEOUT_SECONDS,
+    read_only: bool = False,
+) -> AsyncGenerator[GCSStorage]:
+    """Open the objects below ``gs://bucket/prefix``. No request is made to the bucket.
+
+    Every promise of the contract is made. Versions are generations. Names in Cloud Storage have at
+    most 1024 bytes, the prefix included, and no line ends.
+
+    Args:
+        url: the bucket, and a prefix that is taken literally.
+        token: who is asking. None: Google's default credentials; ``"anonymous"``; the path of a key
+            file; its content as a dictionary; an :class:`AccessToken`; or an asynchronous function
+            that answers one, and is asked again before it ends and when it is refused. A function
+            must be importable where the storage is to travel to other processes.
+        project: which project pays for requests (``userProject``), for buckets that want that.
+        endpoint_url: ``http(s)://host:port`` of another server. Otherwise gcsfs decides, which
+            looks at ``STORAGE_EMULATOR_HOST`` and ``GOOGLE_CLOUD_UNIVERSE_DOMAIN``.
+        connect_timeout_seconds: how long to wait for a connection.
+        read_timeout_seconds: how long to wait for the next bytes of an answer.
+        read_only: promise no writes.
+
+    Raises:
+        InvalidURLError: the URL names no bucket.
+        InvalidInputError: an option has a value that it cannot have.
+        PermissionDeniedError: there are no default credentials.
+        UnreachableError: Google's token service cannot be reached.
+    """
+    options = Options(
+        token, project, endpoint_url, connect_timeout_seconds, read_timeout_seconds, read_only
+    )
+    location = parse_location(url)
+    description = describe(url, options)
+    service = Service(
+        f"GCSStorage({url!r})", location.bucket, options, await authority_for(options)
+    )
+    storage = GCSStorage(description, location, service, read_only=read_only)
+    try:
+        await service.connect()
+        yield storage
+    finally:
+        await service.close()
+
+
+class GCSStorage:
+    """A :class:`~icechunk_async.storage.Storage` in a bucket; made by :func:`open_gcs`."""
+
+    def __init__(
+        self,
+        description: StorageDescription,
+        location: Location,
+        service: Service,
+        *,
+        read_only: bool,
+    ) -> None:
+        """Make a handle; use :func:`open_gcs`."""
+        self._description = description
+        self._location = location
+        self._service = service
+        self._capabilities = _no_writes() if read_only else Capabilities()
+
+    def __repr__(self) -> str:
+        """Show the URL."""
+        return f"GCSStorage({self._description.url!r})"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """All promises, or those of a reader."""
+        return self._capabilities
+
+    @property
+    def description(self) -> StorageDescription:
+        """The URL and the options that differ from their defaults."""
+        return self._description
+
+    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read an object or part of it; one request, two where nothing is in the range."""
+        return await reading.get(self._service, key, self._location.name(key), byte_range)
+
+    async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
+        """Read a whole object unless it is still at ``version``."""
+        return await reading.get_if_changed(self._service, key, self._location.name(key), version)
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write one whole object.
+
+        Cost: one request up to 8 MiB, two beyond. One more after a refusal or a lost reply, to see
+        whether it was this write that landed.
+        """
+        name = self._location.name(key)
+        self._check_writable()
+        return await writing.put(self._service, key, name, data, if_version)
+
+    async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
+        """Delete objects, a hundred with each request."""
+        self._check_writable()
+        return await deleting.delete(self._service, self._location, keys)
+
+    async def list_prefix(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str | None = None,
+        delimiter: Literal["/"] | None = None,
+    ) -> AsyncIterator[ListEntry]:
+        """List objects, up to a thousand with each request."""
+        async for entry in listing.list_prefix(
+            self._service, self._location, prefix, start_after, delimiter
+        ):
+            yield entry
+
+    async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
+        """Copy an object within the storage; its bytes stay with the service."""
+        names = self._location.name(source), self._location.name(target)
+        self._check_writable()
+        return await writing.copy(self._service, (source, target), names, if_version)
+
+    async def sync(self) -> None:
+        """Return at once: what the service acknowledged is durable."""
+        self._service.check_open()
+
+    def _check_writable(self) -> None:
+        self._service.check_open()
+        if not self._capabilities.writable:
+            raise UnsafeStorageError(f"{self!r} cannot be written: {_READ_ONLY}.")
+
+
+def _no_writes() -> Capabilities:
+    names = ("writable", "conditional_create", "conditional_update")
+    return Capabilities(
+        writable=False,
+        conditional_create=False,
+        conditional_update=False,
+        reasons=dict.fromkeys(names, _READ_ONLY),
+    )

@@ -1,0 +1,334 @@
+"""Writes: one request where it fits, resumed where it does not, and read back when in doubt."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import anyio
+
+from icechunk_async.errors import (
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StorageError,
+    StorageUnavailableError,
+)
+from icechunk_async.storage import Absent, Version
+from icechunk_async_gcs.service import Reply, Silence
+
+if TYPE_CHECKING:
+    from icechunk_async.storage import Data, Expected
+    from icechunk_async_gcs.service import Service
+
+__all__ = ["copy", "generation_of", "put", "version_in"]
+
+RESUMABLE_BYTES: Final = 8 * 1024 * 1024
+"""Larger objects are sent in a resumable upload, which survives a broken connection."""
+
+_WRITE_ID: Final = "icechunkwriteid"
+"""The metadata key that the official engine uses, too."""
+_GENERATION: Final = re.compile(r"[1-9][0-9]{0,18}")
+_PAUSES_SECONDS: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""Between looks at what became of a write: a connection that broke may be back soon."""
+_CONTENT_TYPE: Final = "application/octet-stream"
+_OBJECT_FIELDS: Final = "generation,metadata"
+
+
+def generation_of(version: Version) -> str | None:
+    """Answer the generation that a version stands for; None if it stands for none.
+
+    Zero is none: as a precondition it would mean that there is no object.
+    """
+    token = version.token
+    good = _GENERATION.fullmatch(token) is not None and int(token) < 1 << 63
+    return token if good else None
+
+
+def version_in(document: Any) -> Version:
+    """Answer the version in a document about an object.
+
+    Raises:
+        StorageError: there is none.
+    """
+    known = cast("dict[str, Any]", document) if isinstance(document, dict) else {}
+    version = Version(str(known.get("generation")))
+    if generation_of(version) is None:
+        raise StorageError(
+            "The service answered without the generation of the object, which commits rely on. "
+            "Use Google Cloud Storage, or an emulator that has generations."
+        )
+    return version
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """One write: what it is called in errors, and how it is recognised afterwards."""
+
+    key: str
+    name: str
+    what: str
+    write_id: str
+    expected: Expected = None
+    """As told in errors."""
+
+    def document(self) -> dict[str, object]:
+        """Answer what is said about the object."""
+        return {
+            "name": self.name,
+            "contentType": _CONTENT_TYPE,
+            "metadata": {_WRITE_ID: self.write_id},
+        }
+
+
+async def put(service: Service, key: str, name: str, data: Data, expected: Expected) -> Version:
+    """Write an object; see :meth:`icechunk_async.storage.Storage.put`."""
+    write = _Write(key, name, f"write {key!r}", str(uuid4()), expected)
+    match expected:
+        case None:
+            condition: dict[str, str] = {}
+        case Absent.ABSENT:
+            condition = {"ifGenerationMatch": "0"}
+        case Version():
+            generation = generation_of(expected)
+            if generation is None:  # no state of any object; the service would not understand it
+                service.check_open()
+                raise _conflict(write)
+            condition = {"ifGenerationMatch": generation}
+    size = data.nbytes if isinstance(data, memoryview) else len(data)
+    if size <= RESUMABLE_BYTES:
+        outcome = await _multipart(service, write, data, condition)
+    else:
+        outcome = await _resumable(service, write, bytes(data), condition)
+    return await _settle(service, write, outcome, conditional=bool(condition))
+
+
+async def _multipart(
+    service: Service, write: _Write, data: Data, condition: dict[str, str]
+) -> Reply | Silence:
+    boundary = uuid4().hex
+    head = (
+        f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n"
+        f"{json.dumps(write.document())}\r\n"
+        f"--{boundary}\r\nContent-Type: {_CONTENT_TYPE}\r\n\r\n"
+    )
+    contents = data if isinstance(data, bytes) else bytes(data)
+    return await service.exchange(
+        "POST",
+        f"/upload{service.objects}",
+        write.what,
+        query={"uploadType": "multipart", "fields": _OBJECT_FIELDS, **condition},
+        headers={"Content-Type": f"multipart/related; boundary={boundary}"},
+        body=b"".join((head.encode(), contents, f"\r\n--{boundary}--\r\n".encode())),
+    )
+
+
+async def _resumable(
+    service: Service, write: _Write, data: bytes, condition: dict[str, str]
+) -> Reply | Silence:
+    begun = await _begin(service, write, len(data), condition)
+    if not begun.ok:
+        return begun
+    # Only path and parameters: they are asked of the host that was given, with its credentials.
+    place = urlsplit(begun.headers.get("Location", ""))
+    target = f"{place.path}?{place.query}"
+    offset, failures = 0, 0
+    while True:
+        reply = await _send_from(service, write, target, data, offset)
+        failures += _in_doubt(reply)
+        while _in_doubt(reply) and failures <= len(_PAUSES_SECONDS):
+            await anyio.sleep(_PAUSES_SECONDS[failures - 1])
+            reply = await _progress(service, write, target, len(data))
+            failures += _in_doubt(reply)
+        if isinstance(reply, Silence) or reply.status != 308:
+            # A session that is gone may be gone because it was finished.
+            gone = isinstance(reply, Reply) and reply.status in (404, 410)
+            return Silence(StorageError("the upload session is gone")) if gone else reply
+        reached = _kept(reply)
+        if reached > offset:
+            failures = 0
+        else:
+            failures += 1  # it went on without getting on
+        if failures > 2 * len(_PAUSES_SECONDS):
+            return Silence(StorageError("the upload makes no progress"))
+        offset = reached
+
+
+async def _begin(service: Service, write: _Write, size: int, condition: dict[str, str]) -> Reply:
+    """Begin a resumable upload; no byte of the object is sent yet, so that nothing can land."""
+    begun = await service.exchange(
+        "POST",
+        f"/upload{service.objects}",
+        write.what,
+        query={"uploadType": "resumable", "name": write.name, **condition},
+        headers={
+            "Content-Type": "application/json; charset=UTF-8",
+            "X-Upload-Content-Type": _CONTENT_TYPE,
+            "X-Upload-Content-Length": str(size),
+        },
+        body=json.dumps(write.document()).encode(),
+    )
+    if isinstance(begun, Silence):
+        raise service.silence(begun, write.what) from begun.error
+    if begun.in_doubt:
+        raise service.refusal(begun, write.what, write.key)
+    return begun
+
+
+async def _send_from(
+    service: Service, write: _Write, target: str, data: bytes, offset: int
+) -> Reply | Silence:
+    """Send the rest of a resumable upload."""
+    sent = f"bytes {offset}-{len(data) - 1}/{len(data)}"
+    try:
+        return await service.exchange(
+            "PUT",
+            target,
+            write.what,
+            headers={"Content-Range": sent, "Content-Type": _CONTENT_TYPE},
+            body=data,
+            start=offset,
+        )
+    except StorageUnavailableError as error:  # unreachable just now
+        return Silence(error)
+
+
+def _kept(reply: Reply) -> int:
+    """Answer how many bytes of an upload the service has."""
+    last = reply.headers.get("Range", "").rpartition("-")[2]
+    return int(last) + 1 if last.isdigit() else 0
+
+
+async def _progress(service: Service, write: _Write, target: str, size: int) -> Reply | Silence:
+    """Ask how much of a resumable upload has come; the answer of a finished one is its end."""
+    try:
+        return await service.exchange(
+            "PUT", target, write.what, headers={"Content-Range": f"bytes */{size}"}, body=b""
+        )
+    except StorageUnavailableError as error:  # unreachable just now
+        return Silence(error)
+
+
+def _in_doubt(outcome: Reply | Silence) -> bool:
+    """Tell whether a write may have landed although nobody said so."""
+    return isinstance(outcome, Silence) or outcome.in_doubt
+
+
+async def _settle(
+    service: Service, write: _Write, outcome: Reply | Silence, *, conditional: bool
+) -> Version:
+    """Answer the version that was written, or raise what is known.
+
+    A refused precondition is looked into as well: something on the way may have sent the request
+    twice, and then the second one meets the object that the first one wrote.
+    """
+    if isinstance(outcome, Reply) and outcome.ok:
+        return version_in(json.loads(outcome.body))
+    refused = isinstance(outcome, Reply) and outcome.status == 412 and conditional
+    if not refused and not _in_doubt(outcome):
+        assert isinstance(outcome, Reply)
+        key = None if outcome.status == 404 else write.key
+        raise service.refusal(outcome, write.what, key)
+    cause = outcome.error if isinstance(outcome, Silence) else None
+    try:
+        found = await _look(service, write)
+    except StorageError as error:
+        raise _unknown(write, "and it could not be read back") from (cause or error)
+    if found is not None:
+        return found
+    if refused:
+        raise _conflict(write)
+    raise _unknown(write, "and the object is not, or no longer, the one that was sent") from cause
+
+
+async def _look(service: Service, write: _Write) -> Version | None:
+    """Answer the version of the object if it is what this write wrote."""
+    for pause in (*_PAUSES_SECONDS, None):
+        try:
+            reply = await service.ask(
+                "GET",
+                service.object(write.name),
+                f"read back {write.key!r}",
+                key=write.key,
+                accept=(404,),
+                query={"fields": _OBJECT_FIELDS, "prettyPrint": "false"},
+            )
+            break
+        except StorageUnavailableError:
+            if pause is None:
+                raise
+            await anyio.sleep(pause)
+    else:
+        raise AssertionError  # the last round breaks or raises
+    if reply.status == 404:
+        return None
+    document: dict[str, Any] = json.loads(reply.body)
+    metadata: dict[str, Any] = document.get("metadata") or {}
+    return version_in(document) if metadata.get(_WRITE_ID) == write.write_id else None
+
+
+async def copy(
+    service: Service,
+    keys: tuple[str, str],
+    names: tuple[str, str],
+    expected: Version | None,
+) -> Version:
+    """Copy an object; see :meth:`icechunk_async.storage.Storage.copy`.
+
+    A large object takes several requests; it appears with the last one.
+    """
+    what = f"copy {keys[0]!r} to {keys[1]!r}"
+    write = _Write(keys[1], names[1], what, str(uuid4()))
+    refusal = _Write(keys[0], names[0], what, "", expected)
+    query = {"fields": "done,rewriteToken,resource(generation)"}
+    if expected is not None:
+        generation = generation_of(expected)
+        if generation is None:
+            service.check_open()
+            raise _conflict(refusal)
+        query["ifSourceGenerationMatch"] = generation
+    path = f"{service.object(names[0])}/rewriteTo{service.object(names[1]).removeprefix(_ROOT)}"
+    body = json.dumps(write.document()).encode()
+    while True:
+        outcome = await service.exchange(
+            "POST",
+            path,
+            what,
+            query=query,
+            headers={"Content-Type": "application/json; charset=UTF-8"},
+            body=body,
+        )
+        if _in_doubt(outcome):
+            return await _settle(service, write, outcome, conditional=False)
+        assert isinstance(outcome, Reply)
+        if outcome.status == 412:
+            raise _conflict(refusal)
+        if not outcome.ok:
+            raise service.refusal(outcome, what, keys[0])
+        document: dict[str, Any] = json.loads(outcome.body)
+        if document.get("done"):
+            return version_in(document.get("resource"))
+        query["rewriteToken"] = str(document["rewriteToken"])
+
+
+_ROOT: Final = "/storage/v1"
+
+
+def _conflict(write: _Write) -> PreconditionFailedError:
+    return PreconditionFailedError(
+        f"Could not {write.what}: {write.key!r} is in another state than {write.expected}; nothing "
+        "was changed. Read it again.",
+        key=write.key,
+        expected=write.expected,
+    )
+
+
+def _unknown(write: _Write, found: str) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"Could not {write.what} for certain: no answer came, {found}. It may have landed or may "
+        "still land; read the object to know.",
+        key=write.key,
+    )

@@ -1,0 +1,1 @@
+"""The gcs backend on its servers."""

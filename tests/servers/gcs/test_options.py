@@ -1,0 +1,74 @@
+"""Options and URLs: what is wrong is named, what is secret is not shown."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from icechunk_async.errors import InvalidInputError, InvalidURLError
+from icechunk_async.storage import open_storage
+from tests.servers.gcs.running import ANONYMOUS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SECRET = "ya29.a-very-secret-token"  # noqa: S105 - for the test only
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"token": 5}, "token"),
+        ({"token": ""}, "token"),
+        ({"token": b"bytes"}, "token"),
+        ({"token": _SECRET}, "token"),
+        ({"token": {"private_key": _SECRET}}, "token"),
+        ({"project": ""}, "project"),
+        ({"project": 5}, "project"),
+        ({"endpoint_url": "localhost:4443"}, "endpoint_url"),
+        ({"endpoint_url": "http://localhost:port"}, "endpoint_url"),
+        ({"endpoint_url": f"http://me:{_SECRET}@localhost"}, "endpoint_url"),
+        ({"endpoint_url": "http://localhost/path"}, "endpoint_url"),
+        ({"connect_timeout_seconds": 0}, "connect_timeout_seconds"),
+        ({"read_timeout_seconds": "1"}, "read_timeout_seconds"),
+        ({"read_timeout_seconds": float("nan")}, "read_timeout_seconds"),
+        ({"read_only": "no"}, "read_only"),
+        ({"tokn": "anonymous"}, "tokn"),
+    ],
+)
+async def test_an_option_that_is_wrong_is_named(options: dict[str, Any], named: str) -> None:
+    """And what may be secret is not shown."""
+    with pytest.raises(InvalidInputError, match=named) as caught:
+        async with open_storage("gs://bucket", **{"token": ANONYMOUS, **options}):
+            pass
+    assert _SECRET not in caught.value.message + repr(caught.value.context)
+
+
+async def test_a_key_file_without_credentials_is_refused(tmp_path: Path) -> None:
+    """Its contents are not shown."""
+    path = tmp_path / "key.json"
+    for content in ("no json", "[]", json.dumps({"private_key": _SECRET})):
+        await anyio.Path(path).write_text(content, encoding="utf-8")
+        with pytest.raises(InvalidInputError, match="token") as caught:
+            async with open_storage("gs://bucket", token=path):
+                pass
+        assert _SECRET not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("gs://", "gs:///prefix", "gs://B", "gs://ab cd/x", f"gs://me:{_SECRET}@bucket/x"),
+        *("gs://bucket/a//b", "gs://bucket/../x", "gs://bucket/a?b=c", "gs://bucket/a#b"),
+        *("gs://bucket/" + "x" * 1024, "gs://bucket/\0"),
+    ],
+)
+async def test_a_url_that_names_no_bucket_is_refused(url: str) -> None:
+    """Before anything is asked."""
+    with pytest.raises(InvalidURLError) as caught:
+        async with open_storage(url, token=ANONYMOUS):
+            pass
+    assert _SECRET not in caught.value.message + repr(caught.value.context)
