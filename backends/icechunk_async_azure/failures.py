@@ -1,0 +1,265 @@
+"""What the service, the network and the credentials say, as errors of the storage contract.
+
+Foreign errors quote URLs, and a URL may carry a SAS token. So they never become the cause of ours:
+a :class:`Detail` with their redacted text does.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    HttpResponseError,
+    ServiceRequestError,
+)
+
+from icechunk_async.errors import (
+    BucketNotFoundError,
+    ClockSkewError,
+    ExpiredCredentialsError,
+    InvalidObjectKeyError,
+    NameResolutionError,
+    ObjectNotFoundError,
+    PermissionDeniedError,
+    StorageError,
+    StorageFullError,
+    StorageUnavailableError,
+    ThrottledError,
+    TLSError,
+    UnreachableError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from icechunk_async.errors import IcechunkError
+
+__all__ = ["FOREIGN", "Detail", "code_of", "explain", "redact", "status_of", "was_not_applied"]
+
+FOREIGN: Final = (AzureError, aiohttp.ClientError, OSError, ValueError)
+"""What the driver raises; TimeoutError is an OSError."""
+
+_SECRETS: Final = re.compile(
+    r"(?i)((?:sig|accountkey|sharedaccesssignature)=|sharedkey [^:\s]+:|bearer )[^&;\s'\")\]]+"
+)
+_MAX_SKEW: Final = timedelta(minutes=10)
+"""Less than the 15 minutes that the service allows, since its answer took time, too."""
+
+
+class Detail(Exception):  # noqa: N818 - it is raised by nobody, only shown as a cause
+    """The redacted text of a foreign error."""
+
+
+def redact(text: str) -> str:
+    """Answer ``text`` without signatures, keys and tokens."""
+    return _SECRETS.sub(r"\1REDACTED", text)
+
+
+def status_of(error: BaseException) -> int | None:
+    """Answer the HTTP status, if the service answered at all."""
+    if isinstance(error, HttpResponseError) and error.response is not None:
+        return error.status_code
+    return None
+
+
+def code_of(error: BaseException) -> str:
+    """Answer the service's name for the failure, or nothing."""
+    if not isinstance(error, HttpResponseError) or error.response is None:
+        return ""
+    told: Any = error  # the driver adds the name to errors that it has understood
+    code: object = getattr(told, "error_code", None) or _headers(error).get("x-ms-error-code", "")
+    return str(getattr(code, "value", code))
+
+
+def was_not_applied(error: BaseException, *, conditional: bool) -> bool:
+    """Tell whether a write that failed with ``error`` certainly changed nothing, now or later.
+
+    It was refused with a reason, or never sent. A server that is busy turned it away at the door,
+    which is checked first where a second attempt could do harm.
+    """
+    status = status_of(error)
+    if status is None:
+        return isinstance(error, ClientAuthenticationError) or any(
+            isinstance(one, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+            for one in _chain(error)
+        )
+    return status < 500 or (not conditional and _is_throttling(status, code_of(error)))
+
+
+def explain(
+    error: BaseException,
+    action: str,
+    where: str,
+    *,
+    container: str,
+    key: str | None = None,
+    expires: datetime | None = None,
+) -> IcechunkError:
+    """Answer the contract's error for what the driver raised; its cause is set.
+
+    Args:
+        error: what was raised.
+        action: what was asked for, such as ``"read"``.
+        where: the object or listing that it was asked of.
+        container: the container.
+        key: of the object, where there is one.
+        expires: when the SAS token in use ends, where there is one.
+    """
+    context: dict[str, object] = {"bucket": container}
+    if key is not None:
+        context["key"] = key
+    if status_of(error) is None:
+        kind, found = _of_connection(error)
+    else:
+        kind, found = _of_answer(error, container, expires, context)
+    failure = kind(f"Could not {action} {where}: {found}", **context)
+    failure.__cause__ = Detail(redact(f"{type(error).__name__}: {error}")[:2000])
+    return failure
+
+
+def _of_connection(error: BaseException) -> tuple[type[IcechunkError], str]:
+    chain = list(_chain(error))
+    for one in chain:
+        match one:
+            case aiohttp.ClientConnectorDNSError():
+                return NameResolutionError, (
+                    f"the host {one.host!r} has no address. Check account_name and endpoint_url, "
+                    "and the name servers of this machine."
+                )
+            case aiohttp.ClientSSLError() | ssl.SSLError():
+                return TLSError, (
+                    "no secure connection: the certificate is not trusted, or the server speaks "
+                    "no TLS. Check endpoint_url, and set SSL_CERT_FILE for a private authority."
+                )
+            case aiohttp.ClientConnectorError():
+                return UnreachableError, (
+                    f"no connection to {one.host}:{one.port}: {one.strerror}. Check endpoint_url, "
+                    "the network, and that the server runs."
+                )
+            case _:
+                continue
+    if any(isinstance(one, TimeoutError) for one in chain):
+        return UnreachableError, (
+            "no answer in time. Try again, or raise timeout_seconds or connect_timeout_seconds."
+        )
+    if isinstance(error, ClientAuthenticationError):
+        return PermissionDeniedError, (
+            "no credentials were found, or none were accepted by the identity service. Give "
+            "account_key, sas_token, credential or anonymous=True, or log in."
+        )
+    if isinstance(error, ServiceRequestError | aiohttp.ClientError | OSError | AzureError):
+        return StorageUnavailableError, "the connection broke. Try again."
+    return StorageError, "the driver failed. Its own words are the cause of this error."
+
+
+def _of_answer(
+    error: BaseException, container: str, expires: datetime | None, context: dict[str, object]
+) -> tuple[type[IcechunkError], str]:
+    assert isinstance(error, HttpResponseError)  # the caller found a status
+    status, code = error.status_code or 0, code_of(error)
+    found = f"the service answered {status} {code}".rstrip()
+    context["status"] = status
+    context["code"] = code
+    if _is_throttling(status, code):
+        pause = _retry_after(error)
+        if pause is not None:
+            context["retry_after_seconds"] = pause
+        return ThrottledError, f"{found}: too many requests. Try again more slowly."
+    if code in ("ContainerNotFound", "ContainerBeingDeleted", "ContainerDisabled"):
+        return BucketNotFoundError, (
+            f"there is no container {container!r}. Create it, or correct the URL or the account."
+        )
+    if status == 404:
+        return ObjectNotFoundError, "there is no such object."
+    if status in (401, 403):
+        return _of_refusal(error, code, found, expires)
+    if code in ("OutOfRangeInput", "InvalidUri", "InvalidResourceName"):
+        return InvalidObjectKeyError, f"{found}: it cannot name a blob. Use another name."
+    if status == 507:
+        return StorageFullError, f"{found}: there is no room left. Look at the account's quota."
+    if status >= 500 or status == 408:
+        return StorageUnavailableError, f"{found}. Try again."
+    return StorageError, f"{found}. The service's own words are the cause of this error."
+
+
+def _of_refusal(
+    error: HttpResponseError, code: str, found: str, expires: datetime | None
+) -> tuple[type[IcechunkError], str]:
+    now = _time_of_service(error)
+    said = str(error)
+    if (expires is not None and expires <= (now or datetime.now(UTC))) or (
+        "expired" in said and "token" in said.lower()
+    ):
+        ended = f" at {expires:%Y-%m-%d %H:%M:%SZ}" if expires is not None else ""
+        return ExpiredCredentialsError, (
+            f"{found}: the credentials expired{ended}. Give fresh ones, or an async function that "
+            "answers them."
+        )
+    if now is not None and abs(now - datetime.now(UTC)) > _MAX_SKEW:
+        return ClockSkewError, (
+            f"{found}, and its clock says {now:%Y-%m-%d %H:%M:%SZ} where this machine says "
+            f"{datetime.now(UTC):%H:%M:%SZ}. Set this machine's clock."
+        )
+    if code in ("AuthenticationFailed", "InvalidAuthenticationInfo", "NoAuthenticationInformation"):
+        return PermissionDeniedError, (
+            f"{found}: the account key, SAS token or token is wrong or of another account. Check "
+            "it, and account_name."
+        )
+    return PermissionDeniedError, (
+        f"{found}: these credentials may not do this. Check the permissions of the SAS token or "
+        "the role, and the account's firewall."
+    )
+
+
+def _is_throttling(status: int, code: str) -> bool:
+    return status == 429 or code in ("ServerBusy", "AccountBandwidthLimitExceeded")
+
+
+def _retry_after(error: HttpResponseError) -> float | None:
+    headers = _headers(error)
+    for name, unit in (("x-ms-retry-after-ms", 0.001), ("retry-after-ms", 0.001)):
+        if headers.get(name, "").isdigit():
+            return int(headers[name]) * unit
+    text = headers.get("retry-after", "")
+    if text.isdigit():
+        return float(text)
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+
+
+def _time_of_service(error: HttpResponseError) -> datetime | None:
+    try:
+        moment = parsedate_to_datetime(_headers(error).get("date", ""))
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+def _headers(error: HttpResponseError) -> Mapping[str, str]:
+    response: Any = error.response
+    headers: Mapping[str, str] = response.headers  # names in any case
+    return headers
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what it came from."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        inner = getattr(error, "inner_exception", None)
+        cause = error.__cause__ or error.__context__
+        following = inner if isinstance(inner, BaseException) else cause
+        if isinstance(error, aiohttp.ClientConnectorError):
+            following = error.os_error
+        error = following

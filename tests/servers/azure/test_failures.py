@@ -1,0 +1,204 @@
+"""What the service and the network say, in the contract's words and without secrets."""
+
+from __future__ import annotations
+
+import ssl
+import traceback
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+from aiohttp.client_reqrep import ConnectionKey
+from azure.core.exceptions import (
+    ClientAuthenticationError,
+    HttpResponseError,
+    ServiceRequestError,
+    ServiceResponseError,
+    ServiceResponseTimeoutError,
+)
+
+from icechunk_async.errors import (
+    BucketNotFoundError,
+    ClockSkewError,
+    ExpiredCredentialsError,
+    IcechunkError,
+    InvalidObjectKeyError,
+    NameResolutionError,
+    ObjectNotFoundError,
+    PermissionDeniedError,
+    StorageError,
+    StorageFullError,
+    StorageUnavailableError,
+    ThrottledError,
+    TLSError,
+    UnreachableError,
+)
+from icechunk_async_azure.failures import explain, redact, was_not_applied
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HOST = ConnectionKey(
+    "acc.example", 443, is_ssl=True, ssl=True, proxy=None, proxy_auth=None, proxy_headers_hash=None
+)
+
+
+def answer(status: int, code: str = "", headers: Mapping[str, str] | None = None) -> Any:
+    """Answer what the driver raises for an answer of the service."""
+    response: Any = SimpleNamespace(
+        status_code=status,
+        reason=code,
+        headers={"x-ms-error-code": code, **(headers or {})},
+        content_type="",
+    )
+    return HttpResponseError(f"https://acc/box?sig=c2VjcmV0 {code}", response=response)
+
+
+def told(error: BaseException, **more: Any) -> IcechunkError:
+    """Answer our error for it."""
+    return explain(error, "read", "'key' in container 'box'", container="box", key="key", **more)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (404, "BlobNotFound", ObjectNotFoundError),
+        (404, "", ObjectNotFoundError),
+        (404, "ContainerNotFound", BucketNotFoundError),
+        (409, "ContainerBeingDeleted", BucketNotFoundError),
+        (401, "InvalidAuthenticationInfo", PermissionDeniedError),
+        (403, "AuthenticationFailed", PermissionDeniedError),
+        (403, "AuthorizationPermissionMismatch", PermissionDeniedError),
+        (429, "", ThrottledError),
+        (503, "ServerBusy", ThrottledError),
+        (503, "", StorageUnavailableError),
+        (500, "OperationTimedOut", StorageUnavailableError),
+        (507, "", StorageFullError),
+        (400, "OutOfRangeInput", InvalidObjectKeyError),
+        (418, "Teapot", StorageError),
+    ],
+)
+def test_an_answer_has_a_class(status: int, code: str, kind: type[IcechunkError]) -> None:
+    """With what was found and what to do, and the driver's words as its cause."""
+    error = told(answer(status, code))
+    assert type(error) is kind
+    assert error.context["key"] == "key"
+    assert "'key' in container 'box'" in error.message
+    assert error.message.count(". ") >= 1 or error.message.endswith(".")
+    assert "c2VjcmV0" not in "".join(traceback.format_exception(error))
+    assert "REDACTED" in "".join(traceback.format_exception(error))
+
+
+def test_an_expired_token_is_not_a_wrong_one() -> None:
+    """By the end of the SAS token and the service's clock, or by the service's words."""
+    ended = datetime.now(UTC) - timedelta(minutes=1)
+    denied = answer(403, "AuthenticationFailed")
+    assert type(told(denied, expires=ended)) is ExpiredCredentialsError
+    later = datetime.now(UTC) + timedelta(minutes=1)
+    assert type(told(denied, expires=later)) is PermissionDeniedError
+    by_its_clock = format_datetime(datetime.now(UTC) + timedelta(minutes=2), usegmt=True)
+    denied = answer(403, "AuthenticationFailed", {"date": by_its_clock})
+    assert type(told(denied, expires=later)) is ExpiredCredentialsError
+    denied = answer(401, "InvalidAuthenticationInfo")
+    denied.message = denied.args = ("Lifetime validation failed. The token is expired.",)
+    assert type(told(denied)) is ExpiredCredentialsError
+
+
+@pytest.mark.parametrize("minutes", [-30, 30])
+def test_a_wrong_clock_is_named(minutes: int) -> None:
+    """With both times."""
+    theirs = format_datetime(datetime.now(UTC) + timedelta(minutes=minutes), usegmt=True)
+    error = told(answer(403, "AuthenticationFailed", {"date": theirs}))
+    assert type(error) is ClockSkewError
+    assert "clock" in error.message
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "7"}, 7.0),
+        ({"x-ms-retry-after-ms": "250"}, 0.25),
+        ({"retry-after": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_the_pause_that_is_asked_for(headers: dict[str, str], seconds: float | None) -> None:
+    """In seconds, where it is told."""
+    error = told(answer(503, "ServerBusy", headers))
+    assert error.context.get("retry_after_seconds") == seconds
+
+
+def test_a_pause_until_a_time() -> None:
+    """Is one from now on."""
+    at = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
+    pause = told(answer(503, "ServerBusy", {"retry-after": at})).context["retry_after_seconds"]
+    assert isinstance(pause, float)
+    assert 20 < pause <= 30
+
+
+def _sent(inner: Exception, kind: type[ServiceRequestError] = ServiceRequestError) -> Any:
+    return kind(inner, error=inner)
+
+
+_NOT_SENT = (
+    (_sent(aiohttp.ClientConnectorDNSError(_HOST, OSError(-2, "unknown"))), NameResolutionError),
+    (_sent(aiohttp.ClientConnectorError(_HOST, OSError(111, "refused"))), UnreachableError),
+    (_sent(aiohttp.ClientConnectorSSLError(_HOST, ssl.SSLError(1, "bad"))), TLSError),
+    (
+        _sent(aiohttp.ConnectionTimeoutError("to https://acc/?sig=c2VjcmV0")),
+        UnreachableError,
+    ),
+)
+_SENT = (
+    (_sent(aiohttp.ServerDisconnectedError()), StorageUnavailableError),
+    (_sent(aiohttp.ClientOSError(104, "reset")), StorageUnavailableError),
+    (ServiceResponseError("truncated"), StorageUnavailableError),
+    (ServiceResponseTimeoutError("", error=TimeoutError()), UnreachableError),
+)
+
+
+@pytest.mark.parametrize(("error", "kind"), [*_NOT_SENT, *_SENT])
+def test_a_broken_connection_has_a_class(error: Exception, kind: type[IcechunkError]) -> None:
+    """From the host's name to the certificate."""
+    ours = told(error)
+    assert type(ours) is kind
+    assert "c2VjcmV0" not in "".join(traceback.format_exception(ours))
+
+
+def test_only_what_was_not_sent_or_was_refused_changed_nothing() -> None:
+    """The rest is in doubt; a busy service is believed where the write may be repeated."""
+    for error, _ in _NOT_SENT:
+        assert was_not_applied(error, conditional=True)
+    for error, _ in _SENT:
+        assert not was_not_applied(error, conditional=False)
+    assert was_not_applied(answer(403), conditional=True)
+    assert was_not_applied(answer(503, "ServerBusy"), conditional=False)
+    assert not was_not_applied(answer(503, "ServerBusy"), conditional=True)
+    assert not was_not_applied(answer(503), conditional=False)
+    assert not was_not_applied(answer(500), conditional=True)
+
+
+def test_no_credentials_are_told_from_a_broken_connection() -> None:
+    """The identity library raises without an answer."""
+    error = told(ClientAuthenticationError("DefaultAzureCredential failed"))
+    assert type(error) is PermissionDeniedError
+    assert "account_key" in error.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GET https://a/b?sv=1&sig=c2VjcmV0%3D&se=2",
+        "AccountName=a;AccountKey=c2VjcmV0==;x=1",
+        "Authorization: SharedKey acc:c2VjcmV0+/=",
+        "Authorization: Bearer c2VjcmV0.abc",
+        "SharedAccessSignature=sv=1&sig=c2VjcmV0",
+    ],
+)
+def test_secrets_are_taken_out_of_texts(text: str) -> None:
+    """In every form that they are sent in."""
+    assert "c2Vj" not in redact(text)
+    assert "REDACTED" in redact(text)
