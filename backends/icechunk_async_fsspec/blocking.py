@@ -1,0 +1,159 @@
+"""The operations on one file system, each a plain function that blocks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Literal
+from uuid import uuid4
+
+from icechunk_async.errors import ObjectNotFoundError, PreconditionFailedError
+from icechunk_async.errors import StorageUnavailableError as Unavailable
+from icechunk_async.storage import (
+    ABSENT,
+    CommonPrefix,
+    DeleteFailure,
+    ListEntry,
+    ObjectInfo,
+    RangeRequest,
+    Retrieved,
+    Version,
+    slice_range,
+)
+from icechunk_async_fsspec.failures import translate
+from icechunk_async_fsspec.states import modified, size_of, version
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Folder"]
+
+_FAILURES: Final = (Exception,)
+"""File systems raise whatever they like."""
+_LOOKS: Final = 8
+"""How often an object is read again when it changes meanwhile."""
+
+
+class Folder:
+    """Objects below a folder of a file system."""
+
+    def __init__(self, filesystem: Any, path: str) -> None:
+        """Take the instance, and the folder without a slash at its end."""
+        self._filesystem = filesystem
+        self._path = path
+
+    def get(self, key: str, byte_range: RangeRequest) -> Retrieved:
+        """Read between two looks that find the same state."""
+        for _ in range(_LOOKS):
+            try:
+                info = self._info(key)
+                found = version(info, key)
+                size = size_of(info, key)
+                start, stop = slice_range(byte_range, size)
+                data = b""
+                if start < stop:
+                    data = bytes(self._filesystem.cat_file(self._at(key), start=start, end=stop))
+                if len(data) == stop - start and version(self._info(key), key) == found:
+                    return Retrieved(data, found, size, modified(info))
+            except _FAILURES as error:
+                raise translate(error, "read", key) from None
+        raise Unavailable(f"{key!r} changed {_LOOKS} times while it was read. Try again.", key=key)
+
+    def get_if_changed(self, key: str, known: Version) -> Retrieved | None:
+        """Look before reading."""
+        try:
+            if version(self._info(key), key) == known:
+                return None
+        except _FAILURES as error:
+            raise translate(error, "read", key) from None
+        return self.get(key, None)
+
+    def put(self, key: str, data: bytes, *, create: bool) -> Version:
+        """Write, and find the version by reading back."""
+        try:
+            self._write(key, data, create=create)
+        except FileExistsError as error:
+            if not create:
+                raise translate(error, "write", key, writes=True) from None
+            raise PreconditionFailedError(
+                f"{key!r} exists, and was to be created; nothing was changed.",
+                key=key,
+                expected=ABSENT,
+            ) from None
+        except _FAILURES as error:
+            raise translate(error, "write", key, writes=True) from None
+        try:
+            found = self.get(key, None)
+        except ObjectNotFoundError:
+            return _gone()
+        return found.version if found.data == data else _gone()
+
+    def delete(self, keys: Sequence[str]) -> list[DeleteFailure]:
+        """Delete one by one."""
+        failures: list[DeleteFailure] = []
+        for key in keys:
+            try:
+                self._info(key)  # some remove folders as well, some fail for what is missing
+                self._filesystem.rm_file(self._at(key))
+            except (FileNotFoundError, NotADirectoryError, ObjectNotFoundError):
+                continue
+            except _FAILURES as error:
+                failures.append(DeleteFailure(key, translate(error, "delete", key)))
+        return failures
+
+    def list(
+        self, prefix: str, start_after: str | None, delimiter: Literal["/"] | None
+    ) -> list[ListEntry]:
+        """Answer all entries in order."""
+        folder = prefix.rpartition("/")[0]
+        try:
+            self._filesystem.invalidate_cache()
+            found: Mapping[str, Any] = self._filesystem.find(self._at(folder), detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except _FAILURES as error:
+            raise translate(error, "list", prefix) from None
+        now = datetime.now(UTC)
+        entries: dict[str, ListEntry] = {}
+        for path, info in found.items():
+            key = self._key(path)
+            if key is None or not key.startswith(prefix) or info.get("type") == "directory":
+                continue
+            cut = key.find("/", len(prefix)) if delimiter else -1
+            name = key if cut < 0 else key[: cut + 1]
+            if start_after is not None and name <= start_after:
+                continue
+            if cut >= 0:
+                entries[name] = CommonPrefix(name)
+            else:  # of unknown age is as young as can be: nothing is collected for its age
+                entries[name] = ObjectInfo(key, size_of(info, key), modified(info) or now)
+        return [entries[name] for name in sorted(entries)]
+
+    def _write(self, key: str, data: bytes, *, create: bool) -> None:
+        path, mode = self._at(key), "create" if create else "overwrite"
+        try:
+            self._filesystem.pipe_file(path, data, mode=mode)
+        except FileNotFoundError:  # where there are folders they have to be made
+            self._filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._filesystem.pipe_file(path, data, mode=mode)
+
+    def _info(self, key: str) -> Mapping[str, Any]:
+        self._filesystem.invalidate_cache()
+        info: Mapping[str, Any] = self._filesystem.info(self._at(key))
+        if info.get("type") == "directory":
+            raise ObjectNotFoundError(f"There is no object {key!r}, but a folder.", key=key)
+        return info
+
+    def _at(self, key: str) -> str:
+        return f"{self._path}/{key}".rstrip("/") if key else self._path
+
+    def _key(self, path: str) -> str | None:
+        root = self._path.strip("/")
+        path = path.lstrip("/")
+        if not root:
+            return path
+        return path[len(root) + 1 :] if path.startswith(f"{root}/") else None
+
+
+def _gone() -> Version:
+    """Answer a version that nothing is at: what was written is already replaced."""
+    return Version(f"gone {uuid4().hex}")

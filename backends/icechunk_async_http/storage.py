@@ -1,0 +1,162 @@
+"""The storage: reading what a web server offers. There is nothing else that every one can do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, NoReturn
+from urllib.parse import quote
+
+from yarl import URL
+
+from icechunk_async.errors import UnsafeStorageError
+from icechunk_async.storage import (
+    Capabilities,
+    Data,
+    DeleteFailure,
+    Expected,
+    ListEntry,
+    RangeRequest,
+    Retrieved,
+    StorageDescription,
+    Version,
+    check_key,
+)
+from icechunk_async_http.answers import error_of, range_header, strong_etag
+from icechunk_async_http.bodies import read_part, read_whole
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    import aiohttp
+
+    from icechunk_async_http.sessions import Sessions
+    from icechunk_async_http.transport import Transport
+
+__all__ = ["HTTPStorage"]
+
+_ONLY_READS: Final = "a web server is only read from; write through the bucket or disk behind it"
+_CAPABILITIES: Final = Capabilities(
+    writable=False,
+    conditional_create=False,
+    conditional_update=False,
+    listing=False,
+    reasons={
+        "writable": _ONLY_READS,
+        "conditional_create": _ONLY_READS,
+        "conditional_update": _ONLY_READS,
+        "listing": "HTTP has no listings; open the bucket or disk behind the server to list",
+    },
+)
+
+
+class HTTPStorage:
+    """A :class:`~icechunk_async.storage.Storage` to read from; made by :func:`open_http`."""
+
+    def __init__(
+        self, base: str, sessions: Sessions, transport: Transport, description: StorageDescription
+    ) -> None:
+        """Make a handle; use :func:`open_http`."""
+        self._base = base
+        self._sessions = sessions
+        self._transport = transport
+        self._description = description
+
+    def __repr__(self) -> str:
+        """Show the URL."""
+        return f"HTTPStorage({self._description.url!r})"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Reading, and nothing else."""
+        return _CAPABILITIES
+
+    @property
+    def description(self) -> StorageDescription:
+        """The URL, and the options that were given."""
+        return self._description
+
+    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read an object or part of it.
+
+        A server that ignores ranges sends all up to their end; more than that is not fetched.
+        """
+        url = self._url(key)
+        asked = range_header(byte_range)
+        nothing = byte_range is not None and asked is None
+        # There are no empty ranges on the wire: one byte tells the size as well.
+        first = "bytes=0-0" if nothing else asked
+        async with self._transport.get(url, key, {"Range": first} if first else {}) as answer:
+            if answer.status == 206 and first:
+                return await read_part(answer, key, byte_range, nothing=nothing)
+            if answer.status != 416 or not first:
+                return await _whole(answer, key, byte_range)
+        # Nothing of the object is in the range; the answer to this one tells its version.
+        async with self._transport.get(url, key, {}) as answer:
+            return await _whole(answer, key, byte_range)
+
+    async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
+        """Read a whole object unless it is still at ``version``.
+
+        Without an ETag the server is asked for the object, whose body is fetched if it changed.
+        """
+        etag = strong_etag(version.token)
+        own = {"If-None-Match": etag} if etag else {}
+        async with self._transport.get(self._url(key), key, own) as answer:
+            if answer.status == 304 and etag:
+                return None
+            _check(answer, key)
+            return await read_whole(answer, key, None, version)
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Refuse."""
+        del data, if_version
+        self._refuse(f"write {check_key(key)!r}")
+
+    async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
+        """Refuse."""
+        for key in keys:
+            check_key(key)
+        self._refuse("delete objects")
+
+    async def list_prefix(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str | None = None,
+        delimiter: Literal["/"] | None = None,
+    ) -> AsyncIterator[ListEntry]:
+        """Refuse, with the first entry."""
+        del start_after, delimiter
+        self._sessions.check_open()
+        raise UnsafeStorageError(
+            f"{self!r} cannot list objects (below {prefix!r}): {_CAPABILITIES.reasons['listing']}.",
+            prefix=prefix,
+        )
+        yield  # pragma: no cover - makes this an asynchronous generator
+
+    async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
+        """Refuse."""
+        del if_version
+        self._refuse(f"copy {check_key(source)!r} to {check_key(target)!r}")
+
+    async def sync(self) -> None:
+        """Return at once: nothing is written."""
+        self._sessions.check_open()
+
+    def _refuse(self, what: str) -> NoReturn:
+        self._sessions.check_open()
+        raise UnsafeStorageError(f"{self!r} cannot {what}: {_ONLY_READS}.")
+
+    def _url(self, key: str) -> URL:
+        return URL(f"{self._base}/{quote(check_key(key), safe='/')}", encoded=True)
+
+
+async def _whole(answer: aiohttp.ClientResponse, key: str, wanted: RangeRequest) -> Retrieved:
+    _check(answer, key)
+    found = await read_whole(answer, key, wanted)
+    assert found is not None  # no version was given that it could be at
+    return found
+
+
+def _check(answer: aiohttp.ClientResponse, key: str) -> None:
+    if answer.status != 200:
+        raise error_of(answer.status, answer.headers, key, answer.url.host or "")

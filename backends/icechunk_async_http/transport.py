@@ -1,0 +1,155 @@
+"""One GET, followed where the server sends it, with credentials for the first server only."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+from yarl import URL
+
+from icechunk_async.errors import (
+    IcechunkError,
+    InvalidInputError,
+    NameResolutionError,
+    StorageClosedError,
+    StorageError,
+    StorageUnavailableError,
+    TLSError,
+    UnreachableError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+
+    from icechunk_async_http.sessions import Sessions
+
+    type Headers = Mapping[str, str] | Callable[[], Awaitable[Mapping[str, str]]]
+
+__all__ = ["Transport", "check_headers"]
+
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
+_MOST_REDIRECTS: Final = 10
+_OURS: Final = frozenset(
+    {
+        *("accept-encoding", "connection", "content-length", "expect", "host", "range", "trailer"),
+        *("if-match", "if-modified-since", "if-none-match", "if-range", "if-unmodified-since"),
+        *("transfer-encoding", "upgrade"),
+    }
+)
+"""Headers with a part in the protocol, which the caller must not set."""
+
+
+def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Answer a copy of headers that can be sent.
+
+    Raises:
+        InvalidInputError: one cannot; it is named, its value is not.
+    """
+    for name, value in headers.items():
+        if name.lower() in _OURS:
+            raise InvalidInputError(
+                f"The header {name!r} is set by the library itself. Leave it out.", header=name
+            )
+        if not name or not (name + value).isprintable():
+            raise InvalidInputError(
+                f"The header {name!r} cannot be sent: its name is empty, or it holds a control "
+                "character such as a line break. Remove that.",
+                header=name,
+            )
+    return dict(headers)
+
+
+class Transport:
+    """Sends the requests of one storage."""
+
+    def __init__(self, sessions: Sessions, headers: Headers) -> None:
+        """Use :func:`~icechunk_async_http.open_http`."""
+        self._sessions = sessions
+        self._headers = headers
+
+    @asynccontextmanager
+    async def get(
+        self, url: URL, key: str, own: Mapping[str, str]
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Hold the answer to a GET with our ``own`` headers and the caller's.
+
+        Raises:
+            StorageUnavailableError: there was no complete answer, or none at all.
+            StorageError: redirects lead nowhere, or to where must not be followed.
+        """
+        self._sessions.check_open()
+        theirs = self._headers if not callable(self._headers) else await self._headers()
+        headers = {**check_headers(theirs), **own}
+        here = url
+        try:
+            for _ in range(_MOST_REDIRECTS + 1):
+                session = await self._sessions.here()
+                async with session.get(here, headers=headers, allow_redirects=False) as answer:
+                    if answer.status not in _REDIRECTS:
+                        yield answer
+                        return
+                    target = _target(here, answer.headers.get("Location"), key)
+                if target.origin() != here.origin():
+                    headers = dict(own)
+                here = target
+        except IcechunkError:
+            raise
+        except RuntimeError:
+            if not self._sessions.closed:  # what aiohttp says of a session that was closed
+                raise
+            self._sessions.check_open()
+        except (aiohttp.ClientError, OSError) as error:
+            # The cause may show a signed URL that the server redirected to.
+            raise self._translated(error, key, here.host or "") from None
+        raise StorageError(
+            f"Reading {key!r} from {url.host}: more than {_MOST_REDIRECTS} redirects followed each "
+            "other. Check the server.",
+            key=key,
+        )
+
+    def _translated(self, error: Exception, key: str, host: str) -> IcechunkError:
+        if self._sessions.closed:
+            return StorageClosedError(
+                f"The storage was closed while {key!r} was read. Open it again."
+            )
+        asked = f"Reading {key!r} from {host}"
+        kind, found = _explain(error)
+        return kind(f"{asked}: {found}. Check server and network, and try again.", key=key)
+
+
+def _explain(error: Exception) -> tuple[type[IcechunkError], str]:
+    match error:
+        case aiohttp.ClientConnectorDNSError():
+            return NameResolutionError, "the host's name could not be resolved"
+        case aiohttp.ClientSSLError():
+            return TLSError, "no trusted TLS connection could be made"
+        case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
+            return UnreachableError, "no connection could be made"
+        case TimeoutError():
+            return StorageUnavailableError, "the server was silent for too long"
+        case _:
+            return StorageUnavailableError, f"the answer broke off ({type(error).__name__})"
+
+
+def _target(here: URL, location: str | None, key: str) -> URL:
+    """Answer where a redirect leads.
+
+    Raises:
+        StorageError: nowhere, or from TLS to plain text.
+    """
+    try:
+        target = here.join(URL(location or "", encoded=True))
+        usable = bool(location and target.host and target.user is None)
+    except ValueError:
+        target, usable = here, False
+    if not usable or target.scheme not in ("http", "https"):
+        problem = "without a target that is a URL"
+    elif (here.scheme, target.scheme) == ("https", "http"):
+        problem = "from https:// to http://, where it could be read and changed on its way"
+    else:
+        return target
+    raise StorageError(
+        f"Reading {key!r} from {here.host}: the server redirects {problem}. Check the server.",
+        key=key,
+    )

@@ -1,0 +1,214 @@
+"""The typed options, and the client that they describe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from icechunk_async.errors import InvalidInputError, InvalidURLError
+from icechunk_async_obstore.versions import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from obstore.store import ClientConfig, RetryConfig
+
+    type Client = S3Store | GCSStore | AzureStore
+
+__all__ = ["Options", "Place", "build_client", "read_url"]
+
+_SCHEME: Final = "obstore+"
+_NO_RETRIES: Final[RetryConfig] = {"max_retries": 0, "retry_timeout": timedelta(0)}
+"""The client would repeat writes whose answer was lost, and then report a refusal."""
+_EVERYWHERE: Final = frozenset(
+    {"endpoint_url", "allow_http", "anonymous", "timeout_seconds", "connect_timeout_seconds"}
+)
+_OF_SERVICE: Final[Mapping[Service, frozenset[str]]] = {
+    Service.S3: frozenset(
+        {"region", "force_path_style", "access_key_id", "secret_access_key", "session_token"}
+    ),
+    Service.GS: frozenset({"token"}),
+    Service.AZ: frozenset({"account_name", "account_key", "sas_token", "token"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the objects are."""
+
+    service: Service
+    bucket: str
+    root: str
+    """What every key is prefixed with: empty, or ending with a slash."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Options:
+    """What the caller gave; some of it secret, so it has no repr of its own."""
+
+    endpoint_url: str | None = None
+    allow_http: bool = False
+    anonymous: bool = False
+    timeout_seconds: float = 60.0
+    connect_timeout_seconds: float = 10.0
+    region: str | None = None
+    force_path_style: bool | None = None
+    access_key_id: str | None = None
+    secret_access_key: str | None = None
+    session_token: str | None = None
+    token: str | None = None
+    account_name: str | None = None
+    account_key: str | None = None
+    sas_token: str | None = None
+
+    def given(self) -> dict[str, object]:
+        """Answer what differs from the defaults, as keyword arguments."""
+        values = ((item, getattr(self, item.name)) for item in fields(self))
+        return {item.name: value for item, value in values if value != item.default}
+
+    def check(self, service: Service) -> None:
+        """Refuse what the service does not know.
+
+        Raises:
+            InvalidInputError: it names the option, never its value.
+        """
+        known = _EVERYWHERE | _OF_SERVICE[service]
+        for item in fields(self):
+            if item.name not in known and getattr(self, item.name) is not None:
+                raise InvalidInputError(
+                    f"obstore+{service}:// storages have no option {item.name!r}. "
+                    f"Options: {', '.join(sorted(known))}.",
+                    option=item.name,
+                )
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            raise InvalidInputError(
+                "Only one of 'access_key_id' and 'secret_access_key' was given. Give both, or "
+                "neither to use those of the environment.",
+                option="secret_access_key",
+            )
+        if self.endpoint_url is not None:
+            self._check_endpoint(self.endpoint_url)
+        for name in ("timeout_seconds", "connect_timeout_seconds"):
+            if not getattr(self, name) > 0:
+                raise InvalidInputError(
+                    f"The option {name!r} is {getattr(self, name)!r}. Give seconds, more than 0.",
+                    option=name,
+                )
+
+    def _check_endpoint(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+            raise InvalidInputError(
+                "The option 'endpoint_url' is not an http:// or https:// URL of a host without "
+                "user name. Give one such as 'https://storage.example.org'.",
+                option="endpoint_url",
+            )
+        if parts.scheme == "http" and not self.allow_http:
+            raise InvalidInputError(
+                f"The endpoint {parts.hostname!r} is asked for over plain HTTP, which anyone "
+                "between can read and change. Use https://, or give 'allow_http=True'.",
+                option="allow_http",
+            )
+
+
+def read_url(url: str) -> Place:
+    """Take ``obstore+s3://bucket/prefix`` apart; the prefix is taken literally.
+
+    Raises:
+        InvalidURLError: there is no bucket, or something that is no part of such a URL.
+    """
+    scheme, _, rest = url.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    prefix = prefix.strip("/")
+    if not scheme.startswith(_SCHEME) or scheme.removeprefix(_SCHEME) not in set(Service):
+        raise InvalidURLError(
+            "The URL is none of this backend's. Use obstore+s3://, obstore+gs:// or obstore+az://."
+        )
+    if not bucket or "@" in bucket or ":" in bucket:
+        raise InvalidURLError(
+            f"A {scheme}:// URL needs a bucket, without user, password or port. Use "
+            f"'{scheme}://bucket/prefix', and options for the rest.",
+        )
+    return Place(Service(scheme.removeprefix(_SCHEME)), bucket, f"{prefix}/" if prefix else "")
+
+
+def build_client(place: Place, options: Options) -> Client:
+    """Make the client; reads certificates and the environment, so it blocks. Sends nothing.
+
+    Raises:
+        InvalidInputError: the client refuses the options.
+    """
+    http: ClientConfig = {
+        "allow_http": options.allow_http,
+        "connect_timeout": timedelta(seconds=options.connect_timeout_seconds),
+        "read_timeout": timedelta(seconds=options.timeout_seconds),
+        # A whole transfer may take long; silence within it may not.
+        "timeout": timedelta(days=1),
+    }
+    common: dict[str, Any] = {"client_options": http, "retry_config": _NO_RETRIES}
+    try:
+        match place.service:
+            case Service.S3:
+                return S3Store(place.bucket, **_s3_options(place, options), **common)
+            case Service.GS:
+                return GCSStore(place.bucket, **_gs_options(options), **common)
+            case Service.AZ:
+                return AzureStore(place.bucket, **_az_options(options), **common)
+    except Exception as error:  # noqa: BLE001 - many classes, and texts that may hold secrets
+        kind = type(error).__name__
+    raise InvalidInputError(
+        f"The client for {place.bucket!r} could not be made from these options ({kind}). Check "
+        "them, and the service's variables in the environment.",
+        bucket=place.bucket,
+    )
+
+
+def _given(options: Mapping[str, object]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _s3_options(place: Place, options: Options) -> dict[str, Any]:
+    endpoint, path_style = options.endpoint_url, options.force_path_style
+    if path_style is None:  # certificates cover one level of names below the service's
+        path_style = endpoint is not None or "." in place.bucket
+    if endpoint is not None and not path_style:  # the client takes such an endpoint as it is
+        parts = urlsplit(endpoint)
+        endpoint = urlunsplit(parts._replace(netloc=f"{place.bucket}.{parts.netloc}"))
+    return _given(
+        {
+            "endpoint": endpoint,
+            "virtual_hosted_style_request": not path_style,
+            "region": options.region,
+            "access_key_id": options.access_key_id,
+            "secret_access_key": options.secret_access_key,
+            "session_token": options.session_token,
+            "skip_signature": options.anonymous or None,
+        }
+    )
+
+
+def _gs_options(options: Options) -> dict[str, Any]:
+    return _given(
+        {
+            "base_url": options.endpoint_url,
+            "bearer_token": options.token,
+            "skip_signature": options.anonymous or None,
+        }
+    )
+
+
+def _az_options(options: Options) -> dict[str, Any]:
+    return _given(
+        {
+            "endpoint": options.endpoint_url,
+            "account_name": options.account_name,
+            "account_key": options.account_key,
+            "sas_key": options.sas_token,
+            "token": options.token,
+            "skip_signature": options.anonymous or None,
+        }
+    )
