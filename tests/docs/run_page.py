@@ -53,6 +53,8 @@ def run(page: Path) -> None:
                 case "sh":
                     for command in text.splitlines():
                         _shell(command)
+                case "toml":
+                    tomllib.loads(text)
                 case _:
                     raise AssertionError(f"{page.name}:{line}: no way to run {language!r} blocks")
 

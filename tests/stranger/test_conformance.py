@@ -1,0 +1,14 @@
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+
+from icechunk_async.storage import Storage, open_storage
+from icechunk_async.testing.conformance import StorageConformance
+
+
+class TestSqlite(StorageConformance):
+    @pytest_asyncio.fixture
+    async def storage(self, tmp_path: Path) -> AsyncIterator[Storage]:
+        async with open_storage(f"sqlite://{tmp_path}/objects.db") as storage:
+            yield storage
