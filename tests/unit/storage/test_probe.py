@@ -115,6 +115,19 @@ class LetsTheLastWriterStay(Flawed):
             raise
 
 
+class TellsEveryCreatorThatItLanded(Flawed):
+    """The first one's bytes stay, and all others are lost without a word."""
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write."""
+        try:
+            return await self.inner.put(key, data, if_version=if_version)
+        except StorageError:
+            if "race" not in key:
+                raise
+            return (await self.inner.get(key)).version
+
+
 class IsAnHourBehind(Flawed):
     """Tells wrong times."""
 
@@ -200,6 +213,7 @@ async def test_a_url_with_options_is_opened_and_closed(tmp_path: Path) -> None:
         (KnowsNoConditions, "conditional update", "broken"),
         (LosesReplies, "conditional create", "unknown"),
         (LetsTheLastWriterStay, "conditional create", "broken"),
+        (TellsEveryCreatorThatItLanded, "conditional create", "broken"),
         (flawed_changes.RefusesToCreate, "conditional create", "broken"),
         (flawed_changes.CreatesOverWhatIsThere, "conditional create", "broken"),
         (flawed_changes.ChangesWhatItRefuses, "conditional create", "broken"),
