@@ -2,60 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import contextmanager
-from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import anyio
-
-from icechunk_async import _clock
-from icechunk_async._concurrency import gather
-from icechunk_async.errors import (
-    ConflictError,
-    NothingToCommitError,
-    OutcomeUnknownError,
-    SessionStateError,
-    StorageError,
-    StorageUnavailableError,
-    UnsupportedBySpecError,
-)
-from icechunk_async.format.ids import SnapshotId
-from icechunk_async.format.snapshot import Snapshot
+from icechunk_async.errors import SessionStateError
 from icechunk_async.repository.changes import ChangeSet
 from icechunk_async.repository.diff import diff_of_log
-from icechunk_async.repository.flush import Flusher
-from icechunk_async.repository.history import Amend, Commit, Detach
-from icechunk_async.repository.rebase import rebase
-from icechunk_async.repository.retry import Backoff
+from icechunk_async.repository.publishing import Publishing, SessionMode
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
-
-    from icechunk_async.format.ids import NodeId
-    from icechunk_async.format.metadata import JSON
-    from icechunk_async.format.transaction_log import TransactionLog
-    from icechunk_async.repository.conflicts import ConflictSolver
+    from icechunk_async.format.ids import NodeId, SnapshotId
     from icechunk_async.repository.diff import Diff
-    from icechunk_async.repository.flush import Flushed, ManifestOptions
-    from icechunk_async.repository.history import History, Publication
-    from icechunk_async.repository.workspace import Workspace
     from icechunk_async.zarr.store import IcechunkStore
 
 __all__ = ["Session", "SessionMode"]
 
-_RESERVED: Final = "__icechunk"
-_RACE: Final = Backoff(initial_ms=10, max_ms=2000, immediate=1)
 
-
-class SessionMode(Enum):
-    """What a session may do."""
-
-    READONLY = "readonly"
-    WRITABLE = "writable"
-
-
-class Session:
+class Session(Publishing):
     """A snapshot to read, and for a writable session one transaction on a branch.
 
     Made by ``Repository.readonly_session`` and ``Repository.writable_session``. Nothing that a
@@ -64,27 +26,6 @@ class Session:
 
     One session may be used from several tasks and event loops (Zarr has its own).
     """
-
-    def __init__(
-        self,
-        workspace: Workspace,
-        history: History,
-        options: ManifestOptions,
-        *,
-        branch: str | None,
-        mode: SessionMode,
-        default_metadata: Mapping[str, JSON],
-    ) -> None:
-        """Use ``Repository.readonly_session`` or ``Repository.writable_session``."""
-        self.workspace = workspace
-        self._history = history
-        self._branch = branch
-        self._mode = mode
-        self._default_metadata = default_metadata
-        self._flusher = Flusher(workspace.assets, options)
-        self._busy = False
-        self._doubtful: dict[SnapshotId, Snapshot] = {}
-        """Snapshots that may have been published without our hearing of it."""
 
     def __reduce__(self) -> str:
         """Refuse to pickle, and say what to send instead."""
@@ -125,12 +66,6 @@ class Session:
         return self._branch
 
     @property
-    def has_uncommitted_changes(self) -> bool:
-        """Whether a commit would change anything."""
-        with self.workspace.lock:
-            return not self.workspace.changes.is_empty()
-
-    @property
     def store(self) -> IcechunkStore:
         """A Zarr store of the session's hierarchy, for ``zarr`` and ``xarray``."""
         # The one convenience that looks up to a higher layer.
@@ -158,265 +93,3 @@ class Session:
         with workspace.lock:
             workspace.check_writable()
             workspace.rebase_to(workspace.base, ChangeSet())
-
-    async def commit(
-        self,
-        message: str,
-        metadata: Mapping[str, JSON] | None = None,
-        *,
-        rebase_with: ConflictSolver | None = None,
-        rebase_tries: int = 1000,
-        timeout_seconds: float | None = None,
-        allow_empty: bool = False,
-    ) -> SnapshotId:
-        """Publish the session's changes as a new snapshot on its branch, all at once.
-
-        Afterwards the session is read-only and stands on the new snapshot.
-
-        Args:
-            message: says what was done, for people.
-            metadata: properties of the snapshot, JSON values by name; laid over the
-                repository's default commit metadata.
-            rebase_with: where another writer was first, replay the changes on top and try
-                again, letting this solver decide conflicts. Without it such a race is lost.
-            rebase_tries: how often at most.
-            timeout_seconds: begin no further try after this time.
-            allow_empty: make a snapshot even if nothing changed.
-
-        Raises:
-            NothingToCommitError: nothing changed.
-            ConflictError: another writer was first, and either no solver was given or the
-                tries or the time were used up. Nothing was published; no change is lost.
-            RebaseFailedError: the solver did not settle a conflict; likewise.
-            ReadOnlyError, RepositoryReadOnlyError, BranchNotFoundError: nothing was published.
-            OutcomeUnknownError: the storage never answered; look at the branch to know.
-
-        Cancellation: the commit may have been published.
-
-        Cost: two requests that follow one another after the chunks are stored, where nobody
-        else commits: manifests, snapshot, log and backup together, then the reference. A try
-        that lost a race stores again only what the winner's commit affects.
-        """
-        deadline = None if timeout_seconds is None else anyio.current_time() + timeout_seconds
-        with self._publishing(allow_empty=allow_empty) as branch:
-            if self._doubtful and (landed := await self._find_landed(branch)):
-                return self._finish(landed)
-            for attempt in range(rebase_tries + 1):
-                extra: JSON = None if rebase_with is None else {"rebase_attempts": attempt}
-                try:
-                    return await self._publish_on(branch, message, metadata, extra)
-                except ConflictError:
-                    landed = await self._find_landed(branch)
-                    if landed is not None:
-                        return self._finish(landed)
-                    late = deadline is not None and anyio.current_time() >= deadline
-                    if rebase_with is None or attempt == rebase_tries or late:
-                        raise
-                await _RACE.wait(attempt + 1)
-                await rebase(self.workspace, self._history, branch, rebase_with)
-            raise AssertionError("the last try returns or raises")
-
-    async def amend(
-        self,
-        message: str,
-        metadata: Mapping[str, JSON] | None = None,
-        *,
-        allow_empty: bool = False,
-    ) -> SnapshotId:
-        """Replace the tip of the branch by a snapshot with the session's changes on top of it.
-
-        Message and properties are replaced, not joined. The old tip can still be read by its
-        id until it is collected. Afterwards the session is read-only.
-
-        Raises:
-            UnsupportedBySpecError: the repository is of format version 1.
-            SessionStateError: the tip is the first snapshot, or only moved nodes.
-            NothingToCommitError, ConflictError, ReadOnlyError: as :meth:`commit`.
-
-        Cancellation: the amendment may have been published.
-        """
-        with self._publishing(allow_empty=allow_empty) as branch:
-            if self._history.spec_version == 1:
-                raise UnsupportedBySpecError(
-                    "A repository of format version 1 cannot amend a commit. Commit instead, or "
-                    "use a repository of format version 2."
-                )
-            if self._doubtful and (landed := await self._find_landed(branch)):
-                return self._finish(landed)
-            base = self.workspace.base
-            info = await self._history.snapshot_info(base.id)
-            if info.parent_id is None:
-                raise SessionStateError(
-                    f"Snapshot {base.id} is the first of its repository and cannot be amended. "
-                    "Commit instead."
-                )
-            replaced = await self.workspace.assets.transaction_log(base.id)
-            if replaced.moves:
-                raise SessionStateError(
-                    f"Snapshot {base.id} moved nodes, and changes cannot be folded into moves. "
-                    "Commit instead."
-                )
-            snapshot, flushed = await self._draft(message, metadata, None)
-            log = replaced.merge(self.workspace.changes.log(snapshot.id))
-            return await self._publish(Amend(branch, base.id, snapshot), flushed, log)
-
-    async def flush(self, message: str, metadata: Mapping[str, JSON] | None = None) -> SnapshotId:
-        """Make a snapshot of the session's changes that no branch holds.
-
-        It can be read by its id, and a branch or tag can be set to it; else it is collected
-        one day. Afterwards the session is read-only and stands on it.
-
-        Raises:
-            NothingToCommitError, ReadOnlyError: as :meth:`commit`.
-
-        Cancellation: the snapshot may exist.
-        """
-        with self._publishing(allow_empty=False):
-            base_id = self.workspace.base.id
-            snapshot, flushed = await self._draft(message, metadata, None)
-            log = self.workspace.changes.log(snapshot.id)
-            return await self._publish(Detach(base_id, snapshot), flushed, log)
-
-    async def rebase(self, solver: ConflictSolver) -> None:
-        """Replay the session's changes on top of the newer commits of its branch.
-
-        Nothing is published. Nothing happens if there are no newer commits.
-
-        Raises:
-            RebaseFailedError: a conflict that the solver did not settle. The session stands on
-                the last commit that did not clash, with its changes.
-            ConflictError: the branch was reset away from the session's base.
-            ReadOnlyError: the session only reads.
-
-        Cancellation: the session stands on its old base or on a commit after it.
-        """
-        with self._exclusively() as branch:
-            await rebase(self.workspace, self._history, branch, solver)
-
-    async def _publish_on(
-        self,
-        branch: str,
-        message: str,
-        metadata: Mapping[str, JSON] | None,
-        extra: JSON,
-    ) -> SnapshotId:
-        base_id = self.workspace.base.id
-        snapshot, flushed = await self._draft(message, metadata, extra)
-        log = self.workspace.changes.log(snapshot.id)
-        return await self._publish(Commit(branch, base_id, snapshot), flushed, log)
-
-    async def _draft(
-        self, message: str, metadata: Mapping[str, JSON] | None, extra: JSON
-    ) -> tuple[Snapshot, Flushed]:
-        """Build a snapshot of the session's state; nothing is stored."""
-        workspace = self.workspace
-        base = workspace.base
-        flushed = await self._flusher.flush(base, workspace.tree)
-        properties: dict[str, JSON] = {**self._default_metadata, **(metadata or {})}
-        if isinstance(extra, dict):
-            reserved = properties.get(_RESERVED)
-            properties[_RESERVED] = {**(reserved if isinstance(reserved, dict) else {}), **extra}
-        snapshot = Snapshot(
-            SnapshotId.random(),
-            base.id,
-            max(_clock.now_us(), base.flushed_at + 1),  # a clock that lags must not stop anyone
-            message,
-            properties,
-            flushed.nodes,
-            flushed.files,
-        )
-        return snapshot, flushed
-
-    async def _publish(
-        self, publication: Publication, flushed: Flushed, log: TransactionLog
-    ) -> SnapshotId:
-        """Store a snapshot with all it needs, and make it known."""
-        assets, snapshot = self.workspace.assets, publication.snapshot
-
-        async def store() -> None:
-            try:
-                await gather(
-                    self._flusher.store(flushed),
-                    assets.put_snapshot(snapshot),
-                    assets.put_transaction_log(log),
-                )
-            except OutcomeUnknownError as error:  # about a file that nothing refers to yet
-                raise StorageUnavailableError(
-                    f"A file of the new snapshot may not be stored: {error} Nothing was "
-                    "published and no change was lost; commit again."
-                ) from error
-
-        self._doubtful[snapshot.id] = snapshot
-        try:
-            await self._history.publish(publication, store)
-        except (OutcomeUnknownError, asyncio.CancelledError):
-            raise  # it may have landed: remember it
-        except BaseException:
-            del self._doubtful[snapshot.id]
-            raise
-        return self._finish(snapshot)
-
-    def _finish(self, snapshot: Snapshot) -> SnapshotId:
-        """Stand on a snapshot that was published, for reading."""
-        self._doubtful.clear()
-        self._mode = SessionMode.READONLY
-        self.workspace.rebase_to(snapshot, ChangeSet())
-        return snapshot.id
-
-    async def _find_landed(self, branch: str) -> Snapshot | None:
-        """Answer the snapshot of an earlier try of unknown outcome, if it is on the branch."""
-        if not self._doubtful:
-            return None
-        async for info in self._history.ancestry(await self._history.branch_tip(branch)):
-            if info.id in self._doubtful:
-                return self._doubtful[info.id]
-            if info.id == self.workspace.base.id:
-                break
-        return None
-
-    @contextmanager
-    def _publishing(self, *, allow_empty: bool) -> Generator[str]:
-        """Keep changes out while the session is published; answer its branch."""
-        with self._exclusively() as branch:
-            if not (allow_empty or self._doubtful or self.has_uncommitted_changes):
-                raise NothingToCommitError(
-                    "The session changed nothing, so there is nothing to commit. Write something "
-                    "first, or pass allow_empty=True."
-                )
-            try:
-                yield branch
-            except OutcomeUnknownError:
-                raise
-            except StorageError as error:
-                if not self._doubtful:
-                    raise
-                raise OutcomeUnknownError(
-                    f"Whether an earlier try of this commit landed could not be found out: {error} "
-                    "No change is lost; commit again to find out."
-                ) from error
-
-    @contextmanager
-    def _exclusively(self) -> Generator[str]:
-        """Refuse changes for the length of the block, and afterwards unless it failed."""
-        workspace = self.workspace
-        with workspace.lock:
-            if not self._doubtful:
-                workspace.check_writable()
-            elif self._busy:
-                raise SessionStateError("The session is being committed or rebased already.")
-            assert self._branch is not None  # read-only sessions were refused
-            self._busy = True
-            workspace.why_read_only = "The session is being committed or rebased."
-        try:
-            yield self._branch
-        finally:
-            with workspace.lock:
-                self._busy = False
-                if self._mode is SessionMode.READONLY:
-                    workspace.why_read_only = "The session was committed and only reads now."
-                elif self._doubtful:
-                    workspace.why_read_only = (
-                        "Whether the last commit landed is unknown: commit again to find out."
-                    )
-                else:
-                    workspace.why_read_only = None
