@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from icechunk_async import _clock
 from icechunk_async._concurrency import gather
 from icechunk_async.errors import InvalidInputError, SnapshotNotFoundError
-from icechunk_async.repository.diff import diff_snapshots
 from icechunk_async.repository.history import opening
 from icechunk_async.repository.opened import (
     Creation,
@@ -18,12 +17,12 @@ from icechunk_async.repository.opened import (
     open_location,
     open_parts,
 )
-from icechunk_async.repository.refs import RefOperations, as_snapshot_id
+from icechunk_async.repository.past import HistoryOperations
 from icechunk_async.repository.session import Session, SessionMode
 from icechunk_async.repository.workspace import Workspace
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, Mapping
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from icechunk_async.format.metadata import JSON
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import Snapshot
-    from icechunk_async.format.updates import Update
-    from icechunk_async.repository.diff import Diff
     from icechunk_async.repository.opened import Location, Opened
     from icechunk_async.repository.virtual import VirtualAccess
     from icechunk_async.storage import Storage
@@ -42,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Repository"]
 
 
-class Repository(RefOperations):
+class Repository(HistoryOperations):
     """A versioned Zarr hierarchy in a storage.
 
     Opened by one of the class methods, which answer asynchronous context managers::
@@ -209,61 +206,6 @@ class Repository(RefOperations):
         history = self._opened.history
         await history.save_config(self.config, await history.load_config())
 
-    async def lookup_snapshot(self, snapshot_id: SnapshotId | str) -> SnapshotInfo:
-        """Answer when and why a snapshot was made, and its parent.
-
-        Raises:
-            SnapshotNotFoundError: the repository has no such snapshot.
-        """
-        return await self._opened.history.snapshot_info(as_snapshot_id(snapshot_id))
-
-    async def ancestry(
-        self,
-        *,
-        branch: str | None = None,
-        tag: str | None = None,
-        snapshot_id: SnapshotId | str | None = None,
-    ) -> AsyncIterator[SnapshotInfo]:
-        """Iterate over snapshots, from the one named back to the first.
-
-        Exactly one of the arguments is given; ``main`` if none is.
-        """
-        start = await self._resolve(branch, tag, snapshot_id)
-        async for info in self._opened.history.ancestry(start):
-            yield info
-
-    async def diff(
-        self,
-        *,
-        from_branch: str | None = None,
-        from_tag: str | None = None,
-        from_snapshot_id: SnapshotId | str | None = None,
-        to_branch: str | None = None,
-        to_tag: str | None = None,
-        to_snapshot_id: SnapshotId | str | None = None,
-    ) -> Diff:
-        """Answer what the commits after one snapshot up to another touched.
-
-        One argument names the older snapshot, one the newer.
-
-        Raises:
-            InvalidInputError: the older is not an ancestor of the newer.
-        """
-        start, end = await gather(
-            self._resolve(from_branch, from_tag, from_snapshot_id, default=None),
-            self._resolve(to_branch, to_tag, to_snapshot_id, default=None),
-        )
-        return await diff_snapshots(self._opened.history, self._opened.assets, start, end)
-
-    async def ops_log(self) -> AsyncIterator[Update]:
-        """Iterate over what was done to the repository, newest first.
-
-        Raises:
-            UnsupportedBySpecError: format version 1 keeps no such log.
-        """
-        async for update in self._opened.history.operations():
-            yield update
-
     async def readonly_session(
         self,
         branch: str | None = None,
@@ -348,28 +290,6 @@ class Repository(RefOperations):
             branch=branch,
             mode=mode,
             default_metadata=self.default_commit_metadata,
-        )
-
-    async def _resolve(
-        self,
-        branch: str | None,
-        tag: str | None,
-        snapshot_id: SnapshotId | str | None,
-        *,
-        default: str | None = "main",
-    ) -> SnapshotId:
-        given = [it for it in (branch, tag, snapshot_id) if it is not None]
-        if len(given) > 1 or (not given and default is None):
-            raise InvalidInputError(
-                "Name one of a branch, a tag and a snapshot id"
-                + (", not several." if given else ".")
-            )
-        if tag is not None:
-            return await self._opened.history.tag_target(tag)
-        if snapshot_id is not None:
-            return as_snapshot_id(snapshot_id)
-        return await self._opened.history.branch_tip(
-            branch if branch is not None else default or ""
         )
 
     async def _as_of(self, tip: SnapshotId, moment: datetime) -> SnapshotId:
