@@ -18,6 +18,7 @@ from icechunk_async.storage import BlockingStorage
 from icechunk_async.storage.coalesce import CoalescePolicy, Coalescing
 from icechunk_async.storage.limit import Limited
 from icechunk_async.storage.retry import Retrying, RetryPolicy
+from icechunk_async.storage.trace import traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ def with_policies(
     immutable: Callable[[str], bool] = is_written_once,
 ) -> Storage:
     """Wrap a storage as its settings say, its requests counting against ``budget``."""
-    limited = Limited(storage, budget)
+    limited = Limited(traced(storage), budget)
     if isinstance(storage, BlockingStorage):
         return limited
     retrying = Retrying(limited, retry_policy(settings), immutable=immutable)

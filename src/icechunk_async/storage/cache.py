@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import anyio.to_thread
 
+from icechunk_async import _telemetry
 from icechunk_async._concurrency import closing
 from icechunk_async.errors import InvalidInputError, StorageClosedError
 from icechunk_async.storage.cache_file import fits, part_name
@@ -312,6 +313,8 @@ class Cached:
         self, answer: Retrieved, *, memory_hits: int = 0, disk_hits: int = 0, misses: int = 0
     ) -> Retrieved:
         size = len(answer.data)
+        result = "memory" if memory_hits else "disk" if disk_hits else "miss"
+        _telemetry.add("cache.reads", 1, result=result)
         with self._lock:
             before = self._statistics
             self._statistics = CacheStatistics(

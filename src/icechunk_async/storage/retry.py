@@ -8,12 +8,13 @@ if all writes of its key write the same bytes.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 import anyio
 
-from icechunk_async import _clock
+from icechunk_async import _clock, _telemetry
 from icechunk_async._concurrency import closing
 from icechunk_async.errors import (
     IcechunkError,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = ["RetryPolicy", "Retrying"]
+
+_log = logging.getLogger(__name__)
 
 _NAME_RESOLUTION_TRIES: Final = 3
 """A resolver may stumble; a name that does not exist will not come to exist soon."""
@@ -90,6 +93,8 @@ class _Tries:
             return False
         if policy.total_seconds is not None and late > policy.total_seconds:
             return False
+        _telemetry.add("storage.retries", 1, reason=error.kind)
+        _log.debug("trying again in %.2f s after: %s", pause, error)
         await anyio.sleep(pause)
         return True
 
