@@ -165,6 +165,22 @@ class Repository(HistoryOperations):
             found = await opening.find(early(request, storage))
             return 0 if found is None else found.spec_version
 
+    @staticmethod
+    async def fetch_config(
+        location: Location, *, storage_options: Mapping[str, object] | None = None
+    ) -> RepositoryConfig | None:
+        """Answer the configuration stored with the repository at a location; None without one.
+
+        Raises:
+            RepositoryNotFoundError: there is no repository.
+        """
+        request = _request(location, storage_options, None, None)
+        async with open_location(request) as storage:
+            found = await opening.find(early(request, storage))
+            if found is None:
+                raise opening.missing(storage)
+            return found.config
+
     def __repr__(self) -> str:
         """Show where it is."""
         url = self.storage.description.url

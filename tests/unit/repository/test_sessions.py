@@ -17,13 +17,14 @@ from icechunk_async.errors import (
     NodeNotFoundError,
     NothingToCommitError,
     ReadOnlyError,
+    RepositoryNotFoundError,
     SessionStateError,
     SnapshotNotFoundError,
     UnsupportedBySpecError,
 )
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, SnapshotId
 from icechunk_async.repository.session import SessionMode
-from tests.helpers import array_document, group_document, make_array, read, write
+from tests.helpers import array_document, group_document, make_array, memory_url, read, write
 
 
 async def test_a_commit_is_visible_to_sessions_begun_after_it(filled: Repository) -> None:
@@ -339,3 +340,19 @@ async def test_writes_while_committing_are_refused_not_lost(filled: Repository) 
     await session.commit("both")
     reader = await filled.readonly_session("main")
     assert await read(reader, "a/c/3") == b"\x03"
+
+
+@pytest.mark.parametrize("spec", [1, 2])
+async def test_the_stored_configuration_is_read_without_opening(spec: int) -> None:
+    """It is what was stored, not what a handle was opened with; a repository need not have one."""
+    url, bare = memory_url(), memory_url()
+    stored = RepositoryConfig(inline_chunk_threshold_bytes=7)
+    async with Repository.create(url, spec_version=spec, config=stored):
+        pass
+    async with Repository.open(url, config=RepositoryConfig(max_concurrent_requests=3)):
+        assert await Repository.fetch_config(url) == stored
+    async with Repository.create(bare, spec_version=spec):
+        pass
+    assert await Repository.fetch_config(bare) is None
+    with pytest.raises(RepositoryNotFoundError):
+        await Repository.fetch_config(memory_url())
