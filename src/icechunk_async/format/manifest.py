@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.flat import Tables
 
-__all__ = ["MAX_RANK", "Manifest", "decode_manifest"]
+__all__ = ["MAX_RANK", "Manifest", "decode_manifest", "decode_rows", "location_dictionary"]
 
 _ZSTD: Final = 1
 MAX_RANK: Final = 64
@@ -66,9 +66,7 @@ def decode_manifest(payload: bytes | memoryview) -> Manifest:
     root = Buffer(payload).root()
     identifier = ManifestId(root.struct(0, ManifestId.size_bytes, field="id").tobytes())
     arrays = root.vector(1, 4, 4, required="arrays").tables()
-    dictionary = None
-    if root.has(2)[0] and int(root.scalar(3, 1, _ZSTD)[0]) == _ZSTD:
-        dictionary = bytes(root.vector(2, 1, 1).raw(0))
+    dictionary = location_dictionary(root)
     nodes = arrays.struct(0, NodeId.size_bytes, field="node_id")
     refs = arrays.vector(1, 4, 4, required="refs")
     refs.check_tables()
@@ -81,16 +79,27 @@ def decode_manifest(payload: bytes | memoryview) -> Manifest:
         tables = refs.row(row).tables()
         for rows, coords in tables.vector(0, 4, 4, required="index").matrices(MAX_RANK):
             chosen = tables if rows is None else tables.select(rows)
-            found = _decode_refs(chosen, coords, dictionary)
+            found = decode_rows(chosen, coords, dictionary)
             if decoded.setdefault(node, found) is not found:
                 strays[node, found.rank] = found
     return Manifest(identifier, decoded, strays)
 
 
-def _decode_refs(
+def location_dictionary(root: Tables) -> bytes | None:
+    """Answer what locations are compressed with, if they are."""
+    if root.has(2)[0] and int(root.scalar(3, 1, _ZSTD)[0]) == _ZSTD:
+        return bytes(root.vector(2, 1, 1).raw(0))
+    return None
+
+
+def decode_rows(
     tables: Tables, coords: npt.NDArray[np.uint32], dictionary: bytes | None
 ) -> ChunkRefs:
-    """Read the ChunkRef tables of one array, or those of one rank."""
+    """Read ChunkRef tables of one array and one rank, whose coordinates are known, ascending.
+
+    Raises:
+        FormatError: a table is damaged, or they are out of order.
+    """
     count = len(tables)
     native, packed, plain, inline = (tables.has(slot) for slot in (4, 8, 5, 1))
     # The order in which the official reader looks at the fields.

@@ -18,7 +18,8 @@ from icechunk_async.errors import (
     SnapshotNotFoundError,
 )
 from icechunk_async.format.envelope import FileType, pack, unpack
-from icechunk_async.format.manifest import decode_manifest
+from icechunk_async.format.manifest import Manifest, decode_manifest
+from icechunk_async.format.manifest_peek import PackedManifest
 from icechunk_async.format.snapshot import decode_snapshot
 from icechunk_async.format.snapshot_write import encode_snapshot
 from icechunk_async.format.transaction_log import decode_transaction_log, encode_transaction_log
@@ -30,8 +31,8 @@ from icechunk_async.storage import BlockingStorage, ByteRange
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from icechunk_async.format.ids import ManifestId, SnapshotId
-    from icechunk_async.format.manifest import Manifest
+    from icechunk_async.format.chunk_refs import ChunkRef, Coordinates
+    from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.format.transaction_log import TransactionLog
     from icechunk_async.storage import Data, RangeRequest, Retrieved, Version
@@ -40,6 +41,14 @@ __all__ = ["AssetStorage", "Assets"]
 
 _OFFLOAD_BYTES: Final = 1 << 18
 """Work on files from this size is done on a thread, so that the event loop goes on."""
+
+_LARGE_BYTES: Final = 1 << 18
+"""Manifests from this size, decompressed, are decoded only once more than a few chunks of them are
+looked for."""
+_PEEKS: Final = 16
+"""So many chunks are looked for in a manifest that is not decoded."""
+_BYTES_PER_REF: Final = 40
+"""Roughly what a reference takes in a manifest that is not decoded."""
 
 
 class AssetStorage(Protocol):
@@ -81,7 +90,9 @@ class Assets:
         self.spec_version = spec_version
         self._level = compression_level
         self._snapshots: WeightedCache[SnapshotId, Snapshot] = WeightedCache(snapshot_nodes)
-        self._manifests: WeightedCache[ManifestId, Manifest] = WeightedCache(chunk_refs)
+        self._manifests: WeightedCache[ManifestId, Manifest | PackedManifest] = WeightedCache(
+            chunk_refs
+        )
         self._flights: SingleFlight[object, Any] | None = SingleFlight()
         self.direct: Assets | None = None
         """The same files without an event loop; None where the storage cannot."""
@@ -147,11 +158,56 @@ class Assets:
         Cost: one request unless cached; memory in proportion to its references.
         """
         cached = self._manifests.get(manifest_id)
-        if cached is not None:
+        if isinstance(cached, Manifest):
             return cached
-        return await self._once(manifest_id, lambda: self._load_manifest(manifest_id, size_bytes))
+        return await self._once(manifest_id, lambda: self._decode_manifest(manifest_id, size_bytes))
 
-    async def _load_manifest(self, manifest_id: ManifestId, size_bytes: int) -> Manifest:
+    async def find_ref(
+        self, manifest_id: ManifestId, size_bytes: int, node_id: NodeId, coords: Coordinates
+    ) -> ChunkRef | None:
+        """Answer the reference of a chunk; None if the manifest has none.
+
+        Args:
+            manifest_id: which manifest.
+            size_bytes: its size where known, so that exactly that is asked for.
+            node_id: the array.
+            coords: the chunk.
+
+        Raises:
+            FormatError: the manifest is missing, though a snapshot refers to it, or is damaged.
+
+        Cost: one request unless cached. A large manifest is only decompressed for the first few
+        chunks that are looked for and found; then it is decoded.
+        """
+        manifest = self._manifests.get(manifest_id)
+        if manifest is None:
+            manifest = await self._once(
+                (manifest_id, "packed"), lambda: self._load_manifest(manifest_id, size_bytes)
+            )
+        if isinstance(manifest, PackedManifest):
+            found = manifest.find(node_id, coords) if manifest.finds < _PEEKS else None
+            if found is not None:
+                return found
+            manifest = await self.manifest(manifest_id, size_bytes)
+        refs = manifest.refs(node_id, len(coords))
+        row = refs.find(coords)
+        return None if row is None else refs.ref(row)
+
+    async def _decode_manifest(self, manifest_id: ManifestId, size_bytes: int) -> Manifest:
+        packed = self._manifests.get(manifest_id)
+        if packed is None:
+            packed = await self._load_manifest(manifest_id, size_bytes)
+        if isinstance(packed, Manifest):
+            return packed
+        payload = packed.payload
+        manifest = await self.compute(lambda: decode_manifest(payload), size_bytes=len(payload))
+        self._manifests.put(manifest_id, manifest, 1 + len(manifest))
+        return manifest
+
+    async def _load_manifest(
+        self, manifest_id: ManifestId, size_bytes: int
+    ) -> Manifest | PackedManifest:
+        """Load a manifest; decode it if it is small."""
         key = manifest_key(manifest_id)
         try:
             retrieved = await self.storage.get(key, ByteRange(0, size_bytes or None))
@@ -161,11 +217,14 @@ class Assets:
                 "restore the object, or go back to a snapshot that does not need it."
             ) from error
         manifest = await self.compute(
-            lambda: decode_manifest(unpack(retrieved.data, FileType.MANIFEST).payload),
-            size_bytes=len(retrieved.data),
+            lambda: _open_manifest(retrieved.data), size_bytes=len(retrieved.data)
         )
         _check_id(key, manifest.id, manifest_id)
-        self._manifests.put(manifest_id, manifest, 1 + len(manifest))
+        if isinstance(manifest, Manifest):
+            self._manifests.put(manifest_id, manifest, 1 + len(manifest))
+        else:
+            weight = len(manifest.payload) // _BYTES_PER_REF
+            self._manifests.put(manifest_id, manifest, weight)
         return manifest
 
     async def transaction_log(self, snapshot_id: SnapshotId) -> TransactionLog:
@@ -235,6 +294,11 @@ class Assets:
             return await load()
         result: T = await self._flights.run(key, load)
         return result
+
+
+def _open_manifest(data: bytes | memoryview) -> Manifest | PackedManifest:
+    payload = unpack(data, FileType.MANIFEST).payload
+    return PackedManifest(payload) if len(payload) >= _LARGE_BYTES else decode_manifest(payload)
 
 
 def _check_id(key: str, found: bytes, expected: bytes) -> None:

@@ -29,7 +29,13 @@ from icechunk_async.storage import ByteRange, slice_range
 
 if TYPE_CHECKING:
     from icechunk_async.format.chunk_refs import ChunkRef, Coordinates
-    from icechunk_async.format.snapshot import ArrayData, ManifestRef, Node, Snapshot
+    from icechunk_async.format.snapshot import (
+        ArrayData,
+        ManifestFileInfo,
+        ManifestRef,
+        Node,
+        Snapshot,
+    )
     from icechunk_async.repository.assets import Assets
     from icechunk_async.repository.virtual import VirtualChunks
     from icechunk_async.storage import Data, RangeRequest
@@ -233,9 +239,9 @@ class Workspace:
             return None
         for manifest_ref in base_node.array.manifests:
             if _covers(manifest_ref, coords):
-                refs = await self._refs(manifest_ref, base_node, base, direct=direct)
-                row = refs.find(coords)
-                found = None if row is None else refs.ref(row)
+                info = self._info(manifest_ref, base_node, base)
+                assets = self._direct if direct else self.assets
+                found = await assets.find_ref(info.id, info.size_bytes, base_node.id, coords)
                 if found is not None:  # else another may have it: boxes can be too wide
                     return _handle(found)
         return None
@@ -323,17 +329,22 @@ class Workspace:
         merged = ChunkRefs.concat([*parts, ours]).sort()
         return merged.take(merged.kinds != Kind.DELETED)
 
-    async def _refs(
-        self, ref: ManifestRef, node: Node, base: Snapshot, *, direct: bool
-    ) -> ChunkRefs:
+    @staticmethod
+    def _info(ref: ManifestRef, node: Node, base: Snapshot) -> ManifestFileInfo:
         info = base.manifests.get(ref.manifest_id)
         if info is None:
             raise FormatError(
                 f"Array {node.path!r} uses manifest {ref.manifest_id}, which snapshot {base.id} "
                 "does not list. The repository is damaged."
             )
+        return info
+
+    async def _refs(
+        self, ref: ManifestRef, node: Node, base: Snapshot, *, direct: bool
+    ) -> ChunkRefs:
+        info = self._info(ref, node, base)
         assets = self._direct if direct else self.assets
-        manifest = await assets.manifest(ref.manifest_id, info.size_bytes)
+        manifest = await assets.manifest(info.id, info.size_bytes)
         assert node.array is not None
         return manifest.refs(node.id, len(node.array.dimensions))
 
