@@ -155,8 +155,14 @@ class Refusal:
 
     @property
     def is_doubtful(self) -> bool:
-        """Tell whether a change may have been carried out all the same."""
-        return self.status >= 500 and not self.is_full and not self.is_throttling
+        """Tell whether a change may have been carried out all the same.
+
+        An error inside of a 200, which botocore calls a 500, came after the work began: then even
+        throttling leaves doubt.
+        """
+        if self.is_full:
+            return False
+        return self.status in (200, 500) or (self.status > 500 and not self.is_throttling)
 
     @property
     def is_throttling(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from aiobotocore.credentials import AioCredentials
 from botocore.credentials import ReadOnlyCredentials
@@ -53,6 +53,20 @@ class S3Credentials:
                 "expires_at of S3Credentials has no time zone. Use an aware time, such as "
                 "datetime.now(UTC) + timedelta(hours=1)."
             )
+
+
+@runtime_checkable
+class _Keys(Protocol):
+    """Keys of somebody else's making."""
+
+    @property
+    def access_key_id(self) -> str: ...
+    @property
+    def secret_access_key(self) -> str: ...
+    @property
+    def session_token(self) -> str | None: ...
+    @property
+    def expires_at(self) -> datetime | None: ...
 
 
 class KeySource(Protocol):
@@ -173,7 +187,7 @@ class CallbackKeys(AioCredentials):
 
     async def _ask(self) -> S3Credentials:
         try:
-            keys = await self._callback()
+            keys: object = await self._callback()
         except IcechunkError:
             raise
         except Exception as error:
@@ -181,12 +195,16 @@ class CallbackKeys(AioCredentials):
                 f"The credentials callback for S3 failed with {type(error).__name__}. Look at that "
                 "error, which caused this one."
             ) from error
-        if not isinstance(keys, S3Credentials):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidInputError(
-                f"The credentials callback for S3 answered {type(keys).__name__}. It must answer "
-                "icechunk_async_s3.S3Credentials."
+        if isinstance(keys, S3Credentials):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return keys
+        if isinstance(keys, _Keys):
+            return S3Credentials(
+                keys.access_key_id, keys.secret_access_key, keys.session_token, keys.expires_at
             )
-        return keys
+        raise InvalidInputError(
+            f"The credentials callback for S3 answered {type(keys).__name__}. It must answer "
+            "icechunk_async_s3.S3Credentials."
+        )
 
 
 def redact(text: str, keys: S3Credentials | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -15,25 +15,29 @@ from icechunk_async_s3.transport import RefusedError
 from icechunk_async_s3.versions import parse_etag
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from icechunk_async_s3.options import Options
     from icechunk_async_s3.transport import Body, Transport
 
-__all__ = ["upload"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Upload:
-    transport: Transport
-    key: str
-    full: str
-    upload_id: str
-
+__all__ = ["Upload", "abort", "begin", "join", "upload"]
 
 _PART_BYTES: Final = 16 * 1024 * 1024
 _MOST_PARTS: Final = 10_000
 _AT_A_TIME: Final = 4
 _TRIES_OF_A_PART: Final = 3
 _ABORT_SECONDS: Final = 10.0
+
+
+@dataclass(slots=True)
+class Upload:
+    """An object whose parts are sent, or being sent, and not yet joined."""
+
+    transport: Transport
+    key: str
+    full: str
+    upload_id: str
+    parts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
 async def upload(
@@ -46,8 +50,36 @@ async def upload(
 
     Cancellation: the parts are removed again, unless the object was being made.
     """
+    made = await begin(transport, options, key, full, body)
+    try:
+        return await _complete(made)
+    except OutcomeUnknownError:
+        raise
+    except BaseException:
+        await abort(made)
+        raise
+
+
+async def begin(
+    transport: Transport,
+    options: Options,
+    key: str,
+    full: str,
+    body: Body,
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> Upload:
+    """Send all parts of an object, which is not there before :func:`join`.
+
+    Raises:
+        IcechunkError: a part could not be sent; those that were are removed again.
+
+    Cancellation: the parts are removed again.
+    """
     asked = f"writing {key!r} in"
     parameters: dict[str, object] = {"Key": full}
+    if metadata is not None:
+        parameters["Metadata"] = metadata
     if options.storage_class is not None:
         parameters["StorageClass"] = options.storage_class
     if options.checksum_algorithm is not None:
@@ -58,17 +90,42 @@ async def upload(
         raise explain(error.refusal, asked, transport.place, key=key) from error
     except LostReplyError as error:
         raise error.as_read(asked, transport.place) from error
-    made = _Upload(transport, key, full, begun["UploadId"])
+    made = Upload(transport, key, full, begun["UploadId"])
     try:
-        return await _complete(made, await _send_parts(made, body))
-    except OutcomeUnknownError:
-        raise
+        made.parts = await _send_parts(made, body)
     except BaseException:
-        await _abort(made)
+        await abort(made)
         raise
+    return made
 
 
-async def _send_parts(made: _Upload, body: Body) -> list[dict[str, Any]]:
+async def join(made: Upload, **conditions: str) -> Version:
+    """Make the object of its parts, in one request.
+
+    Args:
+        made: what :func:`begin` answered.
+        conditions: ``IfMatch`` or ``IfNoneMatch``.
+
+    Raises:
+        LostReplyError: no complete answer came; the object may have been made.
+        RefusedError: the server said no; a status of 5xx leaves doubt.
+        IcechunkError: nothing was sent.
+    """
+    done = await made.transport.call(
+        "complete_multipart_upload",
+        f"writing {made.key!r} in",
+        Key=made.full,
+        UploadId=made.upload_id,
+        MultipartUpload={"Parts": made.parts},
+        **conditions,
+    )
+    etag = parse_etag(done.get("ETag", ""))
+    if not etag:  # the status comes before the work, so that it alone says nothing
+        raise LostReplyError("the answer ended before it told a version")
+    return Version(etag)
+
+
+async def _send_parts(made: Upload, body: Body) -> list[dict[str, Any]]:
     size = max(_PART_BYTES, -(-len(body) // _MOST_PARTS))
     view = memoryview(body)
     starts = iter(list(enumerate(range(0, len(view), size), start=1)))
@@ -93,7 +150,7 @@ async def _send_parts(made: _Upload, body: Body) -> list[dict[str, Any]]:
     return [parts[number] for number in sorted(parts)]
 
 
-async def _send_part(made: _Upload, number: int, body: Body) -> dict[str, Any]:
+async def _send_part(made: Upload, number: int, body: Body) -> dict[str, Any]:
     """Send one part; sending it twice leaves one."""
     transport = made.transport
     asked = f"writing part {number} of {made.key!r} in"
@@ -117,24 +174,16 @@ async def _send_part(made: _Upload, number: int, body: Body) -> dict[str, Any]:
     raise AssertionError  # the last try returns or raises
 
 
-async def _complete(made: _Upload, parts: list[dict[str, Any]]) -> Version:
+async def _complete(made: Upload) -> Version:
     transport, key = made.transport, made.key
-    asked = f"writing {key!r} in"
     try:
-        done = await transport.call(
-            "complete_multipart_upload",
-            asked,
-            Key=made.full,
-            UploadId=made.upload_id,
-            MultipartUpload={"Parts": parts},
-        )
+        return await join(made)
     except RefusedError as error:
-        if not error.refusal.is_doubtful and error.refusal.status != 200:
-            raise explain(error.refusal, asked, transport.place, key=key) from error
-        raise _unknown(transport, key, error.refusal.said) from error
+        if error.refusal.is_doubtful:
+            raise _unknown(transport, key, error.refusal.said) from error
+        raise explain(error.refusal, f"writing {key!r} in", transport.place, key=key) from error
     except LostReplyError as error:
         raise _unknown(transport, key, str(error)) from error
-    return Version(parse_etag(done["ETag"]))
 
 
 def _unknown(transport: Transport, key: str, why: str) -> OutcomeUnknownError:
@@ -145,7 +194,7 @@ def _unknown(transport: Transport, key: str, why: str) -> OutcomeUnknownError:
     )
 
 
-async def _abort(made: _Upload) -> None:
+async def abort(made: Upload) -> None:
     """Remove the parts, which would be paid for; what remains is left to the bucket's rules."""
     asked = "removing parts in"
     with (

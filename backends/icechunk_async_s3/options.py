@@ -69,6 +69,8 @@ class Options:
     connect_timeout_seconds: float = 10.0
     network_stream_timeout_seconds: float = 60.0
     multipart_threshold_bytes: int = 64 * 1024 * 1024
+    conditional_multipart: bool | None = None
+    """None: only at AWS."""
     read_only: bool = False
 
 
@@ -287,5 +289,6 @@ _CHECKS: Final[Mapping[str, Callable[[str, object], None]]] = {
     "connect_timeout_seconds": _seconds,
     "network_stream_timeout_seconds": _seconds,
     "multipart_threshold_bytes": _size,
+    "conditional_multipart": _flag,
     "read_only": _flag,
 }

@@ -72,6 +72,7 @@ async def open_s3(
     connect_timeout_seconds: float | None = None,
     network_stream_timeout_seconds: float | None = None,
     multipart_threshold_bytes: int | None = None,
+    conditional_multipart: bool | None = None,
     read_only: bool | None = None,
 ) -> AsyncGenerator[S3Storage]:
     """Open what lies below a prefix of a bucket: ``s3://bucket/prefix``.
@@ -105,7 +106,11 @@ async def open_s3(
         quote_etags: whether versions are sent in quotes; False for servers that then find none.
         connect_timeout_seconds: for a connection; 0 for no limit.
         network_stream_timeout_seconds: longest pause within a transfer; 0 for no limit.
-        multipart_threshold_bytes: unconditional writes of more bytes are sent in parts.
+        multipart_threshold_bytes: writes of more bytes are sent in parts, conditional ones where
+            the server honours conditions then; elsewhere in one request, of up to 5 GiB.
+        conditional_multipart: whether the server honours ``If-None-Match`` and ``If-Match`` when
+            it joins the parts of an upload. AWS does, and is the only one taken to do so unless
+            this says so. True for a server that does not would lose commits.
         read_only: promise no writes.
 
     Raises:

@@ -140,6 +140,13 @@ class Transport:
             return answer
         raise AssertionError  # the second round returns or raises
 
+    async def joins_conditionally(self) -> bool:
+        """Tell whether the server honours conditions when it joins the parts of an upload."""
+        said = self._options.conditional_multipart
+        if said is not None:
+            return said
+        return (await self._connections.here()).wiring.is_aws
+
     async def refusal(self, reply: Reply) -> Refusal:
         """Read an answer that is not the one hoped for."""
         connection = await self._connections.here()

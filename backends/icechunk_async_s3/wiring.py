@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "Wiring", "connect", "prepare"]
 
+_AWS_DOMAINS: Final = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
 _PROBE_KEY: Final = "icechunk-async"
 _KEEP_ALIVE_SECONDS: Final = 12.0
 
@@ -69,6 +70,12 @@ class Wiring:
         name = parts.hostname or ""
         name = f"[{name}]" if ":" in name else name
         return name if parts.port in (None, default) else f"{name}:{parts.port}"
+
+    @property
+    def is_aws(self) -> bool:
+        """Tell whether the bucket is at AWS, and not at a server that speaks the protocol."""
+        name = urlsplit(self.base_url).hostname or ""
+        return name.endswith(_AWS_DOMAINS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,13 @@ from icechunk_async.errors import (
     UnsafeStorageError,
 )
 from icechunk_async.storage import Absent, Version
-from icechunk_async_s3.failures import LostReplyError, explain
-from icechunk_async_s3.multipart import upload
+from icechunk_async_s3.failures import LostReplyError, Refusal, explain
+from icechunk_async_s3.multipart import abort, begin, join, upload
+from icechunk_async_s3.transport import RefusedError
 from icechunk_async_s3.versions import condition, version_of
 
 if TYPE_CHECKING:
+    from icechunk_async_s3.multipart import Upload
     from icechunk_async_s3.options import Options
     from icechunk_async_s3.transport import Body, Reply, Transport
 
@@ -44,6 +46,8 @@ _TRIES: Final = 6
 _LOOKS: Final = 4
 """At an object, where the server is busy or the connection breaks."""
 
+_NAME_IN_CALLS: Final = {"if-none-match": "IfNoneMatch", "if-match": "IfMatch"}
+
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 
@@ -57,6 +61,9 @@ class _Write:
     body: Body
     expected: Version | Absent
     write_id: str
+    in_parts: bool
+    upload: Upload | None = None
+    """Its parts, while they wait to be joined."""
     maybe_landed: str | None = None
     """What went wrong with a try that may have landed."""
     turned_away: IcechunkError | None = None
@@ -105,17 +112,35 @@ class Writer:
         Raises:
             PreconditionFailedError: it is not, and this write has not landed.
             OutcomeUnknownError: this write may have landed.
-            UnsafeStorageError: the body is too large for one request.
+            UnsafeStorageError: the body is too large for one request, and the server is not known
+                to honour conditions on uploads in parts.
 
-        Cost: one request; after a refusal or a lost answer one or more that look.
+        Cancellation: the write may have landed; parts that wait to be joined are removed.
+
+        Cost: one request, or those of an upload in parts; after a refusal or a lost answer one or
+        more that look.
         """
-        if len(body) > _LARGEST_PUT_BYTES:
+        in_parts = (
+            len(body) > self._options.multipart_threshold_bytes
+            and await self._transport.joins_conditionally()
+        )
+        if len(body) > _LARGEST_PUT_BYTES and not in_parts:
             raise UnsafeStorageError(
                 f"writing {key!r}: S3 takes at most {_LARGEST_PUT_BYTES} bytes in one request, and "
-                "many servers ignore conditions on uploads in parts. Write it unconditionally.",
+                "many servers ignore conditions on uploads in parts. Pass "
+                "conditional_multipart=True if this one honours them, or write it unconditionally.",
                 key=key,
+                option="conditional_multipart",
             )
-        write = _Write(key, full, body, expected, str(uuid4()))
+        write = _Write(key, full, body, expected, str(uuid4()), in_parts)
+        try:
+            return await self._settle(write)
+        except BaseException:
+            await _discard(write)
+            raise
+
+    async def _settle(self, write: _Write) -> Version:
+        """Try until it is known what became of a write, or until there is no use in it."""
         for number in range(_TRIES):
             if number:
                 backoff = _FIRST_PAUSE_SECONDS * 2**number * (0.5 + random.random())  # noqa: S311
@@ -124,13 +149,13 @@ class Writer:
             if settled is not None:
                 return settled
         if write.maybe_landed is not None:
-            raise self._unknown(key, write.maybe_landed)
+            raise self._unknown(write.key, write.maybe_landed)
         if write.turned_away is not None:
             raise write.turned_away
         raise StorageUnavailableError(
             f"{write.asked} {self._transport.place.url!r}: others were writing it each of {_TRIES} "
             "times; nothing was changed. Try again.",
-            key=key,
+            key=write.key,
         )
 
     async def _try(self, write: _Write) -> Version | None:
@@ -139,7 +164,7 @@ class Writer:
         Another try carries the same id: if both arrive, the id still tells.
         """
         try:
-            reply = await self._send(write)
+            answer = await (self._join(write) if write.in_parts else self._send(write))
         except LostReplyError as error:
             write.maybe_landed = str(error)
             return await self._look(write, write.maybe_landed)
@@ -147,37 +172,66 @@ class Writer:
             if write.maybe_landed is None:
                 raise
             raise self._unknown(write.key, write.maybe_landed) from error
+        return await self._refused(write, answer) if isinstance(answer, Refusal) else answer
+
+    async def _send(self, write: _Write) -> Version | Refusal:
+        headers = {**self._headers(), WRITE_ID: write.write_id}
+        name, value = self._condition(write.expected)
+        headers[name] = value
+        reply = await self._transport.send("PUT", write.full, headers=headers, body=write.body)
         if reply.status == 200:
             return version_of(reply.headers, write.asked, self._transport.place)
-        return await self._refused(write, reply)
+        return await self._transport.refusal(reply)
 
-    async def _send(self, write: _Write) -> Reply:
-        headers = self._headers()
-        headers[WRITE_ID] = write.write_id
-        match write.expected:
+    async def _join(self, write: _Write) -> Version | Refusal:
+        """Send the parts, unless they are there, and join them."""
+        if write.upload is None:
+            metadata = {WRITE_ID.removeprefix("x-amz-meta-"): write.write_id}
+            write.upload = await begin(
+                self._transport,
+                self._options,
+                write.key,
+                write.full,
+                write.body,
+                metadata=metadata,
+            )
+        name, value = self._condition(write.expected)
+        try:
+            return await join(write.upload, **{_NAME_IN_CALLS[name]: value})
+        except RefusedError as error:
+            return error.refusal
+
+    def _condition(self, expected: Version | Absent) -> tuple[str, str]:
+        """Answer the header of a condition."""
+        match expected:
             case Absent():
-                headers["if-none-match"] = "*"
-            case Version() as version:
-                headers["if-match"] = condition(version, quoted=self._options.quote_etags)
-        return await self._transport.send("PUT", write.full, headers=headers, body=write.body)
+                return "if-none-match", "*"
+            case Version():
+                return "if-match", condition(expected, quoted=self._options.quote_etags)
 
-    async def _refused(self, write: _Write, reply: Reply) -> Version | None:
+    async def _refused(self, write: _Write, refusal: Refusal) -> Version | None:
         """Answer the version if it landed after all, None if it is to be tried again.
 
         Raises:
             PreconditionFailedError: it has not landed.
             OutcomeUnknownError: that cannot be known.
         """
-        refusal = await self._transport.refusal(reply)
+        status, code = refusal.status, refusal.code
+        is_missing = status == 404 and code != "NoSuchBucket"
+        if write.in_parts and is_missing and code != "NoSuchKey":
+            # Joined before, by a repetition of the request, or removed by the bucket's rules.
+            write.maybe_landed = write.maybe_landed or f"the server answered {refusal.said}"
         maybe = write.maybe_landed
-        if reply.status == 412 or (reply.status == 404 and refusal.code != "NoSuchBucket"):
+        if is_missing or status == 412 or code == "PreconditionFailed":
             landed = await self._look(write, maybe or "the answer may be to a repetition of it")
             if landed is not None:
                 return landed
             if maybe is not None:  # it may have landed, and been replaced since
                 raise self._unknown(write.key, maybe)
             raise self.precondition_failed(write.key, write.expected)
-        if reply.status == 409:  # another write was under way: nothing was changed
+        if status == 409 or code == "ConditionalRequestConflict":
+            # Another write was under way: nothing was changed. S3 wants the parts anew.
+            await _discard(write)
             return None
         pause = refusal.retry_after_seconds or 0.0
         write.pause_seconds = min(pause, _LONGEST_PAUSE_SECONDS)
@@ -185,7 +239,7 @@ class Writer:
             write.maybe_landed = f"the server answered {refusal.said}"
             return await self._look(write, write.maybe_landed)
         error = explain(refusal, write.asked, self._transport.place, key=write.key)
-        if reply.status == 503:  # with the same id, so that it is safe even if it had landed
+        if status == 503:  # with the same id, so that it is safe even if it had landed
             write.turned_away = error
             return None
         if maybe is not None:
@@ -245,6 +299,13 @@ class Writer:
             "to know.",
             key=key,
         )
+
+
+async def _discard(write: _Write) -> None:
+    """Remove the parts of a write, if it has any that wait."""
+    upload, write.upload = write.upload, None
+    if upload is not None:
+        await abort(upload)
 
 
 def owned(data: bytes | bytearray | memoryview) -> Body:

@@ -47,6 +47,7 @@ async def no_credentials() -> S3Credentials:
         ("connect_timeout_seconds", {"connect_timeout_seconds": -1}),
         ("network_stream_timeout_seconds", {"network_stream_timeout_seconds": float("nan")}),
         ("multipart_threshold_bytes", {"multipart_threshold_bytes": 1}),
+        ("conditional_multipart", {"conditional_multipart": "yes"}),
         ("read_only", {"read_only": "no"}),
     ],
 )
