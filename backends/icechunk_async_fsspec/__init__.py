@@ -69,10 +69,8 @@ async def open_fsspec(
         given["read_only"] = True
     description = StorageDescription(url, given)
     storage = await _open(filesystem, path, lambda: make()[0], description, read_only=read_only)
-    try:
+    async with storage:
         yield storage
-    finally:
-        storage.close()
 
 
 @asynccontextmanager
@@ -110,10 +108,8 @@ async def open_filesystem(
     folder = path.rstrip("/")
     description = StorageDescription(url, given)
     storage = await _open(filesystem, folder, again, description, read_only=read_only)
-    try:
+    async with storage:
         yield storage
-    finally:
-        storage.close()
 
 
 async def _open(

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from icechunk_async.errors import ObjectNotFoundError, PreconditionFailedError
 from icechunk_async.errors import StorageUnavailableError as Unavailable
 from icechunk_async.storage import (
     ABSENT,
-    CommonPrefix,
     DeleteFailure,
-    ListEntry,
+    Expected,
     ObjectInfo,
     RangeRequest,
     Retrieved,
@@ -23,7 +22,7 @@ from icechunk_async_fsspec.failures import translate
 from icechunk_async_fsspec.states import modified, size_of, version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["Folder"]
 
@@ -67,8 +66,9 @@ class Folder:
             raise translate(error, "read", key) from None
         return self.get(key, None)
 
-    def put(self, key: str, data: bytes, *, create: bool) -> Version:
+    def put(self, key: str, data: bytes, expected: Expected) -> Version:
         """Write, and find the version by reading back."""
+        create = expected is ABSENT
         try:
             self._write(key, data, create=create)
         except FileExistsError as error:
@@ -100,33 +100,25 @@ class Folder:
                 failures.append(DeleteFailure(key, translate(error, "delete", key)))
         return failures
 
-    def list(
-        self, prefix: str, start_after: str | None, delimiter: Literal["/"] | None
-    ) -> list[ListEntry]:
-        """Answer all entries in order."""
+    def list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        """Yield objects in order; all below the prefix's folder are looked at before the first."""
+        if "\0" in prefix or prefix.startswith("/") or "//" in prefix or _climbs(prefix):
+            return  # no key begins like this
         folder = prefix.rpartition("/")[0]
         try:
             self._filesystem.invalidate_cache()
             found: Mapping[str, Any] = self._filesystem.find(self._at(folder), detail=True)
         except (FileNotFoundError, NotADirectoryError):
-            return []
+            return
         except _FAILURES as error:
             raise translate(error, "list", prefix) from None
         now = datetime.now(UTC)
-        entries: dict[str, ListEntry] = {}
-        for path, info in found.items():
-            key = self._key(path)
-            if key is None or not key.startswith(prefix) or info.get("type") == "directory":
-                continue
-            cut = key.find("/", len(prefix)) if delimiter else -1
-            name = key if cut < 0 else key[: cut + 1]
-            if start_after is not None and name <= start_after:
-                continue
-            if cut >= 0:
-                entries[name] = CommonPrefix(name)
-            else:  # of unknown age is as young as can be: nothing is collected for its age
-                entries[name] = ObjectInfo(key, size_of(info, key), modified(info) or now)
-        return [entries[name] for name in sorted(entries)]
+        by_key = {self._key(path): info for path, info in found.items()}
+        for key in sorted(filter(None, by_key)):
+            info = by_key[key]
+            if key.startswith(prefix) and key > start_after and info.get("type") != "directory":
+                # Of unknown age is as young as can be: nothing is collected for its age.
+                yield ObjectInfo(key, size_of(info, key), modified(info) or now)
 
     def _write(self, key: str, data: bytes, *, create: bool) -> None:
         path, mode = self._at(key), "create" if create else "overwrite"
@@ -152,6 +144,11 @@ class Folder:
         if not root:
             return path
         return path[len(root) + 1 :] if path.startswith(f"{root}/") else None
+
+
+def _climbs(prefix: str) -> bool:
+    """Tell whether a folder of the prefix is a dot: no key has one, and it leads elsewhere."""
+    return any(segment in (".", "..") for segment in prefix.split("/")[:-1])
 
 
 def _gone() -> Version:

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Final, Literal
 from icechunk_async.errors import (
     InvalidURLError,
     ObjectNotFoundError,
-    PreconditionFailedError,
     StorageClosedError,
 )
 from icechunk_async.storage import (
-    Absent,
+    ABSENT,
     Capabilities,
-    CommonPrefix,
     Data,
     DeleteFailure,
     Expected,
@@ -32,7 +30,9 @@ from icechunk_async.storage import (
     Retrieved,
     StorageDescription,
     Version,
+    check_expected,
     check_key,
+    listed,
     slice_range,
 )
 
@@ -158,26 +158,20 @@ class MemoryStorage:
         """List the objects as they are when the listing begins."""
         with self._open() as objects:
             # Comparing str compares code points, which is the order of their UTF-8 bytes.
-            found = [(key, objects[key]) for key in sorted(objects) if key.startswith(prefix)]
-        last_group = None
-        for key, stored in found:
-            cut = key.find("/", len(prefix)) if delimiter else -1
-            name = key if cut < 0 else key[: cut + 1]
-            if start_after is not None and name <= start_after:
-                continue
-            if cut < 0:
-                yield ObjectInfo(key, len(stored.data), stored.last_modified)
-            elif name != last_group:
-                last_group = name
-                yield CommonPrefix(name)
+            found = [
+                ObjectInfo(key, len(objects[key].data), objects[key].last_modified)
+                for key in sorted(objects)
+                if key.startswith(prefix)
+            ]
+        for entry in listed(found, prefix, start_after, delimiter):
+            yield entry
 
     async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
         """Copy an object within the storage."""
         check_key(target)
         with self._open() as objects:
             stored = _find(objects, check_key(source))
-            if if_version not in (None, stored.version):
-                raise _refused(source, if_version, stored)
+            check_expected(source, if_version, stored.version)
             return self._store(objects, target, stored.data)
 
     async def sync(self) -> None:
@@ -202,13 +196,8 @@ class MemoryStorage:
         owned = bytes(data)  # the caller may change its buffer afterwards
         with self._open() as objects:
             found = objects.get(key)
-            match expected:
-                case Absent.ABSENT if found is not None:
-                    raise _refused(key, expected, found)
-                case Version() if found is None or found.version != expected:
-                    raise _refused(key, expected, found)
-                case _:
-                    return self._store(objects, key, owned)
+            check_expected(key, expected, found.version if found else ABSENT)
+            return self._store(objects, key, owned)
 
     def _store(self, objects: dict[str, _Stored], key: str, data: bytes) -> Version:
         version = Version(str(next(self._space.versions)))
@@ -234,10 +223,3 @@ def _find(objects: dict[str, _Stored], key: str) -> _Stored:
         return objects[key]
     except KeyError:
         raise ObjectNotFoundError(f"There is no object {key!r}.", key=key) from None
-
-
-def _refused(key: str, expected: Expected, found: _Stored | None) -> PreconditionFailedError:
-    state = f"is at {found.version}" if found else "does not exist"
-    return PreconditionFailedError(
-        f"{key!r} {state}, not {expected}; nothing was changed.", key=key, expected=expected
-    )

@@ -8,6 +8,8 @@ from icechunk_async.testing.conformance import StorageConformance
 
 
 class TestSqlite(StorageConformance):
+    many_keys = 3_000  # instead of 10,000: each is a transaction, which waits for the disk
+
     @pytest_asyncio.fixture
     async def storage(self, tmp_path: Path) -> AsyncIterator[Storage]:
         async with open_storage(f"sqlite://{tmp_path}/objects.db") as storage:

@@ -1,5 +1,6 @@
 """What the engine asks of an object store, and how one is found by its URL."""
 
+from icechunk_async.storage.authoring import check_expected, listed
 from icechunk_async.storage.cache import CacheOptions, CacheStatistics
 from icechunk_async.storage.protocol import (
     ABSENT,
@@ -30,11 +31,13 @@ from icechunk_async.storage.registry import (
     open_storage,
     reopen,
 )
+from icechunk_async.storage.threaded import BlockingObjects, ThreadedStorage
 
 __all__ = [
     "ABSENT",
     "MAX_KEY_BYTES",
     "Absent",
+    "BlockingObjects",
     "BlockingStorage",
     "ByteRange",
     "CacheOptions",
@@ -52,9 +55,12 @@ __all__ = [
     "Storage",
     "StorageDescription",
     "SuffixRange",
+    "ThreadedStorage",
     "Version",
+    "check_expected",
     "check_key",
     "installed_schemes",
+    "listed",
     "normalize_url",
     "open_storage",
     "reopen",

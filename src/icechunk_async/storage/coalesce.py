@@ -8,7 +8,7 @@ so each read begins after it was asked for, and sees every write that had return
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -138,7 +138,7 @@ class Coalescing(PassingStorage):
         if any(it.version != first.version for it in answers):
             return await self.wrapped.get(key, whole)  # in one piece it is of one version
         data = b"".join(it.data for it in answers)
-        return Retrieved(data, first.version, first.size_bytes, first.last_modified)
+        return replace(first, data=data)
 
 
 def _cut(answer: Retrieved, request: RangeRequest, byte_range: RangeRequest) -> Retrieved:
@@ -149,7 +149,7 @@ def _cut(answer: Retrieved, request: RangeRequest, byte_range: RangeRequest) -> 
     start, stop = byte_range.start - request.start, byte_range.stop - request.start
     # A view would keep the whole answer in memory for as long as one reader keeps its part.
     data = bytes(memoryview(answer.data)[start:stop])
-    return Retrieved(data, answer.version, answer.size_bytes, answer.last_modified)
+    return replace(answer, data=data)
 
 
 def join_ranges(

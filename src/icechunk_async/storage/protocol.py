@@ -127,6 +127,8 @@ class Retrieved:
     """Size of the whole object, also where a part was asked for."""
     last_modified: datetime | None = None
     """When the object was written by the store's clock (aware, UTC), where the store tells."""
+    etag: str | None = None
+    """The ETag that other programs see, where that is not the text of ``version``."""
 
 
 @dataclass(frozen=True, slots=True)

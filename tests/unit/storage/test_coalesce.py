@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -127,6 +128,19 @@ async def test_a_joined_read_at_the_end_of_an_object_is_cut_like_the_others(
     answers = await _together(Coalescing(backend, SMALL), *wanted)
     assert _asked(backend) == [ByteRange(1000, 1050)]
     assert [bytes(it.data) for it in answers] == [BODY[1000:1010], BODY[1015:], b""]
+
+
+async def test_what_a_store_tells_of_an_object_comes_with_every_part(backend: Scripted) -> None:
+    """Version, time and ETag, of reads that were joined and of one that was split."""
+
+    class Telling(PassingStorage):
+        async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+            return replace(await self.wrapped.get(key, byte_range), etag="theirs")
+
+    plain = await backend.get("key")
+    storage = Coalescing(Telling(backend), SMALL)
+    for found in await _together(storage, ByteRange(0, 5), ByteRange(7, 9), ByteRange(300, 900)):
+        assert replace(found, data=plain.data) == replace(plain, etag="theirs")
 
 
 async def test_equal_reads_of_one_turn_are_one_request(backend: Scripted) -> None:
