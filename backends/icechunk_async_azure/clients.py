@@ -36,6 +36,8 @@ _IDLE_SECONDS: Final = 4.0
 """How long an unused connection is kept: less than servers do (Azurite: 5 s). What is sent into a
 connection that is being closed has an unknown outcome."""
 _PIECE_BYTES: Final = 512 * 1024
+_REFUSED: Final = frozenset({"AuthenticationFailed", "InvalidAuthenticationInfo"})
+"""What the service says of credentials that are not, or no longer, good."""
 _CLOSE_SECONDS: Final = 1.0
 _WHOLE_BYTES: Final = 1 << 40
 """Objects come in one answer, and so from one version, however large they are."""
@@ -97,18 +99,34 @@ def released() -> Generator[None]:
 
 
 class _Session:
-    """An aiohttp session that sends large bodies in pieces, so that the loop goes on meanwhile."""
+    """An aiohttp session that sends large bodies in pieces, so that the loop goes on meanwhile.
+
+    A request whose SAS token the service refuses is sent once more where there is a newer one.
+    """
 
     auto_decompress = False
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        """Send through ``session``."""
+    def __init__(self, session: aiohttp.ClientSession, proof: Proof) -> None:
+        """Send through ``session``, for whom ``proof`` shows."""
         self._session = session
+        self._proof = proof
 
     async def request(
         self, method: str, url: str, *, data: object, **options: Any
     ) -> aiohttp.ClientResponse:
         """Send a request."""
+        response = await self._send(method, url, data, options)
+        code = response.headers.get("x-ms-error-code")
+        if response.status in (401, 403) and code in _REFUSED and isinstance(data, bytes | None):
+            renewed = await self._proof.renewed(url)
+            if renewed is not None:  # what was refused has changed nothing
+                response.release()
+                return await self._send(method, renewed, data, options)
+        return response
+
+    async def _send(
+        self, method: str, url: str, data: object, options: dict[str, Any]
+    ) -> aiohttp.ClientResponse:
         if isinstance(data, bytes) and len(data) > _PIECE_BYTES:
             data = BytesIO(data)
         response = await self._session.request(method, url, data=data, **options)
@@ -209,7 +227,7 @@ class Clients:
             )
 
     def expires(self, loop: asyncio.AbstractEventLoop) -> datetime | None:
-        """Answer when the SAS token that ``loop`` uses ends, where it says so."""
+        """Answer when the SAS token or token that ``loop`` uses ends, where it says so."""
         found = self._open.get(loop)
         return found[0].proof.expires if found is not None else None
 
@@ -269,7 +287,7 @@ class Clients:
             self.login.account_url,
             credential=proof.credential,
             transport=AioHttpTransport(
-                session=cast("aiohttp.ClientSession", _Session(session)),  # all that it uses
+                session=cast("aiohttp.ClientSession", _Session(session, proof)),  # all that it uses
                 session_owner=False,
                 connection_timeout=tuning.connect_timeout_seconds,
                 read_timeout=tuning.timeout_seconds,

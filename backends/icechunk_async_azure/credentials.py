@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from datetime import UTC, datetime, timedelta
-from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 from urllib.parse import parse_qs
 
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 
 from icechunk_async.errors import InvalidInputError
+from icechunk_async_azure.options import is_async
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -21,6 +22,8 @@ __all__ = ["Proof"]
 
 _EARLY: Final = timedelta(minutes=2)
 """How long before its end a SAS token is fetched again."""
+_RECENT: Final = 16
+"""SAS tokens that may still stand in requests that are under way."""
 _SCOPE: Final = "https://storage.azure.com/.default"
 _LATER: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -32,10 +35,11 @@ class Proof:
         """Make the credential; may read files, so call it off the loop."""
         self.credential: Any = None
         self.expires: datetime | None = None
-        """When the SAS token in use ends."""
+        """When the SAS token or token in use ends."""
         self._login = login
-        self._owned = False
+        self._owned: Any = None
         self._fetch: Callable[[], Awaitable[str]] | None = None
+        self._recent: deque[str] = deque(maxlen=_RECENT)
         self._turn = asyncio.Lock()
         secret: Any = login.secret
         match login.kind:
@@ -46,20 +50,25 @@ class Proof:
                 self.expires = _end_of(secret)
             case "sas-callback":
                 self._fetch = secret
-            case "token" if iscoroutinefunction(secret):
-                self.credential = _Callback(secret)
-            case "token" if not hasattr(secret, "get_token") or isinstance(secret, type):
-                self.credential, self._owned = secret(), True
-            case "token":
-                self.credential = secret
-            case "default":
-                from azure.identity.aio import DefaultAzureCredential  # noqa: PLC0415 - slow
-
-                self.credential, self._owned = DefaultAzureCredential(), True
+                self.credential = AzureSasCredential("sig=none")  # replaced before anything is sent
+            case "token" | "default":
+                self.credential = _Tokens(self._token_source(), self)
             case "anonymous":
                 pass
-        if self._fetch is not None:
-            self.credential = AzureSasCredential("sig=none")  # replaced before anything is sent
+
+    def _token_source(self) -> Callable[..., Awaitable[AccessToken]]:
+        secret: Any = self._login.secret
+        if self._login.kind == "default":
+            from azure.identity.aio import DefaultAzureCredential  # noqa: PLC0415 - slow
+
+            self._owned = DefaultAzureCredential()
+        elif is_async(secret):
+            return lambda *_, **__: secret()
+        elif isinstance(secret, type) or not hasattr(secret, "get_token"):
+            self._owned = secret()
+        source: Any = secret if self._owned is None else self._owned
+        fetch: Callable[..., Awaitable[AccessToken]] = source.get_token
+        return fetch
 
     async def refresh(self) -> None:
         """Fetch a new SAS token where one is to be fetched and is about to end.
@@ -72,16 +81,36 @@ class Proof:
             return
         async with self._turn:
             if self._is_ending():
-                token = await self._fetch()
-                if not isinstance(cast("object", token), str) or "sig=" not in token:
-                    raise InvalidInputError(
-                        "The function given as sas_token answered no SAS token. It must answer "
-                        "what follows the '?' of a SAS URL.",
-                        option="sas_token",
-                    )
-                token = token.strip().removeprefix("?")
-                self.credential.update(token)
-                self.expires = _end_of(token) or _LATER
+                await self._renew(self._fetch)
+
+    async def renewed(self, url: str) -> str | None:
+        """Answer a URL that the service refused with a newer SAS token; None if there is none.
+
+        Requests that were refused with the same token share one call of the function.
+        """
+        used = next((token for token in self._recent if url.endswith(token)), None)
+        if self._fetch is None or used is None:
+            return None
+        async with self._turn:
+            if self.credential.signature == used:
+                await self._renew(self._fetch)
+            newest: str = self.credential.signature
+        return url.removesuffix(used) + newest if newest != used else None
+
+    async def _renew(self, fetch: Callable[[], Awaitable[str]]) -> None:
+        answer: object = await fetch()
+        token = getattr(answer, "token", answer)
+        if not isinstance(token, str) or "sig=" not in token:
+            raise InvalidInputError(
+                "The function given as sas_token answered no SAS token. It must answer "
+                "what follows the '?' of a SAS URL.",
+                option="sas_token",
+            )
+        token = token.strip().removeprefix("?")
+        self.credential.update(token)
+        told: datetime | None = getattr(answer, "expires_at", None)
+        self.expires = told or _end_of(token) or _LATER
+        self._recent.append(token)
 
     def _is_ending(self) -> bool:
         return self.expires is None or self.expires - _EARLY <= datetime.now(UTC)
@@ -94,33 +123,37 @@ class Proof:
 
     async def close(self) -> None:
         """Close a credential that was made here."""
-        if self._owned:
-            self._owned = False
-            close = getattr(self.credential, "close", None)
-            if close is not None:
-                await close()
+        owned, self._owned = self._owned, None
+        close = getattr(owned, "close", None)
+        if close is not None:
+            await close()
 
 
-class _Callback:
-    """A token credential around an async function; the driver keeps a token until it ends."""
+class _Tokens:
+    """What the driver asks for tokens; it keeps one until it ends.
 
-    def __init__(self, fetch: Callable[[], Awaitable[AccessToken]]) -> None:
-        """Remember the function."""
+    The end is noted, since a refusal that has no body does not tell that it was the reason.
+    """
+
+    def __init__(self, fetch: Callable[..., Awaitable[AccessToken]], proof: Proof) -> None:
+        """Remember whom to ask."""
         self._fetch = fetch
+        self._proof = proof
 
     async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
         """Answer a fresh token."""
-        del scopes, options
-        token = await self._fetch()
+        token = await self._fetch(*scopes, **options)
         if not hasattr(cast("object", token), "expires_on"):
             raise InvalidInputError(
                 "The function given as credential answered no AccessToken(token, expires_on).",
                 option="credential",
             )
+        seconds = min(token.expires_on, _LATER.timestamp() - 1)
+        self._proof.expires = datetime.fromtimestamp(seconds, UTC)
         return token
 
     async def close(self) -> None:
-        """Do nothing: the function is the caller's."""
+        """Do nothing: what it asks is closed by who made it."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -110,7 +110,7 @@ def explain(
         where: the object or listing that it was asked of.
         container: the container.
         key: of the object, where there is one.
-        expires: when the SAS token in use ends, where there is one.
+        expires: when the SAS token or token in use ends, where there is one.
     """
     context: dict[str, object] = {"bucket": container}
     if key is not None:

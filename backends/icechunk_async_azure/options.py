@@ -17,7 +17,7 @@ from icechunk_async.errors import InvalidInputError, InvalidURLError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Login", "Place", "check_number", "login_of", "place_of"]
+__all__ = ["Login", "Place", "check_number", "is_async", "login_of", "place_of"]
 
 type Kind = Literal["key", "sas", "sas-callback", "token", "default", "anonymous"]
 
@@ -145,7 +145,7 @@ def _check_types(options: Mapping[str, object]) -> None:
         if not isinstance(options.get(name, False), bool):
             raise InvalidInputError(f"{name} is neither True nor False.", option=name)
     token = options.get("sas_token")
-    if token is not None and not isinstance(token, str) and not iscoroutinefunction(token):
+    if token is not None and not isinstance(token, str) and not is_async(token):
         raise InvalidInputError(
             "sas_token is neither a text nor an async function that answers one.",
             option="sas_token",
@@ -158,6 +158,11 @@ def _check_types(options: Mapping[str, object]) -> None:
             "AccessToken. Account keys and SAS tokens have options of their own.",
             option="credential",
         )
+
+
+def is_async(function: object) -> bool:
+    """Tell whether calling it answers an awaitable: an async function, or an object like one."""
+    return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def _has_tokens(credential: object) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import anyio.to_thread
 import google.auth.exceptions
@@ -44,6 +44,16 @@ class Authority(Protocol):
     async def renew(self, refused: Mapping[str, str]) -> bool:
         """Tell whether there may be better headers than ``refused``, which got a 401."""
         ...
+
+
+@runtime_checkable
+class _Token(Protocol):
+    """A token of somebody else's making."""
+
+    @property
+    def token(self) -> str: ...
+    @property
+    def expires_at(self) -> datetime | None: ...
 
 
 class _Anonymous:
@@ -95,12 +105,14 @@ class _Callback:
                 f"The function given as token=... failed with {type(error).__name__}, so that "
                 "nothing was sent. Its own error is the cause of this one."
             ) from error
-        if not isinstance(token, AccessToken):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidInputError(
-                f"The function given as token=... answered a {type(token).__name__}, not an "
-                "AccessToken."
-            )
-        return token
+        if isinstance(token, AccessToken):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return token
+        if isinstance(token, _Token):
+            return AccessToken(token.token, token.expires_at)
+        raise InvalidInputError(
+            f"The function given as token=... answered a {type(token).__name__}, not an "
+            "AccessToken."
+        )
 
 
 class _Static:

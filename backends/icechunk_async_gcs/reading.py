@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Final
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import RangeRequest
     from icechunk_async_gcs.service import Reply, Service
 
-__all__ = ["get", "get_if_changed", "time_of"]
+__all__ = ["etag_of", "get", "get_if_changed", "time_of"]
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _TRIES: Final = 5
@@ -125,7 +126,22 @@ def _retrieved(reply: Reply, key: str, byte_range: RangeRequest) -> Retrieved:
             "that is stored compressed, or a proxy that changes bodies?).",
             key=key,
         )
-    return Retrieved(data, version, size, _last_modified(reply.headers))
+    modified, etag = _last_modified(reply.headers), etag_of(reply.headers)
+    return Retrieved(data, version, size, modified, etag)
+
+
+def etag_of(headers: Mapping[str, str]) -> str | None:
+    """Answer the ETag that the XML API gives an object, by which other programs know it.
+
+    The JSON API has an ETag of its own. The other one is the MD5 of the bytes in hexadecimal;
+    only objects that were composed have another one, and no MD5.
+    """
+    hashes = ",".join(value for name, value in headers.items() if name.lower() == "x-goog-hash")
+    for part in hashes.split(","):
+        kind, _, digest = part.strip().partition("=")
+        if kind == "md5":
+            return b64decode(digest).hex()
+    return headers.get("ETag")
 
 
 def _last_modified(headers: Mapping[str, str]) -> datetime | None:

@@ -21,6 +21,7 @@ __all__ = ["HTTPStorage", "open_http"]
 
 _TIMEOUT_SECONDS: Final = 60.0
 _CONNECT_SECONDS: Final = 10.0
+_MAX_UNRANGED_BYTES: Final = 64 << 20
 
 
 @asynccontextmanager
@@ -31,6 +32,8 @@ async def open_http(
     allow_http: bool = False,
     timeout_seconds: float = _TIMEOUT_SECONDS,
     connect_timeout_seconds: float = _CONNECT_SECONDS,
+    max_unranged_bytes: int = _MAX_UNRANGED_BYTES,
+    unversioned: bool = False,
 ) -> AsyncGenerator[HTTPStorage]:
     """Open what is below a URL for reading. Nothing is sent before the first operation.
 
@@ -42,6 +45,10 @@ async def open_http(
             anyone between.
         timeout_seconds: how long the server may be silent.
         connect_timeout_seconds: how long making a connection may take.
+        max_unranged_bytes: how much may be fetched for a part of an object from a server that
+            ignores ranges and sends all of it. Reading past this is refused.
+        unversioned: read also from a server that tells neither ETag nor Last-Modified, though
+            changes of an object cannot be seen then. Not for repositories.
 
     Raises:
         InvalidURLError: the URL has no host, or parts that it may not have.
@@ -65,6 +72,15 @@ async def open_http(
             )
         if seconds != usual:
             given[name] = seconds
+    if isinstance(max_unranged_bytes, bool) or not max_unranged_bytes >= 0:
+        raise InvalidInputError(
+            f"The option 'max_unranged_bytes' is {max_unranged_bytes!r}. Give a number of bytes.",
+            option="max_unranged_bytes",
+        )
+    if max_unranged_bytes != _MAX_UNRANGED_BYTES:
+        given["max_unranged_bytes"] = max_unranged_bytes
+    if unversioned:
+        given["unversioned"] = True
     if headers is not None:
         headers = headers if callable(headers) else check_headers(headers)
         given["headers"] = headers
@@ -77,7 +93,14 @@ async def open_http(
     transport = Transport(sessions, headers or {})
     description = StorageDescription(url, given)
     try:
-        yield HTTPStorage(str(base).rstrip("/"), sessions, transport, description)
+        yield HTTPStorage(
+            str(base).rstrip("/"),
+            sessions,
+            transport,
+            description,
+            max_unranged_bytes=max_unranged_bytes,
+            unversioned=unversioned,
+        )
     finally:
         await sessions.close()
 

@@ -23,8 +23,19 @@ if TYPE_CHECKING:
     from icechunk_async.errors import IcechunkError
     from icechunk_async.storage import RangeRequest
 
-__all__ = ["Part", "error_of", "last_modified", "part_of", "range_header", "strong_etag", "version"]
+__all__ = [
+    "UNKNOWN",
+    "Part",
+    "error_of",
+    "last_modified",
+    "part_of",
+    "range_header",
+    "strong_etag",
+    "version",
+]
 
+UNKNOWN: Final = "unknown"
+"""How the versions begin of objects whose changes cannot be seen."""
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _STRONG: Final = re.compile(r'"[\x21\x23-\x7e\x80-\xff]*"')
 
@@ -75,22 +86,26 @@ def strong_etag(text: str | None) -> str | None:
     return text if text is not None and _STRONG.fullmatch(text) else None
 
 
-def version(headers: Mapping[str, str], size_bytes: int, key: str) -> Version:
+def version(
+    headers: Mapping[str, str], size_bytes: int, key: str, *, required: bool = True
+) -> Version:
     """Answer the state of an object: its ETag, or when it was modified and how long it is.
 
     Raises:
-        StorageError: the server tells neither.
+        StorageError: the server tells neither, and that is ``required``.
     """
     etag = strong_etag(headers.get("ETag"))
     if etag is not None:
         return Version(etag)
     modified = headers.get("Last-Modified")
-    if modified is None:
+    if modified is None and required:
         raise StorageError(
             f"The server tells neither ETag nor Last-Modified of {key!r}, so that a change of it "
-            "could not be seen. Let it send one of these headers.",
+            "could not be seen. Let it send one of these headers, or give 'unversioned=True'.",
             key=key,
         )
+    if modified is None:
+        return Version(f"{UNKNOWN}, {size_bytes} bytes")
     return Version(f"modified {modified}, {size_bytes} bytes")
 
 

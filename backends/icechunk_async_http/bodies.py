@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async.errors import StorageError, StorageUnavailableError
@@ -19,7 +20,12 @@ _PIECE_BYTES: Final = 256 * 1024
 
 
 async def read_part(
-    answer: aiohttp.ClientResponse, key: str, asked: RangeRequest, *, nothing: bool
+    answer: aiohttp.ClientResponse,
+    key: str,
+    asked: RangeRequest,
+    *,
+    nothing: bool,
+    unversioned: bool = False,
 ) -> Retrieved:
     """Read a partial answer to ``asked``, or to its first byte where ``nothing`` is wanted.
 
@@ -37,31 +43,67 @@ async def read_part(
             key=key,
         )
     data = await _read(answer, key, 0, part.stop - part.start, ends=True)
-    return _retrieved(answer, key, b"" if nothing else data, part.size_bytes)
+    found = b"" if nothing else data
+    return _retrieved(answer, key, found, part.size_bytes, unversioned=unversioned)
 
 
 async def read_whole(
-    answer: aiohttp.ClientResponse, key: str, wanted: RangeRequest, known: Version | None = None
+    answer: aiohttp.ClientResponse,
+    key: str,
+    wanted: RangeRequest,
+    known: Version | None = None,
+    *,
+    max_bytes: float = math.inf,
+    unversioned: bool = False,
 ) -> Retrieved | None:
     """Read what is ``wanted`` of a whole answer; None where it is at the ``known`` version.
 
     Raises:
-        StorageError: it is encoded, or no version can be told.
+        StorageError: it is encoded, or no version can be told; or more than ``max_bytes`` would
+            have to be fetched for a part of it.
         StorageUnavailableError: it broke off.
     """
     _check_encoding(answer, key)
     size = answer.content_length
+    limit = math.inf if wanted is None else max_bytes
     if size is None:  # it is sent in pieces, and only its end tells
-        body = await answer.read()
+        body = await _read_to_end(answer, key, limit)
         size = len(body)
         start, stop = slice_range(wanted, size)
-        found = _retrieved(answer, key, memoryview(body)[start:stop], size)
+        part = memoryview(body)[start:stop]
+        found = _retrieved(answer, key, part, size, unversioned=unversioned)
         return None if found.version == known else found
-    if known is not None and version(answer.headers, size, key) == known:
-        return None
+    if known is not None:
+        now = version(answer.headers, size, key, required=not unversioned)
+        if now == known:
+            return None
     start, stop = slice_range(wanted, size)
+    if stop > limit:
+        raise _too_long(answer, key, stop, limit)
     data = await _read(answer, key, start, stop, ends=stop == size)
-    return _retrieved(answer, key, data, size)
+    return _retrieved(answer, key, data, size, unversioned=unversioned)
+
+
+async def _read_to_end(answer: aiohttp.ClientResponse, key: str, limit: float) -> bytes:
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in answer.content.iter_chunked(_PIECE_BYTES):
+        pieces.append(piece)
+        size += len(piece)
+        if size > limit:
+            raise _too_long(answer, key, size, limit)
+    return b"".join(pieces)
+
+
+def _too_long(answer: aiohttp.ClientResponse, key: str, needed: int, limit: float) -> StorageError:
+    answer.close()
+    return StorageError(
+        f"The server ignores ranges: for a part of {key!r} the first {needed} bytes would have to "
+        f"be fetched, and {limit:.0f} are allowed. Use a server that implements ranges, or allow "
+        "more with 'max_unranged_bytes'.",
+        key=key,
+        option="max_unranged_bytes",
+    )
 
 
 async def _read(
@@ -89,10 +131,16 @@ async def _read(
 
 
 def _retrieved(
-    answer: aiohttp.ClientResponse, key: str, data: bytes | memoryview, size_bytes: int
+    answer: aiohttp.ClientResponse,
+    key: str,
+    data: bytes | memoryview,
+    size_bytes: int,
+    *,
+    unversioned: bool,
 ) -> Retrieved:
     headers = answer.headers
-    return Retrieved(data, version(headers, size_bytes, key), size_bytes, last_modified(headers))
+    found = version(headers, size_bytes, key, required=not unversioned)
+    return Retrieved(data, found, size_bytes, last_modified(headers), headers.get("ETag"))
 
 
 def _check_encoding(answer: aiohttp.ClientResponse, key: str) -> None:

@@ -19,8 +19,9 @@ from icechunk_async.storage import (
     StorageDescription,
     Version,
     check_key,
+    slice_range,
 )
-from icechunk_async_http.answers import error_of, range_header, strong_etag
+from icechunk_async_http.answers import UNKNOWN, error_of, range_header, strong_etag
 from icechunk_async_http.bodies import read_part, read_whole
 
 if TYPE_CHECKING:
@@ -52,10 +53,19 @@ class HTTPStorage:
     """A :class:`~icechunk_async.storage.Storage` to read from; made by :func:`open_http`."""
 
     def __init__(
-        self, base: str, sessions: Sessions, transport: Transport, description: StorageDescription
+        self,
+        base: str,
+        sessions: Sessions,
+        transport: Transport,
+        description: StorageDescription,
+        *,
+        max_unranged_bytes: int,
+        unversioned: bool,
     ) -> None:
         """Make a handle; use :func:`open_http`."""
         self._base = base
+        self._max_unranged_bytes = max_unranged_bytes
+        self._unversioned = unversioned
         self._sessions = sessions
         self._transport = transport
         self._description = description
@@ -77,7 +87,8 @@ class HTTPStorage:
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Read an object or part of it.
 
-        A server that ignores ranges sends all up to their end; more than that is not fetched.
+        A server that ignores ranges sends all up to their end; more than that is not fetched,
+        nor more than was allowed when the storage was opened.
         """
         url = self._url(key)
         asked = range_header(byte_range)
@@ -86,12 +97,40 @@ class HTTPStorage:
         first = "bytes=0-0" if nothing else asked
         async with self._transport.get(url, key, {"Range": first} if first else {}) as answer:
             if answer.status == 206 and first:
-                return await read_part(answer, key, byte_range, nothing=nothing)
+                return await self._part(answer, key, byte_range, nothing=nothing)
             if answer.status != 416 or not first:
-                return await _whole(answer, key, byte_range)
-        # Nothing of the object is in the range; the answer to this one tells its version.
+                return await self._whole(answer, key, byte_range)
+        # Nothing of the object is in the range; its first byte tells its version and size.
+        async with self._transport.get(url, key, {"Range": "bytes=0-0"}) as answer:
+            if answer.status == 206:
+                found = await self._part(answer, key, byte_range, nothing=True)
+                start, stop = slice_range(byte_range, found.size_bytes)
+                if start == stop:
+                    return found
+            elif answer.status != 416:
+                return await self._whole(answer, key, byte_range)
+        # The object is empty, or became longer in between.
         async with self._transport.get(url, key, {}) as answer:
-            return await _whole(answer, key, byte_range)
+            return await self._whole(answer, key, byte_range)
+
+    async def _part(
+        self, answer: aiohttp.ClientResponse, key: str, asked: RangeRequest, *, nothing: bool
+    ) -> Retrieved:
+        return await read_part(answer, key, asked, nothing=nothing, unversioned=self._unversioned)
+
+    async def _whole(
+        self, answer: aiohttp.ClientResponse, key: str, wanted: RangeRequest
+    ) -> Retrieved:
+        _check(answer, key)
+        found = await read_whole(
+            answer,
+            key,
+            wanted,
+            max_bytes=self._max_unranged_bytes,
+            unversioned=self._unversioned,
+        )
+        assert found is not None  # no version was given that it could be at
+        return found
 
     async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
         """Read a whole object unless it is still at ``version``.
@@ -104,7 +143,8 @@ class HTTPStorage:
             if answer.status == 304 and etag:
                 return None
             _check(answer, key)
-            return await read_whole(answer, key, None, version)
+            known = None if version.token.startswith(UNKNOWN) else version
+            return await read_whole(answer, key, None, known, unversioned=self._unversioned)
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
         """Refuse."""
@@ -148,13 +188,6 @@ class HTTPStorage:
 
     def _url(self, key: str) -> URL:
         return URL(f"{self._base}/{quote(check_key(key), safe='/')}", encoded=True)
-
-
-async def _whole(answer: aiohttp.ClientResponse, key: str, wanted: RangeRequest) -> Retrieved:
-    _check(answer, key)
-    found = await read_whole(answer, key, wanted)
-    assert found is not None  # no version was given that it could be at
-    return found
 
 
 def _check(answer: aiohttp.ClientResponse, key: str) -> None:

@@ -220,13 +220,17 @@ class Ledger:
 
     def _each(self, sync: Callable[[_Path], None], entries: Iterable[_Path]) -> None:
         work = list(entries)
-        if len(work) < 2 * _THREADS:
-            for entry in work:
-                sync(entry)
+        if len(work) >= 2 * _THREADS:
+            with ThreadPoolExecutor(_THREADS, "icechunk-sync") as threads:
+                try:
+                    calls = threads.map(sync, work)
+                except RuntimeError:  # the interpreter exits and begins nothing more on threads
+                    calls = map(sync, work)
+                for _ in calls:
+                    pass
             return
-        with ThreadPoolExecutor(_THREADS, "icechunk-sync") as threads:
-            for _ in threads.map(sync, work):
-                pass
+        for entry in work:
+            sync(entry)
 
     def _sync_file(self, file: _Path) -> None:
         try:

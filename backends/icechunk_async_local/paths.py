@@ -101,11 +101,13 @@ class Tree:
 
     The root itself may be a symbolic link. Below it none is followed, wherever it leads: what
     a link means can change between the check and the use, and a repository has no need of them.
+    Archives of data have: where they are only read, links may be followed.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, follow_links: bool = False) -> None:
         """Keep the absolute path of the root."""
         self.root = root
+        self._nofollow = 0 if follow_links else _NOFOLLOW
         self._below = os.fsencode(root).rstrip(b"/") + b"/"
 
     def path(self, folders: tuple[bytes, ...], name: bytes = b"") -> str:
@@ -114,7 +116,7 @@ class Tree:
 
     def open_file(self, folders: tuple[bytes, ...], name: bytes, flags: int) -> int:
         """Open a file below the root and answer its descriptor."""
-        flags |= _NOFOLLOW
+        flags |= self._nofollow
         if not folders:
             return os.open(self._below + name, flags)
         return _step(self.open_folder(folders), name, flags)
@@ -129,9 +131,9 @@ class Tree:
             return os.open(self.root, last)
         mode = last if len(folders) == 1 else _PASS
         # The root need not be opened on its own: only what follows it must be no link.
-        fd = os.open(self._below + folders[0], mode | _NOFOLLOW)
+        fd = os.open(self._below + folders[0], mode | self._nofollow)
         for depth, name in enumerate(folders[1:], 2):
-            fd = _step(fd, name, (last if depth == len(folders) else _PASS) | _NOFOLLOW)
+            fd = _step(fd, name, (last if depth == len(folders) else _PASS) | self._nofollow)
         return fd
 
     def make_folder(self, folders: tuple[bytes, ...], made: Callable[[Path], None]) -> int:

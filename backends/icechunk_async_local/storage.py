@@ -60,6 +60,7 @@ async def open_local(
     lock_timeout_seconds: float = _LOCK_TIMEOUT_SECONDS,
     single_machine: bool = False,
     read_only: bool = False,
+    follow_links: bool = False,
 ) -> AsyncGenerator[LocalStorage]:
     """Open the directory that ``file:///path`` names; it is made by the first write.
 
@@ -71,7 +72,7 @@ async def open_local(
 
     Args:
         url: a directory of this machine. Objects are plain files in it. Symbolic links below it
-            are not followed; it may be one itself.
+            are not followed, unless asked for; it may be one itself.
         durability: with ``"commit"`` what was written survives a power cut once ``sync`` has
             returned, and conditional writes once they have answered. With ``"none"`` nothing is
             ever synced: faster, and a power cut may damage the repository.
@@ -79,6 +80,8 @@ async def open_local(
         single_machine: the caller's word that no other machine writes here, which makes locks
             count on network file systems as well.
         read_only: promise no writes, and write nothing to find out what could be promised.
+        follow_links: read through symbolic links below the directory, wherever they lead; for
+            data of others, and only together with ``read_only``.
 
     Raises:
         InvalidURLError: the URL names no directory.
@@ -93,9 +96,10 @@ async def open_local(
         lock_timeout_seconds,
         single_machine=single_machine,
         read_only=read_only,
+        follow_links=follow_links,
     )
     root = root_of(url)
-    tree = Tree(root)
+    tree = Tree(root, follow_links=follow_links)
     ledger = Ledger(tree, active=durability == "commit")
     lanes = Lane("read", _THREADS), Lane("write", _THREADS)
     try:
@@ -289,6 +293,7 @@ def _describe(
     *,
     single_machine: bool,
     read_only: bool,
+    follow_links: bool,
 ) -> StorageDescription:
     """Check the options; answer the URL with those that differ from their defaults."""
     if durability not in ("commit", "none"):
@@ -306,6 +311,12 @@ def _describe(
             "that is at least 0.",
             lock_timeout_seconds=lock_timeout_seconds,
         )
+    if follow_links and not read_only:
+        raise InvalidInputError(
+            "follow_links=True is for reading: what a link means can change between looking and "
+            "writing. Give read_only=True as well.",
+            option="follow_links",
+        )
     options: dict[str, object] = {}
     if durability != "commit":
         options["durability"] = durability
@@ -315,4 +326,6 @@ def _describe(
         options["single_machine"] = True
     if read_only:
         options["read_only"] = True
+    if follow_links:
+        options["follow_links"] = True
     return StorageDescription(url, options)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
+import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -49,28 +51,61 @@ def install() -> Path:
 
 
 class Azurite(ServerProcess):
-    """One server; with a folder it keeps its objects there, otherwise in memory."""
+    """One server; with a folder it keeps its objects there, otherwise in memory.
 
-    def __init__(self, log: Path, folder: Path | None = None) -> None:
-        """Install it if that was not done, and start nothing yet."""
+    With a certificate it speaks TLS, and takes tokens as well as keys and signatures: it looks at
+    their times, issuer and audience, and not at who signed them.
+    """
+
+    def __init__(
+        self, log: Path, folder: Path | None = None, certificate: tuple[Path, Path] | None = None
+    ) -> None:
+        """Install it if that was not done, and start nothing yet.
+
+        Args:
+            log: where its output goes.
+            folder: where it keeps its objects.
+            certificate: files of a certificate and of its key.
+        """
         port = free_port()
         node, _ = _node()
         place = ["--location", str(folder)] if folder else ["--inMemoryPersistence"]
         where = ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
         flags = ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
+        if certificate is not None:
+            flags += ["--cert", str(certificate[0]), "--key", str(certificate[1])]
+            flags += ["--oauth", "basic"]
+        self._certificate = certificate
         super().__init__([node, install(), *where, *place, *flags], port, log)
 
     @property
     @override
     def endpoint(self) -> str:
         """The address of the only account."""
-        return f"{super().endpoint}/{ACCOUNT}"
+        scheme = "http" if self._certificate is None else "https"
+        return f"{scheme}://127.0.0.1:{self.port}/{ACCOUNT}"
+
+    @override
+    def _answers(self) -> bool:
+        if self._certificate is None:
+            return super()._answers()
+        trusting = ssl.create_default_context(cafile=self._certificate[0])
+        try:
+            with (
+                socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection,
+                trusting.wrap_socket(connection, server_hostname="127.0.0.1"),
+            ):
+                return True
+        except OSError:
+            return False
 
 
 @contextlib.contextmanager
-def running(log: Path, folder: Path | None = None) -> Iterator[Azurite]:
+def running(
+    log: Path, folder: Path | None = None, certificate: tuple[Path, Path] | None = None
+) -> Iterator[Azurite]:
     """Run a server for the length of the block."""
-    server = Azurite(log, folder)
+    server = Azurite(log, folder, certificate)
     server.start()
     try:
         yield server

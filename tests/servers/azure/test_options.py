@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from icechunk_async.credentials import AzureBearerToken, AzureSasToken
 from icechunk_async.errors import InvalidInputError, InvalidURLError
 from icechunk_async.storage import open_storage
+from icechunk_async_azure.credentials import Proof
 from icechunk_async_azure.options import Place, login_of, place_of
 
 if TYPE_CHECKING:
@@ -146,3 +149,27 @@ async def test_a_timeout_is_a_positive_number(name: str, value: object) -> None:
     with pytest.raises(InvalidInputError, match=name):
         async with open_storage("az://box", account_name="acc", **{name: value}):
             pass
+
+
+async def test_functions_may_be_objects_and_tell_when_their_answer_ends() -> None:
+    """A SAS token need not say so itself; one that lasts is not asked for again."""
+    asked: list[timedelta] = [timedelta(seconds=30), timedelta(hours=1)]
+
+    class Asking:
+        async def __call__(self) -> AzureSasToken:
+            return AzureSasToken(f"sig=part-{len(asked)}", datetime.now(UTC) + asked.pop(0))
+
+    proof = Proof(login_of({"account_name": "acct", "sas_token": Asking()}))
+    for expected in ("sig=part-2", "sig=part-1", "sig=part-1"):
+        await proof.refresh()
+        assert proof.credential.signature == expected
+
+
+async def test_an_object_may_answer_access_tokens() -> None:
+    """It is asked, not taken for a credential or for what makes one."""
+    later = datetime.now(UTC) + timedelta(hours=1)
+    options = await AzureBearerToken("token", later).storage_options()
+    proof = Proof(login_of({"account_name": "acct", **options}))
+    found = await proof.credential.get_token("scope")
+    assert (found.token, found.expires_on) == ("token", int(later.timestamp()))
+    await proof.close()

@@ -105,6 +105,24 @@ async def test_without_an_etag_time_and_size_are_the_version() -> None:
             await storage.get("key")
 
 
+async def test_without_any_version_an_object_counts_as_changed() -> None:
+    """Where such servers are allowed at all; the option travels with the description."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=BODY)
+
+    async with serving(answer) as url:
+        async with open_storage(url) as storage:
+            with pytest.raises(StorageError, match="unversioned=True"):
+                await storage.get("key")
+        async with open_storage(url, unversioned=True) as storage:
+            found = await storage.get("key")
+            assert found.data == BODY
+            again = await storage.get_if_changed("key", found.version)
+            assert again == found
+            assert storage.description.options == {"unversioned": True}
+
+
 @pytest.mark.parametrize(
     "content_range",
     ["bytes 3-5/10", "bytes 2-3/10", "bytes 2-4/*", "bytes 4-2/10", "", "items 2-4/10"],
