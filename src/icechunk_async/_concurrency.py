@@ -7,20 +7,30 @@ tasks failed at once the first is raised and carries a note about the others.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sized
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 from weakref import WeakKeyDictionary
 
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Coroutine,
+        Iterable,
+    )
 
     from anyio.abc import TaskGroup
 
-__all__ = ["SingleFlight", "bounded_map", "closing", "first_of_two", "gather"]
+__all__ = ["Background", "SingleFlight", "bounded_map", "closing", "first_of_two", "gather"]
+
+_log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -158,6 +168,47 @@ async def first_of_two[R](
         for task in tasks:
             if task.done() and not task.cancelled():
                 task.exception()  # mark as seen
+
+
+class Background:
+    """Work that nobody waits for, for the length of an ``async with`` block.
+
+    It belongs to the event loop that runs the block: work offered from another loop is not
+    begun, so only what may be left undone is given here.
+    """
+
+    def __init__(self) -> None:
+        """Begin nothing."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        """Accept work from now on."""
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        """Accept no more work, cancel what still runs, and wait for it."""
+        self._loop = None
+        running = set(self._tasks)
+        for task in running:
+            task.cancel()
+        if running:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait(running)
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin work and return at once; what it raises is logged."""
+        if self._loop is None or self._loop is not asyncio.get_running_loop():
+            return
+        task = self._loop.create_task(work())
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            _log.warning("work in the background failed", exc_info=failure)
 
 
 @dataclass(slots=True)

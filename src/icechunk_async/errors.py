@@ -48,7 +48,10 @@
     ├── ReadOnlyError
     │   └── RepositoryReadOnlyError
     ├── SessionStateError
-    │   └── NothingToCommitError
+    │   ├── FeatureDisabledError         a feature flag of the repository forbids it
+    │   ├── InvalidMoveError
+    │   ├── NothingToCommitError
+    │   └── MergeFailedError             forks that do not go together; nothing was merged
     └── VirtualChunkError
         ├── VirtualContainerError        no container covers the location
         ├── VirtualAccessError           the reader did not authorise the container
@@ -61,13 +64,11 @@ Errors pickle, so that they cross process boundaries whole.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 
 class IcechunkError(Exception):
     """Base of every error that this library raises on purpose."""
 
-    kind: ClassVar[str] = "icechunk"
+    kind: str = "icechunk"
 
     def __init__(self, message: str, /, **context: object) -> None:
         """Keep the sentence for people and the data for handlers.
@@ -346,7 +347,7 @@ class TagDeletedError(AlreadyExistsError):
 
 
 class NodeExistsError(AlreadyExistsError):
-    """A node of the other type is at this path."""
+    """A node of the other type, or where a node is to be moved any node, is at this path."""
 
     kind = "node-exists"
 
@@ -388,10 +389,37 @@ class SessionStateError(IcechunkError):
     kind = "session-state"
 
 
+class InvalidMoveError(SessionStateError):
+    """A node cannot be moved there: into itself, or where no group is. Nothing was moved.
+
+    ``context`` holds ``source`` and ``target``, and ``parent`` where that is no group.
+    """
+
+    kind = "invalid-move"
+
+
 class NothingToCommitError(SessionStateError):
     """The session has no changes."""
 
     kind = "nothing-to-commit"
+
+
+class MergeFailedError(SessionStateError):
+    """Forks clash with each other or with their session; nothing was merged.
+
+    ``context`` holds ``clashes``, a :class:`~icechunk_async.conflicts.MergeClash` each.
+    """
+
+    kind = "merge-failed"
+
+
+class FeatureDisabledError(SessionStateError):
+    """A feature flag of the repository forbids the operation; nothing changed.
+
+    ``context`` holds ``feature``, the flag's name.
+    """
+
+    kind = "feature-disabled"
 
 
 class VirtualChunkError(IcechunkError):
@@ -401,13 +429,13 @@ class VirtualChunkError(IcechunkError):
 
 
 class VirtualContainerError(VirtualChunkError):
-    """No virtual chunk container covers the location."""
+    """No virtual chunk container covers the location, or its store can hold no such object."""
 
     kind = "virtual-container"
 
 
 class VirtualAccessError(VirtualChunkError):
-    """The reader has not authorised the virtual chunk container."""
+    """The reader has not authorised the virtual chunk container, or its store denies access."""
 
     kind = "virtual-access"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from icechunk_async._concurrency import SingleFlight, bounded_map, gather
+from icechunk_async._concurrency import Background, SingleFlight, bounded_map, gather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,3 +224,55 @@ def test_each_event_loop_has_its_own_flights() -> None:
 
     for expected in (1, 2):
         assert asyncio.run(flights.run("a", load)) == expected
+
+
+async def test_background_work_ends_with_its_block() -> None:
+    """Nobody waits for it before, and nothing of it is left afterwards."""
+    ended: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("work")
+
+    async with Background() as background:
+        background.start(work)
+        await asyncio.sleep(0)
+        assert not ended
+    assert ended == ["work"]
+    background.start(work)  # too late
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_background_work_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Its failure reaches no one else."""
+
+    async def work() -> None:
+        raise ValueError("boom")
+
+    async with Background() as background:
+        background.start(work)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert [str(it.exc_info[1]) for it in caplog.records if it.exc_info] == ["boom"]
+
+
+async def test_background_work_is_not_begun_from_another_loop() -> None:
+    """Tasks of a loop that may end before the block could not be waited for."""
+    begun: list[int] = []
+
+    async def work() -> None:
+        begun.append(1)
+
+    async with Background() as background:
+
+        async def elsewhere() -> None:
+            background.start(work)
+            await asyncio.sleep(0)
+
+        await asyncio.to_thread(lambda: asyncio.run(elsewhere()))
+        background.start(work)
+        await asyncio.sleep(0)
+    assert begun == [1]

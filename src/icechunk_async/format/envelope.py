@@ -17,8 +17,10 @@ __all__ = [
     "SPEC_VERSIONS",
     "Envelope",
     "FileType",
+    "decompress",
     "pack",
     "unpack",
+    "written_by",
 ]
 
 HEADER_BYTES: Final = 39
@@ -111,10 +113,20 @@ def unpack(data: bytes | memoryview, file_type: FileType) -> Envelope:
         raise FormatError(f"Expected a {name} file, found one of type {_name(found_type)}.")
     if compression != _ZSTD:
         raise FormatError(f"A {name} file has unknown compression {compression}; expected zstd.")
-    return Envelope(spec_version, _decompress(view[HEADER_BYTES:], name))
+    return Envelope(spec_version, decompress(view[HEADER_BYTES:], name))
 
 
-def _decompress(frame: memoryview, name: str) -> bytes:
+def written_by(data: bytes | memoryview) -> str:
+    """Answer the name and version of what wrote a metadata file, as its header says."""
+    return bytes(memoryview(data)[12:36]).decode(errors="replace").rstrip(" ")
+
+
+def decompress(frame: memoryview, name: str) -> bytes:
+    """Decompress one zstd frame within bounds; messages call its file a ``name`` file.
+
+    Raises:
+        FormatError: it is damaged, or would decompress to more than is believed.
+    """
     limit = min(MAX_PAYLOAD_BYTES, max(_FLOOR_BYTES, _MAX_RATIO * len(frame)))
     try:
         declared = zstandard.get_frame_parameters(frame).content_size

@@ -135,6 +135,13 @@ class Tables:
         """Answer in which rows the field is present."""
         return np.broadcast_to(self._distances(slot) != 0, len(self))
 
+    def places(self, slot: int, size: int, *, field: str) -> Positions:
+        """Answer where a required inline struct of ``size`` bytes is in the buffer."""
+        positions, present = self._field(slot, size)
+        _require(present, field)
+        self.buffer.check(positions, size, 1)
+        return positions
+
     def scalar(self, slot: int, width: int, default: int = 0) -> npt.NDArray[Any]:
         """Read an unsigned scalar of ``width`` bytes; ``default`` where it is absent."""
         positions, present = self._field(slot, width)

@@ -7,10 +7,19 @@ from typing import ClassVar, Final, Self
 from icechunk_async import _clock
 from icechunk_async.errors import InvalidInputError
 
-__all__ = ["INITIAL_SNAPSHOT_ID", "BackupId", "ChunkId", "ManifestId", "NodeId", "SnapshotId"]
+__all__ = [
+    "ALPHABET",
+    "INITIAL_SNAPSHOT_ID",
+    "BackupId",
+    "ChunkId",
+    "ManifestId",
+    "NodeId",
+    "SnapshotId",
+]
 
-_ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_VALUES: Final = {letter: value for value, letter in enumerate(_ALPHABET)}
+ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+"""The digits of the text form, in ascending order."""
+_VALUES: Final = {letter: value for value, letter in enumerate(ALPHABET)}
 # The aliases of Crockford's alphabet and lower case are read, never written.
 _VALUES.update({letter.lower(): value for letter, value in _VALUES.items()})
 _VALUES.update({"O": 0, "o": 0, "I": 1, "i": 1, "L": 1, "l": 1})
@@ -55,12 +64,13 @@ class _ObjectId(bytes):
             f"{text[:64]!r} is not a {cls.__name__}: it needs {letters} letters of "
             "Crockford base32, such as '1CECHNKREP0F1RSTCMT0' for a snapshot.",
             text=text[:64],
+            code="invalid-snapshot-id",
         )
 
     def __str__(self) -> str:
         letters = -(-self.size_bytes * 8 // 5)
         number = int.from_bytes(self) << (letters * 5 - self.size_bytes * 8)
-        return "".join(_ALPHABET[number >> 5 * place & 31] for place in reversed(range(letters)))
+        return "".join(ALPHABET[number >> 5 * place & 31] for place in reversed(range(letters)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"

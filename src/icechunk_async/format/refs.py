@@ -8,9 +8,11 @@ from typing import Final
 from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.ids import SnapshotId
 
-__all__ = ["decode_ref", "encode_ref"]
+__all__ = ["decode_closed_ref", "decode_ref", "encode_closed_ref", "encode_ref"]
 
 _MAX_REF_BYTES: Final = 4096
+_NO_SNAPSHOT: Final = SnapshotId(bytes(SnapshotId.size_bytes))
+_CLOSED: Final = "closed_by_migration_at"
 
 
 def encode_ref(snapshot_id: SnapshotId) -> bytes:
@@ -26,8 +28,35 @@ def decode_ref(data: bytes | memoryview) -> SnapshotId:
     """
     if len(data) > _MAX_REF_BYTES:
         raise FormatError(f"A ref file has {len(data)} bytes; genuine ones have 35.")
+    if decode_closed_ref(data) is not None:
+        raise FormatError(
+            "A ref was closed by the migration of its repository to format version 2. Open the "
+            "repository again; if that fails as well the migration was interrupted, and "
+            "icechunk_async.repository.migrate.upgrade puts the repository in order."
+        )
     try:
         document = json.loads(bytes(data))
         return SnapshotId.parse(document["snapshot"])
     except (ValueError, KeyError, TypeError, RecursionError, InvalidInputError) as error:
         raise FormatError(f"A ref file does not name a snapshot: {bytes(data[:64])!r}.") from error
+
+
+def encode_closed_ref(snapshot_id: SnapshotId) -> bytes:
+    """Answer the contents of a branch file that a migration closes.
+
+    It names a snapshot that no repository has, so that whoever would move the branch from where
+    it was stops, and tells where it was. Readers that look at it only in passing can parse it.
+    """
+    document = {"snapshot": str(_NO_SNAPSHOT), _CLOSED: str(snapshot_id)}
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def decode_closed_ref(data: bytes | memoryview) -> SnapshotId | None:
+    """Answer where a closed branch was; None if the file is not one of a closed branch."""
+    raw = bytes(data[:_MAX_REF_BYTES])
+    if _CLOSED.encode() not in raw:
+        return None
+    try:
+        return SnapshotId.parse(json.loads(raw)[_CLOSED])
+    except (ValueError, KeyError, TypeError, RecursionError, InvalidInputError):
+        return None

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from icechunk_async.errors import UnsupportedBySpecError
 from icechunk_async.format.builder import Offset, Scalar, Struct, TableBuilder
+from icechunk_async.format.flat import Buffer
+from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.metadata import encode_items
 
 if TYPE_CHECKING:
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.metadata import JSON
     from icechunk_async.format.snapshot import ArrayData, ManifestFileInfo, Node, Snapshot
 
-__all__ = ["encode_metadata", "encode_snapshot"]
+__all__ = ["encode_metadata", "encode_snapshot", "with_parent"]
 
 
 def encode_snapshot(snapshot: Snapshot, spec_version: int) -> bytes:
@@ -52,6 +54,16 @@ def encode_snapshot(snapshot: Snapshot, spec_version: int) -> bytes:
             }
         )
     )
+
+
+def with_parent(payload: bytes, parent_id: SnapshotId) -> bytes:
+    """Answer the FlatBuffer of a snapshot with another parent; all else stays, byte for byte.
+
+    Raises:
+        FormatError: it is damaged, or has no parent: roots do not get one.
+    """
+    (place,) = Buffer(payload).root().places(1, SnapshotId.size_bytes, field="parent_id").tolist()
+    return b"".join([payload[:place], parent_id, payload[place + SnapshotId.size_bytes :]])
 
 
 def encode_metadata(out: TableBuilder, metadata: Mapping[str, JSON], spec_version: int) -> Offset:

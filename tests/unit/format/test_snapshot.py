@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from icechunk_async.errors import InvalidInputError, UnsupportedBySpecError
+from icechunk_async.errors import FormatError, InvalidInputError, UnsupportedBySpecError
 from icechunk_async.format.envelope import Envelope
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.snapshot import (
@@ -20,7 +20,7 @@ from icechunk_async.format.snapshot import (
     Snapshot,
     decode_snapshot,
 )
-from icechunk_async.format.snapshot_write import encode_snapshot
+from icechunk_async.format.snapshot_write import encode_snapshot, with_parent
 from tests.unit.format.samples import manifest_id, node_id, snapshot_id
 from tests.unit.format.wire import Table, root
 
@@ -248,3 +248,21 @@ def test_metadata_that_is_no_json_is_refused() -> None:
     bad: Any = {"x": object()}
     with pytest.raises(InvalidInputError, match="metadata"):
         encode_snapshot(Snapshot(snapshot_id(1), None, 5, "", bad), 2)
+
+
+@pytest.mark.parametrize("length", [0, 1, 5])
+def test_another_parent_changes_nothing_else(length: int) -> None:
+    """Whatever else is in the file stays byte for byte, fields of later versions included."""
+    old, new = SnapshotId.random(), SnapshotId.random()
+    snapshot = Snapshot(SnapshotId.random(), old, 7, "m" * length, {"a": length})
+    payload = encode_snapshot(snapshot, 1)
+    changed = with_parent(payload, new)
+    assert changed.replace(new, old) == payload
+    assert decode_snapshot(Envelope(1, changed)).parent_id == new
+
+
+def test_a_root_gets_no_parent() -> None:
+    """There is no place for one in its file."""
+    payload = encode_snapshot(Snapshot(SnapshotId.random(), None, 7, "root"), 1)
+    with pytest.raises(FormatError, match="parent_id"):
+        with_parent(payload, SnapshotId.random())

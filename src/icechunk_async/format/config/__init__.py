@@ -6,6 +6,8 @@ that counts.
 
 from icechunk_async.format.config._fields import merge
 from icechunk_async.format.config.codec import (
+    config_from_json,
+    config_to_json,
     decode_config,
     encode_config,
     splitting_from_json,
@@ -85,6 +87,8 @@ __all__ = [
     "StorageTimeoutSettings",
     "TigrisStore",
     "VirtualChunkContainer",
+    "config_from_json",
+    "config_to_json",
     "decode_config",
     "encode_config",
     "merge",

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from icechunk_async.format.config.splitting import ManifestSplittingConfig
     from icechunk_async.format.values import JSON
 
-__all__ = ["decode_config", "encode_config", "splitting_from_json", "splitting_to_json"]
+__all__ = [
+    "config_from_json",
+    "config_to_json",
+    "decode_config",
+    "encode_config",
+    "splitting_from_json",
+    "splitting_to_json",
+]
 
 
 def encode_config(config: RepositoryConfig, spec_version: int) -> bytes:
@@ -62,6 +69,22 @@ def decode_config(data: bytes | memoryview, spec_version: int) -> RepositoryConf
                 f"a configuration of spec version {spec_version} cannot be read; known are 1 and 2",
                 found=spec_version,
             )
+
+
+def config_to_json(config: RepositoryConfig) -> dict[str, JSON]:
+    """Answer the document that is stored: every key, null where the field is unset."""
+    document = as_json(section_document(config))
+    assert isinstance(document, dict)
+    return document
+
+
+def config_from_json(value: JSON) -> RepositoryConfig:
+    """Read what ``config_to_json`` answers; unknown keys are ignored.
+
+    Raises:
+        FormatError: a value has a wrong type or is out of range.
+    """
+    return read_section(RepositoryConfig, value, "config")
 
 
 def splitting_to_json(config: ManifestSplittingConfig) -> JSON:

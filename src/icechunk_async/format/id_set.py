@@ -1,0 +1,121 @@
+"""Sets of object ids as NumPy columns: tens of millions take 12 bytes each, and no objects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from icechunk_async.format.ids import ALPHABET, ChunkId
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    type Ids = npt.NDArray[np.uint8]
+    """A row of twelve bytes an id."""
+
+__all__ = ["IdSet", "parse_ids"]
+
+_SIZE_BYTES: Final = ChunkId.size_bytes
+_LETTERS: Final = -(-_SIZE_BYTES * 8 // 5)
+_FEWEST_WAITING: Final = 1 << 16
+_INVALID: Final = 255
+_VALUES: Final = np.full(256, _INVALID, np.uint8)
+_VALUES[np.frombuffer(ALPHABET.encode(), np.uint8)] = np.arange(len(ALPHABET))
+
+
+class IdSet:
+    """A growing set of 12-byte ids."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._high = np.empty(0, np.uint64)
+        """The first eight bytes of each id, ascending."""
+        self._low = np.empty(0, np.uint32)
+        """The last four, ascending where the first are equal."""
+        self._waiting: list[Ids] = []
+        self._num_waiting = 0
+
+    def add(self, ids: Ids) -> None:
+        """Put in ids, ``(n, 12)``; any number of them may be there already.
+
+        Cost: that of sorting, in proportion to what is added in all.
+        """
+        if len(ids):
+            self._waiting.append(ids)
+            self._num_waiting += len(ids)
+        if self._num_waiting > max(_FEWEST_WAITING, len(self._high)):
+            self._settle()
+
+    def contains(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Answer which of some ids, ``(n, 12)``, are in the set."""
+        self._settle()
+        high, low = _columns(ids)
+        found = np.zeros(len(ids), bool)
+        places = np.searchsorted(self._high, high)
+        rows = np.arange(len(ids))
+        while len(rows):  # once, but for ids that begin alike
+            inside = places < len(self._high)
+            rows, places = rows[inside], places[inside]
+            alike = self._high[places] == high[rows]
+            rows, places = rows[alike], places[alike]
+            equal = self._low[places] == low[rows]
+            found[rows[equal]] = True
+            rows, places = rows[~equal], places[~equal] + 1
+        return found
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that the ids take, repeated ones that are not sorted in yet included."""
+        return _SIZE_BYTES * (len(self._high) + self._num_waiting)
+
+    def __len__(self) -> int:
+        """Count the different ids."""
+        self._settle()
+        return len(self._high)
+
+    def _settle(self) -> None:
+        """Sort in what was added since the last time."""
+        if not self._waiting:
+            return
+        high, low = _columns(np.concatenate(self._waiting))
+        self._waiting.clear()
+        self._num_waiting = 0
+        high = np.concatenate([self._high, high])
+        low = np.concatenate([self._low, low])
+        order = np.lexsort((low, high))
+        high, low = high[order], low[order]
+        first = np.ones(len(high), bool)
+        first[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+        self._high, self._low = high[first], low[first]
+
+
+def _columns(ids: Ids) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+    """Split ids into numbers that are in the same order as the ids."""
+    words = np.ascontiguousarray(ids).reshape(-1, _SIZE_BYTES).view(">u4").astype(np.uint32)
+    high = words[:, 0].astype(np.uint64) << np.uint64(32) | words[:, 1]
+    return high, words[:, 2]
+
+
+def parse_ids(names: Sequence[str]) -> tuple[Ids, npt.NDArray[np.bool_]]:
+    """Read the text forms of many 12-byte ids at once.
+
+    Unlike :meth:`ChunkId.parse` this takes only the form that writers use: whatever else is in
+    a listing is not the name of an object of ours.
+
+    Returns:
+        The ids, ``(n, 12)``, and which of the names are ids; the others' rows mean nothing.
+    """
+    fitting = [
+        name.encode() if len(name) == _LETTERS and name.isascii() else bytes(_LETTERS)
+        for name in names
+    ]
+    letters = np.frombuffer(b"".join(fitting), np.uint8).reshape(len(names), _LETTERS)
+    values = _VALUES[letters]
+    valid: npt.NDArray[np.bool_] = np.all(values != _INVALID, axis=1)
+    bits: npt.NDArray[Any] = np.unpackbits(values[:, :, None], axis=2)[:, :, 3:]
+    bits = bits.reshape(len(names), 5 * _LETTERS)
+    valid &= ~bits[:, _SIZE_BYTES * 8 :].any(axis=1)  # what is beyond the id is zero
+    return np.packbits(bits[:, : _SIZE_BYTES * 8], axis=1), valid
