@@ -8,14 +8,23 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.repository.fork import ForkSession
     from icechunk_async.repository.repository import Repository
     from icechunk_async.repository.session import Session
     from icechunk_async.zarr.store import IcechunkStore
 
-__all__ = ["IcechunkStore", "Repository", "RepositoryConfig", "Session", "SnapshotId"]
+__all__ = [
+    "ForkSession",
+    "IcechunkStore",
+    "Repository",
+    "RepositoryConfig",
+    "Session",
+    "SnapshotId",
+]
 
 # Imported at first use: backends and the command need not wait for zarr and NumPy.
 _HOMES: Final = {
+    "ForkSession": "icechunk_async.repository.fork",
     "IcechunkStore": "icechunk_async.zarr.store",
     "Repository": "icechunk_async.repository.repository",
     "RepositoryConfig": "icechunk_async.format.config",

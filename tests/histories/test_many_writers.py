@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,9 +19,11 @@ from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from tests.helpers import make_array, memory_url, read, write
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 WRITERS = 32
+CONTENDERS = 64
 PROCESSES = 8
 COMMITS_PER_PROCESS = 4
 
@@ -64,30 +67,45 @@ async def test_32_sessions_of_one_repository(spec: int) -> None:
 
 
 @pytest.mark.parametrize("spec", [1, 2])
-def test_32_writers_with_handles_of_their_own_and_latency(spec: int) -> None:
-    """50 to 300 ms a request: every writer lands, in a bounded number of requests."""
+def test_64_writers_with_handles_of_their_own_and_latency(
+    spec: int, record_property: Callable[[str, object], None]
+) -> None:
+    """50 to 300 ms a request: every writer lands, in a bounded number of tries and requests."""
+    puts: Counter[str] = Counter()
 
-    async def scenario() -> tuple[float, int]:
+    async def scenario() -> tuple[float, int, list[int]]:
         url = memory_url()
-        await _prepare(url, spec, WRITERS)
+        await _prepare(url, spec, CONTENDERS)
         async with open_storage(url) as plain:
 
             async def writer(chunk: int) -> int:
                 slow = LatencyStorage(plain, seconds=0.05, jitter_seconds=0.25, seed=chunk)
                 async with Repository.open(slow) as repository:
                     await _commit(repository, chunk)
+                puts.update(key.split("/")[0] for what, key in slow.log if what == "put")
                 return sum(slow.requests.values())
 
-            requests = await bounded_map(writer, range(WRITERS), limit=WRITERS)
+            requests = await bounded_map(writer, range(CONTENDERS), limit=CONTENDERS)
             seconds = asyncio.get_running_loop().time()
-        await _check(url, WRITERS)
-        return seconds, sum(requests)
+        await _check(url, CONTENDERS)
+        async with Repository.open(url) as repository:
+            notes: list[Any] = [
+                info.metadata["__icechunk"]
+                async for info in repository.ancestry(branch="main")
+                if info.message.startswith("chunk")
+            ]
+        return seconds, sum(requests), [note["rebase_attempts"] for note in notes]
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        seconds, requests = runner.run(scenario())
-    # Commits to one branch follow one another: 32 times a few requests of at most 0.3 s.
-    assert seconds < WRITERS * 6 * 0.3
-    assert requests < WRITERS * 250
+        seconds, requests, attempts = runner.run(scenario())
+    tries = sum(attempts) + CONTENDERS
+    report = {"seconds": seconds, "requests": requests, "tries": tries, "puts": dict(puts)}
+    record_property("contention", report | {"most_tries_of_one": max(attempts) + 1})
+    assert len(attempts) == CONTENDERS
+    # Commits to one branch follow one another: 64 times a few requests of at most 0.3 s.
+    assert seconds < CONTENDERS * 6 * 0.3
+    assert tries < CONTENDERS * 30, report
+    assert requests < CONTENDERS * 300, report
 
 
 def _process(url: str, first: int) -> None:

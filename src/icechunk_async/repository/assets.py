@@ -127,7 +127,11 @@ class Assets:
         except IcechunkError:
             return None
 
-    async def _load_snapshot(self, snapshot_id: SnapshotId) -> Snapshot:
+    async def read_snapshot(self, snapshot_id: SnapshotId) -> Snapshot:
+        """Answer a snapshot as it is stored now, and do not keep it.
+
+        Errors as :meth:`snapshot`. Cost: one request.
+        """
         key = snapshot_key(snapshot_id)
         try:
             retrieved = await self.storage.get(key)
@@ -142,8 +146,16 @@ class Assets:
             lambda: decode_snapshot(envelope), size_bytes=len(envelope.payload)
         )
         _check_id(key, snapshot.id, snapshot_id)
+        return snapshot
+
+    async def _load_snapshot(self, snapshot_id: SnapshotId) -> Snapshot:
+        snapshot = await self.read_snapshot(snapshot_id)
         self._snapshots.put(snapshot_id, snapshot, 1 + len(snapshot.nodes))
         return snapshot
+
+    def forget_snapshot(self, snapshot_id: SnapshotId) -> None:
+        """Keep a snapshot no longer: its file goes, or has another parent now (spec 1)."""
+        self._snapshots.discard(snapshot_id)
 
     async def manifest(self, manifest_id: ManifestId, size_bytes: int = 0) -> Manifest:
         """Answer a manifest.
@@ -179,11 +191,7 @@ class Assets:
         Cost: one request unless cached. A large manifest is only decompressed for the first few
         chunks that are looked for and found; then it is decoded.
         """
-        manifest = self._manifests.get(manifest_id)
-        if manifest is None:
-            manifest = await self._once(
-                (manifest_id, "packed"), lambda: self._load_manifest(manifest_id, size_bytes)
-            )
+        manifest = await self.manifest_file(manifest_id, size_bytes)
         if isinstance(manifest, PackedManifest):
             found = manifest.find(node_id, coords) if manifest.finds < _PEEKS else None
             if found is not None:
@@ -194,9 +202,7 @@ class Assets:
         return None if row is None else refs.ref(row)
 
     async def _decode_manifest(self, manifest_id: ManifestId, size_bytes: int) -> Manifest:
-        packed = self._manifests.get(manifest_id)
-        if packed is None:
-            packed = await self._load_manifest(manifest_id, size_bytes)
+        packed = await self.manifest_file(manifest_id, size_bytes)
         if isinstance(packed, Manifest):
             return packed
         payload = packed.payload
@@ -204,28 +210,55 @@ class Assets:
         self._manifests.put(manifest_id, manifest, 1 + len(manifest))
         return manifest
 
+    async def manifest_file(
+        self, manifest_id: ManifestId, size_bytes: int = 0
+    ) -> Manifest | PackedManifest:
+        """Have a manifest in memory, decoded only if it is small or was needed so before.
+
+        Args and errors as :meth:`manifest`. Cost: one request unless cached.
+        """
+        cached = self._manifests.get(manifest_id)
+        if cached is not None:
+            return cached
+        return await self._once(
+            (manifest_id, "packed"), lambda: self._load_manifest(manifest_id, size_bytes)
+        )
+
     async def _load_manifest(
         self, manifest_id: ManifestId, size_bytes: int
     ) -> Manifest | PackedManifest:
         """Load a manifest; decode it if it is small."""
-        key = manifest_key(manifest_id)
-        try:
-            retrieved = await self.storage.get(key, ByteRange(0, size_bytes or None))
-        except ObjectNotFoundError as error:
-            raise FormatError(
-                f"A snapshot refers to {key!r}, which is missing. The repository is damaged: "
-                "restore the object, or go back to a snapshot that does not need it."
-            ) from error
-        manifest = await self.compute(
-            lambda: _open_manifest(retrieved.data), size_bytes=len(retrieved.data)
-        )
-        _check_id(key, manifest.id, manifest_id)
+        data = await self._fetch_manifest(manifest_id, size_bytes)
+        manifest = await self.compute(lambda: _open_manifest(data), size_bytes=len(data))
+        _check_id(manifest_key(manifest_id), manifest.id, manifest_id)
         if isinstance(manifest, Manifest):
             self._manifests.put(manifest_id, manifest, 1 + len(manifest))
         else:
             weight = len(manifest.payload) // _BYTES_PER_REF
             self._manifests.put(manifest_id, manifest, weight)
         return manifest
+
+    async def read_manifest(self, manifest_id: ManifestId, size_bytes: int = 0) -> Manifest:
+        """Answer a manifest, and do not keep it: for what looks at each of them once.
+
+        Args and errors as :meth:`manifest`. Cost: one request.
+        """
+        data = await self._fetch_manifest(manifest_id, size_bytes)
+        manifest = await self.compute(
+            lambda: decode_manifest(unpack(data, FileType.MANIFEST).payload), size_bytes=len(data)
+        )
+        _check_id(manifest_key(manifest_id), manifest.id, manifest_id)
+        return manifest
+
+    async def _fetch_manifest(self, manifest_id: ManifestId, size_bytes: int) -> bytes | memoryview:
+        key = manifest_key(manifest_id)
+        try:
+            return (await self.storage.get(key, ByteRange(0, size_bytes or None))).data
+        except ObjectNotFoundError as error:
+            raise FormatError(
+                f"A snapshot refers to {key!r}, which is missing. The repository is damaged: "
+                "restore the object, or go back to a snapshot that does not need it."
+            ) from error
 
     async def transaction_log(self, snapshot_id: SnapshotId) -> TransactionLog:
         """Answer the transaction log of a snapshot.

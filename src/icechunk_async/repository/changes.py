@@ -14,6 +14,7 @@ from icechunk_async.format.ids import NodeId
 from icechunk_async.format.snapshot import Node
 from icechunk_async.format.transaction_log import TransactionLog
 from icechunk_async.repository.chunk_changes import ArrayChanges
+from icechunk_async.repository.moves import Moves
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,16 +43,30 @@ class ChangeSet:
     """Nodes of the base with another metadata document; their manifests are the base's."""
     deleted: dict[NodeId, Deleted] = field(default_factory=dict[NodeId, Deleted])
     chunks: dict[NodeId, ArrayChanges] = field(default_factory=dict[NodeId, ArrayChanges])
+    moves: Moves = field(default_factory=Moves)
+    """Of a session that only moves; all else is empty then."""
 
     def copy(self) -> ChangeSet:
         """Answer a change set that can be edited without touching this one."""
         chunks = {node_id: changes.copy() for node_id, changes in self.chunks.items()}
-        return ChangeSet(dict(self.new), dict(self.updated), dict(self.deleted), chunks)
+        new, updated, deleted = dict(self.new), dict(self.updated), dict(self.deleted)
+        return ChangeSet(new, updated, deleted, chunks, self.moves.copy())
 
     def is_empty(self) -> bool:
         """Tell whether committing would change nothing."""
-        return not (self.new or self.updated or self.deleted) and all(
-            changes.is_empty() for changes in self.chunks.values()
+        touched = self.new or self.updated or self.deleted or self.moves.requested
+        return not touched and all(changes.is_empty() for changes in self.chunks.values())
+
+    def same_as(self, earlier: ChangeSet) -> bool:
+        """Tell whether nothing changed since ``earlier`` was copied from these changes."""
+        revisions = [
+            {node_id: it.revision for node_id, it in changes.chunks.items()}
+            for changes in (self, earlier)
+        ]
+        return revisions[0] == revisions[1] and (self.new, self.updated, self.deleted) == (
+            earlier.new,
+            earlier.updated,
+            earlier.deleted,
         )
 
     def log(self, snapshot_id: SnapshotId) -> TransactionLog:
@@ -72,6 +87,7 @@ class ChangeSet:
                 for node_id, changes in self.chunks.items()
                 if not changes.is_empty()
             },
+            moves=self.moves.net(),
         )
 
 
@@ -88,24 +104,23 @@ class WorkingTree:
         created = self.changes.new.get(path)
         if created is not None:
             return created
-        node = self.base.get(path)
+        node = self.changes.moves.find(self.base, path)
         if node is None or node.id in self.changes.deleted:
             return None
         return self.changes.updated.get(node.id, node)
 
     def base_node(self, node: Node) -> Node | None:
         """Answer the node of the base snapshot that ``node`` is, changed or not."""
-        found = self.base.get(node.path)
+        origin = self.changes.moves.origin(node.path)
+        found = None if origin is None else self.base.get(origin)
         return found if found is not None and found.id == node.id else None
 
     def paths(self, below: str | None = None) -> list[str]:
         """Answer the paths of all nodes, or of all descendants of ``below``, in order."""
-        base = self.base.paths if below is None else self.base.below(below)
         changes = self.changes
+        found = changes.moves.paths(self.base, below)
         if changes.deleted:
-            found = [path for path in base if self.base[path].id not in changes.deleted]
-        else:
-            found = list(base)
+            found = [path for path in found if self.base[path].id not in changes.deleted]
         prefix = "" if below is None else below.rstrip("/") + "/"
         created = [path for path in changes.new if path.startswith(prefix) and path != below]
         return sorted(found + created) if created else found

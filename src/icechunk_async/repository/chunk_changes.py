@@ -54,9 +54,15 @@ class ArrayChanges:
         self.revision = next(_REVISIONS)
 
     def set_many(self, refs: ChunkRefs) -> None:
-        """Set or delete many chunks; of rows with equal coordinates the last one counts."""
+        """Set or delete many chunks; of rows with equal coordinates the last one counts.
+
+        Cost: in all, the logarithm of the number of calls for each chunk: blocks are joined when
+        the newer has grown as large as the older, so there are never many.
+        """
+        if len(refs) == 0:
+            return
         self._settle()
-        self._blocks.append(refs.sort())
+        self._push(refs.sort())
         self.revision = next(_REVISIONS)
 
     def find(self, coords: Coordinates) -> tuple[bool, ChunkRef | None]:
@@ -91,12 +97,17 @@ class ArrayChanges:
         """
         old = grid if self.kept_grid is None else self.kept_grid
         self.kept_grid = tuple(min(a, b) for a, b in zip(old, grid, strict=True))
+        self.clip(grid)
+        self.revision = next(_REVISIONS)
+
+    def clip(self, grid: Coordinates) -> None:
+        """Turn changes outside of ``grid`` into deletions; the base's chunks stay as they are."""
         refs = self.columns()
         inside = refs.inside(tuple((0, size) for size in grid))
         if not inside.all():
             gone = ChunkRefs.build(refs.coords[~inside], Kind.DELETED)
             self._blocks = [ChunkRefs.concat([refs.take(inside), gone]).sort()]
-        self.revision = next(_REVISIONS)
+            self.revision = next(_REVISIONS)
 
     def drop(self, coords: npt.NDArray[np.uint32]) -> None:
         """Take back the changes of some chunks; ``coords`` is ``(n, rank)``."""
@@ -108,5 +119,11 @@ class ArrayChanges:
     def _settle(self) -> None:
         """Turn single changes into a block, so that a newer block can follow."""
         if self._singles:
-            self._blocks.append(ChunkRefs.from_mapping(self.rank, self._singles).sort())
+            self._push(ChunkRefs.from_mapping(self.rank, self._singles).sort())
             self._singles = {}
+
+    def _push(self, block: ChunkRefs) -> None:
+        """Add the newest block."""
+        while self._blocks and len(self._blocks[-1]) <= len(block):
+            block = ChunkRefs.concat([self._blocks.pop(), block]).sort()
+        self._blocks.append(block)

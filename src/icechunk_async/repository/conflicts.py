@@ -1,69 +1,41 @@
-"""Whether changes of a session and of a newer commit can both stand, and what to do if not.
+"""What to do where changes of a session and of a newer commit clash.
 
-Detection is pure: a change set, a transaction log and a snapshot in, conflicts out. A solver
-decides each conflict; the stock ones follow the official engine's policies.
+A solver decides each conflict, with both sides and what they began with at hand; the stock ones
+follow the official engine's policies.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Protocol
+import json
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
-from icechunk_async.errors import InvalidInputError
-from icechunk_async.format.row_index import rows_in
-from icechunk_async.repository.paths import ancestors
+from icechunk_async.format.chunk_refs import Coordinates
+from icechunk_async.repository.detection import Conflict, ConflictKind
+from icechunk_async.repository.paths import check_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from icechunk_async.format.ids import NodeId
-    from icechunk_async.format.snapshot import Nodes, Snapshot
+    from icechunk_async.format.chunk_refs import ChunkRef
+    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.snapshot import Node, Snapshot
     from icechunk_async.format.transaction_log import TransactionLog
-    from icechunk_async.repository.changes import ChangeSet, WorkingTree
+    from icechunk_async.repository.workspace import Workspace
 
 __all__ = [
+    "Answer",
     "BasicConflictSolver",
+    "ChunkAnswers",
     "Clash",
     "Conflict",
     "ConflictDetector",
     "ConflictKind",
     "ConflictSolver",
     "Resolution",
+    "Side",
     "VersionSelection",
-    "apply_resolution",
-    "detect_conflicts",
 ]
-
-
-class ConflictKind(IntEnum):
-    """What clashes; the numbers are the official engine's."""
-
-    NEW_NODE_CONFLICTS_WITH_EXISTING_NODE = 1
-    NEW_NODE_IN_INVALID_GROUP = 2
-    ZARR_METADATA_DOUBLE_UPDATE = 3
-    ZARR_METADATA_UPDATE_OF_DELETED_ARRAY = 4
-    ZARR_METADATA_UPDATE_OF_DELETED_GROUP = 5
-    CHUNK_DOUBLE_UPDATE = 6
-    CHUNKS_UPDATED_IN_DELETED_ARRAY = 7
-    CHUNKS_UPDATED_IN_UPDATED_ARRAY = 8
-    DELETE_OF_UPDATED_ARRAY = 9
-    DELETE_OF_UPDATED_GROUP = 10
-    MOVE_OPERATION_CANNOT_BE_REBASED = 11
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """One clash between this session and a newer commit."""
-
-    kind: ConflictKind
-    path: str
-    """The node, as this session knows it; of a node in an invalid group, the array above it."""
-    coords: tuple[tuple[int, ...], ...] = ()
-    """For chunk conflicts: the chunks that both changed."""
-    node_id: NodeId | None = field(default=None, repr=False)
 
 
 class Resolution(Enum):
@@ -77,30 +49,90 @@ class Resolution(Enum):
     """Give up: the rebase fails and reports the conflict."""
 
 
+type ChunkAnswers = Mapping[Coordinates, Resolution | bytes | None]
+"""For a conflict about chunks: what to do about each; bytes replace it, None deletes it."""
+type Answer = Resolution | ChunkAnswers | bytes
+"""What a solver says to one conflict. Bytes, where both changed the metadata of a node, are the
+document (``zarr.json``) that it gets."""
+
+
+class Side:
+    """One state of the hierarchy, of which a solver reads what it needs."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        """Look at what a workspace shows."""
+        self._workspace = workspace
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The snapshot that it stands on."""
+        return self._workspace.base
+
+    @property
+    def id(self) -> SnapshotId:
+        """The snapshot's id."""
+        return self._workspace.base.id
+
+    @property
+    def message(self) -> str:
+        """The snapshot's message."""
+        return self._workspace.base.message
+
+    def node(self, path: str) -> Node | None:
+        """Answer the node at a path; None if there is none."""
+        return self._workspace.node(check_path(path))
+
+    def metadata(self, path: str) -> dict[str, Any] | None:
+        """Answer the metadata document (``zarr.json``) of a node; None if there is none."""
+        node = self.node(path)
+        if node is None:
+            return None
+        document: dict[str, Any] = json.loads(node.user_data)
+        return document
+
+    async def chunk_ref(self, path: str, coords: Coordinates) -> ChunkRef | None:
+        """Answer where the bytes of a chunk are. Cost: at most one request, for a manifest."""
+        handle = await self._workspace.find_chunk(check_path(path), coords)
+        return None if handle is None else handle.ref
+
+    async def read_chunk(self, path: str, coords: Coordinates) -> bytes | None:
+        """Answer the stored bytes of a chunk; None if it was never written or is deleted.
+
+        Cost: one request, and one for the manifest unless that is cached.
+        """
+        data = await self._workspace.read_chunk(check_path(path), coords)
+        return None if data is None else bytes(data)
+
+
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """What a solver is given: one newer commit, and every conflict with it.
-
-    ``base`` is the snapshot that the session stood on, ``theirs`` the newer commit, ``ours``
-    the hierarchy as the session sees it.
-    """
+    """What a solver is given: one newer commit, and every conflict with it."""
 
     conflicts: Sequence[Conflict]
-    base: Snapshot
-    theirs: Snapshot
+    base: Side
+    """What both began with."""
+    ours: Side
+    """What the session sees: the base with its changes."""
+    theirs: Side
+    """The newer commit."""
     theirs_log: TransactionLog
-    ours: WorkingTree
+    """What the newer commit, or one that expired before it, touched."""
 
 
 class ConflictSolver(Protocol):
-    """Decides conflicts. Any class with this method is one."""
+    """Decides conflicts. Any object with this method is one; it may be ``async`` or not."""
 
-    async def solve(self, clash: Clash) -> Sequence[Resolution]:
-        """Answer a resolution for each of ``clash.conflicts``, in order.
+    def solve(self, clash: Clash) -> Sequence[Answer] | Awaitable[Sequence[Answer]]:
+        """Answer what to do about each of ``clash.conflicts``, in order.
 
-        What cannot be resolved as asked counts as :attr:`Resolution.FAIL`: only chunk
-        conflicts, and deletions of what was updated, can be resolved to ``OURS``; any conflict
-        but a move can be resolved to ``THEIRS``.
+        * A :class:`Resolution` decides a conflict as a whole.
+        * Where both changed chunks, a mapping decides each of ``conflict.coords``: a resolution,
+          the bytes that the chunk gets, or None to delete it. Those left out are not settled.
+        * Where both changed the metadata of a node, bytes are the document that it gets.
+
+        What cannot be resolved as asked counts as :attr:`Resolution.FAIL`. To ``OURS``: chunk
+        conflicts, deletions of what was updated, and chunks in an array whose metadata was
+        updated, if they lie in its grid. To ``THEIRS``: any conflict but a move.
 
         Cancellation: the rebase ends where it is; see ``Session.rebase``.
         """
@@ -110,7 +142,7 @@ class ConflictSolver(Protocol):
 class ConflictDetector:
     """Accepts no conflict: a rebase succeeds only where nothing clashes."""
 
-    async def solve(self, clash: Clash) -> Sequence[Resolution]:
+    async def solve(self, clash: Clash) -> Sequence[Answer]:
         """Fail every conflict."""
         return [Resolution.FAIL] * len(clash.conflicts)
 
@@ -131,7 +163,7 @@ class BasicConflictSolver:
     fail_on_delete_of_updated_array: bool = False
     fail_on_delete_of_updated_group: bool = False
 
-    async def solve(self, clash: Clash) -> Sequence[Resolution]:
+    async def solve(self, clash: Clash) -> Sequence[Answer]:
         """Resolve chunk conflicts and deletions by policy; fail all others."""
         return [self._resolve(conflict.kind) for conflict in clash.conflicts]
 
@@ -146,142 +178,3 @@ class BasicConflictSolver:
             case _:
                 fail = True
         return Resolution.FAIL if fail else Resolution.OURS
-
-
-_OURS_POSSIBLE = frozenset(
-    {
-        ConflictKind.CHUNK_DOUBLE_UPDATE,
-        ConflictKind.DELETE_OF_UPDATED_ARRAY,
-        ConflictKind.DELETE_OF_UPDATED_GROUP,
-    }
-)
-
-
-def detect_conflicts(ours: WorkingTree, log: TransactionLog, theirs: Snapshot) -> list[Conflict]:
-    """Answer every conflict between a session and one newer commit.
-
-    Args:
-        ours: the session's hierarchy and changes.
-        log: what the newer commit, or one that expired before it, touched.
-        theirs: the newer commit's snapshot.
-    """
-    if log.moves:
-        first = log.moves[0]
-        return [Conflict(ConflictKind.MOVE_OPERATION_CANNOT_BE_REBASED, first.source)]
-    changes = ours.changes
-    return [
-        *_new_nodes(changes, theirs.nodes),
-        *_updated_nodes(changes, log),
-        *_chunks(ours, log),
-        *_deleted_nodes(changes, log, theirs.nodes),
-    ]
-
-
-def _new_nodes(changes: ChangeSet, theirs: Nodes) -> Iterator[Conflict]:
-    for path, node in changes.new.items():
-        existing = theirs.get(path)
-        # Another node than the one we deleted there was made by them; two cannot share a path.
-        if existing is not None and existing.id not in changes.deleted:
-            kind = ConflictKind.NEW_NODE_CONFLICTS_WITH_EXISTING_NODE
-            yield Conflict(kind, path, node_id=node.id)
-        for parent in ancestors(path):
-            above = theirs.get(parent)
-            if above is not None and above.array is not None and above.id not in changes.deleted:
-                kind = ConflictKind.NEW_NODE_IN_INVALID_GROUP
-                yield Conflict(kind, parent, node_id=node.id)
-                break
-
-
-def _updated_nodes(changes: ChangeSet, log: TransactionLog) -> Iterator[Conflict]:
-    for node_id, node in changes.updated.items():
-        if node_id in log.updated_arrays or node_id in log.updated_groups:
-            yield Conflict(ConflictKind.ZARR_METADATA_DOUBLE_UPDATE, node.path, node_id=node_id)
-        if node_id in log.deleted_arrays:
-            kind = ConflictKind.ZARR_METADATA_UPDATE_OF_DELETED_ARRAY
-            yield Conflict(kind, node.path, node_id=node_id)
-        if node_id in log.deleted_groups:
-            kind = ConflictKind.ZARR_METADATA_UPDATE_OF_DELETED_GROUP
-            yield Conflict(kind, node.path, node_id=node_id)
-
-
-def _chunks(ours: WorkingTree, log: TransactionLog) -> Iterator[Conflict]:
-    for node_id, changed in ours.changes.chunks.items():
-        if changed.is_empty():
-            continue
-        path = ours.base.path_of(node_id)
-        if path is None:
-            continue  # created in this session; nobody else knows it
-        if node_id in log.deleted_arrays:
-            kind = ConflictKind.CHUNKS_UPDATED_IN_DELETED_ARRAY
-            yield Conflict(kind, path, node_id=node_id)
-        if node_id in log.updated_arrays:
-            kind = ConflictKind.CHUNKS_UPDATED_IN_UPDATED_ARRAY
-            yield Conflict(kind, path, node_id=node_id)
-        mine = changed.columns().coords
-        both = mine[rows_in(mine, log.chunks_of(node_id, changed.rank))]
-        if len(both):
-            rows: list[list[int]] = both.tolist()
-            coords = tuple(tuple(row) for row in rows)
-            yield Conflict(ConflictKind.CHUNK_DOUBLE_UPDATE, path, coords, node_id)
-
-
-def _deleted_nodes(changes: ChangeSet, log: TransactionLog, theirs: Nodes) -> Iterator[Conflict]:
-    for node_id, gone in changes.deleted.items():
-        now = theirs.get(gone.path)  # another node, if they deleted it and made it anew
-        for it in {node_id, node_id if now is None else now.id}:
-            if gone.is_array and (it in log.updated_arrays or it in log.updated_chunks):
-                yield Conflict(ConflictKind.DELETE_OF_UPDATED_ARRAY, gone.path, node_id=node_id)
-                break
-            if not gone.is_array and it in log.updated_groups:
-                yield Conflict(ConflictKind.DELETE_OF_UPDATED_GROUP, gone.path, node_id=node_id)
-                break
-
-
-def apply_resolution(ours: WorkingTree, conflict: Conflict, resolution: Resolution) -> bool:
-    """Change the session as a solver decided; answer whether that settles the conflict.
-
-    Raises:
-        InvalidInputError: the solver answered something else than a resolution.
-    """
-    match resolution:
-        case Resolution.OURS:
-            return conflict.kind in _OURS_POSSIBLE
-        case Resolution.THEIRS:
-            return _take_back(ours, conflict)
-        case Resolution.FAIL:
-            return False
-        case _:
-            raise InvalidInputError(
-                f"A conflict solver answered {resolution!r}; it must answer a Resolution for "
-                "each conflict."
-            )
-
-
-def _take_back(ours: WorkingTree, conflict: Conflict) -> bool:
-    """Undo the part of the session's changes that clashes."""
-    changes, node_id = ours.changes, conflict.node_id
-    if node_id is None:
-        return False
-    match conflict.kind:
-        case ConflictKind.CHUNK_DOUBLE_UPDATE:
-            if node_id in changes.chunks:
-                changes.chunks[node_id].drop(np.array(conflict.coords, np.uint32))
-        case (
-            ConflictKind.NEW_NODE_CONFLICTS_WITH_EXISTING_NODE
-            | ConflictKind.NEW_NODE_IN_INVALID_GROUP
-        ):
-            changes.new = {path: it for path, it in changes.new.items() if it.id != node_id}
-            changes.chunks.pop(node_id, None)
-        case ConflictKind.DELETE_OF_UPDATED_ARRAY | ConflictKind.DELETE_OF_UPDATED_GROUP:
-            changes.deleted.pop(node_id, None)
-        case (
-            ConflictKind.CHUNKS_UPDATED_IN_DELETED_ARRAY
-            | ConflictKind.CHUNKS_UPDATED_IN_UPDATED_ARRAY
-        ):
-            changes.chunks.pop(node_id, None)
-        case ConflictKind.MOVE_OPERATION_CANNOT_BE_REBASED:
-            return False
-        case _:
-            changes.updated.pop(node_id, None)
-            changes.chunks.pop(node_id, None)
-    return True

@@ -108,6 +108,7 @@ async def diff_snapshots(
             "Give an older snapshot of the same branch first.",
             start=str(start),
             end=str(end),
+            code="bad-snapshot-chain-for-diff",
         )
     before, after = await bounded_map(assets.snapshot, [start, end], limit=2)
     log = TransactionLog(end)

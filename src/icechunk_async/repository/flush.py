@@ -18,6 +18,7 @@ from icechunk_async.format.manifest_write import encode_manifest
 from icechunk_async.format.row_index import rows_in
 from icechunk_async.format.snapshot import ManifestFileInfo, ManifestRef, Nodes
 from icechunk_async.repository.chunk_changes import ArrayChanges
+from icechunk_async.repository.progress import Progress, no_progress
 from icechunk_async.repository.splitting import plan_manifests, split_sizes
 
 if TYPE_CHECKING:
@@ -29,11 +30,14 @@ if TYPE_CHECKING:
     from icechunk_async.format.snapshot import ArrayData, Node, Snapshot
     from icechunk_async.repository.assets import Assets
     from icechunk_async.repository.changes import WorkingTree
+    from icechunk_async.repository.progress import ProgressCallback
     from icechunk_async.repository.splitting import CellPlan
 
 __all__ = ["Flushed", "Flusher", "ManifestOptions"]
 
 _CONCURRENT_MANIFESTS: Final = 16
+_CONCURRENT_REWRITES: Final = 4
+"""Arrays at a time, and manifests of each; several because reading and writing take time."""
 _BYTES_PER_REF: Final = 64
 """Roughly what a reference takes while it is encoded; decides what goes to a thread."""
 
@@ -77,25 +81,48 @@ class Flusher:
     def __init__(self, assets: Assets, options: ManifestOptions) -> None:
         """Use ``assets`` to load the manifests that must be rebuilt."""
         self._assets = assets
-        self._options = options
+        self.options = options
         self._made: dict[NodeId, tuple[_Recipe, _Written]] = {}
         self._stored: set[ManifestId] = set()
 
-    async def flush(
-        self, base: Snapshot, tree: WorkingTree, *, rewrite_all: bool = False
-    ) -> Flushed:
+    async def flush(self, base: Snapshot, tree: WorkingTree) -> Flushed:
         """Build the nodes and manifests of a snapshot on top of ``base``.
 
         Cost: loads the manifests that changes fall into, several at a time; manifests made by
         an earlier call for the same changes on the same base are not made again.
         """
         nodes = list(tree.nodes())
-        changed = [node for node in nodes if self._is_changed(node, tree, rewrite_all=rewrite_all)]
+        changed = [node for node in nodes if self._is_changed(node, tree)]
         written = await bounded_map(
-            lambda node: self._write(node, base, tree, rewrite_all=rewrite_all),
-            changed,
-            limit=_CONCURRENT_MANIFESTS,
+            lambda node: self._write(node, base, tree), changed, limit=_CONCURRENT_MANIFESTS
         )
+        return self._flushed(base, nodes, changed, written)
+
+    async def rewrite(
+        self, base: Snapshot, tree: WorkingTree, progress: ProgressCallback = no_progress
+    ) -> Flushed:
+        """Build a snapshot on top of ``base`` with all of its manifests made anew.
+
+        Each manifest is stored as soon as it is made, so that only a few are in memory.
+        """
+        nodes = list(tree.nodes())
+        arrays = [node for node in nodes if node.array is not None]
+        done = 0
+
+        async def write(node: Node) -> _Written:
+            nonlocal done
+            written = await self._write(node, base, tree, rewrite_all=True)
+            done += 1
+            progress(Progress("rewriting arrays", done, len(arrays)))
+            return written
+
+        written = await bounded_map(write, arrays, limit=_CONCURRENT_REWRITES)
+        return self._flushed(base, nodes, arrays, written)
+
+    def _flushed(
+        self, base: Snapshot, nodes: list[Node], changed: list[Node], written: list[_Written]
+    ) -> Flushed:
+        """Put new manifests into their nodes, and carry the others over."""
         by_id = {node.id: made for node, made in zip(changed, written, strict=True)}
         result = [_with_manifests(node, by_id.get(node.id)) for node in nodes]
         new_files = {it: info for made in written for it, info in made.files.items()}
@@ -127,14 +154,13 @@ class Flusher:
         await bounded_map(put, list(flushed.manifests), limit=_CONCURRENT_MANIFESTS)
 
     @staticmethod
-    def _is_changed(node: Node, tree: WorkingTree, *, rewrite_all: bool) -> bool:
+    def _is_changed(node: Node, tree: WorkingTree) -> bool:
         if node.array is None:
             return False
-        touched = node.id in tree.changes.chunks or node.id in tree.changes.updated
-        return touched or rewrite_all
+        return node.id in tree.changes.chunks or node.id in tree.changes.updated
 
     async def _write(
-        self, node: Node, base: Snapshot, tree: WorkingTree, *, rewrite_all: bool
+        self, node: Node, base: Snapshot, tree: WorkingTree, *, rewrite_all: bool = False
     ) -> _Written:
         array = node.array
         assert array is not None
@@ -151,7 +177,7 @@ class Flusher:
         inside = columns.inside(tuple((0, size) for size in array.grid))
         if not inside.all():  # deletions that shrinking left behind
             columns = columns.take(inside)
-        sizes = split_sizes(node.path, array, self._options.splitting)
+        sizes = split_sizes(node.path, array, self.options.splitting)
         plan = plan_manifests(
             array.grid,
             sizes,
@@ -160,11 +186,18 @@ class Flusher:
             kept=changes.kept_grid,
             rewrite_all=rewrite_all,
         )
-        built = await bounded_map(
-            lambda cell: self._build(node.id, cell, columns, changes, base),
-            plan.cells,
-            limit=_CONCURRENT_MANIFESTS,
-        )
+
+        async def build(cell: CellPlan) -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
+            made = await self._build(node.id, cell, columns, changes, base)
+            if not rewrite_all or made is None:
+                return made
+            ref, info, packed = made
+            await self._assets.put_manifest(info.id, packed)
+            self._stored.add(info.id)
+            return ref, info, b""
+
+        limit = _CONCURRENT_REWRITES if rewrite_all else _CONCURRENT_MANIFESTS
+        built = await bounded_map(build, plan.cells, limit=limit)
         made = [it for it in built if it is not None]
         written = _Written(
             (*plan.reused, *(ref for ref, _, _ in made)),
@@ -220,7 +253,7 @@ class Flusher:
             return None
         manifest_id = ManifestId.random()
         payload = encode_manifest(
-            manifest_id, {node_id: refs}, location_dictionary=self._options.location_dictionary
+            manifest_id, {node_id: refs}, location_dictionary=self.options.location_dictionary
         )
         packed = self._assets.pack(payload, FileType.MANIFEST)
         info = ManifestFileInfo(manifest_id, len(packed), len(refs))

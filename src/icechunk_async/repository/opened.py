@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from icechunk_async._concurrency import Background
 from icechunk_async.errors import UnsafeStorageError
 from icechunk_async.format.config import RepositoryConfig, merge
 from icechunk_async.format.manifest_write import LocationDictionary
@@ -61,6 +62,8 @@ class Opened:
     history: History
     virtual: VirtualChunks
     manifest_options: ManifestOptions
+    background: Background
+    """What sessions start and nobody waits for; it ends before the storage closes."""
     cache: Cached | None = None
 
 
@@ -110,7 +113,8 @@ def check_safe(storage: Storage) -> None:
     }
     missing = [name for name, present in needed.items() if not present]
     if missing:
-        reasons = "; ".join(capabilities.reasons.get(name, "no reason given") for name in missing)
+        given = [capabilities.reasons.get(name, "no reason given") for name in missing]
+        reasons = "; ".join(dict.fromkeys(given))  # each once
         names = ", ".join(name.replace("_", " ") for name in missing)
         raise UnsafeStorageError(
             f"The storage {storage.description.url!r} cannot be written to safely: it lacks "
@@ -205,7 +209,8 @@ async def _assemble(
             )
         )
         options = manifest_options(config, spec_version)
-        yield Opened(limited, config, assets, history, virtual, options, cache)
+        background = await stack.enter_async_context(Background())
+        yield Opened(limited, config, assets, history, virtual, options, background, cache)
 
 
 def manifest_options(config: RepositoryConfig, spec_version: int) -> ManifestOptions:

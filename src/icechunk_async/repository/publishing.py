@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from icechunk_async import _clock
+from icechunk_async import _clock, _telemetry
 from icechunk_async._concurrency import gather
 from icechunk_async.errors import (
     ConflictError,
+    IcechunkError,
     NothingToCommitError,
     OutcomeUnknownError,
     SessionStateError,
     StorageError,
     StorageUnavailableError,
-    UnsupportedBySpecError,
 )
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.snapshot import Snapshot
 from icechunk_async.repository.changes import ChangeSet
 from icechunk_async.repository.flush import Flusher
 from icechunk_async.repository.history import Amend, Commit, Detach
+from icechunk_async.repository.history.administration import unsupported_by_spec_1
 from icechunk_async.repository.rebase import rebase
 from icechunk_async.repository.retry import Backoff
 
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Publishing", "SessionMode"]
 
+_log = logging.getLogger(__name__)
+
 _RESERVED: Final = "__icechunk"
 _RACE: Final = Backoff(initial_ms=10, max_ms=2000, immediate=1)
 
@@ -49,6 +53,8 @@ class SessionMode(Enum):
 
     READONLY = "readonly"
     WRITABLE = "writable"
+    REARRANGE = "rearrange"
+    """It may move nodes, and nothing else."""
 
 
 class Publishing:
@@ -102,16 +108,18 @@ class Publishing:
             rebase_with: where another writer was first, replay the changes on top and try
                 again, letting this solver decide conflicts. Without it such a race is lost.
             rebase_tries: how often at most.
-            timeout_seconds: begin no further try after this time.
+            timeout_seconds: how long the call may take, tries and waits included.
             allow_empty: make a snapshot even if nothing changed.
 
         Raises:
             NothingToCommitError: nothing changed.
             ConflictError: another writer was first, and either no solver was given or the
                 tries or the time were used up. Nothing was published; no change is lost.
+            StorageUnavailableError: the time was used up otherwise; likewise.
             RebaseFailedError: the solver did not settle a conflict; likewise.
             ReadOnlyError, RepositoryReadOnlyError, BranchNotFoundError: nothing was published.
-            OutcomeUnknownError: the storage never answered; look at the branch to know.
+            OutcomeUnknownError: the storage never answered, or not in time. Committing again
+                finds out, and publishes only what was not published.
 
         Cancellation: the commit may have been published.
 
@@ -119,24 +127,62 @@ class Publishing:
         else commits: manifests, snapshot, log and backup together, then the reference. A try
         that lost a race stores again only what the winner's commit affects.
         """
-        deadline = None if timeout_seconds is None else anyio.current_time() + timeout_seconds
-        with self._publishing(allow_empty=allow_empty) as branch:
-            if self._doubtful and (landed := await self._find_landed(branch)):
-                return self._finish(landed)
-            for attempt in range(rebase_tries + 1):
-                extra: JSON = None if rebase_with is None else {"rebase_attempts": attempt}
-                try:
-                    return await self._publish_on(branch, message, metadata, extra)
-                except ConflictError:
-                    landed = await self._find_landed(branch)
-                    if landed is not None:
-                        return self._finish(landed)
-                    late = deadline is not None and anyio.current_time() >= deadline
-                    if rebase_with is None or attempt == rebase_tries or late:
-                        raise
-                await _RACE.wait(attempt + 1)
-                await rebase(self.workspace, self._history, branch, rebase_with)
-            raise AssertionError("the last try returns or raises")
+        races: list[ConflictError] = []
+        with self._publishing("commit", allow_empty=allow_empty) as branch:
+            with anyio.move_on_after(timeout_seconds):
+                if self._doubtful and (landed := await self._find_landed(branch)):
+                    return self._finish(landed)
+                return await self._commit_on(
+                    branch, message, metadata, rebase_with, tries=rebase_tries, races=races
+                )
+            raise self._too_late(timeout_seconds, races)
+
+    async def _commit_on(
+        self,
+        branch: str,
+        message: str,
+        metadata: Mapping[str, JSON] | None,
+        rebase_with: ConflictSolver | None,
+        *,
+        tries: int,
+        races: list[ConflictError],
+    ) -> SnapshotId:
+        """Try until it lands; ``races`` gets every race that was lost."""
+        for attempt in range(tries + 1):
+            extra: JSON = None if rebase_with is None else {"rebase_attempts": attempt}
+            try:
+                return await self._publish_on(branch, message, metadata, extra)
+            except ConflictError as error:
+                landed = await self._find_landed(branch)
+                if landed is not None:
+                    return self._finish(landed)
+                races.append(error)
+                if rebase_with is None or attempt == tries:
+                    raise
+            _log.debug("another writer of %r was first, %d time(s) now", branch, attempt + 1)
+            _telemetry.add("commit.rebases", 1)
+            await _RACE.wait(attempt + 1)
+            await rebase(self.workspace, self._history, branch, rebase_with)
+        raise AssertionError("the last try returns or raises")
+
+    def _too_late(self, timeout_seconds: float | None, races: list[ConflictError]) -> IcechunkError:
+        """Answer what to say when the time is used up."""
+        late = f"The commit did not come to its end within {timeout_seconds} s"
+        if self._doubtful:
+            return OutcomeUnknownError(
+                f"{late}, and its last request may have landed or may land yet. No change is "
+                "lost; commit again to find out."
+            )
+        if races:
+            return ConflictError(
+                f"{late}: other writers were first {len(races)} time(s), the last time like this: "
+                f"{races[-1]} Nothing was published and no change was lost.",
+                **races[-1].context,
+            )
+        return StorageUnavailableError(
+            f"{late}: the storage is slow, or there is much to store. Nothing was published and no "
+            "change was lost; commit again, with more time."
+        )
 
     async def amend(
         self,
@@ -152,17 +198,16 @@ class Publishing:
 
         Raises:
             UnsupportedBySpecError: the repository is of format version 1.
-            SessionStateError: the tip is the first snapshot, or only moved nodes.
+            SessionStateError: the tip is the first snapshot, or it moved nodes and the session
+                does not.
             NothingToCommitError, ConflictError, ReadOnlyError: as :meth:`commit`.
 
         Cancellation: the amendment may have been published.
         """
-        with self._publishing(allow_empty=allow_empty) as branch:
-            if self._history.spec_version == 1:
-                raise UnsupportedBySpecError(
-                    "A repository of format version 1 cannot amend a commit. Commit instead, or "
-                    "use a repository of format version 2."
-                )
+        unsupported = self._history.spec_version == 1  # which is said before all else
+        with self._publishing("amend", allow_empty=allow_empty or unsupported) as branch:
+            if unsupported:
+                raise unsupported_by_spec_1("amendments of commits")
             if self._doubtful and (landed := await self._find_landed(branch)):
                 return self._finish(landed)
             base = self.workspace.base
@@ -170,10 +215,11 @@ class Publishing:
             if info.parent_id is None:
                 raise SessionStateError(
                     f"Snapshot {base.id} is the first of its repository and cannot be amended. "
-                    "Commit instead."
+                    "Commit instead.",
+                    code="no-amend-for-initial-commit",
                 )
             replaced = await self.workspace.assets.transaction_log(base.id)
-            if replaced.moves:
+            if replaced.moves and self._mode is not SessionMode.REARRANGE:
                 raise SessionStateError(
                     f"Snapshot {base.id} moved nodes, and changes cannot be folded into moves. "
                     "Commit instead."
@@ -183,17 +229,17 @@ class Publishing:
             return await self._publish(Amend(branch, base.id, snapshot), flushed, log)
 
     async def flush(self, message: str, metadata: Mapping[str, JSON] | None = None) -> SnapshotId:
-        """Make a snapshot of the session's changes that no branch holds.
+        """Make a snapshot of the session's changes that no branch holds, also if there are none.
 
         It can be read by its id, and a branch or tag can be set to it; else it is collected
         one day. Afterwards the session is read-only and stands on it.
 
         Raises:
-            NothingToCommitError, ReadOnlyError: as :meth:`commit`.
+            ReadOnlyError: as :meth:`commit`.
 
         Cancellation: the snapshot may exist.
         """
-        with self._publishing(allow_empty=False):
+        with self._publishing("flush", allow_empty=True):
             base_id = self.workspace.base.id
             snapshot, flushed = await self._draft(message, metadata, None)
             log = self.workspace.changes.log(snapshot.id)
@@ -233,6 +279,8 @@ class Publishing:
         """Build a snapshot of the session's state; nothing is stored."""
         workspace = self.workspace
         base = workspace.base
+        if self._mode is SessionMode.REARRANGE:
+            await self._history.check_moves_allowed()
         flushed = await self._flusher.flush(base, workspace.tree)
         properties: dict[str, JSON] = {**self._default_metadata, **(metadata or {})}
         if isinstance(extra, dict):
@@ -255,7 +303,7 @@ class Publishing:
         """Store a snapshot with all it needs, and make it known."""
         assets, snapshot = self.workspace.assets, publication.snapshot
 
-        async def store() -> None:
+        async def store() -> None:  # before it is done nothing can be published
             try:
                 await gather(
                     self._flusher.store(flushed),
@@ -267,19 +315,20 @@ class Publishing:
                     f"A file of the new snapshot may not be stored: {error} Nothing was "
                     "published and no change was lost; commit again."
                 ) from error
+            self._doubtful[snapshot.id] = snapshot
 
-        self._doubtful[snapshot.id] = snapshot
         try:
             await self._history.publish(publication, store)
         except (OutcomeUnknownError, asyncio.CancelledError):
             raise  # it may have landed: remember it
         except BaseException:
-            del self._doubtful[snapshot.id]
+            self._doubtful.pop(snapshot.id, None)
             raise
         return self._finish(snapshot)
 
     def _finish(self, snapshot: Snapshot) -> SnapshotId:
         """Stand on a snapshot that was published, for reading."""
+        _log.info("snapshot %s published: %s", snapshot.id, snapshot.message)
         self._doubtful.clear()
         self._mode = SessionMode.READONLY
         self.workspace.rebase_to(snapshot, ChangeSet())
@@ -297,9 +346,9 @@ class Publishing:
         return None
 
     @contextmanager
-    def _publishing(self, *, allow_empty: bool) -> Generator[str]:
+    def _publishing(self, how: str, *, allow_empty: bool) -> Generator[str]:
         """Keep changes out while the session is published; answer its branch."""
-        with self._exclusively() as branch:
+        with self._exclusively() as branch, _telemetry.span(how, branch=branch):
             if not (allow_empty or self._doubtful or self.has_uncommitted_changes):
                 raise NothingToCommitError(
                     "The session changed nothing, so there is nothing to commit. Write something "
@@ -323,7 +372,7 @@ class Publishing:
         workspace = self.workspace
         with workspace.lock:
             if not self._doubtful:
-                workspace.check_writable()
+                workspace.check_open()
             elif self._busy:
                 raise SessionStateError("The session is being committed or rebased already.")
             assert self._branch is not None  # read-only sessions were refused

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from icechunk_async import _clock
 from icechunk_async._concurrency import gather
 from icechunk_async.errors import InvalidInputError, SnapshotNotFoundError
+from icechunk_async.repository.administration import AdministrationOperations
 from icechunk_async.repository.history import opening
 from icechunk_async.repository.opened import (
     Creation,
@@ -17,8 +18,12 @@ from icechunk_async.repository.opened import (
     open_location,
     open_parts,
 )
+from icechunk_async.repository.origin import Origin
 from icechunk_async.repository.past import HistoryOperations
+from icechunk_async.repository.preload import preload
 from icechunk_async.repository.session import Session, SessionMode
+from icechunk_async.repository.transactions import TransactionOperations
+from icechunk_async.repository.upkeep import UpkeepOperations
 from icechunk_async.repository.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -39,7 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["Repository"]
 
 
-class Repository(HistoryOperations):
+class Repository(
+    TransactionOperations, HistoryOperations, UpkeepOperations, AdministrationOperations
+):
     """A versioned Zarr hierarchy in a storage.
 
     Opened by one of the class methods, which answer asynchronous context managers::
@@ -274,6 +281,23 @@ class Repository(HistoryOperations):
         await self._opened.history.check_writable()
         return self._session(base, branch=branch, mode=SessionMode.WRITABLE)
 
+    async def rearrange_session(self, branch: str) -> Session:
+        """Begin a transaction on a branch that moves nodes, see ``Session.move``, and only that.
+
+        Raises:
+            UnsupportedBySpecError: the repository is of format version 1.
+            FeatureDisabledError: its feature flag ``move_node`` is off.
+            BranchNotFoundError, RepositoryReadOnlyError, UnsafeStorageError: as
+                :meth:`writable_session`.
+
+        Cost: one request more than :meth:`writable_session`.
+        """
+        check_safe(self.storage)
+        await self._opened.history.check_moves_allowed()
+        base = await self._load_tip(branch, None)
+        await self._opened.history.check_writable()
+        return self._session(base, branch=branch, mode=SessionMode.REARRANGE)
+
     async def _load_tip(self, branch: str | None, tag: str | None) -> Snapshot:
         """Answer the snapshot of a ref as of now.
 
@@ -292,12 +316,14 @@ class Repository(HistoryOperations):
 
     def _session(self, base: Snapshot, *, branch: str | None, mode: SessionMode) -> Session:
         opened = self._opened
+        self._preload(base)
         workspace = Workspace(
             base,
             opened.assets,
             opened.virtual,
             inline_threshold_bytes=self.config.effective_inline_chunk_threshold_bytes,
             read_only=mode is SessionMode.READONLY,
+            rearranging=mode is SessionMode.REARRANGE,
         )
         return Session(
             workspace,
@@ -306,7 +332,15 @@ class Repository(HistoryOperations):
             branch=branch,
             mode=mode,
             default_metadata=self.default_commit_metadata,
+            origin=Origin.of(self._request, self.storage),
         )
+
+    def _preload(self, base: Snapshot) -> None:
+        """Begin to fetch the manifests that the configuration wants to be there."""
+        config = self.config.effective_manifest.effective_preload
+        max_refs = self.config.effective_caching.effective_num_chunk_refs
+        assets = self._opened.assets
+        self._opened.background.start(lambda: preload(base, assets, config, max_refs))
 
     async def _as_of(self, tip: SnapshotId, moment: datetime) -> SnapshotId:
         limit = _clock.to_us(moment)
@@ -319,6 +353,7 @@ class Repository(HistoryOperations):
         raise SnapshotNotFoundError(
             f"The branch had no snapshot yet at {moment.isoformat()}; its first is of {when}.",
             as_of=moment.isoformat(),
+            code="no-snapshot-at-time",
         )
 
 

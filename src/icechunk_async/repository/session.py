@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 from icechunk_async.errors import SessionStateError
 from icechunk_async.repository.changes import ChangeSet
 from icechunk_async.repository.diff import diff_of_log
-from icechunk_async.repository.publishing import Publishing, SessionMode
+from icechunk_async.repository.forking import Forking
+from icechunk_async.repository.node_operations import NodeOperations
+from icechunk_async.repository.publishing import SessionMode
+from icechunk_async.repository.virtual_listing import virtual_locations
 
 if TYPE_CHECKING:
     from icechunk_async.format.ids import NodeId, SnapshotId
@@ -17,10 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["Session", "SessionMode"]
 
 
-class Session(Publishing):
+class Session(NodeOperations, Forking):
     """A snapshot to read, and for a writable session one transaction on a branch.
 
-    Made by ``Repository.readonly_session`` and ``Repository.writable_session``. Nothing that a
+    Made by ``Repository.readonly_session``, ``Repository.writable_session`` and
+    ``Repository.rearrange_session``. Nothing that a
     session changed is visible to anyone else before :meth:`commit`; a session that is dropped
     leaves nothing behind but objects for garbage collection.
 
@@ -30,9 +34,10 @@ class Session(Publishing):
     def __reduce__(self) -> str:
         """Refuse to pickle, and say what to send instead."""
         raise SessionStateError(
-            f"A session does not pickle: its connections stay here, and a copy of a writable one "
-            "could not commit. In the other process open the repository "
-            f"and read with readonly_session(snapshot_id={str(self.snapshot_id)!r})."
+            "A session does not pickle: its connections stay here, and a copy of a writable one "
+            "could not commit. To write elsewhere send a fork, 'await session.fork()', and merge "
+            "it when it is back. To read, open the repository in the other process "
+            f"with readonly_session(snapshot_id={str(self.snapshot_id)!r})."
         )
 
     def __repr__(self) -> str:
@@ -42,7 +47,7 @@ class Session(Publishing):
 
     @property
     def mode(self) -> SessionMode:
-        """What the session may do; a writable one is read-only once it was committed."""
+        """What the session may do; it only reads once it was committed."""
         return self._mode
 
     @property
@@ -83,6 +88,15 @@ class Session(Publishing):
             log = changes.log(workspace.base.id)
             return diff_of_log(log, lambda it: paths.get(it) or tree.base.path_of(it))
 
+    async def all_virtual_chunk_locations(self) -> list[str]:
+        """Answer the URL of the object behind every virtual chunk, array by array.
+
+        There is an entry for each chunk; names of containers are replaced by their prefixes.
+
+        Cost: one request for each manifest that is not cached; no object is made per chunk.
+        """
+        return await virtual_locations(self.workspace)
+
     def discard_changes(self) -> None:
         """Forget every change of the session.
 
@@ -91,5 +105,5 @@ class Session(Publishing):
         """
         workspace = self.workspace
         with workspace.lock:
-            workspace.check_writable()
+            workspace.check_open()
             workspace.rebase_to(workspace.base, ChangeSet())

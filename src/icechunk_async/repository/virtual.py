@@ -12,28 +12,33 @@ import re
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
+from icechunk_async.credentials import Credential
 from icechunk_async.errors import (
     InvalidInputError,
+    InvalidObjectKeyError,
     ObjectNotFoundError,
+    PermissionDeniedError,
+    StorageError,
     VirtualAccessError,
     VirtualContainerError,
     VirtualSourceChangedError,
 )
+from icechunk_async.format.chunk_refs import VirtualChunk
 from icechunk_async.repository.direct import DirectStorage
+from icechunk_async.repository.virtual_sources import source_options, source_place
 from icechunk_async.storage import BlockingStorage, ByteRange, open_storage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from icechunk_async.format.chunk_refs import VirtualChunk
     from icechunk_async.format.config import VirtualChunkContainer
     from icechunk_async.repository.assets import AssetStorage
     from icechunk_async.storage import Retrieved, Storage
 
-    type VirtualAccess = Storage | Mapping[str, object] | None
+    type VirtualAccess = Credential | Storage | Mapping[str, object] | None
 
 __all__ = ["VirtualChunks", "VirtualLocations", "open_virtual"]
 
@@ -77,6 +82,7 @@ class VirtualLocations:
                 "URL such as 's3://bucket/file.nc', 'file:///data/file.nc' or "
                 "'vcc://container-name/file.nc'.",
                 location=location,
+                code="invalid-virtual-ref",
             )
         if validate_container:
             self.resolve(location)
@@ -88,17 +94,31 @@ class VirtualLocations:
         Raises:
             VirtualContainerError: no container covers the location.
         """
-        url = location
-        if location.startswith(f"{_NAMED}://"):
-            name, _, rest = location[len(_NAMED) + 3 :].partition("/")
-            if name not in self._names:
-                raise self._uncovered(location)
-            url = self._names[name] + rest
-        decoded = unquote(re.split(r"[?#]", url, maxsplit=1)[0])
+        url = re.split(r"[?#]", self.expand(location), maxsplit=1)[0]
+        decoded = unquote(url)
         for start, prefix in self._decoded:
             if decoded.startswith(start):
                 return prefix, decoded[len(start) :]
         raise self._uncovered(location)
+
+    def expand(self, location: str) -> str:
+        """Answer an absolute URL for ``vcc://name/...``, where there is a container so named."""
+        if location.startswith(f"{_NAMED}://"):
+            name, _, rest = location[len(_NAMED) + 3 :].partition("/")
+            if name in self._names:
+                return self._names[name] + rest
+        return location
+
+    def absolute(self, location: str) -> str:
+        """Answer the absolute URL of a location.
+
+        Raises:
+            VirtualContainerError: it names a container that there is not.
+        """
+        url = self.expand(location)
+        if url.startswith(f"{_NAMED}://"):
+            raise self._uncovered(location)
+        return url
 
     def _uncovered(self, location: str) -> VirtualContainerError:
         known = ", ".join([*self._prefixes, *(f"vcc://{name}/" for name in self._names)]) or "none"
@@ -113,6 +133,8 @@ class VirtualLocations:
 class _Source:
     storage: Storage
     direct: DirectStorage | None
+    base: str
+    """What goes before a key that is relative to the container."""
 
 
 class VirtualChunks:
@@ -139,50 +161,99 @@ class VirtualChunks:
         """Read bytes ``[start, stop)`` of a virtual chunk.
 
         Raises:
-            VirtualContainerError: no container covers the location.
-            VirtualAccessError: the container was not authorised.
+            VirtualContainerError: no container covers the location, or its store can hold no
+                such object.
+            VirtualAccessError: the container was not authorised, or its store lets the reader
+                not in.
             VirtualSourceChangedError: the source was modified since it was referenced, is
-                gone, or is too short.
+                gone, or is too short; or whether it was modified cannot be told.
+            StorageError: the store failed; ``context`` has the location.
 
         Cost: one request.
         """
+        wanted = ByteRange(chunk.offset + start, chunk.offset + stop)
+        retrieved = await self._get(chunk, wanted, direct=direct)
+        check_unchanged(chunk, retrieved)
+        if len(retrieved.data) != stop - start:
+            raise changed(chunk, f"has only {retrieved.size_bytes} bytes")
+        return retrieved.data
+
+    async def size(self, location: str) -> int:
+        """Answer how many bytes an object has.
+
+        Raises:
+            VirtualChunkError, StorageError: as :meth:`read`.
+
+        Cost: one request.
+        """
+        chunk = VirtualChunk(location, 0, 0)
+        return (await self._get(chunk, ByteRange(0, 0), direct=False)).size_bytes
+
+    async def _get(self, chunk: VirtualChunk, wanted: ByteRange, *, direct: bool) -> Retrieved:
         prefix, key = self.locations.resolve(chunk.location)
         source = self._sources.get(prefix)
         if source is None:
-            raise VirtualAccessError(
-                f"Reading {chunk.location!r} is not authorised: its container {prefix!r} is not "
-                "among those given when the repository was opened. If you trust it, open the "
-                f"repository with authorize_virtual_chunk_access={{{prefix!r}: None}}.",
-                location=chunk.location,
-                url_prefix=prefix,
-            )
+            raise _unauthorized(chunk, prefix)
         storage: AssetStorage = source.storage
         if direct:
             assert source.direct is not None  # see can_read_directly
             storage = source.direct
         try:
-            wanted = ByteRange(chunk.offset + start, chunk.offset + stop)
-            retrieved = await storage.get(key, wanted)
+            return await storage.get(source.base + key, wanted)
         except ObjectNotFoundError as error:
-            raise _changed(chunk, "is gone") from error
-        _check_unchanged(chunk, retrieved)
-        if len(retrieved.data) != stop - start:
-            raise _changed(chunk, f"has only {retrieved.size_bytes} bytes")
-        return retrieved.data
+            raise changed(chunk, "is gone") from error
+        except PermissionDeniedError as error:
+            raise VirtualAccessError(
+                f"Reading the virtual chunk at {chunk.location!r} was denied: {error} Credentials "
+                "are given with authorize_virtual_chunk_access=, when the repository is opened.",
+                location=chunk.location,
+                url_prefix=prefix,
+            ) from error
+        except InvalidObjectKeyError as error:
+            raise VirtualContainerError(
+                f"The location of a virtual chunk, {chunk.location!r}, names no object that this "
+                f"store can hold: {error}",
+                location=chunk.location,
+            ) from error
+        except StorageError as error:
+            error.context.setdefault("location", chunk.location)
+            error.add_note(f"It was the source of a virtual chunk, {chunk.location!r}.")
+            raise
 
 
-def _check_unchanged(chunk: VirtualChunk, retrieved: Retrieved) -> None:
+def _unauthorized(chunk: VirtualChunk, prefix: str) -> VirtualAccessError:
+    return VirtualAccessError(
+        f"Reading {chunk.location!r} is not authorised: its container {prefix!r} is not among "
+        "those given when the repository was opened. If you trust it, open the repository with "
+        f"authorize_virtual_chunk_access={{{prefix!r}: None}}, or with a credential of "
+        "icechunk_async.credentials in place of None.",
+        location=chunk.location,
+        url_prefix=prefix,
+    )
+
+
+def check_unchanged(chunk: VirtualChunk, retrieved: Retrieved) -> None:
+    """Compare what was read with the guard of its reference.
+
+    Raises:
+        VirtualSourceChangedError: it is of another state, or does not tell of which.
+    """
     if chunk.etag is not None:
-        found = retrieved.version.token.strip('"')
-        if found != chunk.etag.strip('"'):
-            raise _changed(chunk, f"has ETag {found!r} now, not {chunk.etag!r}")
+        found = [it.strip('"') for it in (retrieved.etag, retrieved.version.token) if it]
+        if chunk.etag.strip('"') not in found:
+            raise changed(chunk, f"has ETag {found[0]!r} now, not {chunk.etag!r}")
     limit, modified = chunk.last_modified, retrieved.last_modified
+    if limit is None:
+        return
+    if modified is None:
+        raise changed(chunk, "does not tell when it was modified, which its reference asks for")
     # Whole seconds are stored: rounded up by us, rounded down by other writers.
-    if limit is not None and modified is not None and math.floor(modified.timestamp()) > limit:
-        raise _changed(chunk, f"was modified at {modified.isoformat()}")
+    if math.floor(modified.timestamp()) > limit:
+        raise changed(chunk, f"was modified at {modified.isoformat()}")
 
 
-def _changed(chunk: VirtualChunk, what: str) -> VirtualSourceChangedError:
+def changed(chunk: VirtualChunk, what: str) -> VirtualSourceChangedError:
+    """Answer the error for a source that is no longer what was referenced."""
     return VirtualSourceChangedError(
         f"The source of a virtual chunk, {chunk.location!r}, {what}: it changed since it was "
         "referenced, so its bytes cannot be trusted. Restore it, or reference it again.",
@@ -202,15 +273,19 @@ async def open_virtual(
 
     Args:
         containers: those that the repository declares.
-        authorized: by URL prefix: an open storage, options for ``open_storage``, or None for
-            no options.
+        authorized: by URL prefix: a credential; the backend's options; an open storage, whose
+            keys are relative to the prefix; or None, which lets in whoever needs no credential,
+            and to S3 whom the environment names.
         wrap: puts the repository's policies around a storage.
 
     Raises:
         VirtualContainerError: a prefix is authorised that no container has.
+        VirtualAccessError: None was given for a store that needs a credential.
+        InvalidInputError: a credential is for another kind of store, or no option fits.
+        MissingDriverError: the store's backend is not installed.
     """
     locations = VirtualLocations(containers)
-    known = {container.url_prefix for container in containers}
+    known = {container.url_prefix: container for container in containers}
     async with AsyncExitStack() as stack:
         sources: dict[str, _Source] = {}
         for prefix, access in authorized.items():
@@ -220,13 +295,16 @@ async def open_virtual(
                     f"container. Containers: {', '.join(sorted(known)) or 'none'}.",
                     url_prefix=prefix,
                 )
-            if access is None or isinstance(access, Mapping):
-                options = cast("Mapping[str, object]", access or {})
+            base = ""
+            if access is None or isinstance(access, Mapping | Credential):
+                place = source_place(prefix)
+                options = await source_options(known[prefix], access)
                 storage = await stack.enter_async_context(
-                    open_storage(prefix, read_only=True, **options)
+                    open_storage(place.url, **{**options, "read_only": True})
                 )
+                base = place.base
             else:
                 storage = access
             direct = DirectStorage(storage) if isinstance(storage, BlockingStorage) else None
-            sources[prefix] = _Source(wrap(storage), direct)
+            sources[prefix] = _Source(wrap(storage), direct, base)
         yield VirtualChunks(locations, sources)

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from icechunk_async._concurrency import bounded_map
 from icechunk_async.errors import (
     FormatError,
-    InvalidCoordinatesError,
-    InvalidInputError,
     NodeNotFoundError,
     ObjectNotFoundError,
     ReadOnlyError,
+    SessionStateError,
 )
-from icechunk_async.format.chunk_refs import ChunkRefs, InlineChunk, Kind, NativeChunk, VirtualChunk
+from icechunk_async.format.chunk_refs import InlineChunk, Kind, NativeChunk, VirtualChunk
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.repository.changes import ChangeSet, WorkingTree
+from icechunk_async.repository.chunk_checks import bad_rank, in_grid, no_bytes, outside
+from icechunk_async.repository.chunk_listing import ArrayState, all_refs
 from icechunk_async.repository.layout import chunk_key
 from icechunk_async.storage import ByteRange, slice_range
 
 if TYPE_CHECKING:
-    from icechunk_async.format.chunk_refs import ChunkRef, Coordinates
+    from icechunk_async.format.chunk_refs import ChunkRef, ChunkRefs, Coordinates
     from icechunk_async.format.snapshot import (
         ArrayData,
         ManifestFileInfo,
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Data, RangeRequest
 
 __all__ = ["ChunkHandle", "Workspace"]
-
-_CONCURRENT_MANIFESTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +67,9 @@ class Workspace:
         *,
         inline_threshold_bytes: int,
         read_only: bool,
+        rearranging: bool = False,
     ) -> None:
-        """Begin at ``base`` without changes."""
+        """Begin at ``base`` without changes; ``rearranging`` allows moves, and only those."""
         self.lock = threading.RLock()
         self.base = base
         self.changes = ChangeSet()
@@ -80,6 +79,7 @@ class Workspace:
         self.inline_threshold_bytes = inline_threshold_bytes
         self.why_read_only = "This session only reads." if read_only else None
         """Why changes are refused at present; None while they are allowed."""
+        self._rearranging = rearranging
 
     def rebase_to(self, base: Snapshot, changes: ChangeSet) -> None:
         """Stand on another snapshot with other changes."""
@@ -87,12 +87,39 @@ class Workspace:
             self.base, self.changes = base, changes
             self.tree = WorkingTree(base.nodes, changes)
 
-    def check_writable(self) -> None:
-        """Refuse if changes are not allowed at present."""
+    def check_open(self) -> None:
+        """Refuse if no change of any kind is allowed at present."""
         if self.why_read_only is not None:
+            again = "rearrange_session" if self._rearranging else "writable_session"
             raise ReadOnlyError(
-                f"{self.why_read_only} Begin a new session with Repository.writable_session."
+                f"{self.why_read_only} Begin a new session with Repository.{again}."
             )
+
+    def check_writable(self) -> None:
+        """Refuse if nodes and chunks cannot be written at present."""
+        self.check_open()
+        if self._rearranging:
+            raise SessionStateError(
+                "This session was begun to move nodes, and does nothing else. Commit it, and "
+                "write in a session of Repository.writable_session.",
+                code="rearrange-session-only",
+            )
+
+    def move_node(self, source: str, target: str) -> None:
+        """Move a node and all below it; see ``Moves.add``.
+
+        Raises:
+            SessionStateError: the session was not begun to move nodes.
+        """
+        with self.lock:
+            self.check_open()
+            if not self._rearranging:
+                raise SessionStateError(
+                    "Nodes are moved in a session of their own. Commit this one, and move in a "
+                    "session of Repository.rearrange_session.",
+                    code="non-rearrange-session",
+                )
+            self.changes.moves.add(self.base.nodes, source, target)
 
     def node(self, path: str) -> Node | None:
         """Answer the node at an absolute path."""
@@ -108,7 +135,8 @@ class Workspace:
         node = self.node(path)
         if node is None or node.array is None:
             found = "there is a group" if node is not None else "nothing is there"
-            raise NodeNotFoundError(f"There is no array at {path!r}: {found}.", path=path)
+            code = {} if node is None else {"code": "not-an-array"}
+            raise NodeNotFoundError(f"There is no array at {path!r}: {found}.", path=path, **code)
         return node
 
     def set_node(
@@ -136,7 +164,7 @@ class Workspace:
         with self.lock:
             self.check_writable()
             node = self.tree.get(path)
-            if node is not None and node.array is not None and _in_grid(coords, node.array):
+            if node is not None and node.array is not None and in_grid(coords, node.array):
                 self.tree.chunk_changes(node).set(coords, None)
 
     def set_ref(self, path: str, coords: Coordinates, ref: ChunkRef) -> None:
@@ -162,13 +190,13 @@ class Workspace:
             assert node.array is not None
             grid = node.array.grid
             if refs.rank != len(grid):
-                raise _bad_rank(path, refs.rank, len(grid))
-            outside = ~refs.inside(tuple((0, size) for size in grid))
-            if outside.any():
-                first = tuple(refs.coords[outside][0].tolist())
-                raise _outside(path, first, grid, count=int(outside.sum()))
+                raise bad_rank(path, refs.rank, len(grid))
+            beyond = ~refs.inside(tuple((0, size) for size in grid))
+            if beyond.any():
+                first = tuple(refs.coords[beyond][0].tolist())
+                raise outside(path, first, grid, count=int(beyond.sum()))
             if np.any((refs.lengths == 0) & (refs.kinds != Kind.DELETED)):
-                raise _no_bytes(path)
+                raise no_bytes(path)
             self.tree.chunk_changes(node).set_many(refs)
 
     async def write_chunk(
@@ -192,19 +220,21 @@ class Workspace:
         """
         self._check_target(path, coords)
         if len(data) == 0:
-            raise _no_bytes(path)
-        ref: ChunkRef
-        if len(data) <= self.inline_threshold_bytes:
-            ref = InlineChunk(bytes(data))
-        else:
-            chunk_id = ChunkId.random()
-            assets = self._direct if direct else self.assets
-            await assets.storage.put(chunk_key(chunk_id), data)
-            ref = NativeChunk(chunk_id, 0, len(data))
+            raise no_bytes(path)
+        ref = await self.store_bytes(data, direct=direct)
         with self.lock:  # the session may have changed while the object was stored
             changes = self.tree.chunk_changes(self._check_target(path, coords))
             if not (if_absent and changes.find(coords)[1] is not None):
                 changes.set(coords, ref)
+
+    async def store_bytes(self, data: Data, *, direct: bool = False) -> ChunkRef:
+        """Store the bytes of a chunk that nothing refers to yet; few are kept in the reference."""
+        if len(data) <= self.inline_threshold_bytes:
+            return InlineChunk(bytes(data))
+        chunk_id = ChunkId.random()
+        assets = self._direct if direct else self.assets
+        await assets.storage.put(chunk_key(chunk_id), data)
+        return NativeChunk(chunk_id, 0, len(data))
 
     def _check_target(self, path: str, coords: Coordinates) -> Node:
         with self.lock:
@@ -213,9 +243,9 @@ class Workspace:
         assert node.array is not None
         grid = node.array.grid
         if len(coords) != len(grid):
-            raise _bad_rank(path, len(coords), len(grid))
-        if not _in_grid(coords, node.array):
-            raise _outside(path, coords, grid)
+            raise bad_rank(path, len(coords), len(grid))
+        if not in_grid(coords, node.array):
+            raise outside(path, coords, grid)
         return node
 
     async def find_chunk(
@@ -227,7 +257,7 @@ class Workspace:
         """
         with self.lock:
             node = self.tree.get(path)
-            if node is None or node.array is None or not _in_grid(coords, node.array):
+            if node is None or node.array is None or not in_grid(coords, node.array):
                 return None
             changes = self.changes.chunks.get(node.id)
             if changes is not None:
@@ -308,26 +338,7 @@ class Workspace:
         Cost: one request for each manifest of the array that is not cached; memory in
         proportion to the chunks.
         """
-        with self.lock:
-            node = self.array(path)
-            assert node.array is not None
-            changes = self.changes.chunks.get(node.id)
-            ours = ChunkRefs.empty(len(node.array.grid)) if changes is None else changes.columns()
-            kept = node.array.grid if changes is None else changes.kept_grid or node.array.grid
-            base_node, base = self.tree.base_node(node), self.base
-        manifests: tuple[ManifestRef, ...] = ()
-        if base_node is not None and base_node.array is not None:
-            same_rank = len(base_node.array.grid) == len(node.array.grid)
-            manifests = base_node.array.manifests if same_rank else ()
-        parts = await bounded_map(
-            lambda ref: self._refs(ref, base_node or node, base, direct=direct),
-            manifests,
-            limit=1 if direct else _CONCURRENT_MANIFESTS,
-        )
-        box = tuple((0, min(a, b)) for a, b in zip(node.array.grid, kept, strict=True))
-        parts = [part.take(part.inside(box)) for part in parts]
-        merged = ChunkRefs.concat([*parts, ours]).sort()
-        return merged.take(merged.kinds != Kind.DELETED)
+        return await all_refs(self, ArrayState.of(self, path), direct=direct)
 
     @staticmethod
     def _info(ref: ManifestRef, node: Node, base: Snapshot) -> ManifestFileInfo:
@@ -339,9 +350,16 @@ class Workspace:
             )
         return info
 
-    async def _refs(
-        self, ref: ManifestRef, node: Node, base: Snapshot, *, direct: bool
+    async def manifest_refs(
+        self, ref: ManifestRef, node: Node, base: Snapshot, *, direct: bool = False
     ) -> ChunkRefs:
+        """Answer the references of a manifest that belong to an array of ``base``.
+
+        Raises:
+            FormatError: ``base`` does not list the manifest, or it is damaged.
+
+        Cost: one request unless it is cached.
+        """
         info = self._info(ref, node, base)
         assets = self._direct if direct else self.assets
         manifest = await assets.manifest(info.id, info.size_bytes)
@@ -366,42 +384,9 @@ def _covers(ref: ManifestRef, coords: Coordinates) -> bool:
     )
 
 
-def _in_grid(coords: Coordinates, array: ArrayData) -> bool:
-    grid = array.grid
-    return len(coords) == len(grid) and all(
-        0 <= at < size for at, size in zip(coords, grid, strict=True)
-    )
-
-
 def _handle(ref: ChunkRef) -> ChunkHandle:
     match ref:
         case InlineChunk(data):
             return ChunkHandle(ref, len(data))
         case NativeChunk(length=length) | VirtualChunk(length=length):
             return ChunkHandle(ref, length)
-
-
-def _bad_rank(path: str, found: int, rank: int) -> InvalidCoordinatesError:
-    return InvalidCoordinatesError(
-        f"A chunk of {path!r} was named by {found} coordinates, and the array has {rank} axes.",
-        path=path,
-    )
-
-
-def _outside(
-    path: str, coords: Coordinates, grid: Coordinates, *, count: int = 1
-) -> InvalidCoordinatesError:
-    more = f" ({count} such chunks)" if count > 1 else ""
-    return InvalidCoordinatesError(
-        f"Chunk {coords} lies outside of the grid of {path!r}, which has {grid} chunks{more}. "
-        "Nothing was stored. Resize the array first.",
-        path=path,
-        coords=coords,
-    )
-
-
-def _no_bytes(path: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"A chunk of {path!r} was given no bytes. Delete the chunk instead, if it should hold "
-        "fill values."
-    )

@@ -8,15 +8,34 @@ checker by Kingsbury and Alvaro.)
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["Attempt", "Outcome", "find_anomalies"]
+__all__ = ["Attempt", "Outcome", "SeededClock", "find_anomalies"]
+
+
+class SeededClock:
+    """Time and random ids that are the same for each seed, on a loop of virtual time."""
+
+    def __init__(self, seed: object) -> None:
+        """Begin at some fixed day."""
+        self._random = random.Random(f"clock {seed}")  # noqa: S311 - not secrets
+        self._start_us = 1_700_000_000_000_000
+
+    def now_us(self) -> int:
+        """Answer the loop's time."""
+        return self._start_us + round(asyncio.get_running_loop().time() * 1e6)
+
+    def random_bytes(self, size_bytes: int) -> bytes:
+        """Answer the next bytes of the seed."""
+        return self._random.randbytes(size_bytes)
 
 
 class Outcome(Enum):
@@ -41,7 +60,11 @@ class Attempt:
 
 
 def find_anomalies(
-    attempts: Iterable[Attempt], branch: str, newest_first: Sequence[str]
+    attempts: Iterable[Attempt],
+    branch: str,
+    newest_first: Sequence[str],
+    *,
+    dropped: Collection[str] = (),
 ) -> list[str]:
     """Answer what is wrong with a branch, a sentence each; nothing if all is well.
 
@@ -49,13 +72,15 @@ def find_anomalies(
         attempts: every commit that was tried on any branch.
         branch: the branch to look at.
         newest_first: the messages along its ancestry.
+        dropped: commits that somebody took off the branch again, or may have.
     """
     mine = {attempt.name: attempt for attempt in attempts if attempt.branch == branch}
     found = Counter(name for name in newest_first if name in mine)
     places = {name: place for place, name in enumerate(reversed(newest_first))}
     anomalies = [f"{name} is there {times} times" for name, times in found.items() if times > 1]
     for name, attempt in mine.items():
-        if attempt.outcome is Outcome.ACKNOWLEDGED and name not in found:
+        is_lost = name not in found and name not in dropped
+        if attempt.outcome is Outcome.ACKNOWLEDGED and is_lost:
             anomalies.append(f"{name} was acknowledged and is lost")
         if attempt.outcome is Outcome.REFUSED and name in found:
             anomalies.append(f"{name} was refused and is there")

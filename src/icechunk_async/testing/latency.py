@@ -28,7 +28,7 @@ class LatencyStorage(WrappedStorage):
     ) -> None:
         """Delay by ``seconds`` plus up to ``jitter_seconds`` more, the same for each seed."""
         super().__init__(storage)
-        self._seconds = seconds
+        self.seconds = seconds
         self._jitter = jitter_seconds
         self._random = random.Random(seed)  # noqa: S311 -- delays, not secrets
         self.requests: Counter[str] = Counter()
@@ -40,7 +40,7 @@ class LatencyStorage(WrappedStorage):
         """Count, and wait."""
         self.requests[operation] += 1
         self.log.append((operation, key))
-        await anyio.sleep(self._seconds + self._jitter * self._random.random())
+        await anyio.sleep(self.seconds + self._jitter * self._random.random())
 
     def forget(self) -> None:
         """Count from zero again."""

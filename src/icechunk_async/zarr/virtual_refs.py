@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from icechunk_async.errors import InvalidInputError
+from icechunk_async.errors import InvalidInputError, VirtualContainerError
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind, VirtualChunk
 from icechunk_async.format.locations import Strings
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from icechunk_async.format.chunk_refs import Coordinates
     from icechunk_async.repository.virtual import VirtualLocations
 
-__all__ = ["VirtualChunkSpec", "grid_refs", "one_ref", "spec_refs"]
+__all__ = ["VirtualChunkSpec", "column_refs", "grid_refs", "one_ref", "spec_refs"]
 
 _MAX_SECONDS: Final = (1 << 32) - 1
+_TOO_FAR: Final = np.uint64(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,32 +129,77 @@ def grid_refs(
 
     Chunks whose URL is empty are left out.
 
+    Raises:
+        VirtualContainerError: no container covers some; ``context["chunks"]`` has the
+            coordinates of all of these.
+        InvalidInputError: the columns do not fit each other, or a location is no URL.
+
     Cost: each distinct URL is checked once; no object is made per chunk.
     """
     count = math.prod(shape)
     first = first if first is not None else (0,) * len(shape)
-    offsets, lengths = np.asarray(offsets, np.uint64), np.asarray(lengths, np.uint64)
     if not len(urls) == len(offsets) == len(lengths) == count or len(first) != len(shape):
         raise InvalidInputError(
             f"A box of {shape} chunks needs {count} locations, offsets and lengths, and an offset "
             f"of {len(shape)} numbers; found {len(urls)}, {len(offsets)}, {len(lengths)} and "
             f"{first}."
         )
-    codes, pool = Strings.factorize(urls)
-    normal = [
-        locations.normalize(url, validate_container=validate_containers) if url else ""
-        for url in pool.strings
-    ]
-    present = np.array([bool(url) for url in normal], bool)[codes]
     coords = np.stack(np.unravel_index(np.arange(count), shape), axis=1) if shape else None
     origin = np.array(first, np.int64)
     placed = np.zeros((count, 0), np.int64) if coords is None else coords + origin
     if placed.size and (placed.min() < 0 or placed.max() > np.iinfo(np.uint32).max):
         raise InvalidInputError(f"A box of {shape} chunks at {first} leaves any chunk grid.")
+    codes, pool = Strings.factorize(urls)
+    return column_refs(
+        locations,
+        placed.astype(np.uint32),
+        pool,
+        codes,
+        offsets=np.asarray(offsets, np.uint64),
+        lengths=np.asarray(lengths, np.uint64),
+        checksum=checksum,
+        validate_containers=validate_containers,
+    )
+
+
+def column_refs(
+    locations: VirtualLocations,
+    coords: npt.NDArray[np.uint32],
+    urls: Strings,
+    codes: npt.NDArray[np.uint32],
+    *,
+    offsets: npt.NDArray[np.uint64],
+    lengths: npt.NDArray[np.uint64],
+    checksum: str | datetime | None,
+    validate_containers: bool,
+) -> ChunkRefs:
+    """Answer references for chunks anywhere; ``codes`` say which of ``urls`` each one has.
+
+    Raises: as :func:`grid_refs`.
+    """
+    normal: list[str] = []
+    uncovered: dict[int, VirtualContainerError] = {}
+    for code, url in enumerate(urls.strings):
+        normal.append(locations.normalize(url, validate_container=False) if url else "")
+        if url and validate_containers:
+            try:
+                locations.resolve(normal[-1])
+            except VirtualContainerError as error:
+                uncovered[code] = error
+    if uncovered:
+        first = next(iter(uncovered.values()))
+        first.context["chunks"] = coords[np.isin(codes, list(uncovered))].tolist()
+        raise first
+    if np.any((offsets >= _TOO_FAR) | (lengths >= _TOO_FAR)):
+        raise InvalidInputError(
+            "Some offsets or lengths of virtual chunks are negative, or 2**62 or more."
+        )
+    present = np.array([bool(url) for url in normal], bool)[codes]
     etag = checksum if isinstance(checksum, str) else None
     modified = seconds_of(checksum) if isinstance(checksum, datetime) else 0
+    count = len(coords)
     refs = ChunkRefs.build(
-        placed.astype(np.uint32),
+        coords,
         Kind.VIRTUAL,
         objects=codes,
         offsets=offsets,

@@ -106,3 +106,11 @@ def test_chunks_of_the_base_outside_a_smaller_grid_are_gone_for_good() -> None:
     assert changes.keeps((1, 2))
     assert not changes.keeps((2, 2))
     assert not changes.keeps((1, 3))
+
+
+def test_no_chunks_are_no_change() -> None:
+    """A bulk write of nothing leaves nothing to commit."""
+    changes = ArrayChanges(2)
+    changes.set_many(ChunkRefs.empty(2))
+    assert changes.is_empty()
+    assert changes.revision == 0

@@ -257,6 +257,28 @@ async def test_storage_that_would_lose_commits_is_refused_before_anything_is_wri
         assert [entry async for entry in plain.list_prefix()] == []
 
 
+class _ReadOnly(WrappedStorage):
+    @property
+    def capabilities(self) -> Capabilities:
+        missing = ("writable", "conditional_create", "conditional_update")
+        reasons = dict.fromkeys(missing, "opened to read")
+        return Capabilities(
+            writable=False,
+            conditional_create=False,
+            conditional_update=False,
+            reasons=reasons | {"conditional_update": "no locks"},
+        )
+
+
+async def test_each_reason_for_a_refusal_is_said_once(spec: int) -> None:
+    """Promises may be missing for the same one."""
+    url = await _prepared(spec)
+    async with open_storage(url) as plain, Repository.open(_ReadOnly(plain)) as repository:
+        with pytest.raises(UnsafeStorageError) as caught:
+            await repository.writable_session("main")
+    assert "(opened to read; no locks)" in caught.value.message
+
+
 class _Truncating(WrappedStorage):
     """Answers less than was asked for."""
 

@@ -173,7 +173,7 @@ class _Yielding:
         self.seen += [(conflict.kind, conflict.path) for conflict in clash.conflicts]
         assert clash.base.id != clash.theirs.id
         assert clash.theirs_log.id == clash.theirs.id
-        assert not clash.ours.changes.is_empty()
+        assert clash.ours.id == clash.base.id
         return [Resolution.THEIRS] * len(clash.conflicts)
 
 

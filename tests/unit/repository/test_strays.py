@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from icechunk_async import Repository
-from tests.helpers import read, write
+from icechunk_async.repository.collect import GarbageReport
+from icechunk_async.repository.statistics import ChunkStorageStats
+from tests.helpers import objects, read, write
 
 if TYPE_CHECKING:
     from icechunk_async import Session
@@ -23,6 +26,8 @@ CHUNKS = {
     "plane/c/0/1": b"\2" * 4,
     "changed/c/0/0": None,
 }
+STORED_BYTES = 39
+"""Of all references, as the official engine counts them."""
 
 
 @pytest.fixture
@@ -55,3 +60,14 @@ async def test_chunks_that_fit_survive_a_rewrite_of_their_manifest(url: str) -> 
     async with Repository.open(url) as repository:
         session = await repository.readonly_session("main")
         assert await chunks(session) == CHUNKS | written
+
+
+async def test_chunks_that_fit_nowhere_are_counted_and_no_garbage(url: str) -> None:
+    """The official engine keeps such references, and counts them."""
+    async with Repository.open(url) as repository:
+        before = await objects(repository.storage)
+        assert await repository.garbage_collect(datetime.now(UTC)) == GarbageReport()
+        after = await objects(repository.storage)
+        assert {key for key in before if key.startswith("manifests/")} <= after.keys()
+        stats = await repository.chunk_storage_stats()
+        assert stats == ChunkStorageStats(0, 0, STORED_BYTES)

@@ -204,8 +204,13 @@ async def test_bad_references_store_nothing(session: Session) -> None:
         store.set_virtual_refs_arr("a", (2, 2), [url] * 3, ones, ones)
     with pytest.raises(InvalidCoordinatesError):
         store.set_virtual_refs_arr("a", (2, 2), [url] * 4, ones, ones, arr_offset=(9, 0))
-    with pytest.raises(VirtualContainerError):
-        store.set_virtual_refs_arr("a", (2, 2), [url] * 3 + ["s3://x/y"], ones, ones)
+    bad = ["s3://x/y", url, "", "vcc://x/y"]
+    with pytest.raises(VirtualContainerError) as caught:
+        store.set_virtual_refs_arr("a", (2, 2), bad, ones, ones, arr_offset=(3, 0))
+    assert caught.value.context["chunks"] == [[3, 0], [4, 1]]
+    for offset, length in ((-1, 5), (1 << 62, 1), (0, -1)):
+        with pytest.raises(InvalidInputError, match="negative"):
+            store.set_virtual_refs_arr("a", (1, 1), [url], np.array([offset]), np.array([length]))
     with pytest.raises(InvalidInputError, match="no bytes"):
         store.set_virtual_refs_arr("a", (2, 2), [url] * 4, ones, ones * 0)
     assert session.status().updated_chunks == {}
@@ -277,6 +282,29 @@ async def test_local_files_with_fractions_of_seconds_are_guarded_by_time(
         with pytest.raises(VirtualSourceChangedError, match=r"data\.bin"):
             await read(reader, "a/c/0")
     assert directory.stat().st_mtime_ns == touched_ns  # nothing was tried in it, either
+
+
+async def test_links_of_an_archive_are_followed(tmp_path: Path) -> None:
+    """To a file or a folder, within the container or out of it, as other engines read them."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "file").write_bytes(DATA)
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    (archive / "latest").symlink_to("../real/file")
+    (archive / "folder").symlink_to(tmp_path / "real")
+    prefix = f"{archive.as_uri()}/"
+    container = VirtualChunkContainer(prefix, LocalFileSystemStore(str(archive)))
+    async with Repository.create(
+        memory_url(), config=_config(container), authorize_virtual_chunk_access={prefix: None}
+    ) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (2,), (1,))
+        for at, name in enumerate(("latest", "folder/file")):
+            session.store.set_virtual_ref(f"a/c/{at}", f"{prefix}{name}", offset=at, length=9)
+            assert await read(session, f"a/c/{at}") == DATA[at : at + 9]
+    with pytest.raises(InvalidInputError, match="read_only=True"):
+        async with open_storage(archive, follow_links=True):
+            pass
 
 
 def test_file_locations_are_normalised_and_others_kept() -> None:

@@ -22,7 +22,6 @@ from icechunk_async.errors import (
     TagDeletedError,
     TagExistsError,
     TagNotFoundError,
-    UnsupportedBySpecError,
 )
 from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo
 from icechunk_async.format.updates import (
@@ -38,6 +37,11 @@ from icechunk_async.format.updates import (
     TagDeleted,
     Update,
     UpdateDetail,
+)
+from icechunk_async.repository.history.administration import (
+    CREATE_TAG,
+    DELETE_TAG,
+    check_feature,
 )
 from icechunk_async.repository.history.protocol import Amend, Commit, Detach
 
@@ -68,7 +72,6 @@ __all__ = [
 ]
 
 MAIN = "main"
-_CREATE_TAG_FLAG, _DELETE_TAG_FLAG = 4, 5
 
 
 def check_online(info: RepoInfo) -> None:
@@ -149,14 +152,18 @@ def create_branch(name: str, snapshot_id: SnapshotId) -> Edit:
 
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
         if name in info.branches:
-            raise BranchExistsError(
-                f"There is a branch {name!r} already. Choose another name, or reset it.",
-                branch=name,
-            )
+            raise branch_exists(name)
         find_snapshot(info, snapshot_id)
         return replace(info, branches={**info.branches, name: snapshot_id}), BranchCreated(name)
 
     return edit
+
+
+def branch_exists(name: str) -> BranchExistsError:
+    """Answer the error for a branch's name that is taken."""
+    return BranchExistsError(
+        f"There is a branch {name!r} already. Choose another name, or reset it.", branch=name
+    )
 
 
 def reset_branch(name: str, snapshot_id: SnapshotId, expected: SnapshotId | None) -> Edit:
@@ -165,7 +172,7 @@ def reset_branch(name: str, snapshot_id: SnapshotId, expected: SnapshotId | None
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
         tip = find_branch(info.branches, name)
         if expected is not None and tip != expected:
-            raise moved(name, expected, tip)
+            raise not_reset(name, expected, tip)
         find_snapshot(info, snapshot_id)
         branches = {**info.branches, name: snapshot_id}
         return replace(info, branches=branches), BranchReset(name, tip)
@@ -197,18 +204,22 @@ def create_tag(name: str, snapshot_id: SnapshotId) -> Edit:
     """Answer the edit that adds a tag."""
 
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
-        _check_flag(info, _CREATE_TAG_FLAG, "create_tag")
+        check_feature(info, CREATE_TAG)
         if name in info.tags:
-            raise TagExistsError(
-                f"There is a tag {name!r} already, and tags do not move. Choose another name.",
-                tag=name,
-            )
+            raise tag_exists(name)
         if name in info.deleted_tags:
             raise tag_was_deleted(name)
         find_snapshot(info, snapshot_id)
         return replace(info, tags={**info.tags, name: snapshot_id}), TagCreated(name)
 
     return edit
+
+
+def tag_exists(name: str) -> TagExistsError:
+    """Answer the error for a tag's name that is taken."""
+    return TagExistsError(
+        f"There is a tag {name!r} already, and tags do not move. Choose another name.", tag=name
+    )
 
 
 def tag_was_deleted(name: str) -> TagDeletedError:
@@ -224,20 +235,13 @@ def delete_tag(name: str) -> Edit:
     """Answer the edit that removes a tag for good."""
 
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
-        _check_flag(info, _DELETE_TAG_FLAG, "delete_tag")
+        check_feature(info, DELETE_TAG)
         target = find_tag(info.tags, name)
         tags = {tag: it for tag, it in info.tags.items() if tag != name}
         deleted = info.deleted_tags | {name}
         return replace(info, tags=tags, deleted_tags=deleted), TagDeleted(name, target)
 
     return edit
-
-
-def _check_flag(info: RepoInfo, flag: int, name: str) -> None:
-    if flag in (info.disabled_flags or ()) and flag not in (info.enabled_flags or ()):
-        raise UnsupportedBySpecError(
-            f"The repository's feature flag {name!r} is off, so this operation is not allowed."
-        )
 
 
 def config_edit(raw_config: bytes, expected: bytes | None) -> Edit:
@@ -255,7 +259,8 @@ def config_changed() -> ConflictError:
     """Answer the error for a configuration that somebody else replaced."""
     return ConflictError(
         "Somebody changed the repository's configuration since it was read; nothing was saved. "
-        "Open the repository again and repeat the change."
+        "Open the repository again and repeat the change.",
+        code="config-updated",
     )
 
 
@@ -268,6 +273,19 @@ def moved(branch: str, expected: SnapshotId, actual: SnapshotId | None) -> Confl
         branch=branch,
         expected_parent=str(expected),
         actual_parent=None if actual is None else str(actual),
+    )
+
+
+def not_reset(branch: str, expected: SnapshotId, actual: SnapshotId | None) -> ConflictError:
+    """Answer the error for a branch that was to be reset and is not where it was expected."""
+    found = f"is now at {actual}" if actual is not None else "is gone"
+    return ConflictError(
+        f"Branch {branch!r} was expected at snapshot {expected} and {found}: another writer was "
+        "first; the branch was not reset. Look at what it holds before you reset it again.",
+        branch=branch,
+        expected_parent=str(expected),
+        actual_parent=None if actual is None else str(actual),
+        code="branch-update-conflict",
     )
 
 
@@ -286,7 +304,8 @@ def publication_edit(publication: Publication) -> Edit:
                 if replaced.parent_id is None:
                     raise SessionStateError(
                         f"Snapshot {replaced_id} is the first of its repository and cannot be "
-                        "amended. Commit instead."
+                        "amended. Commit instead.",
+                        code="no-amend-for-initial-commit",
                     )
                 entry = replace(
                     _entry(snapshot, replaced.parent_id),

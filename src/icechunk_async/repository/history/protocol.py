@@ -5,19 +5,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Set as AbstractSet
 
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.ids import SnapshotId
-    from icechunk_async.format.repo_info import SnapshotInfo
+    from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.format.updates import Update
+    from icechunk_async.repository.history.edits import Edit
 
-__all__ = ["Amend", "Commit", "Detach", "History", "Publication", "StoredConfig"]
+__all__ = [
+    "Amend",
+    "Commit",
+    "Detach",
+    "Expiration",
+    "History",
+    "Kept",
+    "ParentOf",
+    "Publication",
+    "StoredConfig",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +60,8 @@ class Detach:
 
 
 type Publication = Commit | Amend | Detach
+type ParentOf = Callable[[SnapshotId], Awaitable[SnapshotId | None]]
+"""Reads a snapshot's file and answers its parent, for histories that keep parents there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,26 @@ class StoredConfig:
 
     config: RepositoryConfig | None
     state: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expiration:
+    """Which snapshots leave the history, and whether refs to them go as well."""
+
+    older_than_us: int
+    """By the writers' clocks; microseconds since the epoch."""
+    delete_branches: bool = False
+    delete_tags: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What garbage collection must keep; all else that is old can be deleted."""
+
+    snapshots: frozenset[SnapshotId]
+    """These, and whatever they need."""
+    logs: frozenset[SnapshotId]
+    """The snapshots whose transaction logs are kept."""
 
 
 class History(Protocol):
@@ -105,6 +140,45 @@ class History(Protocol):
 
         Raises:
             RepositoryReadOnlyError: it does.
+        """
+        ...
+
+    async def check_moves_allowed(self) -> None:
+        """Refuse if nodes cannot be moved in this repository.
+
+        Raises:
+            UnsupportedBySpecError: this format version cannot express it.
+            FeatureDisabledError: the feature flag ``move_node`` is off.
+        """
+        ...
+
+    async def check_feature(self, name: str) -> None:
+        """Refuse if a feature flag of the repository forbids an operation, as last seen.
+
+        Raises:
+            FeatureDisabledError: it does.
+        """
+        ...
+
+    async def repo_info(self) -> RepoInfo:
+        """Answer everything about the repository that can change, as of now.
+
+        Raises:
+            UnsupportedBySpecError: this history keeps it in no such form.
+        """
+        ...
+
+    async def change(self, edit: Edit, *, despite_status: bool = False) -> None:
+        """Change the repo info as ``edit`` says, in one atomic step.
+
+        Args:
+            edit: takes the newest repo info and answers the next, or refuses; applied again
+                where somebody else was first.
+            despite_status: change it even while the repository's status forbids changes.
+
+        Raises:
+            RepositoryReadOnlyError: the status forbids changes.
+            UnsupportedBySpecError: this history has no repo info.
         """
         ...
 
@@ -202,5 +276,46 @@ class History(Protocol):
 
         Raises:
             ConflictError: somebody changed it since ``replacing`` was loaded.
+        """
+        ...
+
+    async def expire(self, rule: Expiration, *, dry_run: bool) -> frozenset[SnapshotId]:
+        """Drop old snapshots from the history; their files stay until they are collected.
+
+        Args:
+            rule: which.
+            dry_run: only find out.
+
+        Returns:
+            The snapshots that are dropped.
+
+        Raises:
+            RepositoryReadOnlyError: the repository's status forbids changes.
+
+        Cancellation: all of it may have happened; under spec 1, part of it.
+        """
+        ...
+
+    async def reachable(self, parent_of: ParentOf) -> frozenset[SnapshotId]:
+        """Answer every snapshot that a branch or tag leads to, as of now."""
+        ...
+
+    async def release(
+        self, old: AbstractSet[SnapshotId], parent_of: ParentOf, *, dry_run: bool
+    ) -> Kept:
+        """Make snapshots unknown that are old and that no branch and no tag leads to.
+
+        Under spec 2 nothing can come to refer to them after this. Under spec 1 nothing can
+        prevent that; this only answers what refs lead to now.
+
+        Args:
+            old: snapshots whose files are old enough to be deleted, listed before this call.
+            parent_of: see :data:`ParentOf`.
+            dry_run: change nothing, and answer what would be kept.
+
+        Raises:
+            RepositoryReadOnlyError: the repository's status forbids changes.
+
+        Cancellation: it may have happened. What is unknown and still there is garbage.
         """
         ...

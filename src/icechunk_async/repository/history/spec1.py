@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async._concurrency import bounded_map, gather
 from icechunk_async.errors import (
-    BranchExistsError,
     BranchNotFoundError,
     ConflictError,
     FormatError,
@@ -20,16 +19,15 @@ from icechunk_async.errors import (
     OutcomeUnknownError,
     PreconditionFailedError,
     SnapshotNotFoundError,
-    TagExistsError,
     TagNotFoundError,
-    UnsupportedBySpecError,
 )
 from icechunk_async.format.config import decode_config, encode_config
 from icechunk_async.format.refs import decode_ref, encode_ref
 from icechunk_async.format.repo_info import SnapshotInfo
-from icechunk_async.repository.history import edits
+from icechunk_async.repository.history import edits, spec1_upkeep
+from icechunk_async.repository.history.administration import unsupported_by_spec_1
 from icechunk_async.repository.history.doubt import Doubt
-from icechunk_async.repository.history.protocol import Amend, Commit, Detach, StoredConfig
+from icechunk_async.repository.history.protocol import Amend, Commit, Detach, Kept, StoredConfig
 from icechunk_async.repository.layout import (
     BRANCH_PREFIX,
     CONFIG,
@@ -45,14 +43,23 @@ from icechunk_async.storage import ABSENT, CommonPrefix
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Set as AbstractSet
 
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.repo_info import RepoInfo
     from icechunk_async.format.updates import Update
     from icechunk_async.repository.assets import Assets
-    from icechunk_async.repository.history.protocol import Publication
+    from icechunk_async.repository.history.edits import Edit
+    from icechunk_async.repository.history.protocol import (
+        Expiration,
+        ParentOf,
+        Publication,
+    )
     from icechunk_async.repository.retry import Backoff
     from icechunk_async.storage import Expected, Storage, Version
+
+    type _Refusal = Callable[[str, SnapshotId, SnapshotId | None], ConflictError]
 
 __all__ = ["RefFilesHistory", "SeenRef"]
 
@@ -120,15 +127,28 @@ class RefFilesHistory:
     async def check_writable(self) -> None:
         """Do nothing: spec 1 has no repository status."""
 
+    async def check_moves_allowed(self) -> None:
+        """Refuse: spec 1 has no place for moves."""
+        raise unsupported_by_spec_1("moves of nodes")
+
+    async def check_feature(self, name: str) -> None:
+        """Do nothing: spec 1 has no feature flags."""
+
+    async def repo_info(self) -> RepoInfo:
+        """Refuse: spec 1 has no repo info."""
+        raise unsupported_by_spec_1("repository metadata, status or feature flags")
+
+    async def change(self, edit: Edit, *, despite_status: bool = False) -> None:
+        """Refuse: spec 1 has no repo info."""
+        del edit, despite_status
+        await self.repo_info()
+
     async def create_branch(self, name: str, snapshot_id: SnapshotId) -> None:
         """Create a branch."""
         _check_name(name)
         await self._assets.snapshot(snapshot_id)
         if not await self._create(branch_key(name), encode_ref(snapshot_id)):
-            raise BranchExistsError(
-                f"There is a branch {name!r} already. Choose another name, or reset it.",
-                branch=name,
-            )
+            raise edits.branch_exists(name)
 
     async def reset_branch(
         self, name: str, snapshot_id: SnapshotId, *, expected: SnapshotId | None = None
@@ -136,8 +156,8 @@ class RefFilesHistory:
         """Move a branch to another snapshot."""
         ref, _ = await gather(self._branch(name), self._assets.snapshot(snapshot_id))
         if expected is not None and ref.target != expected:
-            raise edits.moved(name, expected, ref.target)
-        await self._move(name, ref, snapshot_id)
+            raise edits.not_reset(name, expected, ref.target)
+        await self._move(name, ref, snapshot_id, edits.not_reset)
 
     async def delete_branch(self, name: str) -> None:
         """Delete a branch."""
@@ -154,10 +174,7 @@ class RefFilesHistory:
         if await self._exists(tombstone_key(name)):
             raise edits.tag_was_deleted(name)
         if not await self._create(tag_key(name), encode_ref(snapshot_id)):
-            raise TagExistsError(
-                f"There is a tag {name!r} already, and tags do not move. Choose another name.",
-                tag=name,
-            )
+            raise edits.tag_exists(name)
 
     async def delete_tag(self, name: str) -> None:
         """Delete a tag for good: a tombstone is put beside it."""
@@ -180,13 +197,29 @@ class RefFilesHistory:
         """Iterate from a snapshot to its root. Cost: one request a snapshot unless cached."""
         seen: set[SnapshotId] = set()
         current: SnapshotId | None = snapshot_id
+        child: SnapshotId | None = None
         while current is not None:
             if current in seen:
                 raise FormatError(f"The ancestry of snapshot {snapshot_id} forms a circle.")
             seen.add(current)
-            info = await self.snapshot_info(current)
+            try:
+                info = await self.snapshot_info(current)
+            except SnapshotNotFoundError:
+                # The child that we remember may have got another parent when this one expired.
+                parent = await self._stored_parent(child)
+                if parent is None or parent in seen:
+                    raise
+                current = parent
+                continue
             yield info
-            current = info.parent_id
+            child, current = current, info.parent_id
+
+    async def _stored_parent(self, child: SnapshotId | None) -> SnapshotId | None:
+        """Answer the parent that a snapshot's file names now; None if there is no telling."""
+        if child is None:
+            return None
+        self._assets.forget_snapshot(child)
+        return (await self._assets.snapshot(child)).parent_id
 
     async def publish(self, publication: Publication, store: Callable[[], Awaitable[None]]) -> None:
         """Store a snapshot's files, then move the branch."""
@@ -198,22 +231,16 @@ class RefFilesHistory:
                     if ref.target != parent_id:
                         raise edits.moved(branch, parent_id, ref.target)
                 await store()
-                await self._move(branch, ref, snapshot.id)
+                await self._move(branch, ref, snapshot.id, edits.moved)
             case Amend():
-                raise UnsupportedBySpecError(
-                    "A repository of format version 1 cannot amend a commit. Commit instead, or "
-                    "use a repository of format version 2."
-                )
+                raise unsupported_by_spec_1("amendments of commits")
             case Detach():
                 await store()
                 await self._storage.sync()
 
     def operations(self) -> AsyncIterator[Update]:
         """Refuse: spec 1 keeps no operations log."""
-        raise UnsupportedBySpecError(
-            "A repository of format version 1 keeps no operations log. Repositories of format "
-            "version 2 do."
-        )
+        raise unsupported_by_spec_1("operations log")
 
     async def load_config(self) -> StoredConfig:
         """Read ``config.yaml``. Cost: one request."""
@@ -242,6 +269,22 @@ class RefFilesHistory:
             with Doubt(error):
                 if not await self._holds(CONFIG, data):
                     raise
+
+    async def expire(self, rule: Expiration, *, dry_run: bool) -> frozenset[SnapshotId]:
+        """Drop old snapshots. Cost: reads all there are, and writes one for each ref."""
+        return await spec1_upkeep.expire(self, self._storage, self._assets, rule, dry_run=dry_run)
+
+    async def reachable(self, parent_of: ParentOf) -> frozenset[SnapshotId]:
+        """Answer every snapshot that a branch or tag leads to. Cost: reads them all."""
+        return await spec1_upkeep.reachable(self, self._storage, parent_of)
+
+    async def release(
+        self, old: AbstractSet[SnapshotId], parent_of: ParentOf, *, dry_run: bool
+    ) -> Kept:
+        """Answer what refs lead to. Cost: reads all refs, and of snapshots what is new."""
+        del old, dry_run
+        reachable = await self.reachable(parent_of)
+        return Kept(reachable, reachable)
 
     async def _names(self, prefix: str) -> list[str]:
         start = f"{REFS}{prefix}"
@@ -302,7 +345,7 @@ class RefFilesHistory:
                     raise
         return True
 
-    async def _move(self, branch: str, ref: SeenRef, target: SnapshotId) -> None:
+    async def _move(self, branch: str, ref: SeenRef, target: SnapshotId, refusal: _Refusal) -> None:
         """Compare-and-set a branch from ``ref`` to ``target``."""
         await self._storage.sync()
         with Doubt() as doubt:
@@ -323,7 +366,7 @@ class RefFilesHistory:
                     return
                 doubt.settle(None if now is None else now.version)
                 if now is None or now.target != ref.target:
-                    raise edits.moved(branch, ref.target, None if now is None else now.target)
+                    raise refusal(branch, ref.target, None if now is None else now.target)
                 ref = now
                 await self._backoff.wait(attempt)
             raise doubt.error or ConflictError(

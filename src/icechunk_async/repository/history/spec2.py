@@ -22,21 +22,27 @@ from icechunk_async.errors import (
 from icechunk_async.format.config import decode_config, encode_config
 from icechunk_async.format.envelope import FileType, pack, unpack
 from icechunk_async.format.repo_info import decode_repo_info, encode_repo_info
-from icechunk_async.format.updates import Availability
-from icechunk_async.repository.history import edits
+from icechunk_async.format.updates import Availability, ExpirationRan, GarbageCollectionRan
+from icechunk_async.repository.history import edits, expire_edits
+from icechunk_async.repository.history.administration import MOVE_NODE, check_feature
 from icechunk_async.repository.history.doubt import Doubt
-from icechunk_async.repository.history.protocol import Amend, Commit, Detach, StoredConfig
+from icechunk_async.repository.history.protocol import Amend, Commit, Detach, Kept, StoredConfig
 from icechunk_async.repository.layout import REPO_INFO, backup_key, new_backup_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
+    from collections.abc import Set as AbstractSet
 
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo
-    from icechunk_async.format.updates import Update
+    from icechunk_async.format.updates import Update, UpdateDetail
     from icechunk_async.repository.history.edits import Edit
-    from icechunk_async.repository.history.protocol import Publication
+    from icechunk_async.repository.history.protocol import (
+        Expiration,
+        ParentOf,
+        Publication,
+    )
     from icechunk_async.repository.retry import Backoff
     from icechunk_async.storage import Retrieved, Storage, Version
 
@@ -107,6 +113,22 @@ class RepoInfoHistory:
     async def check_writable(self) -> None:
         """Refuse if the repository's status forbids changes, as last seen."""
         edits.check_online(self._state.info)
+
+    async def check_moves_allowed(self) -> None:
+        """Refuse if the feature flag is off. Cost: one conditional request."""
+        check_feature((await self._refresh()).info, MOVE_NODE)
+
+    async def check_feature(self, name: str) -> None:
+        """Refuse if a feature flag forbids an operation, as last seen."""
+        check_feature(self._state.info, name)
+
+    async def repo_info(self) -> RepoInfo:
+        """Answer the repo info as of now. Cost: one conditional request."""
+        return (await self._refresh()).info
+
+    async def change(self, edit: Edit, *, despite_status: bool = False) -> None:
+        """Apply an edit of the repo info. Cost: two requests where nobody else writes."""
+        await self._update(edit, despite_status=despite_status)
 
     async def create_branch(self, name: str, snapshot_id: SnapshotId) -> None:
         """Create a branch."""
@@ -192,6 +214,49 @@ class RepoInfoHistory:
         assert expected is None or isinstance(expected, bytes)
         await self._update(edits.config_edit(encode_config(config, 2), expected))
 
+    async def expire(self, rule: Expiration, *, dry_run: bool) -> frozenset[SnapshotId]:
+        """Drop old snapshots from the history. Cost: of one change of the repo info."""
+        expired: frozenset[SnapshotId] = frozenset()
+
+        def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
+            nonlocal expired  # of the newest state: that of the try that lands
+            next_info, expired = expire_edits.expire(info, rule)
+            return next_info, ExpirationRan()
+
+        await self._apply(edit, dry_run=dry_run)
+        return expired
+
+    async def reachable(self, parent_of: ParentOf) -> frozenset[SnapshotId]:
+        """Answer every snapshot that a branch or tag leads to. Cost: a conditional request."""
+        del parent_of
+        return frozenset(expire_edits.reachable((await self._refresh()).info))
+
+    async def release(
+        self, old: AbstractSet[SnapshotId], parent_of: ParentOf, *, dry_run: bool
+    ) -> Kept:
+        """Drop snapshots from the repo info. Cost: of one change of it."""
+        del parent_of
+        released = self._state.info
+
+        def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
+            nonlocal released  # the newest state: that of the try that lands
+            released = expire_edits.release(info, old)
+            return released, GarbageCollectionRan()
+
+        await self._apply(edit, dry_run=dry_run)
+        pruned = {log for it in released.snapshots.values() for log in it.pruned_ancestor_logs}
+        snapshots = frozenset(released.snapshots)
+        return Kept(snapshots, snapshots | pruned)
+
+    async def _apply(self, edit: Edit, *, dry_run: bool) -> None:
+        """Carry an edit out, or only see what comes of it."""
+        if not dry_run:
+            await self._update(edit)
+            return
+        info = (await self._refresh()).info
+        edits.check_online(info)
+        edit(info)
+
     async def _refresh(self) -> RepoState:
         """Answer the state as of now."""
         seen = self._state
@@ -217,6 +282,7 @@ class RepoInfoHistory:
         store: _Store | None = None,
         known: RepoState | None = None,
         snapshot_id: SnapshotId | None = None,
+        despite_status: bool = False,
     ) -> None:
         """Apply an edit to the newest state, and write it; again where somebody was first.
 
@@ -225,12 +291,14 @@ class RepoInfoHistory:
             store: stores files that the edit refers to; awaited once.
             known: a state to try first, without reading.
             snapshot_id: the snapshot that the edit adds, if it adds one.
+            despite_status: write even while the repository's status forbids changes.
         """
         attempts: list[str] = []
         state = known or await self._refresh()
         with Doubt() as doubt:
             for attempt in range(1, self._backoff.max_tries + 1):
-                edits.check_online(state.info)
+                if not despite_status:
+                    edits.check_online(state.info)
                 next_info, detail = edit(state.info)
                 backup = new_backup_name(REPO_INFO)
                 attempts.append(backup)

@@ -1,0 +1,107 @@
+"""The union of many byte ranges of many objects, as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    type Keys = npt.NDArray[np.uint64]
+    type Column = npt.NDArray[np.int64]
+
+__all__ = ["ByteRanges", "Ranges"]
+
+_KEY_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Ranges ``[starts, stops)`` of objects, a row each."""
+
+    keys: Keys
+    """Names of the objects, or what stands for them: 16 bytes as two numbers, ``(n, 2)``."""
+    starts: Column
+    stops: Column
+
+    @classmethod
+    def of(
+        cls,
+        keys: npt.NDArray[np.uint8],
+        offsets: npt.NDArray[np.uint64],
+        lengths: npt.NDArray[np.uint64],
+    ) -> Ranges:
+        """Make rows of names of up to 16 bytes, ``(n, width)``; offsets are below 2^63."""
+        wide = np.zeros((len(keys), _KEY_BYTES), np.uint8)
+        wide[:, : keys.shape[1]] = keys
+        starts = offsets.astype(np.int64)
+        return cls(wide.view(np.uint64), starts, starts + lengths.astype(np.int64))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Ranges]) -> Ranges:
+        """Join rows."""
+        return cls(
+            np.concatenate([np.empty((0, 2), np.uint64), *(it.keys for it in parts)]),
+            np.concatenate([np.empty(0, np.int64), *(it.starts for it in parts)]),
+            np.concatenate([np.empty(0, np.int64), *(it.stops for it in parts)]),
+        )
+
+    def union(self) -> Ranges:
+        """Answer the fewest ranges that cover the same bytes; empty ones vanish."""
+        order = np.lexsort((self.starts, self.keys[:, 1], self.keys[:, 0]))
+        order = order[self.stops[order] > self.starts[order]]
+        keys, starts, stops = self.keys[order], self.starts[order], self.stops[order]
+        if len(keys) == 0:
+            return Ranges(keys, starts, stops)
+        other = np.ones(len(keys), bool)
+        other[1:] = np.any(keys[1:] != keys[:-1], axis=1)
+        reach = _running_maximum(stops, np.cumsum(other))
+        first = other.copy()
+        first[1:] |= starts[1:] > reach[:-1]
+        last = np.append(np.flatnonzero(first)[1:] - 1, len(keys) - 1)
+        return Ranges(keys[first], starts[first], reach[last])
+
+
+def _running_maximum(values: Column, groups: npt.NDArray[np.int64]) -> Column:
+    """Answer the largest value so far, in each group of consecutive rows on its own."""
+    reach = values.copy()
+    step = 1
+    while step < len(reach):
+        same = groups[step:] == groups[:-step]
+        if not same.any():  # no group is as long as this
+            break
+        reach[step:] = np.where(same, np.maximum(reach[step:], reach[:-step]), reach[step:])
+        step *= 2
+    return reach
+
+
+class ByteRanges:
+    """A growing union of ranges; what overlaps or touches is one."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._settled = Ranges.concat([])
+        self._waiting: list[Ranges] = []
+        self._num_waiting = 0
+
+    def add(self, ranges: Ranges) -> None:
+        """Put in ranges. Cost: that of sorting, in proportion to what is added in all."""
+        self._waiting.append(ranges)
+        self._num_waiting += len(ranges.starts)
+        if self._num_waiting > max(1 << 16, len(self._settled.starts)):
+            self._settle()
+
+    def size_bytes(self) -> int:
+        """Count the bytes that are in any of the ranges."""
+        self._settle()
+        return int((self._settled.stops - self._settled.starts).sum())
+
+    def _settle(self) -> None:
+        self._settled = Ranges.concat([self._settled, *self._waiting]).union()
+        self._waiting.clear()
+        self._num_waiting = 0

@@ -1,0 +1,51 @@
+"""Which chunks an array can have, and refusing the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from icechunk_async.errors import InvalidCoordinatesError, InvalidInputError
+
+if TYPE_CHECKING:
+    from icechunk_async.format.chunk_refs import Coordinates
+    from icechunk_async.format.snapshot import ArrayData
+
+__all__ = ["bad_rank", "in_grid", "no_bytes", "outside"]
+
+
+def in_grid(coords: Coordinates, array: ArrayData) -> bool:
+    """Tell whether an array can have a chunk at ``coords``."""
+    grid = array.grid
+    return len(coords) == len(grid) and all(
+        0 <= at < size for at, size in zip(coords, grid, strict=True)
+    )
+
+
+def bad_rank(path: str, found: int, rank: int) -> InvalidCoordinatesError:
+    """Answer what to raise about coordinates of another number of axes."""
+    return InvalidCoordinatesError(
+        f"A chunk of {path!r} was named by {found} coordinates, and the array has {rank} axes.",
+        path=path,
+    )
+
+
+def outside(
+    path: str, coords: Coordinates, grid: Coordinates, *, count: int = 1
+) -> InvalidCoordinatesError:
+    """Answer what to raise about ``count`` chunks that the grid has no place for."""
+    more = f" ({count} such chunks)" if count > 1 else ""
+    return InvalidCoordinatesError(
+        f"Chunk {coords} lies outside of the grid of {path!r}, which has {grid} chunks{more}. "
+        "Nothing was stored. Resize the array first.",
+        path=path,
+        coords=coords,
+    )
+
+
+def no_bytes(path: str) -> InvalidInputError:
+    """Answer what to raise about a chunk without bytes."""
+    return InvalidInputError(
+        f"A chunk of {path!r} was given no bytes. Delete the chunk instead, if it should hold "
+        "fill values.",
+        code="zero-length-chunk",
+    )

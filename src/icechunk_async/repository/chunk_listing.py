@@ -1,0 +1,263 @@
+"""Which chunks an array has, as columns: all at once, or in batches with bounded memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from icechunk_async._concurrency import bounded_map
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.chunk_refs import ChunkRefs, Kind
+from icechunk_async.format.ids import ALPHABET
+from icechunk_async.format.row_index import rows_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from icechunk_async.format.chunk_refs import Extents
+    from icechunk_async.format.snapshot import ManifestRef, Node, Snapshot
+    from icechunk_async.repository.virtual import VirtualLocations
+    from icechunk_async.repository.workspace import Workspace
+
+__all__ = ["ArrayState", "Batches", "ChunkBatch", "ChunkType", "all_refs"]
+
+_CONCURRENT_MANIFESTS: Final = 16
+
+
+class ChunkType(IntEnum):
+    """Where a chunk's bytes are; the numbers are the official engine's."""
+
+    UNINITIALIZED = 0
+    """Nowhere: it was never written, or was deleted, and reads as fill values."""
+    NATIVE = 1
+    """In an object of the repository."""
+    VIRTUAL = 2
+    """In an object outside of the repository."""
+    INLINE = 3
+    """In the manifest."""
+
+
+_TYPES: Final = np.zeros(4, np.uint8)
+_TYPES[[Kind.NATIVE, Kind.VIRTUAL, Kind.INLINE]] = (
+    ChunkType.NATIVE,
+    ChunkType.VIRTUAL,
+    ChunkType.INLINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayState:
+    """The chunks of an array at one moment, whatever the session does afterwards."""
+
+    node: Node
+    """As the session sees it."""
+    source: Node
+    """As the base has it; as the session sees it where the base has none."""
+    base: Snapshot
+    manifests: tuple[ManifestRef, ...]
+    """Of the base, in order of their boxes; none where the array has another number of axes now."""
+    box: Extents
+    """Where the base's chunks still count."""
+    ours: ChunkRefs
+    """What the session set and deleted, in ascending order."""
+    revision: int
+    """Of the session's changes, see ``ArrayChanges``."""
+
+    @classmethod
+    def of(cls, workspace: Workspace, path: str) -> ArrayState:
+        """Answer the state of an array as of now.
+
+        Raises:
+            NodeNotFoundError: there is no array.
+        """
+        with workspace.lock:
+            node = workspace.array(path)
+            assert node.array is not None
+            grid = kept = node.array.grid
+            changes = workspace.changes.chunks.get(node.id)
+            ours = ChunkRefs.empty(len(grid)) if changes is None else changes.columns()
+            if changes is not None and changes.kept_grid is not None:
+                kept = changes.kept_grid
+            base_node, base = workspace.tree.base_node(node), workspace.base
+        manifests: tuple[ManifestRef, ...] = ()
+        if base_node is not None and base_node.array is not None:
+            same_rank = len(base_node.array.grid) == len(grid)
+            if same_rank:
+                manifests = tuple(sorted(base_node.array.manifests, key=lambda it: it.extents))
+        box = tuple((0, min(a, b)) for a, b in zip(grid, kept, strict=True))
+        revision = 0 if changes is None else changes.revision
+        return cls(node, base_node or node, base, manifests, box, ours, revision)
+
+    async def load(
+        self, workspace: Workspace, manifest: ManifestRef, *, direct: bool = False
+    ) -> ChunkRefs:
+        """Answer those references of a manifest that still count."""
+        refs = await workspace.manifest_refs(manifest, self.source, self.base, direct=direct)
+        keep = refs.inside(self.box)
+        ours = self._ours_within(manifest)
+        if len(ours):
+            keep &= ~rows_in(refs.coords, ours)
+        return refs if keep.all() else refs.take(keep)
+
+    def _ours_within(self, manifest: ManifestRef) -> npt.NDArray[np.uint32]:
+        """Answer the coordinates of the session's changes that a manifest may have as well."""
+        coords = self.ours.coords
+        if not manifest.extents or not len(coords):
+            return coords
+        start, stop = np.searchsorted(coords[:, 0], manifest.extents[0])
+        return coords[start:stop]
+
+    def set_chunks(self) -> ChunkRefs:
+        """Answer the references that the session set."""
+        return self.ours.take(self.ours.kinds != Kind.DELETED)
+
+
+async def all_refs(workspace: Workspace, state: ArrayState, *, direct: bool = False) -> ChunkRefs:
+    """Answer the references of all chunks of an array, in ascending order.
+
+    Cost: one request for each manifest of the array that is not cached; memory in proportion to
+    the chunks.
+    """
+    parts = await bounded_map(
+        lambda manifest: state.load(workspace, manifest, direct=direct),
+        state.manifests,
+        limit=1 if direct else _CONCURRENT_MANIFESTS,
+    )
+    return ChunkRefs.concat([*parts, state.set_chunks()]).sort()
+
+
+class Batches[T](AsyncIterator[T]):
+    """Parts of at most ``batch_size`` references of an array, each made into something.
+
+    No generator: those that are left half-way when their loop ends are closed all at once, which
+    fails for one that waits for another.
+    """
+
+    def __init__(
+        self, workspace: Workspace, path: str, batch_size: int, make: Callable[[ChunkRefs], T]
+    ) -> None:
+        """Begin with the array as of now; what the session changes later does not count.
+
+        Raises:
+            NodeNotFoundError: there is no array.
+            InvalidInputError: the batch size is not positive.
+        """
+        if batch_size < 1:
+            raise InvalidInputError(f"batch_size must be at least 1, not {batch_size}.")
+        self._workspace = workspace
+        self._batch_size = batch_size
+        self._make = make
+        state = ArrayState.of(workspace, path)
+        self._state: ArrayState | None = state
+        """None once nothing is left to load."""
+        self._manifests = iter(state.manifests)
+        self._loaded: deque[tuple[ChunkRefs, int]] = deque()
+        """References, and the first of them that was not answered yet."""
+
+    async def __anext__(self) -> T:
+        """Answer the next batch."""
+        while not self._loaded:
+            state = self._state
+            if state is None:
+                raise StopAsyncIteration
+            manifest = next(self._manifests, None)
+            if manifest is None:
+                self._state = None
+                refs = state.set_chunks()
+            else:
+                refs = await state.load(self._workspace, manifest)
+            if len(refs):
+                self._loaded.append((refs, 0))
+        refs, start = self._loaded.popleft()
+        stop = min(start + self._batch_size, len(refs))
+        if stop < len(refs):
+            self._loaded.appendleft((refs, stop))
+        return self._make(refs.take(np.arange(start, stop)))
+
+    async def aclose(self) -> None:
+        """End the iteration."""
+        self._state = None
+        self._loaded.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkBatch:
+    """Chunks of an array as columns; row ``i`` of each is about the same chunk."""
+
+    _refs: ChunkRefs
+    _locations: VirtualLocations
+
+    def __len__(self) -> int:
+        """Count the chunks."""
+        return len(self._refs)
+
+    @property
+    def coords(self) -> npt.NDArray[np.uint32]:
+        """Where they are in the array's grid; ``(n, rank)``."""
+        return self._refs.coords
+
+    @property
+    def kinds(self) -> npt.NDArray[np.uint8]:
+        """:class:`ChunkType` of each; ``(n,)``. Chunks that do not exist are not listed."""
+        return _TYPES[self._refs.kinds]
+
+    @property
+    def offsets(self) -> npt.NDArray[np.uint64]:
+        """First byte of each in its object; 0 for inline chunks. ``(n,)``."""
+        return np.where(self._refs.kinds == Kind.INLINE, np.uint64(0), self._refs.offsets)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.uint64]:
+        """Bytes of each; ``(n,)``."""
+        return self._refs.lengths
+
+    @property
+    def paths(self) -> npt.NDArray[Any]:
+        """Text, ``(n,)``: a native chunk's id, a virtual one's absolute URL, else empty.
+
+        Names of containers (``vcc://``) are replaced by the containers' URLs.
+
+        Raises:
+            VirtualContainerError: there is no container of such a name.
+        """
+        refs = self._refs.narrow()
+        texts = np.full(len(refs), "", np.dtypes.StringDType())
+        native, virtual = refs.kinds == Kind.NATIVE, refs.kinds == Kind.VIRTUAL
+        if native.any():
+            texts[native] = _texts(refs.chunk_ids[refs.objects[native]])
+        if virtual.any():
+            places, pool = refs.locations.distinct()
+            urls = [self._locations.absolute(location) for location in pool.strings]
+            distinct = np.array(urls, np.dtypes.StringDType())
+            texts[virtual] = distinct[places[refs.objects[virtual]]]
+        return texts
+
+    @property
+    def inlined(self) -> dict[int, memoryview]:
+        """The bytes of the inline chunks, by row."""
+        rows = np.flatnonzero(self._refs.kinds == Kind.INLINE)
+        starts = self._refs.offsets[rows].tolist()
+        sizes = self._refs.lengths[rows].tolist()
+        return {
+            row: self._refs.inline[start : start + size]
+            for row, start, size in zip(rows.tolist(), starts, sizes, strict=True)
+        }
+
+
+def _texts(ids: npt.NDArray[np.uint8]) -> npt.NDArray[np.str_]:
+    """Answer the text form of ``(n, 12)`` chunk ids, five bits a letter."""
+    bits = np.unpackbits(ids, axis=1)
+    letters = -(-bits.shape[1] // 5)
+    padded = np.zeros((len(ids), letters * 5), np.uint8)
+    padded[:, : bits.shape[1]] = bits
+    values = padded.reshape(len(ids), letters, 5) @ np.array([16, 8, 4, 2, 1], np.uint8)
+    texts = np.frombuffer(ALPHABET.encode(), np.uint8)[values]
+    decoded: npt.NDArray[np.str_] = texts.view(f"S{letters}")[:, 0].astype(f"U{letters}")
+    return decoded

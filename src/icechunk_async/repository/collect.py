@@ -1,0 +1,120 @@
+"""Garbage collection: deciding what stays, making the rest unknown, and deleting it.
+
+Safe beside other writers as long as the cutoff lies before the beginning of every session that
+is still open: what those wrote is younger. What they build on is in the history, or it is not, and
+then they cannot commit: first what goes becomes unknown, in one atomic step; then everything that
+is still known is marked; then the rest is deleted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async.format.id_set import parse_ids
+from icechunk_async.format.ids import SnapshotId
+from icechunk_async.repository.collect_marks import chunk_ids, id_set, is_older
+from icechunk_async.repository.progress import no_progress
+from icechunk_async.repository.storage_clock import check_is_past
+from icechunk_async.repository.survey import Survey
+from icechunk_async.repository.sweep import Sweep, Tally, object_name, pages
+
+if TYPE_CHECKING:
+    from icechunk_async.format.id_set import Ids
+    from icechunk_async.repository.opened import Opened
+    from icechunk_async.repository.progress import ProgressCallback
+    from icechunk_async.repository.survey import Limits
+    from icechunk_async.storage import DeleteFailure, Storage
+
+__all__ = ["GarbageReport", "collect_garbage"]
+
+_LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
+_SNAPSHOTS: Final = "snapshots"
+_FOLDERS: Final = (_SNAPSHOTS, "transactions", "manifests", "chunks")
+"""In the order of deletion: what refers to others goes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageReport:
+    """What garbage collection deleted; after a dry run, what it would have deleted."""
+
+    bytes_deleted: int = 0
+    chunks_deleted: int = 0
+    manifests_deleted: int = 0
+    snapshots_deleted: int = 0
+    attributes_deleted: int = 0
+    """Always 0: the format has a place for such files, and nobody writes them."""
+    transaction_logs_deleted: int = 0
+    failures: tuple[DeleteFailure, ...] = ()
+    """Each object that could not be deleted, with its key and the reason."""
+    skipped_phases: tuple[str, ...] = ()
+    """Folders that were left alone because of the failures; they are for the next run."""
+
+
+async def collect_garbage(
+    opened: Opened,
+    cutoff: datetime,
+    *,
+    dry_run: bool,
+    limits: Limits,
+    progress: ProgressCallback | None = None,
+) -> GarbageReport:
+    """Delete what nothing needs and what was written before ``cutoff``."""
+    chunks = id_set(())
+
+    def absorb(parts: list[Ids]) -> None:
+        for part in parts:
+            chunks.add(part)
+
+    survey = Survey(opened.assets, chunk_ids, absorb, limits=limits, progress=progress)
+    old, newest = await _old_snapshots(opened.storage, cutoff)
+    # All is read before anything changes, so that a damaged repository is left as it is.
+    kept = await opened.history.release(old, survey.parent_of, dry_run=True)
+    await survey.cover(kept.snapshots)
+    if not dry_run:
+        if newest <= cutoff:  # else the storage's clock has passed it
+            await check_is_past(opened.storage, cutoff)
+        kept = await opened.history.release(old, survey.parent_of, dry_run=False)
+        await survey.cover(kept.snapshots)  # what came meanwhile: the last that can matter
+        for gone in old - kept.snapshots:
+            opened.assets.forget_snapshot(gone)
+    await opened.assets.compute(lambda: len(chunks), size_bytes=chunks.size_bytes)  # sorts them
+    keep = (id_set(kept.snapshots), id_set(kept.logs), id_set(survey.manifests), chunks)
+    sweep = Sweep(
+        opened.storage,
+        cutoff,
+        dry_run=dry_run,
+        side_by_side=opened.assets.direct is None,  # memory and local disks answer at once
+        progress=progress or no_progress,
+    )
+    tallies = {folder: Tally() for folder in _FOLDERS}
+    skipped: tuple[str, ...] = ()
+    for place, folder in enumerate(_FOLDERS):
+        await sweep.run(folder, keep[place], tallies[folder])
+        if tallies[folder].failures:
+            skipped = _FOLDERS[place + 1 :]
+            break
+    return GarbageReport(
+        bytes_deleted=sum(it.size_bytes for it in tallies.values()),
+        chunks_deleted=tallies["chunks"].count,
+        manifests_deleted=tallies["manifests"].count,
+        snapshots_deleted=tallies[_SNAPSHOTS].count,
+        transaction_logs_deleted=tallies["transactions"].count,
+        failures=tuple(failure for it in tallies.values() for failure in it.failures),
+        skipped_phases=skipped,
+    )
+
+
+async def _old_snapshots(
+    storage: Storage, cutoff: datetime
+) -> tuple[frozenset[SnapshotId], datetime]:
+    """Answer which snapshots are old, and when the newest of all was written."""
+    found: set[SnapshotId] = set()
+    newest = _LONG_AGO
+    async for page in pages(storage, f"{_SNAPSHOTS}/"):
+        newest = max(newest, *(it.last_modified for it in page))
+        old = [it for it in page if is_older(it.last_modified, cutoff)]
+        ids, valid = parse_ids([object_name(it.key) for it in old])
+        found.update(SnapshotId(row.tobytes()) for row in ids[valid])
+    return frozenset(found), newest

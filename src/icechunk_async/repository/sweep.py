@@ -1,0 +1,168 @@
+"""Deleting what is old and not kept, folder by folder, while it is listed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async._concurrency import bounded_map, closing
+from icechunk_async.errors import StorageError
+from icechunk_async.format.id_set import parse_ids
+from icechunk_async.format.ids import ALPHABET
+from icechunk_async.repository.collect_marks import is_older
+from icechunk_async.repository.progress import Progress
+from icechunk_async.storage import DeleteFailure, ObjectInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from datetime import datetime
+
+    from icechunk_async.format.id_set import IdSet
+    from icechunk_async.repository.progress import ProgressCallback
+    from icechunk_async.storage import Storage
+
+__all__ = ["Sweep", "Tally", "object_name", "pages"]
+
+_BATCH: Final = 1000
+"""Keys of one delete request, at most: what S3 takes."""
+_BATCHES: Final = 10
+"""Delete requests that are made at a time."""
+_FEW: Final = 10_000
+"""Objects of a folder that are listed one page after the other, before pages are fetched side by
+side: below this that costs more requests and saves nothing."""
+_SIDE_BY_SIDE: Final = 16
+_MOST_FAILURES: Final = 1000
+"""A folder is left from here on: it is not this or that object that cannot be deleted."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was done in one folder so far."""
+
+    count: int = 0
+    size_bytes: int = 0
+    seen: int = 0
+    failures: list[DeleteFailure] = field(default_factory=list[DeleteFailure])
+
+
+def object_name(key: str) -> str:
+    """Answer a key without its folder."""
+    return key.partition("/")[2]
+
+
+async def pages(
+    storage: Storage, prefix: str, *, start_after: str | None = None
+) -> AsyncIterator[list[ObjectInfo]]:
+    """List objects by the page."""
+    page: list[ObjectInfo] = []
+    entries = storage.list_prefix(prefix, start_after=start_after)
+    async with closing(entries):
+        async for entry in entries:
+            if isinstance(entry, ObjectInfo):
+                page.append(entry)
+            if len(page) == _BATCH:
+                yield page
+                page = []
+    if page:
+        yield page
+
+
+class Sweep:
+    """Deletes what is old and not kept, folder by folder."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        cutoff: datetime,
+        *,
+        dry_run: bool,
+        side_by_side: bool,
+        progress: ProgressCallback,
+    ) -> None:
+        """Sweep a storage.
+
+        Args:
+            storage: where the folders are.
+            cutoff: what was written at this time or later stays.
+            dry_run: only count.
+            side_by_side: list parts of a large folder at the same time. Where each listing
+                looks at the whole folder, as on local disks, that is slower.
+            progress: told how many objects were looked at.
+        """
+        self._storage = storage
+        self._side_by_side = side_by_side
+        self._cutoff = cutoff
+        self._dry_run = dry_run
+        self._progress = progress
+
+    async def run(self, folder: str, keep: IdSet, tally: Tally) -> None:
+        """Sweep a folder: its beginning alone, and the rest, if it is large, side by side."""
+        most = _FEW if self._side_by_side else None
+        last = await self._part(f"{folder}/", keep, tally, most=most)
+        if last is None:
+            return
+        parts = [f"{folder}/{letter}" for letter in ALPHABET]
+        parts = [part for part in parts if part >= last[: len(part)]]
+
+        async def part(prefix: str) -> None:
+            await self._part(prefix, keep, tally, start_after=last)
+
+        await bounded_map(part, parts, limit=_SIDE_BY_SIDE)
+
+    async def _part(
+        self,
+        prefix: str,
+        keep: IdSet,
+        tally: Tally,
+        *,
+        start_after: str | None = None,
+        most: int | None = None,
+    ) -> str | None:
+        """Sweep a part; answer the last key that was looked at, if that are ``most`` of them."""
+        seen = 0
+        last = None
+        garbage: list[ObjectInfo] = []
+        listed = pages(self._storage, prefix, start_after=start_after)
+        async with closing(listed):
+            async for page in listed:
+                if len(tally.failures) >= _MOST_FAILURES:
+                    return None
+                garbage += self._garbage(page, keep)
+                if len(garbage) >= _BATCH * _BATCHES:
+                    await self._delete(garbage, tally)
+                    garbage = []
+                seen += len(page)
+                tally.seen += len(page)
+                self._progress(Progress(f"deleting {prefix.partition('/')[0]}", tally.seen))
+                if most is not None and seen >= most:
+                    last = page[-1].key
+                    break
+        await self._delete(garbage, tally)
+        return last
+
+    def _garbage(self, page: list[ObjectInfo], keep: IdSet) -> list[ObjectInfo]:
+        old = [it for it in page if is_older(it.last_modified, self._cutoff)]
+        ids, valid = parse_ids([object_name(it.key) for it in old])
+        doomed = valid & ~keep.contains(ids)
+        return [it for it, gone in zip(old, doomed.tolist(), strict=True) if gone]
+
+    async def _delete(self, garbage: list[ObjectInfo], tally: Tally) -> None:
+        starts = range(0, len(garbage), _BATCH)
+
+        async def batch(start: int) -> None:
+            await self._delete_batch(garbage[start : start + _BATCH], tally)
+
+        await bounded_map(batch, starts, limit=_BATCHES)
+
+    async def _delete_batch(self, garbage: list[ObjectInfo], tally: Tally) -> None:
+        """Delete objects, unless only counting; note what could not be deleted."""
+        failures: list[DeleteFailure] = []
+        if not self._dry_run:
+            try:
+                failures = await self._storage.delete([it.key for it in garbage])
+            except StorageError as error:  # what became of each of them nobody knows
+                failures = [DeleteFailure(it.key, error) for it in garbage]
+        failed = {it.key for it in failures}
+        tally.failures += failures
+        tally.count += len(garbage) - len(failed)
+        tally.size_bytes += sum(it.size_bytes for it in garbage if it.key not in failed)
