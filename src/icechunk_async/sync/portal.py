@@ -1,8 +1,8 @@
-"""One event loop on a thread of its own, for callers that block.
+"""One event loop on a thread of its own, for callers that block or run another loop.
 
 The thread starts with the first call and serves the whole process. A forked child starts its
 own. A call works inside a running event loop too (it blocks that caller and its loop, as any
-blocking call does), so notebooks need nothing special.
+blocking call does), so notebooks need nothing special; :func:`run_async` blocks nobody.
 """
 
 from __future__ import annotations
@@ -10,44 +10,54 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterator
+import anyio
 
-__all__ = ["iterate", "run", "run_later"]
+from icechunk_async.sync.deadlines import bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+__all__ = ["at_exit", "generation", "run", "run_async", "run_later"]
 
 _EXIT_SECONDS: Final = 5.0
 
 
 class _Call[T]:
-    """One coroutine, run on the loop and waited for on another thread."""
+    """One coroutine, run on the loop and waited for elsewhere."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._work = work
-        self._task: asyncio.Task[T] | None = None
+        self._task: asyncio.Task[None] | None = None
         self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._task = loop.create_task(self._work)
-        self._task.add_done_callback(self._settle)
+        self._task = loop.create_task(self._answer())
+        self._task.add_done_callback(lambda _: self._give_up())
 
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
         else:  # interrupted before the loop was told to start it
-            self._work.close()
-            self.outcome.set_exception(asyncio.CancelledError())
+            self._give_up()
 
-    def _settle(self, task: asyncio.Task[T]) -> None:
-        if task.cancelled():
-            self.outcome.set_exception(asyncio.CancelledError())
-        elif (error := task.exception()) is not None:
+    async def _answer(self) -> None:
+        try:
+            result = await bounded(self._work)
+        except BaseException as error:  # noqa: BLE001 -- even an exit is the caller's, not the loop's
             self.outcome.set_exception(error)
         else:
-            self.outcome.set_result(task.result())
+            self.outcome.set_result(result)
+
+    def _give_up(self) -> None:
+        """Answer where the work was cancelled before it began."""
+        if not self.outcome.done():
+            self._work.close()
+            self.outcome.set_exception(asyncio.CancelledError())
 
 
 class _Portal:
@@ -65,7 +75,7 @@ class _Portal:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    def run[T](self, work: Coroutine[Any, Any, T], timeout_seconds: float | None) -> T:
+    def run[T](self, work: Coroutine[Any, Any, T]) -> T:
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError(
@@ -75,12 +85,26 @@ class _Portal:
         call = _Call(work)
         try:
             self._loop.call_soon_threadsafe(call.start, self._loop)
-            return call.outcome.result(timeout_seconds)
+            return call.outcome.result()
         except BaseException:
-            # A timeout, Ctrl-C, or the work's own error: in no case does it go on unseen.
+            # Ctrl-C, or the work's own error: in no case does it go on unseen.
             if not call.outcome.done():
                 self._loop.call_soon_threadsafe(call.cancel)
                 concurrent.futures.wait([call.outcome])
+            raise
+
+    async def run_async[T](self, work: Coroutine[Any, Any, T]) -> T:
+        call = _Call(work)
+        answered = asyncio.wrap_future(call.outcome)
+        self._loop.call_soon_threadsafe(call.start, self._loop)
+        try:
+            return await asyncio.shield(answered)
+        except asyncio.CancelledError:
+            if not answered.done():
+                self._loop.call_soon_threadsafe(call.cancel)
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait([answered])
+            answered.exception()  # mark as seen
             raise
 
     def run_later(self, work: Coroutine[Any, Any, None]) -> None:
@@ -95,7 +119,7 @@ class _Portal:
     def stop(self) -> None:
         """End the thread: closing is waited for, and what else runs is cancelled."""
         if self._thread.is_alive():
-            self.run(self._wind_up(), None)
+            self.run(self._wind_up())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_EXIT_SECONDS)
             if not self._thread.is_alive():
@@ -109,16 +133,28 @@ class _Portal:
             task.cancel()
         if others:
             await asyncio.wait(others, timeout=_EXIT_SECONDS)
+        for finish in _at_exit:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_EXIT_SECONDS):
+                    await finish()
         await self._loop.shutdown_asyncgens()
 
 
+_at_exit: Final[list[Callable[[], Awaitable[None]]]] = []
 _portal: _Portal | None = None
 _starting = threading.Lock()
+_generation = 0
+_ended = False
 
 
 def _current() -> _Portal:
     global _portal  # noqa: PLW0603 -- one per process, by design
     with _starting:
+        if _ended:
+            raise RuntimeError(
+                "The interpreter is exiting, and the thread that answers blocking calls has "
+                "ended. Make this call before the program ends."
+            )
         if _portal is None:
             _portal = _Portal()
             atexit.register(_stop)
@@ -126,34 +162,71 @@ def _current() -> _Portal:
 
 
 def _stop() -> None:
-    global _portal
-    portal, _portal = _portal, None
+    global _portal, _ended
+    with _starting:
+        portal, _portal, _ended = _portal, None, True
     if portal is not None:
         portal.stop()
 
 
 def _forget_in_child() -> None:
     """Leave the parent's loop alone: its thread does not exist here."""
-    global _portal, _starting
+    global _portal, _starting, _generation  # noqa: PLW0603 -- one per process, by design
     if _portal is not None:
         atexit.unregister(_stop)
     _portal, _starting = None, threading.Lock()
+    _generation += 1
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def run[T](work: Coroutine[Any, Any, T], *, timeout_seconds: float | None = None) -> T:
-    """Run a coroutine on the portal's loop and answer its result.
+def at_exit(finish: Callable[[], Awaitable[None]]) -> None:
+    """Have something done on the loop when the process ends, after all calls were cancelled."""
+    _at_exit.append(finish)
+
+
+def generation() -> int:
+    """Tell how many forks lie between this process and the one that began.
+
+    What was opened in another generation counts requests, and may hold locks, of threads that do
+    not exist here.
+    """
+    return _generation
+
+
+def run[T](work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the portal's loop, block until it is done and answer its result.
 
     Raises:
-        TimeoutError: it took longer than ``timeout_seconds``; it was cancelled.
+        TimeoutError: the deadline in force passed; the work was cancelled.
         Whatever the coroutine raised.
 
-    An interrupt (Ctrl-C) cancels the coroutine. Cost: a few thread switches.
+    An interrupt (Ctrl-C) cancels the coroutine and waits until it has cleaned up; a second one
+    does not wait. Cost: a few thread switches.
     """
-    return _current().run(work, timeout_seconds)
+    try:
+        portal = _current()
+    except BaseException:
+        work.close()
+        raise
+    return portal.run(work)
+
+
+async def run_async[T](work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the portal's loop, and await its result on any other loop.
+
+    Raises: as :func:`run`.
+
+    Cancellation: the coroutine is cancelled, and waited for until it has cleaned up.
+    """
+    try:
+        portal = _current()
+    except BaseException:
+        work.close()
+        raise
+    return await portal.run_async(work)
 
 
 def run_later(work: Coroutine[Any, Any, None]) -> None:
@@ -166,19 +239,3 @@ def run_later(work: Coroutine[Any, Any, None]) -> None:
         work.close()
     else:
         portal.run_later(work)
-
-
-def iterate[T](items: AsyncIterator[T]) -> Iterator[T]:
-    """Iterate over an asynchronous iterator, one step at a time."""
-
-    async def step() -> tuple[bool, T | None]:
-        try:
-            return True, await anext(items)
-        except StopAsyncIteration:
-            return False, None
-
-    while True:
-        more, item = run(step())
-        if not more:
-            return
-        yield item  # type: ignore[misc]

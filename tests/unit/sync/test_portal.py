@@ -5,20 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
-import time
-from typing import TYPE_CHECKING
+from contextvars import ContextVar
 
 import pytest
 
 from icechunk_async.sync import portal
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 
 async def _answer(value: int) -> int:
@@ -51,24 +43,6 @@ def test_results_and_errors_come_back() -> None:
 
     with pytest.raises(KeyError, match="missing"):
         portal.run(fail())
-
-
-def test_a_call_that_times_out_is_cancelled_and_waited_for() -> None:
-    """Nothing goes on behind the caller's back."""
-    forever = _Forever()
-    with pytest.raises(TimeoutError):
-        portal.run(forever.run(), timeout_seconds=0.05)
-    assert forever.cleaned_up
-
-
-def test_a_timeout_of_the_work_itself_is_its_own() -> None:
-    """It is not mistaken for ours."""
-
-    async def fail() -> None:
-        raise TimeoutError("the work's own")
-
-    with pytest.raises(TimeoutError, match="the work's own"):
-        portal.run(fail(), timeout_seconds=5)
 
 
 def test_an_interrupt_cancels_the_call() -> None:
@@ -109,10 +83,7 @@ def test_calls_from_many_threads_run_at_the_same_time() -> None:
         return await barrier.wait()
 
     places: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: places.append(portal.run(meet(), timeout_seconds=10)))
-        for _ in range(8)
-    ]
+    threads = [threading.Thread(target=lambda: places.append(portal.run(meet()))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -120,71 +91,80 @@ def test_calls_from_many_threads_run_at_the_same_time() -> None:
     assert sorted(places) == list(range(8))
 
 
-def test_iteration_goes_step_by_step() -> None:
-    """No further than it was asked for."""
-    made: list[int] = []
+def test_work_runs_in_the_context_of_its_caller() -> None:
+    """So that spans join the caller's, and deadlines reach the loop."""
+    number: ContextVar[int] = ContextVar("number", default=0)
 
-    async def numbers() -> AsyncIterator[int]:
-        for number in range(1000):
-            made.append(number)
-            yield number
+    async def look() -> int:
+        return number.get()
 
-    iterator = portal.iterate(numbers())
-    assert [next(iterator) for _ in range(3)] == [0, 1, 2]
-    assert made == [0, 1, 2]
-    assert sum(1 for _ in portal.iterate(numbers())) == 1000
+    number.set(7)
+    assert portal.run(look()) == 7
 
 
-def _script(text: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", "-c", textwrap.dedent(text)],
-        capture_output=True,
-        encoding="utf-8",
-        timeout=60,
-        check=False,
-    )
+def test_work_that_exits_ends_the_caller_and_not_the_loop() -> None:
+    """A solver or a callback may call ``sys.exit``."""
+
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit) as caught:
+        portal.run(leave())
+    assert caught.value.code == 3
+    assert portal.run(_answer(1)) == 1
 
 
-def test_a_forked_child_starts_its_own() -> None:
-    """Also while the parent's thread is at work."""
-    done = _script(
-        """
-        import asyncio, os, threading
-        from icechunk_async.sync import portal
+async def test_awaiting_from_another_loop_blocks_nobody() -> None:
+    """Other tasks of that loop go on meanwhile."""
+    turns = 0
 
-        async def answer():
-            await asyncio.sleep(0.01)
-            return 42
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.001)
+            turns += 1
 
-        async def busy():
-            await asyncio.sleep(2)
+    async def slow() -> str:
+        await asyncio.sleep(0.1)
+        return threading.current_thread().name
 
-        assert portal.run(answer()) == 42
-        threading.Thread(target=lambda: portal.run(busy())).start()
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if portal.run(answer()) == 42 else 1)
-        _, status = os.waitpid(child, 0)
-        print("child:", os.waitstatus_to_exitcode(status))
-        """
-    )
-    assert done.stdout == "child: 0\n", done.stderr
+    other = asyncio.create_task(turn())
+    assert await portal.run_async(slow()) == "icechunk-async-portal"
+    other.cancel()
+    assert turns > 3
 
 
-@pytest.mark.parametrize("place", ["memory://exit", "here"])
-@pytest.mark.parametrize("end", ["", "import sys; sys.exit(3)"])
-def test_the_interpreter_exits_cleanly_and_quickly(place: str, end: str, tmp_path: Path) -> None:
-    """With repositories open and calls made; nothing is printed."""
-    begin = time.perf_counter()
-    url = place if "://" in place else (tmp_path / place).as_uri()
-    done = _script(
-        f"""
-        from icechunk_async.sync import Repository
-        repository = Repository.create({url!r})
-        session = repository.writable_session("main")
-        print(session.branch)
-        {end}
-        """
-    )
-    assert (done.stdout, done.stderr, done.returncode) == ("main\n", "", 3 if end else 0)
-    assert time.perf_counter() - begin < 30
+async def test_errors_reach_whoever_awaits() -> None:
+    """As themselves."""
+
+    async def fail() -> None:
+        raise KeyError("missing")
+
+    with pytest.raises(KeyError, match="missing"):
+        await portal.run_async(fail())
+
+
+async def test_a_cancelled_await_cancels_the_work_and_waits_for_it() -> None:
+    """Nothing goes on behind the caller's back."""
+    forever = _Forever()
+    task = asyncio.create_task(portal.run_async(forever.run()))
+    await asyncio.to_thread(forever.began.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert forever.cleaned_up
+
+
+async def test_the_portal_itself_may_await() -> None:
+    """What runs there, such as a solver, may use the awaited spellings."""
+
+    async def outer() -> int:
+        return await portal.run_async(_answer(5))
+
+    assert await portal.run_async(outer()) == 5
+
+
+def test_loops_that_come_and_go_share_the_portal() -> None:
+    """As scripts do that call ``asyncio.run`` again and again."""
+    for number in range(3):
+        assert asyncio.run(portal.run_async(_answer(number))) == number

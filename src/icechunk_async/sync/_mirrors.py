@@ -1,0 +1,63 @@
+"""Which class of the facade stands for which class of the engine, and conversion both ways.
+
+Classes of the facade convert themselves (``to_native``, ``from_native``); here is what finds
+them, so that a value can be converted without knowing its class.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from icechunk_async.sync._display import Choice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["from_native", "mirror_of", "mirrors", "to_native"]
+
+_MIRRORS: Final[dict[type, type]] = {}
+_NATIVE_CHOICES: Final[dict[type[Choice], type[Enum]]] = {}
+
+
+def mirrors[T](native_class: type) -> Callable[[type[T]], type[T]]:
+    """Note that the decorated class stands for a native one; choices have the same names in it."""
+
+    def note(cls: type[T]) -> type[T]:
+        _MIRRORS[native_class] = cls
+        if issubclass(cls, Choice) and issubclass(native_class, Enum):
+            _NATIVE_CHOICES[cls] = native_class
+        return cls
+
+    return note
+
+
+def mirror_of(native_class: type) -> type:
+    """Answer the class that stands for a native one; itself where none does."""
+    return _MIRRORS.get(native_class, native_class)
+
+
+def to_native(value: object) -> Any:
+    """Answer what the engine takes for a value of the facade; plain values are themselves.
+
+    Raises:
+        InvalidConfigError: the engine can store no such value.
+    """
+    if isinstance(value, Choice):
+        return _NATIVE_CHOICES[type(value)][value.name]
+    if isinstance(value, tuple | list):
+        return tuple(map(to_native, cast("list[object]", value)))
+    convert: Callable[[], object] | None = getattr(value, "to_native", None)
+    return value if convert is None else convert()
+
+
+def from_native(value: object) -> Any:
+    """Answer the facade's counterpart of a value of the engine; plain values are themselves."""
+    if isinstance(value, tuple):
+        return tuple(map(from_native, cast("tuple[object, ...]", value)))
+    mirror: Any = _MIRRORS.get(type(value))
+    if mirror is None:
+        return value
+    if isinstance(value, Enum):
+        return mirror[value.name]
+    return mirror.from_native(value)

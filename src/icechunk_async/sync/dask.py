@@ -1,0 +1,212 @@
+"""Writing Dask arrays: each block on whatever worker has it, merged in a tree, one change set.
+
+Needs ``dask[array]``.
+"""
+
+# Dask and xarray have types for one half of themselves.
+# pyright: basic
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import dask.array as da
+import numpy as np
+import zarr
+from dask.base import compute
+from dask.layers import ArraySliceDep
+
+from icechunk_async.sync.distributed import extract_session, merge_sessions
+from icechunk_async.sync.errors import InvalidInputError
+from icechunk_async.sync.session import ForkSession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    type Region = tuple[slice, ...]
+
+type SimpleGraph = Mapping[str, tuple[object, ...]]
+"""A Dask graph: tasks by key."""
+
+__all__ = [
+    "SimpleGraph",
+    "computing_meta",
+    "merge_sessions_array_kwargs",
+    "session_merge_reduction",
+    "store_dask",
+]
+
+_FIXED: Final = ("compute", "return_stored", "load_stored", "lock")
+"""Arguments of ``dask.array.store`` that are decided here."""
+
+
+def computing_meta[**P, R](func: Callable[P, R]) -> Callable[P, Any]:
+    """Wrap a function so that Dask can ask for the type of its answer without running it.
+
+    Dask calls what it reduces with once with ``computing_meta=True``, on no data.
+    """
+
+    @functools.wraps(func)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.pop("computing_meta", False):
+            return np.array([object()], dtype=object)
+        return func(*args, **kwargs)
+
+    return wrapper
+
+
+@computing_meta
+def merge_sessions_array_kwargs(
+    *sessions: Any,
+    axis: Any = None,
+    keepdims: Any = None,
+) -> ForkSession:
+    """Merge forks, called as Dask calls a reduction."""
+    return merge_sessions(*sessions)
+
+
+@computing_meta
+def _session_of(block: Any, axis: Any = None, keepdims: Any = None) -> Any:
+    return block if isinstance(block, ForkSession) else extract_session(block, axis, keepdims)
+
+
+def store_dask(
+    *,
+    sources: list[da.Array],
+    targets: list[zarr.Array[Any]],
+    regions: list[tuple[slice, ...]] | None = None,
+    split_every: int | None = None,
+    **store_kwargs: Any,
+) -> ForkSession:
+    """Write Dask arrays into Zarr arrays of a fork, and answer a fork with all that was written.
+
+    Blocks on until everything is written. Workers of any scheduler may take part: threads,
+    processes, a cluster. Pass the answer to ``Session.merge``, then commit.
+
+    Args:
+        sources: arrays to write.
+        targets: arrays of ``ForkSession.store``, one for each source.
+        regions: where in each target; slices of step 1. None: the whole of each.
+        split_every: how many change sets to merge at a time.
+        store_kwargs: for ``dask.compute``, such as ``scheduler``.
+
+    Raises:
+        InvalidInputError: two blocks of a source share a chunk of its target, so that one
+            could overwrite the other's half; or an argument is wrong. Nothing was written.
+        IcechunkError: a worker failed. The fork may have some of the changes; drop it.
+    """
+    unsupported = sorted(set(_FIXED) & set(store_kwargs))
+    if unsupported:
+        raise InvalidInputError(
+            f"store_dask decides about {', '.join(unsupported)} itself; leave it out."
+        )
+    if not sources or len(sources) != len(targets):
+        raise InvalidInputError(
+            f"There are {len(sources)} sources and {len(targets)} targets; give one target for "
+            "each source, and at least one."
+        )
+    wanted: Sequence[Region | None] = regions if regions is not None else [None] * len(sources)
+    if len(wanted) != len(sources):
+        raise InvalidInputError(
+            f"There are {len(sources)} sources and {len(wanted)} regions; give one for each."
+        )
+    for source, target, region in zip(sources, targets, wanted, strict=True):
+        check_blocks(source.chunks, target, region)
+    written = [
+        da.map_blocks(
+            _write_block,
+            source,
+            ArraySliceDep(source.chunks),
+            target,
+            region,
+            dtype=object,
+            meta=np.array([object()], dtype=object),
+            token="icechunk-write",  # noqa: S106 - names tasks
+        )
+        for source, target, region in zip(sources, targets, wanted, strict=True)
+    ]
+    return session_merge_reduction(written, split_every=split_every, **store_kwargs)
+
+
+def _write_block(
+    block: npt.NDArray[Any], place: Region, target: zarr.Array[Any], region: Region | None
+) -> ForkSession:
+    """Write one block through a fork of the target's fork, which other blocks share."""
+    fork = extract_session(target).fork()
+    array = zarr.open_array(fork.store, path=target.path, mode="r+")
+    array[_within(place, region)] = block
+    return fork
+
+
+def _within(place: Region, region: Region | None) -> Region:
+    """Answer where a place in a source is in its target."""
+    if region is None:
+        return place
+    starts = [it.start or 0 for it in region]
+    return tuple(
+        slice(start + it.start, start + it.stop) for start, it in zip(starts, place, strict=True)
+    )
+
+
+def session_merge_reduction(
+    arrays: da.Array | list[da.Array] | tuple[da.Array, ...],
+    *,
+    split_every: int | None,
+    **store_kwargs: Any,
+) -> ForkSession:
+    """Compute arrays whose blocks are forks or arrays of their stores, and merge these.
+
+    Args:
+        arrays: each block is an array of a fork's store, or a fork.
+        split_every: how many to merge at a time.
+        store_kwargs: for ``dask.compute``.
+    """
+    several = arrays if isinstance(arrays, list | tuple) else [arrays]
+    reduced = [_reduce(array, split_every) for array in several]
+    computed: tuple[Any, ...] = compute(*reduced, **store_kwargs)
+    return merge_sessions(*(cast("ForkSession", _item(it)) for it in computed))
+
+
+def _reduce(array: da.Array, split_every: int | None) -> Any:
+    merged: Any = da.reduction(
+        array,
+        name="icechunk-merge",
+        chunk=_session_of,
+        aggregate=merge_sessions_array_kwargs,
+        split_every=split_every,
+        concatenate=False,
+        dtype=object,
+        meta=np.array([object()], dtype=object),
+    )
+    return merged
+
+
+def _item(computed: Any) -> Any:
+    return computed.item() if isinstance(computed, np.ndarray) else computed
+
+
+def check_blocks(
+    blocks: tuple[tuple[int, ...], ...], target: zarr.Array[Any], region: Region | None
+) -> None:
+    """Refuse blocks of which two lie in one chunk (or shard) of the target.
+
+    Args:
+        blocks: sizes of the blocks along each axis.
+        target: the array to write into.
+        region: where in it.
+    """
+    places = region or (slice(None),) * len(target.shape)
+    for axis, (sizes, chunks) in enumerate(zip(blocks, target.write_chunk_sizes, strict=True)):
+        start = places[axis].start or 0
+        meetings = start + np.cumsum(sizes[:-1], dtype=np.int64)
+        bad = meetings[~np.isin(meetings, np.cumsum(chunks))]
+        if bad.size:
+            raise InvalidInputError(
+                f"Along axis {axis} of {target.path!r} two blocks meet at {int(bad[0])}, inside "
+                "of a chunk: written in parallel, one could overwrite the other's "
+                "part. Rechunk the source so that its blocks end where chunks of the array do "
+                "(for xarray: align_chunks=True)."
+            )

@@ -1,0 +1,66 @@
+"""A limit on the time of everything that is called within a block."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Generator
+
+__all__ = ["bounded", "deadline", "is_set"]
+
+_until: ContextVar[float | None] = ContextVar("icechunk_async_deadline", default=None)
+
+
+@contextmanager
+def deadline(seconds: float) -> Generator[None]:
+    """Let every call of the facade in the block end by then, reads and writes of stores too.
+
+    A call that has not ended is cancelled and waited for, and raises ``TimeoutError``; later calls
+    in the block do so at once. Of nested deadlines the earliest counts. Other threads and tasks
+    are not concerned, unless they were started with a copy of the context.
+
+    A commit that is cut off may have been published: commit the same session again to find out.
+    """
+    until = time.monotonic() + seconds
+    outer = _until.get()
+    token = _until.set(until if outer is None else min(outer, until))
+    try:
+        yield
+    finally:
+        _until.reset(token)
+
+
+def is_set() -> bool:
+    """Tell whether a deadline is in force here."""
+    return _until.get() is not None
+
+
+async def bounded[T](work: Coroutine[Any, Any, T]) -> T:
+    """Await ``work`` until the deadline in force, if there is one.
+
+    Raises:
+        TimeoutError: the deadline passed; the work was cancelled and has ended.
+    """
+    until = _until.get()
+    if until is None:
+        return await work
+    remaining = until - time.monotonic()
+    if remaining <= 0:
+        work.close()
+        raise TimeoutError("The deadline had passed before the call began; nothing was done.")
+    scope = asyncio.timeout(remaining)
+    try:
+        async with scope:
+            return await work
+    except TimeoutError as error:
+        if not scope.expired():
+            raise  # the work's own
+        raise TimeoutError(
+            "The deadline passed and the call was cancelled. What it changes may have been "
+            "changed; read to find out, or commit the same session again."
+        ) from error

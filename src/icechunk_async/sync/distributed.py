@@ -1,0 +1,81 @@
+"""Sessions of Zarr arrays, and merging what workers wrote."""
+
+# Dask and xarray have types for one half of themselves.
+# pyright: basic
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from icechunk_async.sync.errors import InvalidInputError
+from icechunk_async.sync.session import ForkSession, Session
+from icechunk_async.sync.store import IcechunkStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import zarr
+
+    type Nested = ForkSession | Iterable[Nested]
+
+__all__ = ["extract_session", "merge_sessions"]
+
+
+def extract_session(
+    zarray: zarr.Array[Any],
+    axis: object = None,
+    keepdims: object = None,
+) -> Session | ForkSession:
+    """Answer the session that an array's store belongs to.
+
+    Args:
+        zarray: an array of an Icechunk store.
+        axis: ignored; array libraries pass it to what they reduce with.
+        keepdims: likewise.
+
+    Raises:
+        InvalidInputError: the array is of another kind of store.
+    """
+    store = zarray.store
+    if not isinstance(store, IcechunkStore):
+        raise InvalidInputError(
+            f"The array is in a {type(store).__name__}, which has no session. Open it from "
+            "Session.store."
+        )
+    return store.session
+
+
+def merge_sessions(*sessions: Nested) -> ForkSession:
+    """Merge forks into one, so that a session needs to merge only that.
+
+    Args:
+        sessions: forks, or lists of forks, nested as deep as a reduction left them. One that
+            is there several times counts once.
+
+    Returns:
+        The first of them, with the changes of all.
+
+    Raises:
+        InvalidInputError: none was given, or something that is no fork.
+        MergeConflictError: two of them changed the same thing differently; the first may have
+            the changes of some.
+    """
+    forks = {id(fork): fork for fork in _flatten(sessions)}
+    if not forks:
+        raise InvalidInputError("There are no forks to merge; give at least one.")
+    first, *others = forks.values()
+    if others:
+        first.merge(*others)
+    return first
+
+
+def _flatten(sessions: Iterable[Nested]) -> Iterator[ForkSession]:
+    for it in sessions:
+        if isinstance(it, ForkSession):
+            yield it
+        elif isinstance(it, Session | str) or not hasattr(it, "__iter__"):
+            raise InvalidInputError(
+                f"Only forks can be merged, made by Session.fork; this is a {type(it).__name__}."
+            )
+        else:
+            yield from _flatten(it)

@@ -1,0 +1,88 @@
+"""Iterators that can be used in ``for`` and in ``async for``."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final, Self
+
+from icechunk_async.sync.portal import run, run_async
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+__all__ = ["AsyncCloseableIterator"]
+
+_LARGEST_BATCH: Final = 256
+
+
+class AsyncCloseableIterator[T]:
+    """Iterates over what an asynchronous iterator makes on the portal's loop.
+
+    Items are fetched in batches that double, so that a long iteration takes few turns of the
+    loop and one that is left early has made at most twice what was used.
+    """
+
+    def __init__(self, items: AsyncIterator[T]) -> None:
+        """Iterate over ``items``, which nobody else uses."""
+        self._items = items
+        self._ready: deque[T] = deque()
+        self._failure: BaseException | None = None
+        self._ended = False
+        self._batch = 1
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        if not self._ready and not self._ended:
+            run(self._fetch())
+        if not self._ready:
+            self._end()
+            raise StopIteration
+        return self._ready.popleft()
+
+    async def __anext__(self) -> T:
+        if not self._ready and not self._ended:
+            await run_async(self._fetch())
+        if not self._ready:
+            self._end()
+            raise StopAsyncIteration
+        return self._ready.popleft()
+
+    def begun(self) -> Self:
+        """Fetch the first item, so that what is wrong with the call is said now."""
+        run(self._fetch())
+        return self
+
+    async def aclose(self) -> None:
+        """End the iteration; what was not used is forgotten."""
+        self._ended = True
+        self._ready.clear()
+        await run_async(self._close())
+
+    async def _fetch(self) -> None:
+        """Fetch a batch; an error is kept until the items before it were used."""
+        try:
+            for _ in range(self._batch):
+                self._ready.append(await anext(self._items))
+        except StopAsyncIteration:
+            self._ended = True
+        except Exception as error:
+            self._ended = True
+            if not self._ready:
+                raise
+            self._failure = error
+        self._batch = min(2 * self._batch, _LARGEST_BATCH)
+
+    def _end(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    async def _close(self) -> None:
+        close = getattr(self._items, "aclose", None)
+        if close is not None:
+            await close()

@@ -1,0 +1,179 @@
+"""A native session, or what it takes to have one; shared by a session and its stores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from icechunk_async._concurrency import SingleFlight
+from icechunk_async.errors import SessionStateError
+from icechunk_async.repository.fork import ForkSession as AsyncForkSession
+from icechunk_async.sync.errors import ErrorKind, translated
+from icechunk_async.sync.portal import generation, run
+from icechunk_async.sync.refusals import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from icechunk_async.repository.repository import Repository as AsyncRepository
+    from icechunk_async.repository.session import Session as AsyncSession
+    from icechunk_async.sync.handles import RepositoryHandle
+
+__all__ = ["SessionHandle"]
+
+_ADVICE: Final = (
+    "A writable session cannot be pickled: a copy could not commit. Make one child per task with "
+    "Session.fork(), pickle those, and Session.merge() what comes back before the commit. To only "
+    "read elsewhere, pickle a session of Repository.readonly_session(). To write dask arrays of "
+    "an xarray dataset, use icechunk_async.sync.xarray.to_icechunk()."
+)
+
+
+class SessionHandle:
+    """One session of a repository.
+
+    One that was unpickled, or that only reads and was inherited by a forked process, opens at its
+    first use.
+    """
+
+    def __init__(
+        self,
+        repository: RepositoryHandle,
+        session: AsyncSession | None,
+        *,
+        snapshot_id: str | None = None,
+    ) -> None:
+        """Have a native session, or the id of a snapshot to read."""
+        self.repository = repository
+        self._session = session
+        self._snapshot_id = snapshot_id
+        self._generation = generation()
+        self._opening: SingleFlight[int, AsyncSession] = SingleFlight()
+
+    @classmethod
+    async def of(
+        cls,
+        repository: RepositoryHandle,
+        begin: Callable[[AsyncRepository], Awaitable[AsyncSession]],
+    ) -> SessionHandle:
+        """Begin a session; on the portal's loop."""
+        return cls(repository, await repository.ask(begin))
+
+    def __getstate__(self) -> dict[str, Any]:
+        session = self._session
+        if isinstance(session, AsyncForkSession):
+            return {"repository": self.repository, "fork": session.to_bytes()}
+        if not self.read_only:
+            raise ValueError(_ADVICE)
+        return {"repository": self.repository, "snapshot_id": self.snapshot_id}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        fork = AsyncForkSession.from_bytes(state["fork"]) if "fork" in state else None
+        SessionHandle.__init__(
+            self, state["repository"], fork, snapshot_id=state.get("snapshot_id")
+        )
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the session only reads."""
+        return self._session is None or (not self.is_fork and self._session.read_only)
+
+    @property
+    def mode(self) -> str:
+        """What the session may do: ``readonly``, ``writable`` or ``rearrange``."""
+        return "readonly" if self._session is None else self._session.mode.value
+
+    @property
+    def snapshot_id(self) -> str:
+        """The snapshot that the session stands on."""
+        if self._session is not None:
+            return str(self._session.snapshot_id)
+        assert self._snapshot_id is not None
+        return self._snapshot_id
+
+    @property
+    def branch(self) -> str | None:
+        """The branch that a writable session commits to."""
+        if self._session is None or self.read_only:
+            return None
+        return self._session.branch
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether it is a child of a writable session."""
+        return isinstance(self._session, AsyncForkSession)
+
+    @property
+    def fork(self) -> AsyncForkSession:
+        """The native fork, which need not be open to be merged.
+
+        Raises:
+            SessionStateError: it is none.
+        """
+        if not isinstance(self._session, AsyncForkSession):
+            raise refusal(
+                SessionStateError("Only forks can be merged: make them with Session.fork()."),
+                ErrorKind.MERGE_NOT_ALLOWED,
+            )
+        return self._session
+
+    def nested(self, fork: AsyncForkSession) -> SessionHandle:
+        """Answer the handle of a fork of this session."""
+        return SessionHandle(self.repository, fork)
+
+    @property
+    def ready(self) -> AsyncSession | None:
+        """The native session, if it is open."""
+        session = self._session
+        if isinstance(session, AsyncForkSession):
+            return session if session.is_attached else None
+        if session is not None and session.read_only and self._generation != generation():
+            return None
+        return session
+
+    async def session(self) -> AsyncSession:
+        """Answer the native session; on the portal's loop."""
+        ready = self.ready
+        if ready is None:
+            ready = await self._opening.run(0, self._reopen)
+            self._session, self._generation = ready, generation()
+        return ready
+
+    async def _reopen(self) -> AsyncSession:
+        fork = self._session
+        if isinstance(fork, AsyncForkSession):
+            await self.repository.ask(lambda repository: _attach(fork, repository))
+            return fork
+        snapshot_id = self.snapshot_id
+        return await self.repository.ask(
+            lambda repository: repository.readonly_session(snapshot_id=snapshot_id)
+        )
+
+    @property
+    def has_uncommitted_changes(self) -> bool:
+        """Whether a commit, or a merge, would change anything."""
+        session = self._session
+        return session is not None and not self.read_only and session.has_uncommitted_changes
+
+    def now(self) -> AsyncSession:
+        """Answer the native session; blocks where it must be opened first."""
+        return self.ready or run(self.session())
+
+    async def ask[T](self, question: Callable[[AsyncSession], Awaitable[T]]) -> T:
+        """Answer a question to the session; on the portal's loop. Errors are the facade's."""
+        with translated():
+            return await question(await self.session())
+
+    async def each[T](
+        self, question: Callable[[AsyncSession], AsyncIterator[T]]
+    ) -> AsyncIterator[T]:
+        """Iterate over the answers to a question; on the portal's loop."""
+        with translated():
+            async for item in question(await self.session()):
+                yield item
+
+
+async def _attach(fork: AsyncForkSession, repository: AsyncRepository) -> None:
+    """Let a fork that arrived read and write through the repository that all here share."""
+    opened = repository._opened  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    base = await opened.assets.snapshot(fork.snapshot_id)
+    fork._take_hold(opened, base)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]

@@ -1,0 +1,166 @@
+"""Snapshots, and what changed between them, in the classes of the official package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from textwrap import indent
+from typing import TYPE_CHECKING, Any, Final, Self, cast, override
+
+from icechunk_async.repository.ancestry_graph import AncestryGraph
+from icechunk_async.sync._display import Displayed, public
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from icechunk_async.format.repo_info import SnapshotInfo as NativeInfo
+    from icechunk_async.repository.diff import Diff as NativeDiff
+
+__all__ = ["AncestryGraph", "Diff", "ManifestFileInfo", "SnapshotInfo"]
+
+
+@public("snapshots")
+@dataclass(frozen=True, repr=False)
+class SnapshotInfo(Displayed):
+    """A snapshot's place in history.
+
+    Attributes:
+        id: its id.
+        parent_id: the snapshot before it; None for the first.
+        written_at: when it was made, by its writer's clock; aware, UTC.
+        message: why it was made.
+        metadata: the commit's properties.
+    """
+
+    id: str
+    parent_id: str | None
+    written_at: datetime
+    message: str
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @override
+    def _rows(self) -> list[tuple[str, object]]:
+        return [
+            ("id", self.id),
+            ("parent_id", self.parent_id),
+            ("written_at", self.written_at.isoformat()),
+            ("message", self.message),
+            ("metadata", self.metadata),
+        ]
+
+    @classmethod
+    def from_native(cls, value: NativeInfo) -> Self:
+        """Answer the counterpart of the engine's."""
+        parent = None if value.parent_id is None else str(value.parent_id)
+        metadata = cast("dict[str, Any]", dict(value.metadata))
+        return cls(str(value.id), parent, value.written_at, value.message, metadata)
+
+
+@public("snapshots")
+@dataclass(frozen=True, repr=False)
+class Diff(Displayed):
+    """Paths of nodes that were touched, and the chunks that were.
+
+    Between two snapshots this is the union of what each commit touched, not the net change.
+
+    Attributes:
+        new_groups: groups that were created.
+        new_arrays: arrays that were created.
+        deleted_groups: groups that were deleted.
+        deleted_arrays: arrays that were deleted.
+        updated_groups: groups whose metadata changed.
+        updated_arrays: arrays whose metadata changed.
+        updated_chunks: coordinates of the chunks that were set or deleted, by path of the array.
+        moved_nodes: old and new path of nodes that were moved.
+    """
+
+    new_groups: set[str] = field(default_factory=set[str])
+    new_arrays: set[str] = field(default_factory=set[str])
+    deleted_groups: set[str] = field(default_factory=set[str])
+    deleted_arrays: set[str] = field(default_factory=set[str])
+    updated_groups: set[str] = field(default_factory=set[str])
+    updated_arrays: set[str] = field(default_factory=set[str])
+    updated_chunks: dict[str, list[list[int]]] = field(default_factory=dict[str, list[list[int]]])
+    moved_nodes: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+    def is_empty(self) -> bool:
+        """Tell whether nothing was touched."""
+        return self == Diff()
+
+    @override
+    def _rows(self) -> list[tuple[str, object]]:
+        chunks = [
+            line
+            for path, coords in sorted(self.updated_chunks.items())
+            for line in (f"{path}:", *(f"    {line}" for line in _few(map(str, coords))))
+        ]
+        moves = [f"{source} -> {target}" for source, target in self.moved_nodes]
+        sections = (
+            ("Groups created", _few(sorted(self.new_groups))),
+            ("Arrays created", _few(sorted(self.new_arrays))),
+            ("Groups updated", _few(sorted(self.updated_groups))),
+            ("Arrays updated", _few(sorted(self.updated_arrays))),
+            ("Chunks updated", chunks),
+            ("Groups deleted", _few(sorted(self.deleted_groups))),
+            ("Arrays deleted", _few(sorted(self.deleted_arrays))),
+            ("Nodes moved", _few(moves)),
+        )
+        return [(title, "\n".join(lines)) for title, lines in sections if lines]
+
+    @override
+    def __repr__(self) -> str:
+        parts = [f"{title}:\n{indent(str(lines), '    ')}\n" for title, lines in self._rows()]
+        return "\n".join(parts)
+
+    @override
+    def __str__(self) -> str:
+        return repr(self)
+
+    @classmethod
+    def from_native(cls, value: NativeDiff) -> Self:
+        """Answer the counterpart of the engine's. Cost: one list for each chunk."""
+        return cls(
+            set(value.new_groups),
+            set(value.new_arrays),
+            set(value.deleted_groups),
+            set(value.deleted_arrays),
+            set(value.updated_groups),
+            set(value.updated_arrays),
+            {path: coords.tolist() for path, coords in value.updated_chunks.items()},
+            list(value.moved_nodes),
+        )
+
+
+_SHOWN: Final = 20
+
+
+def _few(lines: Iterable[str]) -> list[str]:
+    """Answer the first lines, and how many there are more."""
+    every = list(lines)
+    more = [f"... and {len(every) - _SHOWN} more"] if len(every) > _SHOWN else []
+    return every[:_SHOWN] + more
+
+
+@public("snapshots")
+@dataclass(frozen=True, repr=False)
+class ManifestFileInfo(Displayed):
+    """One manifest that a snapshot refers to.
+
+    Attributes:
+        id: its id.
+        size_bytes: of the file.
+        num_chunk_refs: chunk references in it.
+    """
+
+    id: str
+    size_bytes: int
+    num_chunk_refs: int
+
+    @override
+    def _rows(self) -> list[tuple[str, object]]:
+        return [(name, getattr(self, name)) for name in self.__dataclass_fields__]
+
+    @classmethod
+    def from_native(cls, value: Any) -> Self:
+        """Answer the counterpart of the engine's."""
+        return cls(str(value.id), value.size_bytes, value.num_chunk_refs)

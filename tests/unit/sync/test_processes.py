@@ -1,0 +1,270 @@
+"""Interpreters that exit, fork, are interrupted and hand work to others; each in a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_BEGIN = """
+import asyncio, atexit, os, pickle, signal, sys, threading, time
+import icechunk_async.sync as icechunk
+import zarr
+repository = icechunk.Repository.create({place!r})
+with repository.transaction("main", message="data") as store:
+    array = zarr.create_array(store, name="a", shape=(4,), chunks=(2,), dtype="i4")
+    array[:] = 7
+"""
+
+
+def _run(text: str, place: str = "", *, code: int = 0) -> str:
+    """Answer what a script prints; it must exit quickly, and say nothing on stderr."""
+    begin = _BEGIN.format(place=place) if place else ""
+    end = "\nprint('end', time.monotonic(), flush=True)" if place and not code else ""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", begin + textwrap.dedent(text) + end],
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+    exited = time.monotonic()
+    assert (done.stderr, done.returncode) == ("", code)
+    if not end:
+        return done.stdout
+    printed, _, rest = done.stdout.partition("end ")
+    ended, _, after = rest.partition("\n")
+    assert exited - float(ended) < 4
+    return printed + after
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    """Where a script keeps its repository."""
+    return str(tmp_path / "repository")
+
+
+def test_importing_is_quick() -> None:
+    """Neither zarr nor NumPy is loaded before they are needed."""
+    script = """
+    import sys
+    import icechunk_async.sync as icechunk
+    assert not {"zarr", "numpy", "asyncio", "icechunk_async.storage"} & set(sys.modules)
+    icechunk.Repository
+    assert "zarr" not in sys.modules
+    """
+    _run(script)
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)"])
+def test_the_interpreter_exits_with_repositories_open(place: str, end: str) -> None:
+    """And with sessions, stores and arrays that refer to them."""
+    script = f"""
+    session = repository.readonly_session("main")
+    print(session.branch, zarr.open_array(session.store, path="a", mode="r")[0])
+    {end}
+    """
+    assert _run(script, place, code=3 if end else 0) == "None 7\n"
+
+
+def test_the_interpreter_exits_in_the_middle_of_iterations(place: str) -> None:
+    """That nobody closed."""
+    script = """
+    for number in range(9):
+        with repository.transaction("main", message=str(number)) as store:
+            zarr.open_array(store, path="a")[0] = number
+    history = repository.ancestry(branch="main")
+    print(next(history).message)
+    keys = repository.readonly_session("main").store.list()
+    print(next(keys))
+    """
+    assert _run(script, place) == "8\nzarr.json\n"
+
+
+def test_the_interpreter_exits_while_daemon_threads_wait_for_answers(place: str) -> None:
+    """Whatever they wait for is cancelled."""
+    script = """
+    from icechunk_async.sync import portal
+    began = threading.Event()
+
+    async def forever():
+        began.set()
+        await asyncio.Event().wait()
+
+    def work():
+        while True:
+            repository.list_branches()
+
+    def wait():
+        portal.run(forever())
+
+    threading.excepthook = lambda *_: None
+    for target in (work, wait):
+        threading.Thread(target=target, daemon=True).start()
+    began.wait()
+    """
+    assert _run(script, place) == ""
+
+
+def test_a_call_after_the_end_is_refused(place: str) -> None:
+    """With a sentence, and without a new thread."""
+    script = """
+    from icechunk_async.sync import portal
+
+    def late():
+        try:
+            repository.list_branches()
+        except RuntimeError as error:
+            print(error)
+
+    # Exit handlers run last in, first out: this one after the portal's.
+    atexit.unregister(portal._stop)
+    atexit.register(late)
+    atexit.register(portal._stop)
+    """
+    assert _run(script, place).startswith("The interpreter is exiting")
+
+
+def test_an_interrupt_cancels_the_call_and_the_session_goes_on(place: str) -> None:
+    """Ctrl-C in the middle of a commit loses nothing."""
+    script = """
+    session = repository.writable_session("main")
+    zarr.open_array(session.store, path="a")[0] = 9
+    entered = threading.Event()
+
+    class Slow:
+        async def __call__(self, *args, **kwargs):
+            entered.set()
+            await asyncio.sleep(60)
+
+    native = session._session.now()
+    publish, native._publish = native._publish, Slow()
+    interrupting = threading.Thread(
+        target=lambda: (entered.wait(), os.kill(os.getpid(), signal.SIGINT))
+    )
+    interrupting.start()
+    began = time.monotonic()
+    try:
+        session.commit("interrupted")
+    except KeyboardInterrupt:
+        print("interrupted", time.monotonic() - began < 10)
+    interrupting.join()
+    native._publish = publish
+    print(session.commit("finished") == repository.lookup_branch("main"))
+    print([info.message for info in repository.ancestry(branch="main")])
+    """
+    assert _run(script, place) == (
+        "interrupted True\nTrue\n['finished', 'data', 'Repository initialized']\n"
+    )
+
+
+def test_an_interrupted_opening_leaves_nothing_open(place: str) -> None:
+    """Its connections close although nobody got the repository."""
+    script = """
+    from icechunk_async.sync import handles
+    from icechunk_async.repository.history import opening
+    entered = threading.Event()
+    find = opening.find
+
+    async def slow(storage):
+        entered.set()
+        await asyncio.sleep(60)
+
+    before = len(handles._all_open)
+    opening.find = slow
+    threading.Thread(target=lambda: (entered.wait(), os.kill(os.getpid(), signal.SIGINT))).start()
+    try:
+        icechunk.Repository.open(sys.argv[0] or ".")
+    except KeyboardInterrupt:
+        print("interrupted", len(handles._all_open) == before)
+    opening.find = find
+    """
+    assert _run(script, place) == "interrupted True\n"
+
+
+@pytest.mark.parametrize("kind", ["memory", "local"])
+def test_a_forked_child_uses_what_its_parent_opened(kind: str, place: str) -> None:
+    """Also while threads of the parent are at work; with a loop and connections of its own."""
+    script = """
+    session = repository.readonly_session("main")
+    store, writing = session.store, repository.writable_session("main")
+    stop = threading.Event()
+
+    def busy():
+        while not stop.is_set():
+            repository.list_branches()
+
+    threads = [threading.Thread(target=busy) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    import warnings
+    warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads, as tools do
+    codes = []
+    for _ in range(3):
+        child = os.fork()
+        if child == 0:
+            try:
+                assert repository.list_branches() == {"main"}
+                assert zarr.open_array(store, path="a", mode="r")[0] == 7
+                with repository.transaction("main", message="child") as mine:
+                    zarr.open_array(mine, path="a")[1] = 1
+                os._exit(0)
+            except BaseException:
+                import traceback
+                traceback.print_exc()
+                os._exit(1)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    print(codes, zarr.open_array(store, path="a", mode="r")[0])
+    """
+    place = place if kind == "local" else "memory://mine"
+    assert _run(script, place) == "[0, 0, 0] 7\n"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_process_pools_are_given_stores_and_repositories(
+    method: str, place: str, tmp_path: Path
+) -> None:
+    """They are opened where they are used; what is written there is seen here."""
+    module = tmp_path / "pooled.py"
+    module.write_text(
+        textwrap.dedent(
+            """
+            import zarr
+
+            def read(store):
+                return int(zarr.open_array(store, path="a", mode="r")[:].sum())
+
+            def write(repository, number):
+                with repository.transaction("main", message=f"by {number}") as store:
+                    zarr.open_array(store, path="a")[number] = number
+                return repository.spec_version.value
+            """
+        ),
+        encoding="utf-8",
+    )
+    script = f"""
+    import multiprocessing, warnings
+    warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads, as tools do
+    sys.path.insert(0, {str(tmp_path)!r})
+    import pooled
+    if __name__ == "__main__":
+        session = repository.readonly_session("main")
+        with multiprocessing.get_context({method!r}).Pool(2) as pool:
+            print(pool.map(pooled.read, [session.store] * 4))
+            print(pool.apply(pooled.write, (repository, 0)))
+            pool.close()
+            pool.join()
+        print(zarr.open_array(repository.readonly_session("main").store, path="a", mode="r")[:])
+    """
+    found = _run(script, place)
+    assert found == "[28, 28, 28, 28]\n2\n[0 7 7 7]\n"

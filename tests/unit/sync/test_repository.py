@@ -1,0 +1,177 @@
+"""Blocking repositories: their lifetime, and what they are made from."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zarr
+
+from icechunk_async import errors
+from icechunk_async.storage import open_storage
+from icechunk_async.sync import (
+    InvalidInputError,
+    RefNotFoundError,
+    Repository,
+    SessionStateError,
+    Storage,
+    in_memory_storage,
+    local_filesystem_storage,
+    portal,
+)
+from icechunk_async_memory import MemoryStorage
+from tests.helpers import memory_url
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from icechunk_async.storage import Storage as AsyncStorage
+
+
+@pytest.mark.parametrize("spec", [1, 2])
+def test_a_repository_from_creation_to_time_travel(spec: int, tmp_path: Path) -> None:
+    """Blocking from end to end, with zarr's blocking functions."""
+    with Repository.create(tmp_path / "repository", spec_version=spec) as repository:
+        session = repository.writable_session("main")
+        root = zarr.open_group(session.store, mode="w")
+        array = root.create_array("a", shape=(10,), chunks=(5,), dtype="i4")
+        array[:] = np.arange(10)
+        assert session.has_uncommitted_changes
+        assert session.status().new_arrays == {"/a"}
+        first = session.commit("first", {"by": "test"})
+        assert isinstance(first, str)
+        repository.create_tag("v1", first)
+        session = repository.writable_session("main")
+        zarr.open_array(session.store, path="a")[0] = 99
+        second = session.commit("second")
+        tagged = zarr.open_array(repository.readonly_session(tag="v1").store, path="a", mode="r")
+        newest = zarr.open_array(repository.readonly_session("main").store, path="a", mode="r")
+        assert (tagged[0], newest[0]) == (0, 99)
+        assert [info.id for info in repository.ancestry(branch="main")][:2] == [second, first]
+        assert repository.list_tags() == {"v1"}
+
+
+@pytest.mark.parametrize("form", ["path", "text", "url", "storage", "described"])
+def test_a_place_is_given_in_many_ways(form: str, tmp_path: Path) -> None:
+    """As the official engine asks for it, or as the library does."""
+    root = tmp_path / "repository"
+    forms: dict[str, Any] = {
+        "path": root,
+        "text": str(root),
+        "url": root.as_uri(),
+        "storage": local_filesystem_storage(str(root)),
+        "described": Storage.from_url(root),
+    }
+    repository = Repository.create(forms[form])
+    assert Repository.exists(root)
+    assert Repository.open(repository.storage).list_branches() == {"main"}
+
+
+async def _enter(manager: AbstractAsyncContextManager[AsyncStorage]) -> AsyncStorage:
+    return await manager.__aenter__()
+
+
+async def _leave(manager: AbstractAsyncContextManager[AsyncStorage]) -> None:
+    await manager.__aexit__(None, None, None)
+
+
+def test_an_open_storage_is_used_left_open_and_described_in_pickles() -> None:
+    """It stays its owner's."""
+    manager = open_storage(memory_url())
+    storage = portal.run(_enter(manager))
+    with Repository.create(storage) as repository:
+        copy = pickle.loads(pickle.dumps(repository))
+        assert copy.list_branches() == {"main"}
+    assert Repository.exists(storage)
+    portal.run(_leave(manager))
+
+
+def test_errors_are_of_both_families() -> None:
+    """Handlers written for the official engine catch them, and those written for the library."""
+    repository = Repository.create(in_memory_storage())
+    with pytest.raises(RefNotFoundError) as caught:
+        repository.lookup_branch("other")
+    assert isinstance(caught.value, errors.BranchNotFoundError)
+    assert isinstance(caught.value.__cause__, errors.BranchNotFoundError)
+    with pytest.raises(InvalidInputError):
+        repository.ancestry(branch="main", tag="v1")
+    with pytest.raises(errors.SessionStateError) as refused:
+        repository.delete_branch("main")
+    assert isinstance(refused.value, SessionStateError)
+    assert refused.value.kind == "cannot-delete-main"
+
+
+def test_a_repository_closes_when_asked_and_not_before() -> None:
+    """A store alone keeps it open; closing ends it for all, and for good."""
+    url = memory_url()
+    repository = Repository.create(url)
+    session = repository.writable_session("main")
+    zarr.open_group(session.store, mode="w")
+    session.commit("group")
+    store = Repository.open(url).readonly_session("main").store
+    gc.collect()
+    assert zarr.open_group(store, mode="r").attrs.asdict() == {}
+    repository.close()
+    repository.close()
+    with pytest.raises(errors.StorageClosedError):
+        repository.list_branches()
+    copy = pickle.loads(pickle.dumps(repository))
+    assert copy.list_branches() == {"main"}
+    copy.close()
+    with pytest.raises(errors.StorageClosedError):
+        copy.list_branches()
+
+
+def test_what_was_opened_is_closed_with_its_last_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No with block is needed in a notebook."""
+    closed: list[str] = []
+    close = MemoryStorage.close
+
+    def noticed(storage: MemoryStorage) -> Any:
+        closed.append(repr(storage))
+        return close(storage)
+
+    monkeypatch.setattr(MemoryStorage, "close", noticed)
+    url = memory_url()
+    repository = Repository.create(url)
+    store = repository.writable_session("main").store
+    del repository
+    gc.collect()
+    mine = f"MemoryStorage({url!r})"
+    assert mine not in closed
+    del store
+    gc.collect()
+    assert Repository.exists(url)  # answered after what was asked for before
+    assert closed.count(mine) == 2  # the repository's, and that of the look just now
+
+
+def test_many_tasks_of_many_loops_share_a_repository() -> None:
+    """Whatever loop they await it on, it has connections of one."""
+    repository = Repository.create(in_memory_storage())
+
+    async def many() -> set[str]:
+        calls = [repository.lookup_branch_async("main") for _ in range(50)]
+        return set(await asyncio.gather(*calls))
+
+    assert asyncio.run(many()) == asyncio.run(many()) == {repository.lookup_branch("main")}
+
+
+def test_reopening_lays_over_and_replaces() -> None:
+    """As its documentation says; the copy that is pickled says the same."""
+    from icechunk_async.sync import RepositoryConfig
+
+    repository = Repository.create(
+        in_memory_storage(), RepositoryConfig(inline_chunk_threshold_bytes=3)
+    )
+    again = repository.reopen(RepositoryConfig(max_concurrent_requests=7))
+    for each in (again, pickle.loads(pickle.dumps(again))):
+        assert each.config.inline_chunk_threshold_bytes == 3
+        assert each.config.max_concurrent_requests == 7
+    assert repository.config.max_concurrent_requests != 7

@@ -1,0 +1,208 @@
+"""Blocking sessions and their stores: what travels, and how stores reach the library's."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import zarr
+from zarr.abc.store import RangeByteRequest, SuffixByteRequest
+from zarr.core.buffer import cpu, default_buffer_prototype
+from zarr.storage import WrapperStore
+
+from icechunk_async.repository.history import opening
+from icechunk_async.sync import IcechunkStore, ReadOnlyError, Repository, SessionStateError, handles
+from tests.helpers import memory_url
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from zarr.abc.store import ByteRequest
+    from zarr.core.buffer import Buffer
+
+_PROTOTYPE = default_buffer_prototype()
+
+
+def _values(store: IcechunkStore) -> list[int]:
+    values: list[int] = np.asarray(zarr.open_array(store, path="a", mode="r")[:]).tolist()
+    return values
+
+
+@pytest.fixture
+def repository() -> Repository:
+    """One with an array of four chunks, the first two of them written."""
+    repository = Repository.create(memory_url())
+    with repository.transaction("main", message="data") as store:
+        array = zarr.create_array(
+            store, name="a", shape=(4,), chunks=(1,), dtype="u1", compressors=None
+        )
+        array[:2] = 7
+    return repository
+
+
+def test_what_was_unpickled_opens_when_it_is_used_and_once(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of tasks of one worker share connections and caches."""
+    found: list[object] = []
+    find = opening.find
+
+    async def counted(storage: object) -> object:
+        found.append(storage)
+        return await find(storage)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(opening, "find", counted)
+    session = repository.readonly_session("main")
+    stores = [pickle.loads(pickle.dumps(session.store)) for _ in range(20)]
+    sessions = [pickle.loads(pickle.dumps(session)) for _ in range(20)]
+    assert all(it.snapshot_id == session.snapshot_id and it.read_only for it in sessions)
+    assert not found
+    assert all(_values(it) == [7, 7, 0, 0] for it in stores)
+    assert all(min(it.store.list()) == "a/c/0" for it in sessions)
+    assert len(found) == 1
+    del stores, sessions
+    assert zarr.open_array(pickle.loads(pickle.dumps(session.store)), path="a", mode="r")[0] == 7
+    assert len(found) == 1  # the last few stay open, for the tasks to come
+
+
+def test_a_session_and_its_stores_stay_together_in_one_pickle(repository: Repository) -> None:
+    """As dask's graphs hold them."""
+    session = repository.readonly_session("main")
+    copy, store = pickle.loads(pickle.dumps((session, session.store)))
+    assert store.session == copy
+    assert copy != session
+
+
+def test_a_writable_session_says_what_to_send_instead(repository: Repository) -> None:
+    """Forks."""
+    session = repository.writable_session("main")
+    for value in (session, session.store):
+        with pytest.raises(ValueError, match=r"Session\.fork\(\)"):
+            pickle.dumps(value)
+
+
+def test_forks_are_merged_without_being_opened(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes back from workers costs nothing to merge."""
+    session = repository.writable_session("main")
+    fork = pickle.loads(pickle.dumps(session.fork()))
+    zarr.open_array(fork.store, path="a")[2] = 9
+    returned = pickle.loads(pickle.dumps(fork))
+    assert returned.has_uncommitted_changes
+    assert returned.snapshot_id == session.snapshot_id
+    handles._recent.clear()
+
+    async def never(storage: object) -> object:
+        raise AssertionError(f"opened {storage}")
+
+    monkeypatch.setattr(opening, "find", never)
+    session.merge(returned)
+    session.commit("merged")
+    assert _values(session.store) == [7, 7, 9, 0]
+
+
+def test_only_forks_are_merged(repository: Repository) -> None:
+    """Another session is none."""
+    session = repository.writable_session("main")
+    with pytest.raises(SessionStateError, match="Only forks can be merged"):
+        session.merge(repository.writable_session("main"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_every_way_in_which_zarr_reads(repository: Repository, *, pickled: bool) -> None:
+    """On a loop of its own, in batches, and on no loop."""
+    store = repository.readonly_session("main").store
+    if pickled:
+        store = pickle.loads(pickle.dumps(store))
+
+    async def read() -> None:
+        assert (await _bytes(store.get("a/c/0", _PROTOTYPE))) == b"\7"
+        keys = [("a/c/0", _PROTOTYPE, None), ("a/c/3", _PROTOTYPE, None)]
+        many = [(key, value) async for key, value in store._get_many(keys)]
+        assert [(key, value is None) for key, value in many] == [("a/c/0", False), ("a/c/3", True)]
+        ranges: list[ByteRequest] = [RangeByteRequest(0, 4), SuffixByteRequest(2)]
+        batches = [it async for it in store.get_ranges("zarr.json", ranges, prototype=_PROTOTYPE)]
+        assert batches
+        assert [key async for key in store.list_dir("a/c")] == ["0", "1"]
+
+    if pickled:
+        assert store._supports_sync_io
+    asyncio.run(read())
+    assert _text(store.get_sync("a/c/1")) == b"\7"
+    assert store.get_sync("a/c/2") is None
+    parts = store.get_ranges_sync("zarr.json", [RangeByteRequest(0, 1)], prototype=_PROTOTYPE)
+    assert [(index, _text(part)) for index, part in parts] == [(0, b"{")]
+
+
+async def _bytes(value: object) -> bytes:
+    return _text(await value)  # type: ignore[misc]
+
+
+def _text(value: Buffer | None) -> bytes:
+    assert value is not None
+    return value.to_bytes()
+
+
+def test_every_way_in_which_zarr_writes(repository: Repository) -> None:
+    """Likewise; and each refuses where the store only reads."""
+    session = repository.writable_session("main")
+    writing, reading = session.store, session.store.with_read_only(read_only=True)
+    assert isinstance(reading, IcechunkStore)
+    value = cpu.Buffer.from_bytes(b"\1")
+
+    async def write() -> None:
+        await writing.set("a/c/0", value)
+        await writing._set_many([("a/c/1", value), ("a/c/2", value)])
+        await writing.delete("a/c/0")
+        for refused in (
+            reading.set("a/c/0", value),
+            reading._set_many([("a/c/1", value)]),
+            reading.set_if_not_exists("a/c/3", value),
+            reading.delete("a/c/1"),
+            reading.delete_dir("a"),
+            reading.clear(),
+        ):
+            with pytest.raises(ReadOnlyError):
+                await refused
+
+    asyncio.run(write())
+    writing.set_sync("a/c/3", value)
+    writing.delete_sync("a/c/2")
+    with pytest.raises(ReadOnlyError):
+        reading.set_sync("a/c/3", value)
+    with pytest.raises(ReadOnlyError):
+        reading.delete_sync("a/c/3")
+    with pytest.raises(ReadOnlyError):
+        reading.set_virtual_ref("a/c/0", "file:///x", offset=0, length=1)
+    assert _values(writing) == [0, 1, 0, 1]
+    session.commit("written")
+    with pytest.raises(ReadOnlyError):
+        writing.set_sync("a/c/3", value)
+
+
+def test_a_store_is_wrapped_and_opened_as_zarr_does(repository: Repository) -> None:
+    """Its own tools take it."""
+    store = repository.readonly_session("main").store
+    assert zarr.open_array(WrapperStore(store), path="a", mode="r")[0] == 7
+    assert zarr.open_array(store.with_read_only(read_only=True), path="a", mode="r")[0] == 7
+
+
+def test_solvers_of_ones_own_may_be_asynchronous(repository: Repository, tmp_path: Path) -> None:
+    """The library's protocol is taken as well as the official classes."""
+    from icechunk_async.conflicts import Clash, Resolution
+
+    class Theirs:
+        async def solve(self, clash: Clash) -> list[Resolution]:
+            await asyncio.sleep(0)
+            return [Resolution.THEIRS] * len(clash.conflicts)
+
+    first, second = (repository.writable_session("main") for _ in range(2))
+    zarr.open_array(first.store, path="a")[0] = 1
+    zarr.open_array(second.store, path="a")[:] = 2
+    first.commit("first")
+    second.commit("second", rebase_with=Theirs())  # type: ignore[arg-type]
+    assert _values(second.store) == [1, 2, 2, 2]
