@@ -1,0 +1,103 @@
+"""xarray's datasets in sessions, for asyncio.
+
+xarray itself blocks, so its work is done on threads; the event loop goes on. For code that blocks
+see :mod:`icechunk_async.sync.xarray`. Needs ``xarray``; ``dask[array]`` for Dask arrays.
+"""
+
+# Dask and xarray have types for one half of themselves.
+# pyright: basic
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio.to_thread
+import xarray
+
+from icechunk_async.sync._datasets import write_known
+from icechunk_async.sync.handles import RepositoryHandle, Source
+from icechunk_async.sync.session import ForkSession
+from icechunk_async.sync.session_handles import SessionHandle
+from icechunk_async.sync.storage import Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, MutableMapping
+
+    from icechunk_async.repository.fork import ForkSession as AsyncForkSession
+    from icechunk_async.repository.session import Session
+    from icechunk_async.sync._datasets import Mode, Region
+
+__all__ = ["open_dataset", "to_icechunk"]
+
+
+async def to_icechunk(
+    obj: xarray.DataArray | xarray.Dataset,
+    session: Session,
+    *,
+    group: str | None = None,
+    mode: Mode | None = None,
+    safe_chunks: bool = True,
+    align_chunks: bool = False,
+    append_dim: Hashable | None = None,
+    region: Region | None = None,
+    encoding: Mapping[Any, Any] | None = None,
+    chunkmanager_store_kwargs: MutableMapping[Any, Any] | None = None,
+    split_every: int | None = None,
+) -> None:
+    """Write a dataset into a group of a writable session; nothing is committed.
+
+    Arguments and errors as :func:`icechunk_async.sync.xarray.to_icechunk`.
+
+    Cancellation: takes effect when the thread is done; the session may have some of the changes.
+    """
+    write = partial(
+        write_known,
+        obj,
+        session.store,
+        group=group,
+        mode=mode,
+        safe_chunks=safe_chunks,
+        align_chunks=align_chunks,
+        append_dim=append_dim,
+        region=region,
+        encoding=encoding,
+    )
+    lazy = await anyio.to_thread.run_sync(write)
+    if lazy.sources:
+        fork = await session.fork()
+        handle = SessionHandle(RepositoryHandle(_source(fork)), fork)
+        work = partial(lazy.write, ForkSession(handle), chunkmanager_store_kwargs, split_every)
+        written = await anyio.to_thread.run_sync(work)
+        await session.merge(written._session.fork)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+def _source(fork: AsyncForkSession) -> Source:
+    """Answer how workers in other processes open the repository of a fork."""
+    origin = fork.origin
+    assert origin is not None  # every session of a repository has one
+    storage = Storage.from_url(origin.url, **origin.storage_options)
+    return Source(storage, origin.config, origin.authorized)
+
+
+async def open_dataset(session: Session, group: str | None = None, **kwargs: Any) -> xarray.Dataset:
+    """Open a group of a session as a dataset; ``await dataset.load_async()`` reads its values.
+
+    Args:
+        session: any session.
+        group: path of the group; the root if None.
+        kwargs: for ``xarray.open_dataset``, such as ``chunks`` or ``decode_times``.
+
+    Raises:
+        FileNotFoundError: there is no such group.
+    """
+    opening = partial(
+        xarray.open_dataset,
+        cast("Any", session.store),  # xarray's types know no stores
+        engine="zarr",
+        group=group,
+        consolidated=False,
+        zarr_format=3,
+        **kwargs,
+    )
+    return await anyio.to_thread.run_sync(opening)

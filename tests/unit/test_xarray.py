@@ -1,0 +1,49 @@
+"""Datasets written and read from asyncio."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dask
+import numpy as np
+import pytest
+import xarray as xr
+
+from icechunk_async import Repository
+from icechunk_async.errors import ReadOnlyError
+from icechunk_async.xarray import open_dataset, to_icechunk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def dataset() -> xr.Dataset:
+    """Answer a small dataset."""
+    return xr.Dataset(
+        {"t": (("x", "y"), np.arange(200.0).reshape(20, 10)), "n": (("x",), np.arange(20))},
+        coords={"x": np.arange(20.0)},
+        attrs={"title": "small"},
+    )
+
+
+@pytest.mark.parametrize("scheduler", [None, "threads", "processes"])
+async def test_a_dataset_is_written_and_loaded(tmp_path: Path, scheduler: str | None) -> None:
+    """In memory, and in blocks, which threads or processes compute."""
+    async with Repository.create(tmp_path / "repository") as repository:
+        session = await repository.writable_session("main")
+        data = dataset() if scheduler is None else dataset().chunk(x=5)
+        with dask.config.set(scheduler=scheduler or "sync"):
+            await to_icechunk(data, session, group="g")
+        await session.commit("written")
+        opened = await open_dataset(await repository.readonly_session("main"), "g")
+        xr.testing.assert_identical(await opened.load_async(), dataset())
+
+
+async def test_nothing_is_written_through_a_session_that_reads() -> None:
+    """And a missing group is said to be missing."""
+    async with Repository.create("memory://xarray-reads") as repository:
+        session = await repository.readonly_session("main")
+        with pytest.raises((ReadOnlyError, ValueError), match=r"(?i)read.only|only reads"):
+            await to_icechunk(dataset(), session)
+        with pytest.raises(FileNotFoundError):
+            await open_dataset(session, "none")
