@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from icechunk_async.cli import contents, history, probe, refs
+from icechunk_async.cli import administration, contents, history, probe, refs, upkeep, usage
 from icechunk_async.cli.demo import command as demo
 
 __all__ = ["app"]
@@ -20,7 +20,7 @@ _EPILOG = (
 
 app = typer.Typer(
     name="icechunk-async",
-    help="Look at Icechunk repositories and change their branches and tags.",
+    help="Look at Icechunk repositories, change their branches and tags, and keep them healthy.",
     epilog=_EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -53,5 +53,8 @@ def _common(
 history.register(app)
 contents.register(app)
 refs.register(app)
+usage.register(app)
+administration.register(app)
+upkeep.register(app)
 probe.register(app)
 demo.register(app)

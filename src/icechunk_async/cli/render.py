@@ -40,19 +40,23 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "REMOVED",
+    "SNAPSHOT",
     "comparison",
     "created",
     "details",
     "hierarchy",
     "listing",
     "log",
+    "make_table",
     "promises",
     "ref_change",
     "ref_list",
+    "time_of",
 ]
 
-_ID, _BRANCH, _TAG, _QUIET = "yellow", "green", "cyan", "dim"
-_ADDED, _REMOVED, _CHANGED = "green", "red", "yellow"
+SNAPSHOT, _BRANCH, _TAG, _QUIET = "yellow", "green", "cyan", "dim"
+_ADDED, REMOVED, _CHANGED = "green", "red", "yellow"
 _TYPE_STYLES = {"group": "bold blue", "array": "green", "document": "", "chunks": "blue"}
 
 
@@ -67,7 +71,7 @@ def created(document: Created, console: Console) -> None:
             ". Its branch ",
             (document.branch, _BRANCH),
             " is at ",
-            (document.snapshot_id, _ID),
+            (document.snapshot_id, SNAPSHOT),
             ".",
         ),
         soft_wrap=True,
@@ -76,19 +80,21 @@ def created(document: Created, console: Console) -> None:
 
 def log(document: Log, console: Console) -> None:
     """Show one line a snapshot."""
-    table = _table("SNAPSHOT", "WRITTEN (UTC)", "REFS", "MESSAGE")
+    table = make_table("SNAPSHOT", "WRITTEN (UTC)", "REFS", "MESSAGE")
     for line in document.snapshots:
-        table.add_row(Text(line.id, _ID), _time(line.written_at), _refs(line), plain(line.message))
+        table.add_row(
+            Text(line.id, SNAPSHOT), time_of(line.written_at), _refs(line), plain(line.message)
+        )
     console.print(table)
 
 
 def details(document: Details, console: Console) -> None:
     """Show one snapshot and what it touched."""
     line = document.snapshot
-    table = _table("", "", header=False)
-    table.add_row("snapshot", Text(line.id, _ID))
+    table = make_table("", "", header=False)
+    table.add_row("snapshot", Text(line.id, SNAPSHOT))
     table.add_row(
-        "parent", Text(line.parent_id, _ID) if line.parent_id else "none, it is the first"
+        "parent", Text(line.parent_id, SNAPSHOT) if line.parent_id else "none, it is the first"
     )
     table.add_row("written", Text(f"{line.written_at:%Y-%m-%d %H:%M:%S.%f} UTC"))
     table.add_row("message", plain(line.message))
@@ -122,12 +128,12 @@ def touched(document: Touched, console: Console) -> None:
     if document.is_empty:
         console.print("Nothing was touched.")
         return
-    table = _table("", "", "", header=False)
+    table = make_table("", "", "", header=False)
     rows = [
         ("+ new group", _ADDED, document.new_groups),
         ("+ new array", _ADDED, document.new_arrays),
-        ("- deleted group", _REMOVED, document.deleted_groups),
-        ("- deleted array", _REMOVED, document.deleted_arrays),
+        ("- deleted group", REMOVED, document.deleted_groups),
+        ("- deleted array", REMOVED, document.deleted_arrays),
         ("~ metadata of group", _CHANGED, document.updated_groups),
         ("~ metadata of array", _CHANGED, document.updated_arrays),
     ]
@@ -227,11 +233,11 @@ def ref_list(document: RefList, console: Console) -> None:
             "There are no branches." if document.kind == "branch" else "There are no tags."
         )
         return
-    table = _table(document.kind.upper(), "SNAPSHOT", "WRITTEN (UTC)", "MESSAGE")
+    table = make_table(document.kind.upper(), "SNAPSHOT", "WRITTEN (UTC)", "MESSAGE")
     style = _BRANCH if document.kind == "branch" else _TAG
     for ref in document.refs:
-        name, snapshot_id = plain(ref.name, style), Text(ref.snapshot_id, _ID)
-        table.add_row(name, snapshot_id, _time(ref.written_at), plain(ref.message))
+        name, snapshot_id = plain(ref.name, style), Text(ref.snapshot_id, SNAPSHOT)
+        table.add_row(name, snapshot_id, time_of(ref.written_at), plain(ref.message))
     console.print(table)
 
 
@@ -242,17 +248,17 @@ def ref_change(document: RefChange, console: Console) -> None:
         f"{document.action.capitalize()} {document.kind} ", plain(document.name, style)
     )
     if document.snapshot_id is not None:
-        text.append(" at ").append(document.snapshot_id, _ID)
+        text.append(" at ").append(document.snapshot_id, SNAPSHOT)
     if document.previous_snapshot_id is not None:
-        text.append("; it was at ").append(document.previous_snapshot_id, _ID)
+        text.append("; it was at ").append(document.previous_snapshot_id, SNAPSHOT)
     console.print(text.append("."), soft_wrap=True)
 
 
 def promises(document: Promises, console: Console) -> None:
     """Show one line a promise, and what follows from them."""
-    table = _table("PROMISE", "NEEDED", "VERDICT", "")
+    table = make_table("PROMISE", "NEEDED", "VERDICT", "")
     for line in document.promises:
-        style = {"kept": _ADDED, "broken": _REMOVED}.get(line.verdict, _CHANGED)
+        style = {"kept": _ADDED, "broken": REMOVED}.get(line.verdict, _CHANGED)
         needed = "yes" if line.needed else "no"
         table.add_row(line.promise, needed, Text(line.verdict, style), plain(line.detail))
     console.print(table)
@@ -262,7 +268,8 @@ def promises(document: Promises, console: Console) -> None:
     console.print(Text.assemble(plain(document.url, "bold"), f" {sentence}."), soft_wrap=True)
 
 
-def _table(*columns: str, header: bool = True) -> Table:
+def make_table(*columns: str, header: bool = True) -> Table:
+    """Answer a table without frames."""
     table = Table(box=None, pad_edge=False, show_header=header, header_style="bold")
     for column in columns:
         # Ids and times are of no use in part; what is long at the end of a line folds.
@@ -271,7 +278,8 @@ def _table(*columns: str, header: bool = True) -> Table:
     return table
 
 
-def _time(moment: datetime) -> Text:
+def time_of(moment: datetime) -> Text:
+    """Answer a time to the second; heads of columns say that it is UTC."""
     return Text(f"{moment:%Y-%m-%d %H:%M:%S}", _QUIET)
 
 

@@ -24,6 +24,15 @@ COMMANDS = {
     ("ls",): "{sample}",
     ("cat",): "{sample} zarr.json",
     ("probe",): "{new}",
+    ("du",): "{sample}",
+    ("stats",): "{sample}",
+    ("status",): "{sample}",
+    ("config",): "{sample}",
+    ("ops",): "{sample}",
+    ("expire",): "{copy} --older-than 90d",
+    ("gc",): "{copy} --older-than 90d",
+    ("rewrite-manifests",): "{copy}",
+    ("migrate",): "{copy}",
     ("branch", "list"): "{sample}",
     ("branch", "create"): "{copy} b",
     ("branch", "reset"): "{copy} main main",
@@ -38,7 +47,7 @@ ELSEWHERE: dict[tuple[str, ...], list[tuple[str, ...]]] = {
     ("diff",): [("show",)],
 }
 # Names that a repository's own data bring along.
-FOREIGN = {"metadata", "document"}
+FOREIGN = {"metadata", "document", "config", "detail", "feature_flags"}
 
 
 def help_of(command: tuple[str, ...]) -> str:

@@ -1,0 +1,122 @@
+"""``status``, ``config`` and ``ops``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from icechunk_async import RepositoryConfig
+from icechunk_async.cli.configuring import as_document, with_values
+from icechunk_async.config import CachingConfig
+from icechunk_async.errors import FormatError, InvalidInputError
+from tests.unit.cli.conftest import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.cli.conftest import Sample
+
+
+def test_ops_lists_what_was_done(sample: Sample) -> None:
+    """Newest first, with what it was done to."""
+    found = run("ops", sample.path, "--json").json["operations"]
+    assert [it["kind"] for it in found] == [
+        "new commit",
+        "branch created",
+        "tag created",
+        "new commit",
+        "repo initialized",
+    ]
+    assert found[0]["detail"] == {"branch": "main", "new_snapshot_id": sample.tip}
+    assert found[2]["detail"] == {"name": "v1"}
+    lines = run("ops", sample.path, "-n", "2").stdout.splitlines()
+    assert len(lines) == 3
+    assert sample.tip in lines[1]
+
+
+def test_config_is_shown_and_changed(repository: Path) -> None:
+    """What is set is stored for whoever opens the repository next; the rest stays."""
+    before = run("config", repository, "--json").json
+    assert before["changed"] is False
+    changed = run(
+        "config",
+        repository,
+        "--set",
+        "inline_chunk_threshold_bytes=128",
+        "--set",
+        "caching.num_chunk_refs=1000",
+        "--json",
+    ).json
+    assert changed["changed"] is True
+    after = run("config", repository, "--json").json["config"]
+    assert after == changed["config"]
+    expected = before["config"] | {"inline_chunk_threshold_bytes": 128}
+    expected["caching"] = after["caching"]
+    assert after == expected
+    assert after["caching"]["num_chunk_refs"] == 1000
+    assert run("config", repository).stdout.startswith("{")
+
+
+def test_a_wrong_setting_changes_nothing(repository: Path) -> None:
+    """Names and values are checked before anything is stored."""
+    before = run("config", repository, "--json").json["config"]
+    for wrong, kind in [
+        ("no_such_thing=1", "invalid-input"),
+        ("caching.nothing=1", "invalid-input"),
+        ("inline_chunk_threshold_bytes.more=1", "format"),
+        ("inline_chunk_threshold_bytes=many", "format"),
+    ]:
+        failed = run("config", repository, "--set", wrong)
+        assert failed.exit_code == 1
+        assert f"({kind})" in failed.stderr
+    assert run("config", repository, "--json").json["config"] == before
+
+
+def test_values_are_set_by_path() -> None:
+    """Null goes back to the default; sections that were not there are made."""
+    config = with_values(RepositoryConfig(), [("caching.num_chunk_refs", 5)])
+    assert config == RepositoryConfig(caching=CachingConfig(num_chunk_refs=5))
+    assert with_values(config, [("caching.num_chunk_refs", None)]).caching in (
+        None,
+        CachingConfig(),
+    )
+    assert with_values(config, [("caching", None)]) == RepositoryConfig()
+    with pytest.raises(InvalidInputError, match=r"'caching\.x'"):
+        with_values(config, [("caching.x", 1)])
+    with pytest.raises(FormatError):
+        with_values(config, [("caching", 1)])
+    assert as_document(config)["caching"] == {
+        "num_snapshot_nodes": None,
+        "num_chunk_refs": 5,
+        "num_transaction_changes": None,
+        "num_bytes_attributes": None,
+        "num_bytes_chunks": None,
+    }
+
+
+def test_status_forbids_and_allows_changes(repository: Path) -> None:
+    """A reason is kept and shown; branches cannot be changed meanwhile."""
+    found = run("status", repository, "--json").json
+    assert (found["availability"], found["reason"]) == ("online", None)
+    assert (found["branches"], found["tags"]) == (2, 1)
+    closed = run("status", repository, "--read-only", "moving to another bucket", "--json").json
+    assert closed["availability"] == "read_only"
+    assert closed["reason"] == "moving to another bucket"
+    refused = run("branch", "create", repository, "b")
+    assert refused.exit_code == 1
+    assert "moving to another bucket" in refused.stderr
+    assert "read only" in run("status", repository).stdout
+    assert run("status", repository, "--online", "--json").json["availability"] == "online"
+    assert run("branch", "create", repository, "b").exit_code == 0
+    assert run("status", repository, "--online", "--read-only", "x").exit_code == 2
+
+
+def test_status_of_a_repository_of_version_1(tmp_path: Path) -> None:
+    """It has no status, which is said when one is to be set."""
+    run("init", tmp_path / "old", "--spec-version", "1")
+    found = run("status", tmp_path / "old", "--json").json
+    assert (found["spec_version"], found["availability"], found["set_at"]) == (1, "online", None)
+    refused = run("status", tmp_path / "old", "--read-only", "x")
+    assert refused.exit_code == 1
+    assert "migrate" in refused.stderr

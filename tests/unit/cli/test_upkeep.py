@@ -1,0 +1,97 @@
+"""``expire``, ``gc``, ``rewrite-manifests`` and ``migrate``."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+
+from icechunk_async import _clock
+from icechunk_async.cli.upkeep import parse_moment
+from tests.unit.cli.conftest import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.cli.conftest import Sample
+
+
+def test_ages_and_times_are_understood() -> None:
+    """An age counts back from now."""
+    now = datetime.fromtimestamp(_clock.now_us() / 1e6, UTC)
+    for text, age in {
+        "90d": timedelta(days=90),
+        "12h": timedelta(hours=12),
+        "30m": timedelta(minutes=30),
+        "2w": timedelta(weeks=2),
+    }.items():
+        assert abs(now - age - parse_moment(text)) < timedelta(minutes=1)
+    assert parse_moment("2026-01-31") == datetime(2026, 1, 31, tzinfo=UTC)
+    for wrong in ("90", "d", "-1d", "999999999w", "soon"):
+        with pytest.raises(typer.BadParameter):
+            parse_moment(wrong)
+
+
+def _age(repository: Path) -> None:
+    """Make every object look old."""
+    for path in repository.rglob("*"):
+        if path.is_file():
+            os.utime(path, (0, 0))
+
+
+def test_expire_and_gc(sample: Sample, repository: Path) -> None:
+    """Old snapshots go from history first, then what only they used."""
+    run("tag", "delete", repository, "v1")
+    run("branch", "delete", repository, "dev")
+    dry = run("expire", repository, "--older-than", "0m", "--dry-run", "--json").json
+    assert dry["snapshots"] == [sample.v1]
+    assert len(run("log", repository, "--json").json["snapshots"]) == 3
+    done = run("expire", repository, "--older-than", "0m", "--json").json
+    assert (done["snapshots"], done["dry_run"]) == ([sample.v1], False)
+    assert len(run("log", repository, "--json").json["snapshots"]) == 2
+    _age(repository)
+    stored = sorted(repository.rglob("*"))
+    dry = run("gc", repository, "--older-than", "1m", "--dry-run", "--json").json
+    assert sorted(repository.rglob("*")) == stored
+    assert (dry["snapshots_deleted"], dry["dry_run"], dry["failures"]) == (1, True, [])
+    done = run("gc", repository, "--older-than", "1m", "--json").json
+    assert done == dry | {"dry_run": False, "older_than": done["older_than"]}
+    assert not (repository / "snapshots" / sample.v1).exists()
+    assert run("tree", repository).exit_code == 0
+    again = run("gc", repository, "--older-than", "1m").stdout
+    assert "0 bytes freed." in again
+
+
+def test_rewrite_manifests(sample: Sample, repository: Path) -> None:
+    """A commit with the same content, or the tip replaced."""
+    run("config", repository, "--set", 'manifest.splitting={"split_sizes": null}')
+    made = run("rewrite-manifests", repository, "-m", "split", "--json").json
+    assert made["previous_snapshot_id"] == sample.tip
+    assert made["branch"] == "main"
+    assert made["manifests"] == 3
+    newest = run("log", repository, "--json").json["snapshots"][0]
+    assert (newest["id"], newest["message"]) == (made["snapshot_id"], "split")
+    amended = run("rewrite-manifests", repository, "--amend", "--json").json
+    lines = run("log", repository, "--json").json["snapshots"]
+    assert [it["id"] for it in lines[:2]] == [amended["snapshot_id"], sample.tip]
+
+
+def test_migrate(tmp_path: Path) -> None:
+    """In place, after a dry run; a repository of version 2 needs none."""
+    old = tmp_path / "old"
+    run("init", old, "--spec-version", "1")
+    run("tag", "create", old, "v1")
+    dry = run("migrate", old, "--dry-run", "--json").json
+    assert (dry["branches"], dry["tags"], dry["snapshots"]) == (1, 1, 1)
+    assert not (old / "repo").exists()
+    done = run("migrate", old)
+    assert done.exit_code == 0
+    assert "format version 2 now" in done.stdout
+    assert run("status", old, "--json").json["spec_version"] == 2
+    assert not (old / "refs").exists() or not list((old / "refs").rglob("*.json"))
+    again = run("migrate", old, "--json").json
+    assert (again["already_migrated"], again["unused_files"]) == (True, [])
+    assert "already" in run("migrate", old).stdout
