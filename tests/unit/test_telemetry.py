@@ -176,3 +176,64 @@ def test_nobody_listening_costs_no_wrapper() -> None:
         assert traced(storage) is storage
     """
     subprocess.run([sys.executable, "-W", "error", "-c", dedent(code)], check=True, timeout=60)
+
+
+def test_what_the_engine_does_is_spans_too() -> None:
+    """A commit that lost a race shows its rebase; requests are below what needed them."""
+    told = _run("""
+        from datetime import UTC, datetime
+        from icechunk_async import Repository
+        from icechunk_async.conflicts import ConflictDetector
+
+        async def main():
+            async with Repository.create("memory://traced") as repository:
+                slow = await repository.writable_session("main")
+                fast = await repository.writable_session("main")
+                await fast.commit("first", allow_empty=True)
+                await slow.commit("second", allow_empty=True, rebase_with=ConflictDetector())
+                await repository.expire_snapshots(datetime(2020, 1, 1, tzinfo=UTC))
+                await repository.garbage_collect(datetime(2020, 1, 1, tzinfo=UTC))
+
+        asyncio.run(main())
+    """)
+    parents = {name: parent for name, parent, _, _ in told["spans"]}
+    assert parents["icechunk.commit"] is None
+    assert parents["icechunk.rebase"] == "icechunk.commit"
+    assert parents["icechunk.expire"] is parents["icechunk.garbage_collect"] is None
+    commits = [attributes for name, _, attributes, _ in told["spans"] if name == "icechunk.commit"]
+    assert commits == [{"icechunk.branch": "main"}] * 2
+    puts = [parent for name, parent, _, _ in told["spans"] if name == "icechunk.storage.put"]
+    assert "icechunk.commit" in puts
+    rebases = [it[2] for it in told["points"] if it[0] == "icechunk.commit.rebases"]
+    assert rebases == [1]
+
+
+def test_publications_and_upkeep_are_logged() -> None:
+    """For operators: what was published, dropped and deleted; nothing is printed unasked."""
+    code = """
+        import asyncio, logging, sys
+        from datetime import UTC, datetime
+        from icechunk_async import Repository
+
+        async def main():
+            async with Repository.create("memory://logged") as repository:
+                session = await repository.writable_session("main")
+                if len(sys.argv) > 1:
+                    logging.basicConfig(level=logging.INFO)
+                await session.commit("hello", allow_empty=True)
+                await repository.garbage_collect(datetime(2020, 1, 1, tzinfo=UTC), dry_run=True)
+
+        asyncio.run(main())
+    """
+    for arguments in ([], ["logged"]):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", dedent(code), *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=60,
+        )
+        assert done.stdout == ""
+        assert ("hello" in done.stderr) == bool(arguments)
+        assert ("dry run" in done.stderr) == bool(arguments)
