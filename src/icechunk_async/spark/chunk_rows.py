@@ -1,0 +1,205 @@
+"""Chunks as rows: where each is, what it covers, and its bytes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from icechunk_async._concurrency import bounded_map
+from icechunk_async.errors import InvalidInputError, NodeNotFoundError
+from icechunk_async.repository.chunk_listing import ArrayState, ChunkBatch, ChunkType
+from icechunk_async.spark.datasets import arrays_of, ask
+from icechunk_async.spark.planning import cut, grouped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from icechunk_async.repository.repository import Repository
+    from icechunk_async.repository.session import Session
+    from icechunk_async.spark.options import ReadOptions
+    from icechunk_async.spark.planning import Box
+
+__all__ = ["SCHEMA", "TENSOR", "manifest_breaks", "parts", "read"]
+
+_PLACES: Final = pa.list_(pa.int64())
+SCHEMA: Final = pa.schema(
+    [
+        ("array", pa.string()),
+        ("key", pa.string()),
+        ("chunk", _PLACES),
+        ("start", _PLACES),
+        ("stop", _PLACES),
+        ("kind", pa.string()),
+        ("location", pa.string()),
+        ("offset", pa.int64()),
+        ("size_bytes", pa.int64()),
+        ("dtype", pa.string()),
+        ("data", pa.binary()),
+    ]
+)
+TENSOR: Final = pa.field("tensor", pa.binary())
+"""The decoded values in C order; only where the caller's schema names it."""
+_CONCURRENT: Final = 16
+_BATCH_BYTES: Final = 32 << 20
+_MAX_CHUNKS: Final = 4096
+
+
+def parts(options: ReadOptions, schema: pa.Schema) -> list[tuple[str, tuple[Box, ...]]]:
+    """Plan which array's part of the chunk grid each task lists and reads.
+
+    Cost: no request but for the snapshot; the plan does not depend on how many chunks there are,
+    only on how many bytes.
+    """
+    if options.where:
+        raise InvalidInputError(
+            "The option 'where' selects rows, and does not go with the layout 'chunks'. Filter "
+            "by the columns 'start' and 'stop' in the query."
+        )
+    arrays = arrays_of(options)
+    for name in options.arrays or ():
+        if name not in arrays:
+            raise InvalidInputError(
+                f"The option 'arrays' names {name!r}, but the group has {', '.join(arrays)}."
+            )
+    loads = bool({"data", "tensor"} & set(schema.names))
+    planned: list[tuple[str, tuple[Box, ...]]] = []
+    for name in options.arrays or arrays:
+        array = arrays[name]
+        sizes = _chunk_shape(array)
+        grid = tuple(-(-n // size) for n, size in zip(array.shape, sizes, strict=True))
+        chunk_bytes = int(np.prod(sizes, dtype=np.int64)) * max(1, array.dtype.itemsize)
+        most = max(1, options.partition_bytes // chunk_bytes) if loads else 1 << 20
+        box = tuple((0, count) for count in grid)
+        breaks = _breaks(options, [name]) if grid else ()
+        cuts = cut(box, (1,) * len(grid), most, breaks)
+        planned += [(name, boxes) for boxes in grouped(cuts, most)]
+    return planned
+
+
+def read(
+    options: ReadOptions, name: str, boxes: Sequence[Box], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Answer the chunks of an array that exist in boxes of its grid, with the columns wanted."""
+    array = arrays_of(options)[name]
+    sizes = _chunk_shape(array)
+    chunk_bytes = int(np.prod(sizes, dtype=np.int64)) * max(1, array.dtype.itemsize)
+    loads = {"data", "tensor"} & set(schema.names)
+    most = max(1, min(_MAX_CHUNKS, _BATCH_BYTES // chunk_bytes)) if loads else _MAX_CHUNKS
+    for box in boxes:
+        found = ask(options, partial(_listed, options, name, box))
+        for batch in found:
+            for first in range(0, len(batch), most):
+                rows = slice(first, first + most)
+                yield _rows(options, name, array, (batch, rows), loads)
+
+
+async def _listed(
+    options: ReadOptions, name: str, box: Box, repository: Repository
+) -> list[ChunkBatch]:
+    """Answer the references in a box; only the manifests that may have them are read."""
+    session = await repository.readonly_session(snapshot_id=options.snapshot_id)
+    workspace = session.workspace
+    state = ArrayState.of(workspace, _path(options, name))
+    found: list[ChunkBatch] = []
+    for manifest in state.manifests:
+        spans = zip(manifest.extents, box, strict=True)
+        if all(low < stop and start < high for (low, high), (start, stop) in spans):
+            refs = await state.load(workspace, manifest)
+            inside = refs.take(refs.inside(box))
+            found.append(ChunkBatch(inside, workspace.virtual.locations))
+    return found
+
+
+def _rows(
+    options: ReadOptions,
+    name: str,
+    array: Any,
+    part: tuple[ChunkBatch, slice],
+    loads: set[str],
+) -> pa.RecordBatch:
+    """Make the rows of some chunks of an array."""
+    batch, rows = part
+    coords = batch.coords[rows].astype(np.int64)
+    sizes = np.array(_chunk_shape(array), np.int64).reshape(-1)
+    start = coords * sizes
+    stop = np.minimum(start + sizes, np.array(array.shape, np.int64).reshape(-1))
+    path = _path(options, name)
+    encode = array.metadata.encode_chunk_key
+    keys = [f"{path[1:]}/{encode(tuple(it))}" for it in coords.tolist()]
+    columns: dict[str, pa.Array[Any]] = {
+        "array": pa.array([path] * len(coords), pa.string()),
+        "key": pa.array(keys, pa.string()),
+        "chunk": _lists(coords),
+        "start": _lists(start),
+        "stop": _lists(stop),
+        "kind": pa.array([ChunkType(it).name.lower() for it in batch.kinds[rows].tolist()]),
+        "location": pa.array([it or None for it in batch.paths[rows].tolist()], pa.string()),
+        "offset": pa.array(batch.offsets[rows].astype(np.int64)),
+        "size_bytes": pa.array(batch.lengths[rows].astype(np.int64)),
+        "dtype": pa.array([array.dtype.str] * len(coords), pa.string()),
+    }
+    if "data" in loads:
+        stored = ask(options, lambda it: _stored(it, options, name, coords))
+        columns["data"] = pa.array(stored, pa.binary())
+    if "tensor" in loads:
+        boxes = zip(start.tolist(), stop.tolist(), strict=True)
+        values = [array[tuple(map(slice, *box))].tobytes() for box in boxes]
+        columns["tensor"] = pa.array(values, pa.binary())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+async def _stored(
+    repository: Repository, options: ReadOptions, name: str, coords: npt.NDArray[np.int64]
+) -> list[bytes]:
+    session = await repository.readonly_session(snapshot_id=options.snapshot_id)
+    path = _path(options, name)
+
+    async def load(place: list[int]) -> bytes:
+        data = await session.workspace.read_chunk(path, tuple(place))
+        return b"" if data is None else bytes(data)
+
+    return await bounded_map(load, coords.tolist(), limit=_CONCURRENT)
+
+
+def manifest_breaks(options: ReadOptions, names: Sequence[str], chunk: int) -> tuple[int, ...]:
+    """Answer where manifests of arrays begin along the first dimension, in elements."""
+    return tuple(it * chunk for it in _breaks(options, names))
+
+
+def _breaks(options: ReadOptions, names: Sequence[str]) -> tuple[int, ...]:
+    async def find(repository: Repository) -> tuple[int, ...]:
+        session = await repository.readonly_session(snapshot_id=options.snapshot_id)
+        starts: set[int] = set()
+        for name in names:
+            starts |= _starts(session, _path(options, name))
+        return tuple(sorted(starts))
+
+    return ask(options, find)
+
+
+def _starts(session: Session, path: str) -> set[int]:
+    try:
+        state = ArrayState.of(session.workspace, path)
+    except NodeNotFoundError:
+        return set()
+    return {it.extents[0][0] for it in state.manifests if it.extents}
+
+
+def _lists(values: npt.NDArray[np.int64]) -> pa.Array[Any]:
+    count, rank = values.shape
+    offsets = pa.array(np.arange(count + 1, dtype=np.int32) * rank)
+    return pa.ListArray.from_arrays(offsets, pa.array(values.ravel()))
+
+
+def _chunk_shape(array: Any) -> tuple[int, ...]:
+    """Answer the elements of what is stored as one object along each dimension."""
+    return tuple(array.shards or array.chunks)
+
+
+def _path(options: ReadOptions, name: str) -> str:
+    return f"/{options.group}/{name}" if options.group else f"/{name}"

@@ -1,0 +1,147 @@
+"""Groups of arrays as lazy datasets of xarray, also where dimensions have no names."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from typing import TYPE_CHECKING, Any, cast
+
+import xarray
+import zarr
+from xarray.backends import BackendArray
+from xarray.core import indexing
+
+from icechunk_async.errors import NodeNotFoundError
+from icechunk_async.sync.handles import RepositoryHandle, Source
+from icechunk_async.sync.portal import run
+from icechunk_async.sync.session import Session
+from icechunk_async.sync.session_handles import SessionHandle
+from icechunk_async.sync.storage import Storage
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from icechunk_async.repository.repository import Repository
+    from icechunk_async.spark.options import ReadOptions
+
+__all__ = ["arrays_of", "ask", "open_group", "session_of"]
+
+
+def _handle(options: ReadOptions) -> RepositoryHandle:
+    """Answer the open repository that all tasks of this process share."""
+    source = Source(Storage.from_url(options.url, **options.storage), None, options.virtual or None)
+    # Unpickled, a handle is the one of the process for equal sources.
+    handle: RepositoryHandle = pickle.loads(pickle.dumps(RepositoryHandle(source)))  # noqa: S301
+    return handle
+
+
+def ask[T](options: ReadOptions, question: Callable[[Repository], Awaitable[T]]) -> T:
+    """Answer a question to the repository; blocks."""
+
+    async def answer() -> T:
+        return await question(await handle.repository())
+
+    handle = _handle(options)
+    return run(answer())
+
+
+def session_of(options: ReadOptions) -> Session:
+    """Answer a session of the pinned snapshot; it opens when it is used."""
+    assert options.snapshot_id is not None  # planning pins it
+    return Session(SessionHandle(_handle(options), None, snapshot_id=options.snapshot_id))
+
+
+def arrays_of(options: ReadOptions) -> dict[str, Any]:
+    """Answer the arrays of a group, as Zarr has them.
+
+    Raises:
+        NodeNotFoundError: there is no such group.
+    """
+    opening = cast("Any", zarr.open_group)  # pyright: ignore[reportUnknownMemberType]
+    try:
+        group = opening(session_of(options).store, path=options.group, mode="r", zarr_format=3)
+    except FileNotFoundError:
+        raise NodeNotFoundError(
+            f"There is no group {options.group or '/'!r} in snapshot {options.snapshot_id}. Name "
+            "one with the option 'group'.",
+            path=options.group,
+        ) from None
+    return dict(group.arrays())
+
+
+def open_group(options: ReadOptions) -> xarray.Dataset:
+    """Open the arrays of a group, whose values are read when they are asked for.
+
+    Raises:
+        NodeNotFoundError: there is no such group.
+    """
+    arrays = arrays_of(options)
+    store: Any = session_of(options).store
+    opening = cast("Any", xarray.open_dataset)  # pyright: ignore[reportUnknownMemberType]
+    if all(_is_named(array) for array in arrays.values()):
+        with warnings.catch_warnings():
+            # How times without a calendar will be read in future versions.
+            warnings.simplefilter("ignore")
+            dataset: xarray.Dataset = opening(
+                store,
+                engine="zarr",
+                group=options.group or None,
+                consolidated=False,
+                zarr_format=3,
+                chunks=None,
+                mask_and_scale=options.decode,
+                decode_times=options.decode,
+                create_default_indexes=False,
+            )
+        return dataset
+    return _by_position(arrays, decode=options.decode)
+
+
+def _names(array: zarr.Array[Any]) -> tuple[str | None, ...]:
+    return getattr(array.metadata, "dimension_names", None) or (None,) * array.ndim
+
+
+def _is_named(array: zarr.Array[Any]) -> bool:
+    return None not in _names(array)
+
+
+def _by_position(arrays: Mapping[str, zarr.Array[Any]], *, decode: bool) -> xarray.Dataset:
+    """Name dimensions ``dim_0`` and so on where they have no names.
+
+    Arrays that differ in length along such a dimension each get their own.
+    """
+    lengths: dict[str, int] = {}
+    variables: dict[str, xarray.Variable] = {}
+    for name, array in arrays.items():
+        dims: list[str] = []
+        for axis, (given, length) in enumerate(zip(_names(array), array.shape, strict=True)):
+            dim = given or f"dim_{axis}"
+            if lengths.setdefault(dim, length) != length:
+                dim = f"{name}_{dim}"
+                lengths[dim] = length
+            dims.append(dim)
+        lazy = indexing.LazilyIndexedArray(_Stored(array))
+        variable = xarray.Variable(dims, lazy, dict(array.attrs))
+        variable.encoding = {"preferred_chunks": {}, "chunks": array.chunks}
+        variables[name] = variable
+    coords = {name: it for name, it in variables.items() if it.dims == (name,)}
+    dataset = xarray.Dataset({name: it for name, it in variables.items() if name not in coords})
+    dataset.coords.update(xarray.Coordinates(coords, indexes={}))
+    return xarray.decode_cf(dataset, mask_and_scale=decode, decode_times=decode)
+
+
+class _Stored(BackendArray):
+    """An array of Zarr that is read when it is indexed."""
+
+    def __init__(self, array: zarr.Array[Any]) -> None:
+        self.array = array
+        self.shape = array.shape
+        self.dtype = array.dtype
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        return indexing.explicit_indexing_adapter(
+            key, self.shape, indexing.IndexingSupport.BASIC, self._read
+        )
+
+    def _read(self, key: tuple[Any, ...]) -> Any:
+        return self.array[key]

@@ -1,0 +1,100 @@
+"""The data source ``icechunk`` of Spark: what PySpark asks for readers and writers.
+
+Nothing alive is kept on a source or a reader: PySpark pickles them between short-lived processes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource
+
+from icechunk_async.spark.options import ReadOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+__all__ = ["IcechunkSource", "register"]
+
+
+class IcechunkSource(DataSource):
+    """Arrays, chunks and history of an Icechunk repository as tables."""
+
+    _pinned: str | None = None
+    """Snapshot that the schema was taken from; the rows then come from the same one."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Answer the name of the format."""
+        return "icechunk"
+
+    def schema(self) -> StructType:
+        """Answer the columns of what the options name, and stay with the snapshot of now."""
+        from icechunk_async.spark.reading import Reading  # noqa: PLC0415 -- not for writing
+
+        reading = Reading.begin(self._read_options())
+        self._pinned = reading.options.snapshot_id
+        return reading.spark_schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Answer the reader of a batch query."""
+        from icechunk_async.spark.reading import (  # noqa: PLC0415
+            IcechunkReader,
+            PushingReader,
+        )
+
+        options = self._read_options()
+        pushing = options.push_filters and options.table is None and options.layout == "rows"
+        return PushingReader(options, schema) if pushing else IcechunkReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
+        """Answer the writer of a batch."""
+        made: DataSourceWriter = _part("writing").batch_writer(
+            self.options, schema, overwrite=overwrite
+        )
+        return made
+
+    def streamWriter(  # noqa: N802 -- PySpark's name
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: FBT001
+    ) -> DataSourceStreamWriter:
+        """Answer the sink of a streaming query."""
+        made: DataSourceStreamWriter = _part("sink").stream_writer(
+            self.options, schema, overwrite=overwrite
+        )
+        return made
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Answer the source of a streaming query."""
+        made: DataSourceStreamReader = _part("stream").stream_reader(self.options, schema)
+        return made
+
+    def _read_options(self) -> ReadOptions:
+        return ReadOptions.parse(self.options, snapshot_id=self._pinned)
+
+
+def _part(name: str) -> Any:
+    """Import what only some queries need."""
+    from importlib import import_module  # noqa: PLC0415
+
+    return import_module(f"icechunk_async.spark.{name}")
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format ``icechunk`` known to a Spark session.
+
+    Spark finds it by itself in processes where this package is installed; this is for sessions
+    that looked before it was, and for those of Spark Connect.
+
+    Args:
+        spark: the session; one of Spark Connect will do.
+    """
+    spark.dataSource.register(IcechunkSource)
