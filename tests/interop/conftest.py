@@ -15,7 +15,9 @@ from tests.interop.wheel_1 import VARIABLE, environment
 os.environ.setdefault("ICECHUNK_LOG", "error")
 os.environ.setdefault("ICECHUNK_NO_LOGS", "1")
 
-pytest.register_assert_rewrite("tests.interop.comparing")
+pytest.register_assert_rewrite(
+    "tests.interop.comparing", "tests.interop.facade_pair", "tests.interop.side_views"
+)
 
 if TYPE_CHECKING:
     from tests.interop.edits import Sources

@@ -10,6 +10,7 @@ import pytest
 from icechunk_async.errors import FormatError, SnapshotNotFoundError
 from icechunk_async.format.envelope import HEADER_BYTES
 from icechunk_async.repository.conflicts import ConflictKind
+from icechunk_async.repository.migrate import upgrade
 from tests.interop.answers import Policy, Settings
 from tests.interop.comparing import ENGINES, check_garbage, collect, views_agree
 from tests.interop.edits import Edit, apply, array, attributes, delete_node, group, write
@@ -233,9 +234,10 @@ async def test_known_garbage_is_counted_and_collected(
 
 
 @FIRST
+@pytest.mark.parametrize("by", list(ENGINES))
 @pytest.mark.parametrize("cleaned", [True, False])
 async def test_a_migrated_repository_is_read_and_continued(
-    first: str, tmp_path: Path, *, cleaned: bool
+    first: str, by: str, tmp_path: Path, *, cleaned: bool
 ) -> None:
     """Old files under a new repo info read as before; new commits mix header versions."""
     root = tmp_path / "repo"
@@ -247,9 +249,12 @@ async def test_a_migrated_repository_is_read_and_continued(
         await repo.create_tag("dropped", ids[3])
         await repo.delete_tag("dropped")
     before = await views_agree(root, 1, everything=True)
-    icechunk.upgrade_icechunk_repository(
-        open_official(root), dry_run=False, delete_unused_v1_files=cleaned
-    )
+    if by == "ours":
+        await upgrade(root, delete_unused_v1_files=cleaned)
+    else:
+        icechunk.upgrade_icechunk_repository(
+            open_official(root), dry_run=False, delete_unused_v1_files=cleaned
+        )
     assert (root / "refs").exists() != cleaned or not any((root / "refs").rglob("ref.json"))
     after = await views_agree(root, 2, everything=True)
     assert (after.branches, after.tags) == (before.branches, before.tags)

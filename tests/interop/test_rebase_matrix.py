@@ -12,7 +12,7 @@ from icechunk_async.repository.conflicts import ConflictKind
 from tests.interop.answers import Policy
 from tests.interop.clashes import BASE, ROWS
 from tests.interop.comparing import ENGINES, other, views_agree
-from tests.interop.edits import Edit, apply, contents, group, write
+from tests.interop.edits import Edit, apply, attributes, contents, delete_node, group, write
 from tests.interop.theirs import icechunk, open_official
 
 if TYPE_CHECKING:
@@ -164,15 +164,34 @@ async def test_a_failed_rebase_stands_on_the_last_commit_that_did_not_clash(
     assert next(iter(views[0].contents.values())) == next(iter(views[1].contents.values()))
 
 
+def test_every_kind_of_clash_is_in_the_table() -> None:
+    """Moves, which have a test of their own, aside; and of each there is one alone."""
+    alone = {row.found[0][0] for row in ROWS.values() if len(row.found) == 1}
+    assert alone == set(ConflictKind) - {ConflictKind.MOVE_OPERATION_CANNOT_BE_REBASED}
+
+
 @pytest.mark.parametrize("spec", [2])
 @pytest.mark.parametrize("session_of", list(ENGINES))
-async def test_nothing_is_rebased_over_moves(spec: int, session_of: str, base: Path) -> None:
+@pytest.mark.parametrize(
+    "ours",
+    [
+        [group("elsewhere")],
+        [write("g/a", [0, 0], [2, 2], 5)],
+        [attributes("g/a", x=1)],
+        [delete_node("g/a")],
+        [group("g/sub/below")],
+    ],
+    ids=["elsewhere", "chunks", "metadata", "deletion", "below"],
+)
+async def test_nothing_is_rebased_over_moves(
+    spec: int, session_of: str, ours: list[Edit], base: Path
+) -> None:
     """A newer commit with a move stops every policy, whatever the session did."""
     assert spec == 2
     async with ENGINES[session_of].open(base) as repo:
         sessions = [await repo.work() for _ in POLICIES]
         for work in sessions:
-            await apply(work.store, [group("elsewhere")])
+            await apply(work.store, ours)
         moving = open_official(base).rearrange_session("main")
         moving.move("/g/a", "/e/a")
         moving.commit("moved")

@@ -11,12 +11,12 @@ from icechunk_async import Repository
 from icechunk_async.errors import (
     AlreadyExistsError,
     ConflictError,
+    FeatureDisabledError,
     IcechunkError,
     InvalidRefNameError,
     NotFoundError,
     RepositoryReadOnlyError,
     TagDeletedError,
-    UnsupportedBySpecError,
 )
 from icechunk_async.repository.conflicts import ConflictDetector
 from tests.interop.comparing import ENGINES, other, views_agree
@@ -254,9 +254,9 @@ async def test_feature_flags_bind_us_and_survive_our_writes(tmp_path: Path) -> N
     before = _info(root)
     assert (before.enabled_flags, before.disabled_flags) == ((3,), (4, 5))
     async with ENGINES["ours"].open(root) as repo:
-        with pytest.raises(UnsupportedBySpecError):
+        with pytest.raises(FeatureDisabledError):
             await repo.create_tag("new", ids[0])
-        with pytest.raises(UnsupportedBySpecError):
+        with pytest.raises(FeatureDisabledError):
             await repo.delete_tag("kept")
         await repo.create_branch("b", ids[0])
     after = _info(root)

@@ -1,0 +1,45 @@
+"""Where the facade differs from the official package on purpose, and why."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["DIFFERENT"]
+
+_ENUM: Final = "is a Python enum: called with a value, iterable, hashable, picklable"
+_PLAIN: Final = "is a plain value that can be made, for tests and for other programs"
+_DEFAULTS: Final = "has the defaults that the official type stubs promise"
+_ABSTRACT: Final = "cannot be made either; its subclasses take arguments"
+
+DIFFERENT: Final = {
+    "AncestryGraph": _PLAIN,
+    "AzureCredentials.Refreshable": _DEFAULTS,
+    "AzureRefreshableCredential.AccessKey": _DEFAULTS,
+    "AzureRefreshableCredential.BearerToken": _DEFAULTS,
+    "AzureRefreshableCredential.SasToken": _DEFAULTS,
+    "BasicConflictSolver": "shows the default that the official signature hides behind an ellipsis",
+    "ChecksumAlgorithm": _ENUM,
+    "ChunkType": _ENUM,
+    "CompressionAlgorithm": _ENUM,
+    "ConflictSolver": _ABSTRACT,
+    "ConflictType": _ENUM,
+    "Diff": _PLAIN,
+    "FeatureFlag": _PLAIN,
+    "GCSummary": _PLAIN,
+    "GcsCredentials.Refreshable": _DEFAULTS,
+    "ManifestFileInfo": _PLAIN,
+    "ManifestPreloadCondition": _ABSTRACT,
+    "ManifestSplitCondition": _ABSTRACT,
+    "ObjectStoreConfig.Azure": _DEFAULTS,
+    "ObjectStoreConfig.Gcs": _DEFAULTS,
+    "ObjectStoreConfig.Http": _DEFAULTS,
+    "RepoAvailability": _ENUM,
+    "S3Credentials.Refreshable": _DEFAULTS,
+    "SessionMode": _ENUM,
+    "SnapshotInfo": _PLAIN,
+    "SpecVersion": _ENUM,
+    "Storage": "is made by functions and class methods there and here; the arguments are internal",
+    "Update": _PLAIN,
+    "VersionSelection": _ENUM,
+}
+"""By name: what is different, and why that is better."""
