@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import icechunk
 
-from icechunk_async.config import LocalFileSystemStore, RepositoryConfig, VirtualChunkContainer
-from icechunk_async.sync import Repository
+import icechunk_async.sync
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -15,26 +14,22 @@ if TYPE_CHECKING:
 __all__ = ["create", "open_repository", "tip_store"]
 
 PREFIX = "file:///data/"
+PACKAGES: Final[dict[str, Any]] = {"ours": icechunk_async.sync, "official": icechunk}
 
 
 def create(engine: str, directory: str) -> Any:
     """Create a repository of format version 2 on the local disk, with a virtual container."""
-    if engine == "ours":
-        container = VirtualChunkContainer(PREFIX, LocalFileSystemStore("/data"))
-        config = RepositoryConfig(virtual_chunk_containers=(container,))
-        return Repository.create(directory, config=config)
-    official = icechunk.RepositoryConfig.default()
-    official.set_virtual_chunk_container(
-        icechunk.VirtualChunkContainer(PREFIX, icechunk.local_filesystem_store("/data"))
-    )
-    return icechunk.Repository.create(icechunk.local_filesystem_storage(directory), official)
+    package = PACKAGES[engine]
+    config = package.RepositoryConfig.default()
+    store = package.local_filesystem_store("/data")
+    config.set_virtual_chunk_container(package.VirtualChunkContainer(PREFIX, store))
+    return package.Repository.create(package.local_filesystem_storage(directory), config)
 
 
 def open_repository(engine: str, directory: str) -> Any:
     """Open a repository that either engine wrote."""
-    if engine == "ours":
-        return Repository.open(directory)
-    return icechunk.Repository.open(icechunk.local_filesystem_storage(directory))
+    package = PACKAGES[engine]
+    return package.Repository.open(package.local_filesystem_storage(directory))
 
 
 def tip_store(engine: str, directory: str) -> Store:

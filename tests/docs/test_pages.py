@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.run_page import REPOSITORY, blocks
+from tests.spark.java import java_home
 
 PAGES = sorted(
     page
@@ -21,6 +22,15 @@ PAGES = sorted(
     if blocks(page)
 )
 RUNNER = Path(__file__).with_name("run_page.py")
+
+
+def _for_spark(page: Path, directory: Path) -> dict[str, str]:
+    """Answer what Spark needs to run here, for the pages that are about it."""
+    if "spark" not in page.name:
+        return {}
+    home = java_home(directory / "java")
+    found = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    return found if home is None else {**found, "JAVA_HOME": home}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
@@ -35,6 +45,7 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
         cwd=tmp_path,
         env={
             **os.environ,
+            **_for_spark(page, tmp_path),
             "PYTHONWARNINGS": "error",
             "PYTHONWARNDEFAULTENCODING": "",
             "COLUMNS": "100",

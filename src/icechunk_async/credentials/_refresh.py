@@ -1,0 +1,125 @@
+"""What every credential offers, and how functions of the caller are asked for new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from inspect import isawaitable, iscoroutinefunction
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol, cast, runtime_checkable
+
+import anyio.to_thread
+
+from icechunk_async import _clock
+from icechunk_async.errors import ExpiredCredentialsError, InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Callback", "Credential", "Expiring", "Refresher", "check_end", "check_fresh"]
+
+type Callback[T] = Callable[[], T] | Callable[[], Awaitable[T]]
+"""Answers a credential, now or later. A plain function runs on a thread, so it may block; to be
+pickled with its credential it must be one that pickles."""
+
+_EARLY: Final = timedelta(minutes=5)
+"""How long before its end a credential is no longer begun with."""
+
+
+@runtime_checkable
+class Credential(Protocol):
+    """A way to be let in by one kind of store."""
+
+    backend: ClassVar[str]
+    """URL scheme of the storage backend that it is for, such as ``s3``."""
+
+    async def storage_options(self) -> Mapping[str, object]:
+        """Answer the backend's options that say who asks.
+
+        Raises:
+            ExpiredCredentialsError: it ended.
+            InvalidInputError: it is none.
+        """
+        ...
+
+
+class Expiring(Protocol):
+    """Something that is good until a time, or for good."""
+
+    @property
+    def expires_after(self) -> datetime | None:
+        """When it ends (aware); None where that is not known."""
+        ...
+
+
+def check_end(name: str, expires_after: datetime | None) -> None:
+    """Refuse a time without a zone, which could mean any time."""
+    if expires_after is not None and expires_after.utcoffset() is None:
+        raise InvalidInputError(
+            f"{name}(expires_after=...) has no time zone. Use an aware time, such as "
+            "datetime.now(UTC) + timedelta(hours=1).",
+            option="expires_after",
+        )
+
+
+def check_fresh(credential: Expiring) -> None:
+    """Refuse a credential that ended.
+
+    Raises:
+        ExpiredCredentialsError: it did.
+    """
+    ends = credential.expires_after
+    if ends is not None and ends <= _now():
+        raise ExpiredCredentialsError(
+            f"The {type(credential).__name__} given for virtual chunks ended at "
+            f"{ends.isoformat()}, so that nothing was sent. Give a new one, or a refreshable one."
+        )
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(_clock.now_us() / 1_000_000, UTC)
+
+
+class Refresher[T: Expiring]:
+    """Asks a function of the caller; what it answered before this began counts once."""
+
+    def __init__(
+        self, owner: str, ask: Callback[T], initial: T | None, kinds: tuple[type, ...]
+    ) -> None:
+        """Begin with ``initial`` where it is still good."""
+        self._owner = owner
+        self._ask = ask
+        self._initial = initial
+        self._kinds = kinds
+
+    async def __call__(self) -> T:
+        """Answer a credential that was not answered before.
+
+        Raises:
+            InvalidInputError: the function answered something else.
+            Exception: what the function raised.
+        """
+        # Given once: a store that refuses it is to hear of another.
+        initial, self._initial = self._initial, None
+        if initial is not None and is_good(initial):
+            return initial
+        ask = self._ask
+        answer: object
+        if iscoroutinefunction(ask) or iscoroutinefunction(getattr(ask, "__call__", None)):  # noqa: B004 - is it asynchronous?
+            answer = ask()
+        else:
+            answer = await anyio.to_thread.run_sync(cast("Callable[[], object]", ask))
+        if isawaitable(answer):
+            answer = cast("object", await answer)
+        if not isinstance(answer, self._kinds):
+            wanted = " or ".join(kind.__name__ for kind in self._kinds)
+            raise InvalidInputError(
+                f"The function given to {self._owner} answered a {type(answer).__name__}. It must "
+                f"answer {wanted}."
+            )
+        return cast("T", answer)
+
+
+def is_good(credential: Expiring) -> bool:
+    """Tell whether a credential will still be good for a while."""
+    ends = credential.expires_after
+    return ends is None or ends - _EARLY > _now()

@@ -1,0 +1,94 @@
+"""Credentials for S3, and for stores that speak its protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from icechunk_async.credentials._refresh import Refresher, check_end, check_fresh
+from icechunk_async.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from icechunk_async.credentials._refresh import Callback
+
+__all__ = ["S3Anonymous", "S3FromEnvironment", "S3Refreshable", "S3StaticCredentials"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3StaticCredentials:
+    """Keys that do not change."""
+
+    backend: ClassVar[str] = "s3"
+
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    expires_after: datetime | None = None
+    """When they end (aware); None where that is not known."""
+
+    def __post_init__(self) -> None:
+        """Refuse keys that cannot sign a request."""
+        if not self.access_key_id or not self.secret_access_key:
+            raise InvalidInputError(
+                "S3StaticCredentials need an access_key_id and a secret_access_key; one of them is "
+                "empty."
+            )
+        check_end("S3StaticCredentials", self.expires_after)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """The end, under the name that the backend asks for."""
+        return self.expires_after
+
+    async def storage_options(self) -> dict[str, object]:
+        """Answer the keys."""
+        check_fresh(self)
+        options: dict[str, object] = {
+            "access_key_id": self.access_key_id,
+            "secret_access_key": self.secret_access_key,
+        }
+        if self.session_token is not None:
+            options["session_token"] = self.session_token
+        return options
+
+
+@dataclass(frozen=True, slots=True)
+class S3FromEnvironment:
+    """The usual chain: environment variables, configuration files, the machine's role."""
+
+    backend: ClassVar[str] = "s3"
+
+    async def storage_options(self) -> dict[str, object]:
+        """Answer nothing: it is what the backend does by itself."""
+        return {"anonymous": False}
+
+
+@dataclass(frozen=True, slots=True)
+class S3Anonymous:
+    """Requests that are not signed, for buckets that anyone may read."""
+
+    backend: ClassVar[str] = "s3"
+
+    async def storage_options(self) -> dict[str, object]:
+        """Answer so."""
+        return {"anonymous": True}
+
+
+@dataclass(frozen=True, slots=True)
+class S3Refreshable:
+    """Keys of a function that is called again five minutes before they end, or when refused."""
+
+    backend: ClassVar[str] = "s3"
+
+    get_credentials: Callback[S3StaticCredentials] = field(repr=False)
+    initial: S3StaticCredentials | None = None
+    """Begin with these where they are still good, so that many workers do not all ask at once."""
+
+    async def storage_options(self) -> dict[str, object]:
+        """Answer a function for the backend."""
+        refresher = Refresher(
+            "S3Refreshable", self.get_credentials, self.initial, (S3StaticCredentials,)
+        )
+        return {"credentials": refresher}
