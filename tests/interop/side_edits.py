@@ -144,6 +144,10 @@ def _array(path: str, shape: list[int], value: int, named: bool) -> dict[str, An
 def edit(side: Side, session: Any, given: Edit) -> object:  # noqa: C901, PLR0912
     """Make an edit; errors are those of the package."""
     store, path, values = session.store, given.path, given.values
+    # After two changes the official engine also lists chunks that never were.
+    reshapes = given.kind in {"shift", "reindex"}
+    if reshapes and f"/{path}" in session.status().updated_chunks:
+        return None
     match given.kind:
         case "group":
             made = {"zarr_format": 3, "node_type": "group", "attributes": {"value": values[0]}}

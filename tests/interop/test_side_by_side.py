@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -24,7 +24,7 @@ from tests.interop.theirs import icechunk
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EXAMPLES = int(os.environ.get("SIDE_BY_SIDE_EXAMPLES", "16"))
+EXAMPLES = int(os.environ.get("SIDE_BY_SIDE_EXAMPLES", "10"))
 STEPS = int(os.environ.get("SIDE_BY_SIDE_STEPS", "25"))
 
 SLOTS = st.integers(0, 2)
@@ -558,6 +558,7 @@ _RUN = settings(
     max_examples=EXAMPLES,
     stateful_step_count=STEPS,
     deadline=None,
+    phases=[Phase.generate],  # shrinking takes minutes
     derandomize="SIDE_BY_SIDE_EXAMPLES" not in os.environ,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
