@@ -103,8 +103,9 @@ async def upgrade(
         location: a path, a URL, or an open storage.
         dry_run: change nothing; report what would be done, after reading all that it needs.
         delete_unused_v1_files: delete the files of branches and tags, and ``config.yaml``. If
-            they are kept, libraries that know only version 1 go on with them, and what they
-            commit is not part of the migrated repository.
+            they are kept, libraries that know only version 1 go on with them: what they commit
+            is not part of the migrated repository, and if they collect garbage they delete what
+            only that needs.
         storage_options: the backend's options, where ``location`` is a path or URL.
         progress: told how many snapshots are read.
 
