@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from rich.text import Text
+
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.repo_info import SnapshotInfo
 
@@ -159,6 +161,12 @@ class AncestryGraph:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+    def __rich__(self) -> Text:
+        """Draw where rich prints it."""
+        from rich.text import Text  # noqa: PLC0415 - not without need
+
+        return Text.from_ansi(str(self))
 
     def uncoloured(self) -> AncestryGraph:
         """Answer the same drawing without colours."""

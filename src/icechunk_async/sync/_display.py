@@ -9,7 +9,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Final, cast, override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     type Rows = Sequence[tuple[str, object]]
 
@@ -71,6 +71,10 @@ class Displayed:
     @override
     def __str__(self) -> str:
         return text(title_of(type(self)), self._rows())
+
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        """Show the value where rich prints it: names and values, folded and in colour."""
+        yield from self._rows()
 
     def _repr_html_(self) -> str:
         """Show the value in a notebook."""

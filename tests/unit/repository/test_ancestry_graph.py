@@ -116,6 +116,14 @@ def test_colours_are_left_out_on_request() -> None:
     assert str(AncestryGraph([])) == ""
 
 
+def test_rich_draws_it_too() -> None:
+    """As text with styles, not as escapes."""
+    graph = AncestryGraph(lay_out([_info(0, None, 0, "m")], {"main": _id(0)}, {}))
+    drawn = graph.__rich__()
+    assert drawn.plain == str(graph.uncoloured())
+    assert drawn.spans
+
+
 async def test_a_repository_draws_its_branches_or_one_line_of_descent() -> None:
     """Without arguments every branch is drawn, with one only what it stands on."""
     async with Repository.create("memory://drawn") as repository:

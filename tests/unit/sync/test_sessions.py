@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import pickle
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import zarr
+from rich.console import Console
 from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import WrapperStore
 
 from icechunk_async.repository.history import opening
-from icechunk_async.sync import IcechunkStore, ReadOnlyError, Repository, SessionStateError, handles
+from icechunk_async.sync import (
+    IcechunkStore,
+    ReadOnlyError,
+    Repository,
+    SessionStateError,
+    handles,
+    in_memory_storage,
+)
 from tests.helpers import memory_url
 
 if TYPE_CHECKING:
@@ -206,3 +215,15 @@ def test_solvers_of_ones_own_may_be_asynchronous(repository: Repository, tmp_pat
     first.commit("first")
     second.commit("second", rebase_with=Theirs())  # type: ignore[arg-type]
     assert _values(second.store) == [1, 2, 2, 2]
+
+
+def test_sessions_are_shown_by_rich() -> None:
+    """Names and values, as in the text."""
+    repository = Repository.create(in_memory_storage())
+    session = repository.writable_session("main")
+    console = Console(width=200, file=io.StringIO())
+    console.print(session)
+    printed = str(getattr(console.file, "getvalue")())  # noqa: B009 - rich's type is wider
+    assert printed.startswith("Session(")
+    assert session.snapshot_id in printed
+    assert "branch='main'" in printed
