@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from xarray.tests import create_test_data
 
 from icechunk_async.sync.xarray import open_dataset, to_icechunk
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     type Write = Callable[..., None]
 
+xr.set_options(warn_for_unclosed_files=False)  # which importing xarray's tests turns on
 PACKAGES = ("icechunk", "icechunk_async.sync")
 WRITERS: dict[str, Write] = {
     "icechunk": import_module("icechunk.xarray").to_icechunk,
@@ -27,27 +29,10 @@ DASK = [pytest.param(False, id="memory"), pytest.param(True, id="dask")]
 
 
 def dataset(*, lazy: bool) -> xr.Dataset:
-    """Answer a dataset of many kinds of coordinates, in blocks if ``lazy``."""
-    random = np.random.default_rng(5)
-    times = np.datetime64("2000-01-01", "ns") + np.arange(20) * np.timedelta64(1, "D")
-    data = xr.Dataset(
-        {
-            "var1": (("dim1", "dim2"), random.normal(size=(8, 9)), {"units": "m", "foo": [1, 2]}),
-            "var2": (("dim1", "dim2"), random.normal(size=(8, 9)).astype("f4")),
-            "var3": (("dim3", "dim1"), random.integers(0, 9, (10, 8))),
-            "var4": (("dim1",), random.normal(size=8) + 1j),
-            "empty": (("none",), np.empty(0)),
-        },
-        coords={
-            "dim2": ("dim2", 0.5 * np.arange(9.0)),
-            "dim3": ("dim3", list("abcdefghij")),
-            "time": ("time", times),
-            "numbers": ("dim3", np.array([0, 1, 2, 0, 0, 1, 1, 2, 2, 3])),
-        },
-        attrs={"title": "test"},
-    )
-    # The official package cannot write an empty array of Dask; ours can.
-    return data.drop_vars("empty").chunk(dim1=4, dim2=5) if lazy else data
+    """Answer xarray's own test dataset, in blocks if ``lazy``."""
+    data = create_test_data(5)
+    data.attrs["title"] = "test"
+    return data.chunk(dim1=4, dim2=5) if lazy else data
 
 
 def packed(*, lazy: bool) -> xr.Dataset:
