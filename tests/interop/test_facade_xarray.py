@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     type Write = Callable[..., None]
 
-xr.set_options(warn_for_unclosed_files=False)  # which importing xarray's tests turns on
+# Importing xarray's tests turns it on.
+xr.set_options(warn_for_unclosed_files=False)  # type: ignore[no-untyped-call]
 PACKAGES = ("icechunk", "icechunk_async.sync")
 WRITERS: dict[str, Write] = {
     "icechunk": import_module("icechunk.xarray").to_icechunk,
