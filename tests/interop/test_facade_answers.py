@@ -247,6 +247,7 @@ def test_the_log_is_written_from_the_import_on_where_the_environment_says_so(
         env={**environment, "ICECHUNK_LOG": level},
         capture_output=True,
         text=True,
+        encoding="utf-8",
         check=True,
     )
     assert ("heard" in done.stderr) is told

@@ -210,6 +210,7 @@ def test_an_in_memory_storage_says_that_it_cannot_travel(tmp_path: Path) -> None
         [sys.executable, "-c", script, str(tmp_path / "pickled")],
         capture_output=True,
         text=True,
+        encoding="utf-8",
         check=False,
     )
     assert "in another process than the one that made it" in done.stderr
