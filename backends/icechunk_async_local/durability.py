@@ -257,13 +257,15 @@ class Ledger:
         with self._lock:
             above = set(self._above_root)
         for directory in above:
-            _sync_directory(os.open(directory, os.O_RDONLY))
+            with suppress(FileNotFoundError, NotADirectoryError):  # removed since, with all in it
+                _sync_directory(os.open(directory, os.O_RDONLY))
         with self._lock:
             self._above_root -= above
         if not self._root_entered:
             # Whoever made the root may have died before its own sync, so its entry is synced
-            # once by every handle that writes; a parent that may not be read is let be.
-            with suppress(PermissionError):
+            # once by every handle that writes; a parent that may not be read is let be, and one
+            # that was removed has no entries.
+            with suppress(PermissionError, FileNotFoundError, NotADirectoryError):
                 parent = self._tree.root.resolve().parent
                 _sync_directory(os.open(parent, os.O_RDONLY))
             self._root_entered = True

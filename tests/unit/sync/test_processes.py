@@ -74,6 +74,20 @@ def test_the_interpreter_exits_with_repositories_open(place: str, end: str) -> N
     assert _run(script, place, code=3 if end else 0) == "None 7\n"
 
 
+def test_the_interpreter_exits_after_the_repository_was_removed(place: str) -> None:
+    """With writes that were not committed: nothing is left that could be made durable."""
+    script = f"""
+    import shutil
+    import numpy as np
+    repository.close()
+    again = icechunk.Repository.open(icechunk.local_filesystem_storage({place!r}))
+    session = again.writable_session("main")
+    zarr.create_array(session.store, name="b", data=np.arange(9000), chunks=(1000,))
+    shutil.rmtree(os.path.dirname({place!r}))
+    """
+    assert _run(script, place) == ""
+
+
 def test_the_interpreter_exits_in_the_middle_of_iterations(place: str) -> None:
     """That nobody closed."""
     script = """
