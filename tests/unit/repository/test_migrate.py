@@ -23,7 +23,7 @@ from icechunk_async.errors import (
 )
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.refs import encode_closed_ref, encode_ref
-from icechunk_async.repository.layout import snapshot_key
+from icechunk_async.repository.layout import branch_key, snapshot_key
 from icechunk_async.repository.migrate import upgrade
 from icechunk_async.repository.progress import Progress
 from icechunk_async.storage import open_storage
@@ -45,7 +45,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from icechunk_async import Session
-    from icechunk_async.storage import Data, Expected, Storage, Version
+    from icechunk_async.storage import (
+        Data,
+        Expected,
+        RangeRequest,
+        Retrieved,
+        Storage,
+        Version,
+    )
 
 
 class _Killed(BaseException):
@@ -102,6 +109,15 @@ class _Interrupted(WrappedStorage):
             await self._act()
 
 
+class _Overtaken(WrappedStorage):
+    """Has somebody migrate between the looks for what version 2 and version 1 begin with."""
+
+    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        if key == branch_key("main"):
+            await upgrade(self.wrapped)
+        return await self.wrapped.get(key, byte_range)
+
+
 class _Silent(WrappedStorage):
     """Loses the request or the reply of one write."""
 
@@ -125,6 +141,13 @@ class _Silent(WrappedStorage):
 async def old() -> OldRepository:
     """Answer a repository of format version 1."""
     return await make_old()
+
+
+async def test_opening_finds_a_repository_that_is_migrated_just_then(old: OldRepository) -> None:
+    """Of the two things that it looks for, one was not there yet and one is there no more."""
+    async with copied(old) as storage, Repository.open(_Overtaken(storage)) as repository:
+        assert repository.spec_version == 2
+        assert await repository.branches() == old.branches
 
 
 async def test_a_dry_run_reports_and_changes_nothing(old: OldRepository) -> None:

@@ -58,11 +58,14 @@ async def find(storage: Storage) -> Found | None:
     A repo info decides for spec 2, whatever else is there: refs beside it are left over from a
     migration.
 
-    Cost: three requests at once.
+    Cost: three requests at once, and one more where neither of the first two is there.
     """
     info, main, config = await gather(
         _try(storage, REPO_INFO), _try(storage, branch_key(MAIN)), _try(storage, CONFIG)
     )
+    if info is None and main is None:
+        # A migration writes the one and then removes the other, maybe between these two reads.
+        info = await _try(storage, REPO_INFO)
     if info is not None:
         state = read_state(info)
         raw = state.info.raw_config
