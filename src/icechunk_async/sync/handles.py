@@ -168,6 +168,9 @@ class RepositoryHandle:
         if self._closed is not None:
             raise self._closed.with_traceback(None)
         opened = await self._opening.run(0, lambda: _Open.enter(self.source.opening()))
+        if self._closed is not None:  # meanwhile, by another thread
+            await opened.close()
+            raise self._closed.with_traceback(None)
         if self._open is not opened:
             self._keep(opened)
         return opened.repository

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,6 +152,37 @@ def test_what_was_opened_is_closed_with_its_last_reference(
     gc.collect()
     assert Repository.exists(url)  # answered after what was asked for before
     assert closed.count(mine) == 2  # the repository's, and that of the look just now
+
+
+def test_a_repository_that_is_closed_while_it_opens_does_not_stay_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By another thread; whoever waited for it is told."""
+    begun, let_go = threading.Event(), threading.Event()
+    closed: list[MemoryStorage] = []
+    get, close = MemoryStorage.get, MemoryStorage.close
+
+    async def held(storage: MemoryStorage, key: str) -> Any:
+        begun.set()
+        await asyncio.to_thread(let_go.wait)
+        return await get(storage, key)
+
+    def noticed(storage: MemoryStorage) -> Any:
+        closed.append(storage)
+        return close(storage)
+
+    copy = pickle.loads(pickle.dumps(Repository.create(memory_url())))
+    monkeypatch.setattr(MemoryStorage, "get", held)
+    monkeypatch.setattr(MemoryStorage, "close", noticed)
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(copy.list_branches)
+        assert begun.wait(60)
+        copy.close()
+        before = len(closed)
+        let_go.set()
+        with pytest.raises(errors.StorageClosedError):
+            answer.result()
+    assert len(closed) == before + 1
 
 
 def test_many_tasks_of_many_loops_share_a_repository() -> None:
