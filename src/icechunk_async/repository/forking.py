@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Forking"]
 
 _SESSION_BYTES: Final = 12
+_MERGING: Final = "Forks are being merged into the session."
 _BYTES_PER_FORK: Final = 1 << 15
 """Roughly what merging one fork is worth; decides what goes to a thread."""
 
@@ -178,6 +179,7 @@ class Forking(Publishing):
 
             merged = await workspace.assets.compute(work, size_bytes=_BYTES_PER_FORK * len(parts))
             with workspace.lock:
+                _check_still_merging(workspace)
                 if self._points_of is workspace.changes:
                     self._points_of = merged
                 workspace.rebase_to(workspace.base, merged)
@@ -208,12 +210,13 @@ class Forking(Publishing):
         workspace = self.workspace
         with workspace.lock:
             workspace.check_writable()
-            workspace.why_read_only = "Forks are being merged into the session."
+            workspace.why_read_only = _MERGING
         try:
             yield workspace
         finally:
             with workspace.lock:
-                workspace.why_read_only = None
+                if workspace.why_read_only == _MERGING:
+                    workspace.why_read_only = None
 
 
 def check_is_fork(fork: object) -> None:
@@ -228,6 +231,15 @@ def check_is_fork(fork: object) -> None:
         raise SessionStateError(
             f"Only forks can be merged, and {fork!r} is none. Make one with 'await "
             "session.fork()', write to it, and merge that."
+        )
+
+
+def _check_still_merging(workspace: Workspace) -> None:
+    """Refuse to put what was merged into a fork that was detached meanwhile."""
+    if workspace.why_read_only != _MERGING:
+        raise SessionStateError(
+            f"{workspace.why_read_only} Other forks were being merged into it just then, and "
+            "nothing of them was: merge them into it again."
         )
 
 

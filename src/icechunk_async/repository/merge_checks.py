@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from icechunk_async.errors import FormatError
+from icechunk_async.errors import FormatError, InvalidMetadataError
 from icechunk_async.format.chunk_refs import Kind
 
 if TYPE_CHECKING:
@@ -21,9 +21,11 @@ def check_fits(changes: ChangeSet, base: Nodes) -> None:
     """Refuse changes that no session can have made.
 
     Raises:
-        FormatError: they create a node where there is one, or change one that there is not.
+        FormatError: they create a node where there is one, change one that there is not, or say
+            something else of an array than its document says.
 
-    Cost: a look at each node that was changed, and at each chunk of arrays that stayed.
+    Cost: reads the document of each node that was changed, and looks at each chunk of arrays
+    that stayed.
     """
     known: dict[bytes, Node] = {node.id: node for node in changes.new.values()}
     for path, node in changes.new.items():
@@ -32,10 +34,12 @@ def check_fits(changes: ChangeSet, base: Nodes) -> None:
             raise _impossible(f"creates {path!r}, where there is a node")
         if base.path_of(node.id) is not None:
             raise _impossible(f"creates {path!r} with the id of another node")
+        _check_document(node)
     for node_id, node in changes.updated.items():
         was = base.get(node.path)
         if was is None or was.id != node_id or (was.array is None) != (node.array is None):
             raise _impossible(f"changes {node.path!r}, which is another node, or none")
+        _check_document(node)
         known[node_id] = node
     for node_id, gone in changes.deleted.items():
         was = base.get(gone.path)
@@ -45,6 +49,18 @@ def check_fits(changes: ChangeSet, base: Nodes) -> None:
         if not chunks.is_empty() or chunks.kept_grid is not None:
             place = base.path_of(node_id)
             _check_chunks(chunks, known.get(node_id) or (None if place is None else base[place]))
+
+
+def _check_document(node: Node) -> None:
+    # Only the layer above knows Zarr's documents.
+    from icechunk_async.zarr.documents import parse_document  # noqa: PLC0415
+
+    try:
+        array = parse_document(node.user_data, node.path).array
+    except InvalidMetadataError as error:
+        raise _impossible(f"brings a document that no array or group can have: {error}") from error
+    if array != node.array:
+        raise _impossible(f"says another shape or grid of {node.path!r} than its document")
 
 
 def _check_chunks(chunks: ArrayChanges, node: Node | None) -> None:

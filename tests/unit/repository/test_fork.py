@@ -229,6 +229,23 @@ async def test_nothing_is_opened_before_it_is_asked_for(filled: Repository) -> N
         assert await read(away, "a/c/7") == b"7"
 
 
+async def test_a_fork_that_is_detached_during_a_merge_refuses_it(filled: Repository) -> None:
+    """Rather than losing it: it would have gone to where nobody looks any more."""
+    session = await filled.writable_session("main")
+    away: ForkSession = pickle.loads(pickle.dumps(await session.fork()))
+    others = [await session.fork() for _ in range(64)]  # enough to be merged on a thread
+    await write(others[0], "a/c/5", b"5")
+    async with away.attached():
+        merging = asyncio.create_task(away.merge(*others))
+        await asyncio.sleep(0)
+    with pytest.raises(SessionStateError, match=r"detached.*merge them into it again"):
+        await merging
+    assert not away.has_uncommitted_changes
+    await away.merge(*others)
+    async with away.attached():
+        assert await read(away, "a/c/5") == b"5"
+
+
 async def test_what_travels_is_the_same_for_the_same_work(filled: Repository) -> None:
     """Bytes are equal for equal changes, and hold no location; damaged ones are refused."""
     session = await filled.writable_session("main")
@@ -443,6 +460,11 @@ IMPOSSIBLE: dict[str, Callable[[Node, Node], ChangeSet]] = {
     "an array for a group": lambda _, group: ChangeSet(
         updated={group.id: replace(group, array=ArrayData((), None))}
     ),
+    "another shape than the document's": lambda it, _: ChangeSet(
+        updated={it.id: replace(it, array=ArrayData((Dimension(99, 99),), None))}
+    ),
+    "a new array without a document": lambda _, __: ChangeSet(new={"/b": _node("/b", 1, (4,))}),
+    "a new group without a document": lambda _, __: ChangeSet(new={"/b": _node("/b", 1)}),
     "no node deleted": lambda _, group: ChangeSet(deleted={group.id: Deleted("/b", is_array=True)}),
     "chunks of no array": lambda _, __: ChangeSet(chunks={NodeId(b"n" * 8): _chunks((0,))}),
     "chunks of a group": lambda _, group: ChangeSet(chunks={group.id: _chunks((0,))}),
