@@ -39,7 +39,9 @@ class TestObstore(StorageConformance):
     async def storage(self, azurite: Azurite, container: str) -> AsyncIterator[Storage]:
         """Open an empty prefix."""
         url = f"obstore+az://{container}/{uuid4()}"
-        async with open_storage(url, **options(azurite.endpoint)) as storage:
+        # On a busy machine Azurite is silent for a minute while it deletes many blobs.
+        given = {**options(azurite.endpoint), "timeout_seconds": 250}
+        async with open_storage(url, **given) as storage:
             yield storage
 
     def undeletable(self, storage: Storage, key: str) -> AbstractAsyncContextManager[None]:
