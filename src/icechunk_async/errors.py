@@ -29,7 +29,10 @@
     │   ├── InvalidCoordinatesError
     │   ├── InvalidRefNameError
     │   ├── InvalidConfigError
-    │   └── UnsupportedBySpecError
+    │   ├── UnsupportedBySpecError
+    │   ├── DuplicateRowsError           rows of a table that cannot be placed in arrays
+    │   ├── OutsideGridError
+    │   └── MissingCoordinatesError
     ├── MissingDriverError (ImportError)
     ├── NotFoundError (KeyError)
     │   ├── RepositoryNotFoundError
@@ -51,6 +54,7 @@
     │   ├── FeatureDisabledError         a feature flag of the repository forbids it
     │   ├── InvalidMoveError
     │   ├── NothingToCommitError
+    │   ├── IncompleteWriteError         tasks of a job did not answer once each
     │   └── MergeFailedError             forks that do not go together; nothing was merged
     └── VirtualChunkError
         ├── VirtualContainerError        no container covers the location
@@ -274,6 +278,33 @@ class UnsupportedBySpecError(InvalidInputError):
     kind = "unsupported-by-spec"
 
 
+class DuplicateRowsError(InvalidInputError):
+    """Several rows of a table have the coordinates of one cell; nothing was published.
+
+    ``context`` holds ``array`` and ``index``, the place of the first such cell.
+    """
+
+    kind = "duplicate-rows"
+
+
+class OutsideGridError(InvalidInputError):
+    """A row of a table has a coordinate that the arrays do not have; nothing was published.
+
+    ``context`` holds ``dimension`` and ``value``, the first such coordinate.
+    """
+
+    kind = "outside-grid"
+
+
+class MissingCoordinatesError(InvalidInputError):
+    """A table, or a row of it, does not say where it belongs; nothing was published.
+
+    ``context`` holds ``dimension``.
+    """
+
+    kind = "missing-coordinates"
+
+
 class MissingDriverError(IcechunkError, ImportError):
     """A backend is known, but the package that it drives is not installed."""
 
@@ -402,6 +433,15 @@ class NothingToCommitError(SessionStateError):
     """The session has no changes."""
 
     kind = "nothing-to-commit"
+
+
+class IncompleteWriteError(SessionStateError):
+    """Tasks of a distributed write did not answer exactly once each; nothing was published.
+
+    ``context`` holds ``missing`` and ``repeated``, numbers of tasks.
+    """
+
+    kind = "incomplete-write"
 
 
 class MergeFailedError(SessionStateError):

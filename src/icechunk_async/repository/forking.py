@@ -184,6 +184,51 @@ class Forking(Publishing):
                     self._points_of = merged
                 workspace.rebase_to(workspace.base, merged)
 
+    async def resume(
+        self, root: ForkSession, *forks: ForkSession, allow_overlaps: bool = False
+    ) -> None:
+        """Go on in place of a session that is gone, perhaps with its process.
+
+        This session, which must not have changed anything, stands where ``root`` stands, with
+        what was changed in it and in ``forks`` of it. A commit finds out what others did since.
+
+        Args:
+            root: a fork of the session that is gone; it may have been read from bytes.
+            forks: forks of ``root``, made after its last change; likewise.
+            allow_overlaps: see :meth:`merge`.
+
+        Raises:
+            SnapshotNotFoundError: what ``root`` stands on was collected as garbage.
+            SessionStateError: a fork is of another session.
+            MergeFailedError: forks clash.
+
+        Cancellation and errors: the session has no changes.
+        """
+        self._check_mode("resumed")
+        check_is_fork(root)
+        workspace = self.workspace
+        base = await workspace.assets.snapshot(root.snapshot_id)
+        with workspace.lock:
+            workspace.check_writable()
+            if not workspace.changes.is_empty():
+                raise SessionStateError(
+                    "This session has changes of its own, and cannot go on in place of another. "
+                    "Begin a new one with Repository.writable_session."
+                )
+            began, changes = workspace.base, root.changes_so_far()
+            point = ForkPoint(changes.copy())
+            self._session_id = root.session_id
+            self._points = {
+                fork.snapshot_id: point for fork in forks if fork.snapshot_id != base.id
+            }
+            self._points_of = changes
+            workspace.rebase_to(base, changes)
+        try:
+            await self.merge(*forks, allow_overlaps=allow_overlaps)
+        except BaseException:
+            workspace.rebase_to(began, ChangeSet())
+            raise
+
     def _point_of(self, fork: ForkSession) -> ForkPoint:
         """Answer what this session had changed when a fork began."""
         check_is_fork(fork)

@@ -1,0 +1,231 @@
+"""One commit of many tasks: each writes whole chunks in a fork, and answers what it wrote.
+
+What travels is plain data. Whichever process has the description and the answers can commit, so
+the one that began need not live on; nothing is visible before.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from icechunk_async.errors import IncompleteWriteError, InvalidInputError
+from icechunk_async.repository.fork import ForkSession as AsyncForkSession
+from icechunk_async.spark.transactions import Published, publish, published_version
+from icechunk_async.sync import ForkSession, Repository, RepositoryConfig
+from icechunk_async.sync.handles import RepositoryHandle
+from icechunk_async.sync.portal import run
+from icechunk_async.sync.session_handles import SessionHandle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from icechunk_async.spark.transactions import Transaction
+    from icechunk_async.sync.conflicts import ConflictSolver
+    from icechunk_async.sync.store import IcechunkStore
+
+__all__ = ["Answer", "CooperativeWrite", "check_answers", "executor_cores", "run_tasks"]
+
+_ANSWERS: Final = "task long, changes binary"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one task wrote.
+
+    Attributes:
+        task: its number, from 0.
+        changes: references of the chunks that it wrote, 12 to 25 bytes each.
+    """
+
+    task: int
+    changes: bytes
+
+
+def check_answers(answers: Sequence[Answer], tasks: int) -> None:
+    """Make sure that every task answered exactly once.
+
+    Raises:
+        IncompleteWriteError: some did not, did twice, or are unknown.
+    """
+    times = Counter(answer.task for answer in answers)
+    missing = [task for task in range(tasks) if task not in times]
+    repeated = sorted(task for task, count in times.items() if count > 1 or task >= tasks)
+    if missing or repeated:
+        raise IncompleteWriteError(
+            f"Of {tasks} tasks {len(missing)} did not answer (the first: {missing[:5]}) and "
+            f"{len(repeated)} answered too often or are unknown ({repeated[:5]}). Nothing was "
+            "published; run the job again.",
+            missing=missing,
+            repeated=repeated,
+        )
+
+
+class CooperativeWrite:
+    """One transaction that tasks anywhere take part in. Pickles, credentials included."""
+
+    def __init__(self, repository: Repository, branch: str, root: bytes, fork: bytes) -> None:
+        """Use :meth:`begin`."""
+        self.repository = repository
+        self.branch = branch
+        self._root = root
+        self._fork = fork
+
+    @classmethod
+    def begin(
+        cls,
+        repository: Repository | str,
+        branch: str = "main",
+        *,
+        prepare: Callable[[IcechunkStore], None] | None = None,
+        cores: int = 1,
+    ) -> CooperativeWrite:
+        """Begin at the tip of a branch.
+
+        Args:
+            repository: an open one, or its URL.
+            branch: is committed to.
+            prepare: does first, and once, what tasks could not do each: makes or resizes arrays.
+            cores: tasks that run at a time in one executor; they share the repository's budget
+                of requests.
+
+        Raises:
+            RefNotFoundError: there is no such branch.
+
+        Cost: nothing is stored unless ``prepare`` changes something, and then one unpublished
+        snapshot, which is garbage afterwards.
+        """
+        repo = Repository.open(repository) if isinstance(repository, str) else repository
+        root = repo.writable_session(branch).fork()
+        if prepare is not None:
+            prepare(root.store)
+        fork = root.fork() if root.has_uncommitted_changes else root
+        return cls(repo, branch, _native(root).to_bytes(), _narrowed(fork, cores))
+
+    def fork(self) -> ForkSession:
+        """Answer a fork to write in; in a task, or to read what tasks will see."""
+        fork: ForkSession = pickle.loads(self._fork)  # noqa: S301 -- made by ourselves
+        return fork
+
+    @staticmethod
+    def changes(fork: ForkSession) -> bytes:
+        """Answer what was written in a fork, without where the repository is and any secret."""
+        return _native(fork).to_bytes()
+
+    def is_done(self, transaction: Transaction | None) -> bool:
+        """Tell whether the branch holds a transaction already."""
+        if transaction is None:
+            return False
+        newest = published_version(self.repository, self.branch, transaction.app_id)
+        return newest is not None and newest >= transaction.version
+
+    def commit(
+        self,
+        answers: Sequence[Answer],
+        tasks: int,
+        message: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        transaction: Transaction | None = None,
+        rebase_with: ConflictSolver | None = None,
+        rebase_tries: int = 1000,
+    ) -> Published:
+        """Publish what all tasks wrote, at once.
+
+        Args:
+            answers: one for each task.
+            tasks: how many there were.
+            message: says what was done, for people.
+            metadata: properties of the snapshot.
+            transaction: names the write; see :class:`~icechunk_async.spark.Transaction`.
+            rebase_with: decides conflicts with commits that came since :meth:`begin`; without
+                it any such commit is a conflict.
+            rebase_tries: how often at most.
+
+        Raises:
+            IncompleteWriteError: not every task answered exactly once.
+            SessionStateError: two tasks wrote one chunk.
+            ConflictError: another writer was first.
+
+        After an error nothing is visible, except where the reply of the last request was lost:
+        with a transaction, commit again to find out.
+        """
+        check_answers(answers, tasks)
+        session = self.repository.writable_session(self.branch)
+        root = AsyncForkSession.from_bytes(self._root)
+        forks = [
+            AsyncForkSession.from_bytes(it.changes) for it in sorted(answers, key=lambda a: a.task)
+        ]
+        run(session._session.ask(lambda it: it.resume(root, *forks)))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        return publish(
+            self.repository,
+            session,
+            message,
+            metadata=metadata,
+            transaction=transaction,
+            rebase_with=rebase_with,
+            rebase_tries=rebase_tries,
+        )
+
+
+def run_tasks(
+    spark: SparkSession,
+    write: CooperativeWrite,
+    tasks: int,
+    work: Callable[[ForkSession, int], None],
+) -> list[Answer]:
+    """Run tasks as a Spark job, each in a fork, and answer what they wrote.
+
+    Args:
+        spark: a session, also one of Spark Connect.
+        write: what the tasks take part in.
+        tasks: how many; each is a partition.
+        work: gets a fork and the number of the task. It may run several times for one task
+            (Spark tries again, and may run slow tasks twice); one answer counts, and what the
+            others stored is garbage.
+    """
+    if tasks < 1:
+        raise InvalidInputError(f"A job needs at least one task, not {tasks}.")
+
+    def each(batches: Iterator[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                fork = write.fork()
+                work(fork, task)
+                answer = {"task": [task], "changes": [CooperativeWrite.changes(fork)]}
+                yield pa.RecordBatch.from_pydict(answer)
+
+    rows = spark.range(0, tasks, 1, tasks).mapInArrow(each, _ANSWERS).collect()
+    return [Answer(int(row["task"]), bytes(row["changes"])) for row in rows]
+
+
+def executor_cores(spark: SparkSession) -> int:
+    """Answer how many tasks one executor runs at a time, as far as the session tells."""
+    cores = spark.conf.get("spark.executor.cores", "")
+    if cores:
+        return max(1, int(cores))
+    master = spark.conf.get("spark.master", "") or ""
+    inside = master.partition("local[")[2].partition("]")[0].partition(",")[0]
+    if inside.isdigit():
+        return int(inside)
+    return os.cpu_count() or 1 if master.startswith("local[*") else 1
+
+
+def _native(fork: ForkSession) -> AsyncForkSession:
+    return fork._session.fork  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+def _narrowed(fork: ForkSession, cores: int) -> bytes:
+    """Pickle a fork that uses a task's share of the budget of requests where it arrives."""
+    handle = fork._session  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    budget = handle.repository.now().config.effective_max_concurrent_requests
+    share = RepositoryConfig(max_concurrent_requests=max(1, budget // max(1, cores)))
+    source = handle.repository.source.changed(share, None)
+    return pickle.dumps(ForkSession(SessionHandle(RepositoryHandle(source), handle.fork)))

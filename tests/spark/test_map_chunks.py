@@ -1,0 +1,175 @@
+"""Arrays computed chunk by chunk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zarr
+
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.spark.map_chunks import (
+    Input,
+    NewArray,
+    map_chunks,
+    match_axes,
+    place_block,
+    write_region,
+)
+from icechunk_async.spark.transactions import Transaction
+from icechunk_async.sync import Repository
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy.typing as npt
+    from pyspark.sql import SparkSession
+
+DATA = np.arange(24 * 10 * 7, dtype=np.float32).reshape(24, 10, 7)
+NAMES = ("time", "lat", "lon")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Answer the URL of a repository with one array."""
+    url = (tmp_path / "repo").as_uri()
+    repo = Repository.create(url)
+    session = repo.writable_session("main")
+    array = zarr.create_array(
+        session.store,
+        name="t",
+        shape=DATA.shape,
+        chunks=(5, 4, 7),
+        dtype="f4",
+        dimension_names=NAMES,
+    )
+    array[:] = DATA
+    session.commit("made")
+    return url
+
+
+def read(url: str, path: str) -> npt.NDArray[Any]:
+    """Read an array from the tip."""
+    store = Repository.open(url).readonly_session("main").store
+    return np.asarray(zarr.open_array(store, path=path, mode="r")[...])
+
+
+def commits(url: str) -> int:
+    """Count the commits of the branch."""
+    return len(list(Repository.open(url).ancestry(branch="main")))
+
+
+def test_an_array_is_derived_in_one_commit(spark: SparkSession, url: str) -> None:
+    """Chunks of two inputs give a chunk of the output; the new array is in the same commit."""
+    published = map_chunks(
+        spark,
+        url,
+        lambda a, b: a * 2 + b,
+        ["t", "t"],
+        NewArray("out", DATA.shape, (6, 10, 3), "f4", NAMES),
+        message="derived",
+    )
+    np.testing.assert_array_equal(read(url, "out"), DATA * 3)
+    assert published.committed
+    assert commits(url) == 3
+    tip = next(iter(Repository.open(url).ancestry(branch="main")))
+    assert (tip.id, tip.message) == (published.snapshot_id, "derived")
+
+
+def test_statistics_read_whole_what_the_output_does_not_have(spark: SparkSession, url: str) -> None:
+    """The mean over time, by the names of dimensions, and anomalies with it by a selection."""
+    mean = NewArray("mean", (10, 7), (4, 4), "f4", ("lat", "lon"))
+    map_chunks(spark, url, lambda t: t.mean(axis=0), ["t"], mean)
+    np.testing.assert_allclose(read(url, "mean"), DATA.mean(axis=0))
+    anomaly = NewArray("anomaly", DATA.shape, (8, 5, 7), "f4", NAMES)
+    map_chunks(spark, url, lambda t, m: t - m, ["t", Input("mean")], anomaly)
+    np.testing.assert_allclose(read(url, "anomaly"), DATA - DATA.mean(axis=0))
+
+
+def test_a_selection_says_what_is_needed(spark: SparkSession, url: str) -> None:
+    """Every second place, from an input of another length; None leaves a chunk alone."""
+    halves = Input("t", lambda at: (slice(at[0].start * 2, at[0].stop * 2, 2), 0, 0))
+
+    def fn(block: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+        return None if block[0] == 0 else block
+
+    map_chunks(spark, url, fn, [halves], NewArray("half", (12,), (4,), "f4", fill_value=-1))
+    expected = DATA[::2, 0, 0].copy()
+    expected[:4] = -1
+    np.testing.assert_array_equal(read(url, "half"), expected)
+
+
+def test_a_wrong_block_fails_and_nothing_is_visible(spark: SparkSession, url: str) -> None:
+    """The message says what was wrong."""
+    before = commits(url)
+    out = NewArray("out", DATA.shape, (24, 10, 7), "f4", NAMES)
+    with pytest.raises(Exception, match="has the shape"):
+        map_chunks(spark, url, lambda t: t[1:], ["t"], out)
+    assert commits(url) == before
+    assert [*zarr.open_group(Repository.open(url).readonly_session("main").store, mode="r")] == [
+        "t"
+    ]
+
+
+def test_a_block_that_the_array_cannot_hold_is_refused() -> None:
+    """Precision may be lost, the imaginary part not."""
+    target = zarr.create_array({}, shape=(4,), chunks=(2,), dtype="f4")
+    place_block(target, (slice(0, 2),), np.ones(2, "f8"))
+    np.testing.assert_array_equal(np.asarray(target[:]), [1, 1, 0, 0])
+    with pytest.raises(InvalidInputError, match="cannot hold"):
+        place_block(target, (slice(0, 2),), np.ones(2, "c8"))
+
+
+def test_the_same_transaction_runs_once(spark: SparkSession, url: str) -> None:
+    """The second call finds it on the branch, and runs no job."""
+    once = Transaction("derive", 3)
+    out = NewArray("out", DATA.shape, (24, 10, 7), "f4", NAMES)
+    first = map_chunks(spark, url, lambda t: t, ["t"], out, transaction=once)
+    again = map_chunks(spark, url, lambda t: t, ["t"], "out", transaction=once)
+    assert (first.committed, again.committed) == (True, False)
+    assert again.snapshot_id == first.snapshot_id
+    later = map_chunks(spark, url, lambda t: t, ["t"], "out", transaction=Transaction("derive", 4))
+    assert later.committed
+
+
+def test_regions_are_placed(spark: SparkSession, url: str) -> None:
+    """One task each; of whole chunks, the last of them cut off by the end of the array."""
+    places = [slice(0, 10), slice(10, 20), slice(20, 24)]
+    parts = [((it, slice(None), slice(None)), it.start) for it in places]
+    write_region(
+        spark,
+        url,
+        lambda start: DATA[start : start + 10] + 1,
+        parts,
+        NewArray("placed", DATA.shape, (5, 10, 7), "f4", NAMES),
+    )
+    np.testing.assert_array_equal(read(url, "placed"), DATA + 1)
+
+
+@pytest.mark.parametrize(
+    ("places", "words"),
+    [
+        ([slice(0, 10), slice(5, 15)], "in common"),
+        ([slice(0, 7)], "inside of a chunk"),
+        ([slice(20, 25)], "not within"),
+        ([slice(0, 10, 2)], "step by step"),
+    ],
+)
+def test_regions_that_could_harm_are_refused(
+    spark: SparkSession, url: str, places: list[slice], words: str
+) -> None:
+    """Before any task runs."""
+    parts = [((it, slice(None), slice(None)), 0) for it in places]
+    with pytest.raises(InvalidInputError, match=words):
+        write_region(spark, url, lambda _: DATA, parts, "t")
+
+
+def test_axes_that_cannot_be_matched_are_refused() -> None:
+    """Without names and of another rank, or of another length."""
+    assert match_axes(["b", "a"], (2, 1), ["a", "c", "b"], (1, 5, 2), "x") == (2, 0)
+    assert match_axes([None], (3,), [None], (3,), "x") == (0,)
+    with pytest.raises(InvalidInputError, match="cannot be matched"):
+        match_axes([None], (3,), ["a", "b"], (3, 3), "x")
+    with pytest.raises(InvalidInputError, match="has 4 places"):
+        match_axes(["a"], (4,), ["a"], (3,), "x")
