@@ -23,8 +23,7 @@ type Region = tuple[slice, ...]
 
 @dataclass(frozen=True, slots=True)
 class ChunkGrid:
-    """Where the chunks of an array begin and end. What is stored at once counts: of an array with
-    shards, these.
+    """Where the chunks of an array begin and end; of an array with shards, these.
 
     Attributes:
         edges: along each axis, the places where chunks begin, and the length of the array.
@@ -96,7 +95,7 @@ class ChunkGrid:
 
 
 def share(number: int, parts: int, part: int) -> range:
-    """Answer the part of ``range(number)`` that is one of ``parts``, which differ by one at most."""
+    """Answer one of the parts of ``range(number)``, whose sizes differ by one at most."""
     return range(number * part // parts, number * (part + 1) // parts)
 
 

@@ -23,7 +23,7 @@ from icechunk_async.sync.portal import run
 from icechunk_async.sync.session_handles import SessionHandle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -84,7 +84,7 @@ class CooperativeWrite:
         repository: Repository | str,
         branch: str = "main",
         *,
-        prepare: Callable[[IcechunkStore], None] | None = None,
+        prepare: Callable[[IcechunkStore], object] | None = None,
         cores: int = 1,
     ) -> CooperativeWrite:
         """Begin at the tip of a branch.
@@ -136,6 +136,7 @@ class CooperativeWrite:
         transaction: Transaction | None = None,
         rebase_with: ConflictSolver | None = None,
         rebase_tries: int = 1000,
+        finish: Callable[[IcechunkStore], None] | None = None,
     ) -> Published:
         """Publish what all tasks wrote, at once.
 
@@ -148,6 +149,7 @@ class CooperativeWrite:
             rebase_with: decides conflicts with commits that came since :meth:`begin`; without
                 it any such commit is a conflict.
             rebase_tries: how often at most.
+            finish: does what can be done only now, in the same commit.
 
         Raises:
             IncompleteWriteError: not every task answered exactly once.
@@ -164,6 +166,8 @@ class CooperativeWrite:
             AsyncForkSession.from_bytes(it.changes) for it in sorted(answers, key=lambda a: a.task)
         ]
         run(session._session.ask(lambda it: it.resume(root, *forks)))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        if finish is not None:
+            finish(session.store)
         return publish(
             self.repository,
             session,
@@ -194,7 +198,7 @@ def run_tasks(
     if tasks < 1:
         raise InvalidInputError(f"A job needs at least one task, not {tasks}.")
 
-    def each(batches: Iterator[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 fork = write.fork()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from icechunk_async.spark.cooperative import CooperativeWrite, executor_cores, r
 from icechunk_async.spark.transactions import Published
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
     from pyspark.sql import SparkSession
@@ -182,7 +181,11 @@ def write_region[T](
             example). It travels to the executors.
         parts: regions, each of whole chunks, and what stands for their values; one task each.
         output: path of an array, or one to be made.
-        branch, message, metadata, transaction, rebase_with: as in :func:`map_chunks`.
+        branch: is committed to.
+        message: of the commit.
+        metadata: of the commit.
+        transaction: names the write: where the branch holds it already, no job is run.
+        rebase_with: decides conflicts with commits that came meanwhile.
 
     Raises:
         InvalidInputError: regions are outside of the array, end inside of chunks or overlap.
@@ -213,11 +216,8 @@ def write_region[T](
 def _begin(
     spark: SparkSession, repository: Repository | str, output: str | NewArray, branch: str
 ) -> tuple[CooperativeWrite, ChunkGrid, str]:
-    new = None if isinstance(output, str) else output
-    write = CooperativeWrite.begin(
-        repository, branch, prepare=new and new.make, cores=executor_cores(spark)
-    )
-    path = output if isinstance(output, str) else output.path
+    prepare, path = (None, output) if isinstance(output, str) else (output.make, output.path)
+    write = CooperativeWrite.begin(repository, branch, prepare=prepare, cores=executor_cores(spark))
     return write, ChunkGrid.of(zarr.open_array(write.fork().store, path=path, mode="r")), path
 
 

@@ -1,0 +1,191 @@
+"""Rows of a table are written to arrays: Spark's writer of the format ``icechunk``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from icechunk_async.errors import IcechunkError, IncompleteWriteError, InvalidInputError
+from icechunk_async.spark.chunk_grid import ChunkGrid
+from icechunk_async.spark.cooperative import Answer, CooperativeWrite
+from icechunk_async.spark.encoding import coordinate_column, value_column
+from icechunk_async.spark.row_places import ChunkAssembly
+from icechunk_async.spark.transactions import Transaction
+from icechunk_async.spark.write_options import WriteOptions
+from icechunk_async.spark.write_plan import WritePlan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from icechunk_async.spark.row_places import Block
+    from icechunk_async.spark.transactions import Published
+    from icechunk_async.sync.store import IcechunkStore
+
+__all__ = ["RowWriter", "RowsWritten", "batch_writer", "commit_rows", "write_batches"]
+
+
+@dataclass
+class RowsWritten(WriterCommitMessage):
+    """What one task answers.
+
+    Attributes:
+        answer: what it wrote.
+        length: how long the dimension that is appended to must be for it; 0 if there is none.
+        refusal: why its rows cannot be written, where that may turn out not to matter.
+    """
+
+    answer: Answer
+    length: int
+    refusal: IcechunkError | None = None
+
+
+def batch_writer(
+    options: Mapping[str, str], schema: StructType, *, overwrite: bool
+) -> DataSourceArrowWriter:
+    """Answer the writer of a batch, as the data source is asked for it."""
+    parsed = WriteOptions.parse(options)
+    plan = WritePlan.begin(
+        parsed,
+        schema.names,
+        overwrite=overwrite,
+        transaction=parsed.transaction,
+        cores=parsed.cores,
+    )
+    return RowWriter(plan)
+
+
+class RowWriter(DataSourceArrowWriter):
+    """Writes the rows of one batch, with one commit."""
+
+    def __init__(self, plan: WritePlan) -> None:
+        """Keep the plan: plain data."""
+        self.plan = plan
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> RowsWritten:
+        """Write the rows of one partition, in a task."""
+        context = TaskContext.get()
+        assert context is not None  # Spark runs it in a task
+        return write_batches(self.plan, context.partitionId(), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Publish what all tasks wrote."""
+        commit_rows(self.plan, messages, self.plan.options.transaction)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Leave everything as it is.
+
+        Spark aborts as well where the commit landed and its process was lost afterwards, so
+        nothing may be deleted here; what tasks stored is garbage if nothing refers to it.
+        """
+
+
+def write_batches(plan: WritePlan, task: int, batches: Iterator[pa.RecordBatch]) -> RowsWritten:
+    """Write the rows of one task to chunks.
+
+    Raises:
+        DuplicateRowsError, OutsideGridError, MissingCoordinatesError: rows have no place, or not
+            one each.
+        InvalidInputError: an array cannot hold a value.
+
+    Memory: the rows of chunks that are not complete yet. Rows that come chunk by chunk need no
+    more than one.
+    """
+    fork = plan.write.fork()
+    length = 0
+    if plan.is_done:
+        for _ in batches:
+            pass
+        return RowsWritten(Answer(task, CooperativeWrite.changes(fork)), length)
+    arrays = {
+        encoding.name: zarr.open_array(fork.store, path=path, mode="r+")
+        for path, encoding in plan.variables
+    }
+    grid = _shared_grid(arrays)
+    assembly = ChunkAssembly(grid, next(iter(arrays)))
+    for batch in batches:
+        places = [
+            axis.places(coordinate_column(batch.column(axis.name), axis.name)) for axis in plan.axes
+        ]
+        columns = {
+            it.name: it.encode(value_column(batch.column(it.name), it)) for _, it in plan.variables
+        }
+        if plan.growth is not None and batch.num_rows:
+            at = plan.axes.index(plan.growth.axis)
+            length = max(length, int(places[at].max()) + 1)
+        for block in assembly.add(places, columns):
+            _put(arrays, grid, block)
+    for block in assembly.rest():
+        _put(arrays, grid, block)
+    return RowsWritten(Answer(task, CooperativeWrite.changes(fork)), length)
+
+
+def _shared_grid(arrays: Mapping[str, zarr.Array[Any]]) -> ChunkGrid:
+    grids = {name: ChunkGrid.of(array) for name, array in arrays.items()}
+    first = next(iter(grids.values()))
+    for name, grid in grids.items():
+        same = all(np.array_equal(a, b) for a, b in zip(grid.edges, first.edges, strict=True))
+        if not same:
+            raise InvalidInputError(
+                f"The chunks of {name!r} are not those of {next(iter(grids))!r}. Write arrays "
+                "that differ in their chunks one after the other."
+            )
+    return first
+
+
+def _put(arrays: Mapping[str, zarr.Array[Any]], grid: ChunkGrid, block: Block) -> None:
+    """Write a chunk of every array, once; what has no row keeps its value."""
+    region = grid.region(block.chunk)
+    shape = tuple(at.stop - at.start for at in region)
+    for name, array in arrays.items():
+        values = np.empty(shape, array.dtype) if block.whole else np.array(array[region])
+        values.reshape(-1)[block.cells] = block.values[name]
+        array[region] = values
+
+
+def commit_rows(
+    plan: WritePlan,
+    messages: Sequence[WriterCommitMessage | None],
+    transaction: Transaction | None,
+) -> Published | None:
+    """Publish what all tasks wrote; answer None if there was nothing to do.
+
+    Raises:
+        IncompleteWriteError: a task did not answer.
+        MergeFailedError: two tasks had rows of one chunk.
+        ConflictError: another writer was first.
+    """
+    written = [it for it in messages if isinstance(it, RowsWritten)]
+    if len(written) < len(messages):
+        raise IncompleteWriteError(
+            f"{len(messages) - len(written)} of {len(messages)} tasks did not answer. Nothing was "
+            "published; write again.",
+            missing=[at for at, it in enumerate(messages) if it is None],
+            repeated=[],
+        )
+    if plan.is_done or plan.write.is_done(transaction):
+        return None
+    for refusal in (it.refusal for it in written if it.refusal is not None):
+        raise refusal
+    growth = plan.growth
+    length = max([it.length for it in written] + ([growth.length] if growth else []), default=0)
+
+    def finish(store: IcechunkStore) -> None:
+        if growth is not None:
+            growth.finish(store, growth.most if growth.axis.steps is None else length)
+
+    return plan.write.commit(
+        [it.answer for it in written],
+        len(written),
+        plan.options.message,
+        transaction=transaction,
+        rebase_with=plan.options.solver,
+        finish=finish,
+    )

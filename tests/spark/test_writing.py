@@ -1,0 +1,203 @@
+"""Rows of tables are written to arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import xarray as xr
+
+from icechunk_async.errors import (
+    DuplicateRowsError,
+    InvalidInputError,
+    MissingCoordinatesError,
+    OutsideGridError,
+)
+from icechunk_async.spark.write_options import WriteOptions
+from icechunk_async.spark.write_plan import WritePlan
+from icechunk_async.spark.writing import write_batches
+from icechunk_async.sync import Repository
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TIMES = pd.date_range("2020-01-01", periods=5, freq="D")
+LAT = np.array([40.0, 30.0, 20.0], "f4")
+LON = np.arange(4, dtype="f8") / 10
+
+
+def dataset(times: pd.DatetimeIndex = TIMES, seed: int = 0) -> xr.Dataset:
+    """Make a small dataset: descending latitudes, packed precipitation."""
+    rng = np.random.default_rng(seed)
+    shape = (len(times), 3, 4)
+    return xr.Dataset(
+        {
+            "t": (("time", "lat", "lon"), rng.random(shape).astype("f4")),
+            "p": (("time", "lat", "lon"), rng.integers(0, 100, shape) / 4),
+        },
+        {"time": times, "lat": LAT, "lon": LON},
+    )
+
+
+@pytest.fixture
+def place(repository: Repository, url: str) -> str:
+    """Answer the URL of a repository with the dataset, chunks of two by two."""
+    session = repository.writable_session("main")
+    chunks = (2, 2, 4)
+    dataset().to_zarr(
+        session.store,
+        zarr_format=3,
+        consolidated=False,
+        encoding={
+            "t": {"chunks": chunks},
+            "p": {"chunks": chunks, "dtype": "i2", "scale_factor": 0.25, "_FillValue": -1},
+            "time": {"units": "hours since 1970-01-01", "dtype": "i8"},
+        },
+    )
+    session.commit("made")
+    return url
+
+
+def load(url: str) -> xr.Dataset:
+    """Read the dataset of the tip."""
+    store = Repository.open(url).readonly_session("main").store
+    return xr.open_zarr(store, consolidated=False, chunks=None).load()
+
+
+def commits(url: str) -> int:
+    """Count the commits of the branch."""
+    return len(list(Repository.open(url).ancestry(branch="main")))
+
+
+def table(spark: SparkSession, ds: xr.Dataset, columns: tuple[str, ...] = ("t", "p")) -> DataFrame:
+    """Answer a dataset as rows, in no order."""
+    frame = ds[list(columns)].to_dataframe().reset_index().sample(frac=1, random_state=1)
+    frame["time"] = frame["time"].dt.tz_localize("UTC")
+    return spark.createDataFrame(frame[["time", "lat", "lon", *columns]])
+
+
+def save(frame: DataFrame, url: str, mode: str, **options: Any) -> None:
+    """Write rows, all in one task."""
+    writer = frame.coalesce(1).write.format("icechunk").mode(mode)
+    for name, value in options.items():
+        writer = writer.option(name.replace("_", "-"), value)
+    writer.save(url)
+
+
+def test_overwriting_replaces_the_cells_of_rows_and_no_other(
+    spark: SparkSession, place: str
+) -> None:
+    """Whole chunks, and parts of some; scale, offset and time are encoded; one commit."""
+    new = dataset(seed=1)
+    part = new.isel(time=slice(0, 3))
+    save(table(spark, part), place, "overwrite", message="some days")
+    expected = xr.concat([part, dataset().isel(time=slice(3, None))], "time")
+    xr.testing.assert_equal(load(place), expected)
+    assert commits(place) == 3
+
+
+def test_appending_makes_every_array_longer(spark: SparkSession, place: str) -> None:
+    """Times go on in equal steps; a gap too; what no row is for has the fill value."""
+    times = pd.DatetimeIndex(["2020-01-06", "2020-01-07", "2020-01-09"])
+    new = dataset(times, seed=2)
+    save(table(spark, new, ("t",)), place, "append", append_dim="time")
+    found = load(place)
+    assert list(found.time.values) == list(pd.date_range("2020-01-01", "2020-01-09").values)
+    xr.testing.assert_equal(found.isel(time=slice(0, 5)), dataset())
+    np.testing.assert_array_equal(found.t.sel(time=times), new.t)
+    assert (found.p.sel(time=times) == 0).all()  # Zarr's fill value
+
+
+def test_appended_coordinates_can_be_named(spark: SparkSession, place: str) -> None:
+    """Where they do not go on in equal steps."""
+    times = pd.DatetimeIndex(["2020-02-01", "2020-03-01"])
+    new = dataset(times, seed=2)
+    save(
+        table(spark, new),
+        place,
+        "append",
+        append_dim="time",
+        append_values='["2020-02-01", "2020-03-01"]',
+    )
+    xr.testing.assert_equal(load(place), xr.concat([dataset(), new], "time"))
+
+
+@pytest.mark.parametrize(
+    ("what", "mode", "error", "words"),
+    [
+        ("twice", "overwrite", DuplicateRowsError, "cell"),
+        ("outside", "overwrite", OutsideGridError, "none of the 4 coordinates"),
+        ("null", "overwrite", MissingCoordinatesError, "Drop such rows"),
+        ("there", "append", OutsideGridError, "have already"),
+        ("no column", "overwrite", MissingCoordinatesError, "no column 'lon'"),
+        ("unknown", "overwrite", InvalidInputError, "no arrays for the columns"),
+        ("too large", "overwrite", InvalidInputError, "cannot hold"),
+    ],
+)
+def test_rows_without_a_place_are_refused(
+    place: str, what: str, mode: str, error: type[Exception], words: str
+) -> None:
+    """By an error with a name; the task fails, so that nothing is committed."""
+    frame = dataset().isel(time=[0]).to_dataframe().reset_index()
+    match what:
+        case "twice":
+            frame = pd.concat([frame, frame.iloc[:1]])
+        case "outside":
+            frame["lon"] = frame["lon"].replace(0.1, 0.15)
+        case "null":
+            frame["lon"] = frame["lon"].replace(0.1, None)
+        case "no column":
+            frame = frame.drop(columns="lon")
+        case "unknown":
+            frame = frame.rename(columns={"p": "q"})
+        case "too large":
+            frame["p"] = 1e6
+        case _:
+            pass
+    rows = pa.Table.from_pandas(frame, preserve_index=False)
+    options = {"path": place} | ({"append-dim": "time"} if mode == "append" else {})
+    with pytest.raises(error, match=words):
+        plan = WritePlan.begin(
+            WriteOptions.parse(options), rows.column_names, overwrite=mode == "overwrite"
+        )
+        write_batches(plan, 0, iter(rows.to_batches()))
+
+
+def test_a_row_without_a_place_fails_the_job(spark: SparkSession, place: str) -> None:
+    """The error is named in what Spark raises, and nothing is visible."""
+    frame = table(spark, dataset().isel(time=[0]))
+    with pytest.raises(Exception, match="DuplicateRowsError"):
+        save(frame.unionAll(frame.limit(1)), place, "overwrite")
+    assert commits(place) == 2
+
+
+def test_a_chunk_of_two_tasks_is_refused(spark: SparkSession, place: str) -> None:
+    """Whichever was last would win; the message says what to do."""
+    frame = table(spark, dataset()).repartition(2, "lat", "lon")
+    with pytest.raises(Exception, match="written by both"):
+        frame.write.format("icechunk").mode("overwrite").save(place)
+    assert commits(place) == 2
+
+
+def test_what_is_there_can_be_an_error_or_a_reason_to_do_nothing(
+    spark: SparkSession, place: str
+) -> None:
+    """As Spark's modes error and ignore, which it does not pass on to data sources."""
+    frame = table(spark, dataset(seed=3))
+    with pytest.raises(Exception, match="AlreadyExistsError"):
+        save(frame, place, "overwrite", if_written="error")
+    save(frame, place, "overwrite", if_written="ignore")
+    assert commits(place) == 2
+    xr.testing.assert_equal(load(place), dataset())
+
+
+def test_a_batch_with_a_version_is_written_once(spark: SparkSession, place: str) -> None:
+    """Appending would fail the second time, if it was tried."""
+    new = dataset(pd.date_range("2020-01-06", periods=2), seed=4)
+    for _ in range(2):
+        save(table(spark, new), place, "append", append_dim="time", txnAppId="load", txnVersion="7")
+    assert commits(place) == 3
+    assert load(place).sizes["time"] == 7
