@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from icechunk_async.errors import IncompleteWriteError, InvalidInputError
+from icechunk_async.repository.change_bytes import ForkState, decode_fork, encode_fork
 from icechunk_async.repository.fork import ForkSession as AsyncForkSession
 from icechunk_async.spark.transactions import Published, publish, published_version
 from icechunk_async.sync import ForkSession, Repository, RepositoryConfig
@@ -118,6 +119,19 @@ class CooperativeWrite:
     def changes(fork: ForkSession) -> bytes:
         """Answer what was written in a fork, without where the repository is and any secret."""
         return _native(fork).to_bytes()
+
+    @property
+    def base_id(self) -> str:
+        """The snapshot that the write began at."""
+        return str(AsyncForkSession.from_bytes(self._root).snapshot_id)
+
+    def adopt(self, changes: bytes) -> bytes:
+        """Answer what was written in a fork of another write, as if it were one of this.
+
+        Both must have begun at one snapshot, and have prepared the same.
+        """
+        mine, theirs = _native(self.fork()), decode_fork(changes)
+        return encode_fork(ForkState(mine.session_id, mine.snapshot_id, theirs.changes))
 
     def is_done(self, transaction: Transaction | None) -> bool:
         """Tell whether the branch holds a transaction already."""

@@ -6,12 +6,13 @@ and every commit carries the newest batch of each.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter
 
-from icechunk_async.errors import IcechunkError, InvalidInputError
+from icechunk_async.errors import ConflictError, IcechunkError, InvalidInputError
 from icechunk_async.spark.cooperative import Answer, CooperativeWrite
 from icechunk_async.spark.transactions import Transaction
 from icechunk_async.spark.write_options import WriteOptions
@@ -42,18 +43,24 @@ def stream_writer(
             "A stream needs the option 'txnAppId', which names the query for good, and no "
             "'txnVersion': that is the number of the batch."
         )
-    replaces = overwrite or parsed.append_dim is None
-    plan = WritePlan.begin(parsed, schema.names, overwrite=replaces, cores=parsed.cores)
-    return StreamWriter(plan, parsed.app_id)
+    return StreamWriter(parsed, parsed.app_id, schema.names, overwrite=overwrite)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes the rows of each batch, with one commit."""
+    """Writes the rows of each batch, with one commit.
 
-    def __init__(self, plan: WritePlan, app_id: str) -> None:
-        """Keep the plan: plain data."""
-        self.plan = plan
+    Spark makes one for all batches of a query, so each task looks at the arrays as they are when
+    its batch begins.
+    """
+
+    def __init__(
+        self, options: WriteOptions, app_id: str, columns: Sequence[str], *, overwrite: bool
+    ) -> None:
+        """Keep plain data."""
+        self.options = options
         self.app_id = app_id
+        self.columns = tuple(columns)
+        self.replaces = overwrite or options.append_dim is None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> RowsWritten:
         """Write the rows of one partition, in a task.
@@ -64,15 +71,45 @@ class StreamWriter(DataSourceStreamArrowWriter):
         context = TaskContext.get()
         assert context is not None  # Spark runs it in a task
         task = context.partitionId()
+        plan = WritePlan.begin(
+            self.options, self.columns, overwrite=self.replaces, cores=self.options.cores
+        )
         try:
-            return write_batches(self.plan, task, iterator)
+            written = write_batches(plan, task, iterator)
         except IcechunkError as error:
-            nothing = CooperativeWrite.changes(self.plan.write.fork())
-            return RowsWritten(Answer(task, nothing), 0, error)
+            nothing = CooperativeWrite.changes(plan.write.fork())
+            written = RowsWritten(Answer(task, nothing), 0, error)
+        return replace(written, plan=plan)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 -- PySpark's name
-        """Publish what all tasks wrote, unless the branch holds the batch."""
-        commit_rows(self.plan, messages, Transaction(self.app_id, batchId))
+        """Publish what all tasks wrote, unless the branch holds the batch.
+
+        Raises:
+            ConflictError: another writer committed while the tasks began; restart the query.
+        """
+        plans = [it.plan for it in messages if isinstance(it, RowsWritten) and it.plan is not None]
+        if not plans:
+            return
+        first, transaction = plans[0], Transaction(self.app_id, batchId)
+        if first.write.is_done(transaction):
+            return
+        bases = {plan.write.base_id for plan in plans}
+        if len(bases) > 1:
+            raise ConflictError(
+                f"Others committed to {self.options.branch!r} while the tasks of batch {batchId} "
+                "began, so that they looked at different snapshots. Nothing was published; start "
+                "the query again.",
+                branch=self.options.branch,
+            )
+        commit_rows(first, [_under(first, it) for it in messages], transaction)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Leave everything as it is; see the writer of batches."""
+
+
+def _under(plan: WritePlan, message: WriterCommitMessage | None) -> WriterCommitMessage | None:
+    """Answer a task's answer as if the task had been given this plan."""
+    if not isinstance(message, RowsWritten):
+        return message
+    answer = replace(message.answer, changes=plan.write.adopt(message.answer.changes))
+    return replace(message, answer=answer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from icechunk_async.errors import ConflictError, InvalidInputError, RebaseFailedError
+from icechunk_async.errors import ConflictError, InvalidInputError
 from icechunk_async.repository.retry import Backoff
 from icechunk_async.sync.portal import run
 
@@ -54,7 +54,7 @@ class Published:
 
     Attributes:
         snapshot_id: the snapshot that holds it; of a write that was done before, the tip.
-        committed: whether this call made that snapshot.
+        committed: whether this call is known to have made that snapshot.
     """
 
     snapshot_id: str
@@ -130,19 +130,18 @@ def publish(
                 ),
                 committed=True,
             )
-        except RebaseFailedError:
-            raise
         except ConflictError:
+            if transaction is not None and _landed(repository, branch, transaction):
+                continue  # the winner did the same: another try of this one, or this one itself
             if rebase_with is None or attempt == rebase_tries:
                 raise
-        if transaction is None or not _landed(repository, branch, transaction):
-            run(_RACE.wait(attempt + 1))
-            session.rebase(rebase_with)
+        run(_RACE.wait(attempt + 1))
+        session.rebase(rebase_with)
     raise AssertionError("the last try returns or raises")
 
 
 def _landed(repository: Repository, branch: str, transaction: Transaction) -> bool:
-    """Tell whether the winner of a race did the same, with which rebasing would clash."""
+    """Tell whether the branch holds a transaction, or a later one of its application."""
     newest = published_version(repository, branch, transaction.app_id)
     return newest is not None and newest >= transaction.version
 

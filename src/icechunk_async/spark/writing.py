@@ -15,7 +15,6 @@ from icechunk_async.spark.chunk_grid import ChunkGrid
 from icechunk_async.spark.cooperative import Answer, CooperativeWrite
 from icechunk_async.spark.encoding import coordinate_column, value_column
 from icechunk_async.spark.row_places import ChunkAssembly
-from icechunk_async.spark.transactions import Transaction
 from icechunk_async.spark.write_options import WriteOptions
 from icechunk_async.spark.write_plan import WritePlan
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from icechunk_async.spark.row_places import Block
-    from icechunk_async.spark.transactions import Published
+    from icechunk_async.spark.transactions import Published, Transaction
     from icechunk_async.sync.store import IcechunkStore
 
 __all__ = ["RowWriter", "RowsWritten", "batch_writer", "commit_rows", "write_batches"]
@@ -40,11 +39,13 @@ class RowsWritten(WriterCommitMessage):
         answer: what it wrote.
         length: how long the dimension that is appended to must be for it; 0 if there is none.
         refusal: why its rows cannot be written, where that may turn out not to matter.
+        plan: what it wrote to, where the task has looked itself.
     """
 
     answer: Answer
     length: int
     refusal: IcechunkError | None = None
+    plan: WritePlan | None = None
 
 
 def batch_writer(
