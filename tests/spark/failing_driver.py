@@ -62,7 +62,7 @@ def main(what: str, url: str, notes: Path) -> None:
             raise ConflictError("The reply was lost, and another try was refused.")
         return snapshot_id
 
-    Session.commit = dying  # type: ignore[method-assign]
+    Session.commit = dying  # type: ignore[assignment,method-assign]
     published = map_chunks(
         spark,
         url,

@@ -159,11 +159,14 @@ def test_rows_without_a_place_are_refused(
             pass
     rows = pa.Table.from_pandas(frame, preserve_index=False)
     options = {"path": place} | ({"append-dim": "time"} if mode == "append" else {})
-    with pytest.raises(error, match=words):
-        plan = WritePlan.begin(
-            WriteOptions.parse(options), rows.column_names, overwrite=mode == "overwrite"
-        )
+
+    def write() -> None:
+        overwrite = mode == "overwrite"
+        plan = WritePlan.begin(WriteOptions.parse(options), rows.column_names, overwrite=overwrite)
         write_batches(plan, 0, iter(rows.to_batches()))
+
+    with pytest.raises(error, match=words):
+        write()
 
 
 def test_a_row_without_a_place_fails_the_job(spark: SparkSession, place: str) -> None:
