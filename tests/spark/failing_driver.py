@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from icechunk_async.errors import ConflictError
-from icechunk_async.spark.map_chunks import map_chunks
-from icechunk_async.spark.transactions import Transaction
+from icechunk_async.spark import Transaction, map_chunks
 from icechunk_async.sync import Session
 
 if TYPE_CHECKING:

@@ -14,13 +14,46 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from icechunk_async.spark.chunkwise import Input, NewArray, map_chunks, write_region
+    from icechunk_async.spark.cooperative import Answer, CooperativeWrite, run_tasks
     from icechunk_async.spark.source import IcechunkSource, register
+    from icechunk_async.spark.transactions import (
+        Published,
+        Transaction,
+        publish,
+        published_version,
+    )
 
-__all__ = ["IcechunkSource", "register"]
+__all__ = [
+    "Answer",
+    "CooperativeWrite",
+    "IcechunkSource",
+    "Input",
+    "NewArray",
+    "Published",
+    "Transaction",
+    "map_chunks",
+    "publish",
+    "published_version",
+    "register",
+    "run_tasks",
+    "write_region",
+]
 
 _HOMES: Final = {
+    "Answer": "icechunk_async.spark.cooperative",
+    "CooperativeWrite": "icechunk_async.spark.cooperative",
     "IcechunkSource": "icechunk_async.spark.source",
+    "Input": "icechunk_async.spark.chunkwise",
+    "NewArray": "icechunk_async.spark.chunkwise",
+    "Published": "icechunk_async.spark.transactions",
+    "Transaction": "icechunk_async.spark.transactions",
+    "map_chunks": "icechunk_async.spark.chunkwise",
+    "publish": "icechunk_async.spark.transactions",
+    "published_version": "icechunk_async.spark.transactions",
     "register": "icechunk_async.spark.source",
+    "run_tasks": "icechunk_async.spark.cooperative",
+    "write_region": "icechunk_async.spark.chunkwise",
 }
 
 if not TYPE_CHECKING:  # else every misspelt name would have a type

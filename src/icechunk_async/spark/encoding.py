@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
 import xarray
+from xarray import conventions
 
 from icechunk_async.errors import InvalidInputError, MissingCoordinatesError
 
@@ -56,7 +57,8 @@ class Encoding:
             try:
                 # Without the type: xarray would let numbers that are too large wrap around.
                 variable = xarray.Variable(("row",), values, {}, dict(self.attributes))
-                values = np.asarray(xarray.conventions.encode_cf_variable(variable).values)
+                encode = cast("Any", conventions.encode_cf_variable)  # pyright: ignore[reportUnknownMemberType]
+                values = np.asarray(encode(variable).values)
             except (ValueError, OverflowError) as error:
                 raise InvalidInputError(
                     f"Values cannot be stored in {self.name!r}: {error}"
@@ -76,7 +78,7 @@ class Encoding:
         return stored
 
 
-def coordinate_column(column: pa.Array, name: str) -> npt.NDArray[Any]:
+def coordinate_column(column: pa.Array[Any], name: str) -> npt.NDArray[Any]:
     """Answer a column of coordinates.
 
     Raises:
@@ -90,7 +92,7 @@ def coordinate_column(column: pa.Array, name: str) -> npt.NDArray[Any]:
     return _numpy(column)
 
 
-def value_column(column: pa.Array, encoding: Encoding) -> npt.NDArray[Any]:
+def value_column(column: pa.Array[Any], encoding: Encoding) -> npt.NDArray[Any]:
     """Answer a column of values; what is null becomes NaN, or what the array has in its place.
 
     Raises:
@@ -112,7 +114,7 @@ def value_column(column: pa.Array, encoding: Encoding) -> npt.NDArray[Any]:
     return _numpy(column)
 
 
-def _numpy(column: pa.Array) -> npt.NDArray[Any]:
+def _numpy(column: pa.Array[Any]) -> npt.NDArray[Any]:
     """Answer a column; moments become UTC."""
     if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
         zone = getattr(column.type, "tz", None)

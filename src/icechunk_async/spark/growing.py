@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import zarr
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from icechunk_async.errors import AlreadyExistsError, InvalidInputError
+from icechunk_async.spark.arrays import open_array
 from icechunk_async.spark.row_places import Axis, Steps
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Growth:
                 if steps is None
                 else steps.values(length - self.length)
             )
-            array = zarr.open_array(store, path=path, mode="r+")
+            array = open_array(store, path, write=True)
             array[self.length : length] = encoding.encode(values)
 
 

@@ -207,7 +207,7 @@ class ChunkAssembly:
     def _cells(self, chunk: int, places: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
         region = self._grid.region(chunk)
         inside = [at - here.start for at, here in zip(places, region, strict=True)]
-        return np.ravel_multi_index(inside, self._shape(chunk)).astype(np.int64)
+        return np.asarray(np.ravel_multi_index(inside, self._shape(chunk)), np.int64)
 
     def _take(self, chunk: int) -> Block:
         parts = self._waiting.pop(chunk)

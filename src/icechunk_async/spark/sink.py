@@ -62,7 +62,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.columns = tuple(columns)
         self.replaces = overwrite or options.append_dim is None
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> RowsWritten:
+    def write(  # type: ignore[override]  # batches, where the base of its base has rows
+        self, iterator: Iterator[pa.RecordBatch]
+    ) -> RowsWritten:
         """Write the rows of one partition, in a task.
 
         A task does not know the batch. Of one that is tried again after its commit landed the

@@ -7,7 +7,7 @@ its branch with one, so that the nearest such commit tells all, whoever else com
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from icechunk_async.errors import ConflictError, InvalidInputError
 from icechunk_async.repository.retry import Backoff
@@ -66,7 +66,8 @@ def newest_versions(ancestry: Iterable[SnapshotInfo]) -> dict[str, int]:
     for info in ancestry:
         found: Any = info.metadata.get(_VERSIONS)
         if isinstance(found, dict):
-            return {str(app_id): int(version) for app_id, version in found.items()}
+            versions = cast("dict[str, int]", found)
+            return {str(app_id): int(version) for app_id, version in versions.items()}
     return {}
 
 

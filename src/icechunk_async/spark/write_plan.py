@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import xarray
-import zarr
 
 from icechunk_async.errors import (
     AlreadyExistsError,
@@ -15,6 +15,7 @@ from icechunk_async.errors import (
     MissingCoordinatesError,
     NodeNotFoundError,
 )
+from icechunk_async.spark.arrays import open_array
 from icechunk_async.spark.cooperative import CooperativeWrite
 from icechunk_async.spark.encoding import Encoding
 from icechunk_async.spark.growing import Growth, axis_to_append
@@ -139,16 +140,32 @@ def _check_mode(options: WriteOptions, *, overwrite: bool) -> None:
 
 
 def _open(session: Session, group: str) -> xarray.Dataset:
+    opening = cast("Any", xarray.open_dataset)  # pyright: ignore[reportUnknownMemberType]
     try:
-        return xarray.open_zarr(
-            session.store, group=group or None, consolidated=False, chunks=None, mask_and_scale=True
-        )
+        with warnings.catch_warnings():
+            # How times without a calendar will be read in future versions.
+            warnings.simplefilter("ignore")
+            dataset: xarray.Dataset = opening(
+                session.store,
+                engine="zarr",
+                group=group or None,
+                consolidated=False,
+                zarr_format=3,
+                chunks=None,
+                create_default_indexes=False,
+            )
     except FileNotFoundError as error:
         raise NodeNotFoundError(
             f"There is no group {group!r} to write to. Make it and its arrays first: a table does "
             "not say how they are laid out.",
             path=group,
         ) from error
+    except (KeyError, ValueError) as error:
+        raise InvalidInputError(
+            f"Rows cannot be written to the group {group!r}: {error} Rows find their places by "
+            "the names of dimensions, so every array of the group needs them."
+        ) from error
+    return dataset
 
 
 def _variables(
@@ -242,4 +259,4 @@ def _path(options: WriteOptions, name: str) -> str:
 
 
 def _stored(session: Session, options: WriteOptions, name: str) -> np.dtype[Any]:
-    return np.dtype(zarr.open_array(session.store, path=_path(options, name), mode="r").dtype)
+    return np.dtype(open_array(session.store, _path(options, name)).dtype)

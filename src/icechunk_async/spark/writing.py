@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import zarr
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from icechunk_async.errors import IcechunkError, IncompleteWriteError, InvalidInputError
+from icechunk_async.spark.arrays import open_array
 from icechunk_async.spark.chunk_grid import ChunkGrid
 from icechunk_async.spark.cooperative import Answer, CooperativeWrite
 from icechunk_async.spark.encoding import coordinate_column, value_column
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
+    import zarr
     from pyspark.sql.types import StructType
 
     from icechunk_async.spark.row_places import Block
@@ -70,7 +71,9 @@ class RowWriter(DataSourceArrowWriter):
         """Keep the plan: plain data."""
         self.plan = plan
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> RowsWritten:
+    def write(  # type: ignore[override]  # batches, where the base of its base has rows
+        self, iterator: Iterator[pa.RecordBatch]
+    ) -> RowsWritten:
         """Write the rows of one partition, in a task."""
         context = TaskContext.get()
         assert context is not None  # Spark runs it in a task
@@ -106,8 +109,7 @@ def write_batches(plan: WritePlan, task: int, batches: Iterator[pa.RecordBatch])
             pass
         return RowsWritten(Answer(task, CooperativeWrite.changes(fork)), length)
     arrays = {
-        encoding.name: zarr.open_array(fork.store, path=path, mode="r+")
-        for path, encoding in plan.variables
+        encoding.name: open_array(fork.store, path, write=True) for path, encoding in plan.variables
     }
     grid = _shared_grid(arrays)
     assembly = ChunkAssembly(grid, next(iter(arrays)))

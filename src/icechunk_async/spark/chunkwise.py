@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import zarr
 
 from icechunk_async.errors import InvalidInputError
+from icechunk_async.spark.arrays import open_array
 from icechunk_async.spark.chunk_grid import ChunkGrid, check_disjoint, share
 from icechunk_async.spark.cooperative import CooperativeWrite, executor_cores, run_tasks
 from icechunk_async.spark.transactions import Published
@@ -81,7 +82,8 @@ class NewArray:
             "attributes": None if self.attributes is None else dict(self.attributes),
             **self.more,
         }
-        zarr.create_array(store, name=self.path, **arguments)
+        making = cast("Any", zarr.create_array)  # pyright: ignore[reportUnknownMemberType]
+        making(store, name=self.path, **arguments)
 
 
 def map_chunks(
@@ -137,9 +139,9 @@ def map_chunks(
     count = tasks or max(1, min(grid.chunks, _cores(spark) * _TASKS_PER_CORE))
 
     def work(fork: ForkSession, task: int) -> None:
-        target = zarr.open_array(fork.store, path=path, mode="r+")
+        target = open_array(fork.store, path, write=True)
         source = fork.store if read_from is None else read_from.store
-        arrays = [zarr.open_array(source, path=it.path, mode="r") for it in reads]
+        arrays = [open_array(source, it.path) for it in reads]
         for chunk in share(grid.chunks, count, task):
             region = grid.region(chunk)
             blocks = [
@@ -200,7 +202,7 @@ def write_region[T](
 
     def work(fork: ForkSession, task: int) -> None:
         region, item = parts[task]
-        place_block(zarr.open_array(fork.store, path=path, mode="r+"), region, load(item))
+        place_block(open_array(fork.store, path, write=True), region, load(item))
 
     answers = run_tasks(spark, write, len(parts), work)
     return write.commit(
@@ -218,7 +220,7 @@ def _begin(
 ) -> tuple[CooperativeWrite, ChunkGrid, str]:
     prepare, path = (None, output) if isinstance(output, str) else (output.make, output.path)
     write = CooperativeWrite.begin(repository, branch, prepare=prepare, cores=executor_cores(spark))
-    return write, ChunkGrid.of(zarr.open_array(write.fork().store, path=path, mode="r")), path
+    return write, ChunkGrid.of(open_array(write.fork().store, path)), path
 
 
 def _cores(spark: SparkSession) -> int:
@@ -237,9 +239,9 @@ def _checked(
     if it.select is not None:
         return it
     store = write.fork().store
-    target = zarr.open_array(store, path=output, mode="r")
+    target = open_array(store, output)
     source = store if read_from is None else read_from.store
-    array = zarr.open_array(source, path=it.path, mode="r")
+    array = open_array(source, it.path)
     axes = match_axes(_names(array), array.shape, _names(target), target.shape, it.path)
     return Input(it.path, _SameRegion(axes))
 

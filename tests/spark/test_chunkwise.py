@@ -9,15 +9,8 @@ import pytest
 import zarr
 
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.map_chunks import (
-    Input,
-    NewArray,
-    map_chunks,
-    match_axes,
-    place_block,
-    write_region,
-)
-from icechunk_async.spark.transactions import Transaction
+from icechunk_async.spark import Input, NewArray, Transaction, map_chunks, write_region
+from icechunk_async.spark.chunkwise import match_axes, place_block
 from icechunk_async.sync import Repository
 
 if TYPE_CHECKING:

@@ -1,0 +1,28 @@
+"""Arrays of a store, as the parts of this package open them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import zarr
+
+if TYPE_CHECKING:
+    from icechunk_async.sync.store import IcechunkStore
+
+__all__ = ["open_array"]
+
+
+def open_array(store: IcechunkStore, path: str, *, write: bool = False) -> zarr.Array[Any]:
+    """Open an array that is there.
+
+    Args:
+        store: of a session.
+        path: of the array.
+        write: it may be changed.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    opening = cast("Any", zarr.open_array)  # pyright: ignore[reportUnknownMemberType]
+    array: zarr.Array[Any] = opening(store, path=path, mode="r+" if write else "r", zarr_format=3)
+    return array
