@@ -32,7 +32,9 @@
     │   ├── UnsupportedBySpecError
     │   ├── DuplicateRowsError           rows of a table that cannot be placed in arrays
     │   ├── OutsideGridError
-    │   └── MissingCoordinatesError
+    │   ├── MissingCoordinatesError
+    │   ├── AmbiguousCoordinatesError
+    │   └── UnsortedCoordinatesError
     ├── MissingDriverError (ImportError)
     ├── NotFoundError (KeyError)
     │   ├── RepositoryNotFoundError
@@ -303,6 +305,24 @@ class MissingCoordinatesError(InvalidInputError):
     """
 
     kind = "missing-coordinates"
+
+
+class AmbiguousCoordinatesError(InvalidInputError):
+    """A dimension has one coordinate several times: rows with it have no one place.
+
+    Nothing was published. ``context`` holds ``dimension`` and ``value``, the first such coordinate.
+    """
+
+    kind = "ambiguous-coordinates"
+
+
+class UnsortedCoordinatesError(InvalidInputError):
+    """Coordinates to append do not go on in the order of those that are there.
+
+    Nothing was published. ``context`` holds ``dimension``.
+    """
+
+    kind = "unsorted-coordinates"
 
 
 class MissingDriverError(IcechunkError, ImportError):

@@ -14,8 +14,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from icechunk_async.spark.by_chunk import repartition_by_chunk
     from icechunk_async.spark.chunkwise import Input, NewArray, map_chunks, write_region
     from icechunk_async.spark.cooperative import Answer, CooperativeWrite, run_tasks
+    from icechunk_async.spark.row_writing import write_rows
     from icechunk_async.spark.source import IcechunkSource, register
     from icechunk_async.spark.transactions import (
         Published,
@@ -36,8 +38,10 @@ __all__ = [
     "publish",
     "published_version",
     "register",
+    "repartition_by_chunk",
     "run_tasks",
     "write_region",
+    "write_rows",
 ]
 
 _HOMES: Final = {
@@ -52,8 +56,10 @@ _HOMES: Final = {
     "publish": "icechunk_async.spark.transactions",
     "published_version": "icechunk_async.spark.transactions",
     "register": "icechunk_async.spark.source",
+    "repartition_by_chunk": "icechunk_async.spark.by_chunk",
     "run_tasks": "icechunk_async.spark.cooperative",
     "write_region": "icechunk_async.spark.chunkwise",
+    "write_rows": "icechunk_async.spark.row_writing",
 }
 
 if not TYPE_CHECKING:  # else every misspelt name would have a type

@@ -41,6 +41,11 @@ class ChunkGrid:
             )
         )
 
+    def grown(self, axis: int, size: int, length: int) -> ChunkGrid:
+        """Answer the grid of an array that is made longer along an axis of equal chunks."""
+        edges = np.minimum(np.arange(0, length + size, size, dtype=np.int64), length)
+        return ChunkGrid((*self.edges[:axis], edges, *self.edges[axis + 1 :]))
+
     @property
     def counts(self) -> tuple[int, ...]:
         """How many chunks there are along each axis."""

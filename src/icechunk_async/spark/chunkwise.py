@@ -11,7 +11,12 @@ import zarr
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.arrays import open_array
 from icechunk_async.spark.chunk_grid import ChunkGrid, check_disjoint, share
-from icechunk_async.spark.cooperative import CooperativeWrite, executor_cores, run_tasks
+from icechunk_async.spark.cooperative import (
+    CooperativeWrite,
+    executor_cores,
+    run_tasks,
+    total_cores,
+)
 from icechunk_async.spark.transactions import Published
 
 if TYPE_CHECKING:
@@ -136,7 +141,7 @@ def map_chunks(
     if write.is_done(transaction):
         return Published(write.repository.lookup_branch(branch), committed=False)
     reads = tuple(_checked(write, it, path, read_from) for it in inputs)
-    count = tasks or max(1, min(grid.chunks, _cores(spark) * _TASKS_PER_CORE))
+    count = tasks or max(1, min(grid.chunks, total_cores(spark) * _TASKS_PER_CORE))
 
     def work(fork: ForkSession, task: int) -> None:
         target = open_array(fork.store, path, write=True)
@@ -221,14 +226,6 @@ def _begin(
     prepare, path = (None, output) if isinstance(output, str) else (output.make, output.path)
     write = CooperativeWrite.begin(repository, branch, prepare=prepare, cores=executor_cores(spark))
     return write, ChunkGrid.of(open_array(write.fork().store, path)), path
-
-
-def _cores(spark: SparkSession) -> int:
-    """Answer how many tasks run at a time in all, as far as the session tells."""
-    try:
-        return int(spark.sparkContext.defaultParallelism)
-    except Exception:  # noqa: BLE001 -- Spark Connect has none, and says so with errors of its own
-        return int(spark.conf.get("spark.default.parallelism", "8") or 8)
 
 
 def _checked(

@@ -17,7 +17,7 @@ import pyarrow as pa
 from icechunk_async.errors import IncompleteWriteError, InvalidInputError
 from icechunk_async.repository.change_bytes import ForkState, decode_fork, encode_fork
 from icechunk_async.repository.fork import ForkSession as AsyncForkSession
-from icechunk_async.spark.transactions import Published, publish, published_version
+from icechunk_async.spark.transactions import Published, is_published, publish
 from icechunk_async.sync import ForkSession, Repository, RepositoryConfig
 from icechunk_async.sync.handles import RepositoryHandle
 from icechunk_async.sync.portal import run
@@ -32,7 +32,14 @@ if TYPE_CHECKING:
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.store import IcechunkStore
 
-__all__ = ["Answer", "CooperativeWrite", "check_answers", "executor_cores", "run_tasks"]
+__all__ = [
+    "Answer",
+    "CooperativeWrite",
+    "check_answers",
+    "executor_cores",
+    "run_tasks",
+    "total_cores",
+]
 
 _ANSWERS: Final = "task long, changes binary"
 
@@ -135,10 +142,7 @@ class CooperativeWrite:
 
     def is_done(self, transaction: Transaction | None) -> bool:
         """Tell whether the branch holds a transaction already."""
-        if transaction is None:
-            return False
-        newest = published_version(self.repository, self.branch, transaction.app_id)
-        return newest is not None and newest >= transaction.version
+        return is_published(self.repository, self.branch, transaction)
 
     def commit(
         self,
@@ -234,6 +238,14 @@ def executor_cores(spark: SparkSession) -> int:
     if inside.isdigit():
         return int(inside)
     return os.cpu_count() or 1 if master.startswith("local[*") else 1
+
+
+def total_cores(spark: SparkSession) -> int:
+    """Answer how many tasks run at a time in all, as far as the session tells."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except Exception:  # noqa: BLE001 -- Spark Connect has none, and says so with errors of its own
+        return int(spark.conf.get("spark.default.parallelism", "8") or 8)
 
 
 def _native(fork: ForkSession) -> AsyncForkSession:

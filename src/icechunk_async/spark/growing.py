@@ -14,9 +14,13 @@ import numpy as np
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from icechunk_async.errors import AlreadyExistsError, InvalidInputError
+from icechunk_async.errors import (
+    AlreadyExistsError,
+    InvalidInputError,
+    UnsortedCoordinatesError,
+)
 from icechunk_async.spark.arrays import open_array
-from icechunk_async.spark.row_places import Axis, Steps
+from icechunk_async.spark.axes import Axis, Steps
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
     from icechunk_async.spark.encoding import Encoding
     from icechunk_async.sync.store import IcechunkStore
 
-__all__ = ["Growth", "axis_to_append", "set_length"]
+__all__ = ["Growth", "axis_to_append", "is_sorted", "set_length"]
 
 _MOST: Final = 1_000_000
 """Places that one write can append where it was not said how many."""
@@ -82,11 +86,12 @@ def axis_to_append(
 
     Raises:
         AlreadyExistsError: one that is to follow is there already.
+        UnsortedCoordinatesError: they do not go on in the order of those that are there.
         InvalidInputError: it cannot be known how the coordinate goes on.
     """
     length = len(values)
     if given is not None:
-        more = np.asarray(given).astype(values.dtype)
+        more = _as_coordinates(name, given, values.dtype)
         if len(np.unique(more)) != len(more) or np.isin(more, values).any():
             raise AlreadyExistsError(
                 f"The option 'append-values' names coordinates of {name!r} that are there "
@@ -95,6 +100,12 @@ def axis_to_append(
                 dimension=name,
             )
         every = np.concatenate([values, more])
+        if length > 1 and is_sorted(values) and not is_sorted(every):
+            raise UnsortedCoordinatesError(
+                f"The coordinates of {name!r} are sorted, and those in the option 'append-values' "
+                f"do not go on in their order after {values[-1]!s}. Append what comes later only.",
+                dimension=name,
+            )
         return Axis(name, every, first=length), len(every)
     steps = Steps(np.int64(length - 1), np.int64(1), _MOST) if indexed else None
     steps = steps or Steps.after(values, _MOST)
@@ -105,6 +116,24 @@ def axis_to_append(
             "'append-values', as a JSON list; write_rows of icechunk_async.spark does so."
         )
     return Axis(name, values, first=length, steps=steps), length + _MOST
+
+
+def is_sorted(values: npt.NDArray[Any]) -> bool:
+    """Tell whether coordinates ascend or descend."""
+    if values.dtype.kind == "T":
+        values = values.astype(object)
+    return bool((values[1:] > values[:-1]).all() or (values[1:] < values[:-1]).all())
+
+
+def _as_coordinates(name: str, given: tuple[Any, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    try:
+        # Text may be longer than what is there.
+        return np.asarray(given, object if dtype.kind in "UT" else dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(
+            f"The option 'append-values' has what is no coordinate of {name!r}, which are "
+            f"{dtype}: {error}. Give a JSON list of such."
+        ) from error
 
 
 def set_length(store: IcechunkStore, path: str, axis: int, length: int) -> None:

@@ -1,4 +1,4 @@
-"""Rows find their chunks: from coordinates to cells, and from cells to whole chunks; pure."""
+"""Rows find their chunks: from places along axes to cells of whole chunks; pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from icechunk_async.errors import DuplicateRowsError, MissingCoordinatesError, OutsideGridError
+from icechunk_async.errors import DuplicateRowsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -18,114 +18,7 @@ if TYPE_CHECKING:
 
     type Column = npt.NDArray[Any]
 
-__all__ = ["Axis", "Block", "ChunkAssembly", "Steps"]
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """Equal steps by which a coordinate goes on after its last value.
-
-    Attributes:
-        last: the last value that is there.
-        step: from one value to the next; not zero.
-        most: how many may follow.
-    """
-
-    last: Any
-    step: Any
-    most: int
-
-    @classmethod
-    def after(cls, values: Column, most: int) -> Steps | None:
-        """Answer the steps that a coordinate has; None if they differ, or there is none."""
-        if len(values) < 2 or values.dtype.kind not in "iufM":
-            return None
-        steps = np.diff(values)
-        zero = np.zeros((), steps.dtype)
-        equal = (
-            np.allclose(steps, steps[0], rtol=1e-5, atol=0)
-            if values.dtype.kind == "f"
-            else bool((steps == steps[0]).all())
-        )
-        return cls(values[-1], steps[0], most) if equal and steps[0] != zero else None
-
-    def number(self, values: Column) -> npt.NDArray[np.int64]:
-        """Answer how many steps after the last each value lies; -1 for what is no such place."""
-        steps = (values - self.last) / self.step
-        whole = np.rint(steps)
-        tolerance = 1e-3 if values.dtype.kind == "f" else 0
-        good = (np.abs(steps - whole) <= tolerance) & (whole >= 1) & (whole <= self.most)
-        return np.where(good, whole, -1).astype(np.int64)
-
-    def values(self, count: int) -> Column:
-        """Answer the next values."""
-        return np.asarray(self.last + self.step * np.arange(1, count + 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """The places along one dimension.
-
-    Attributes:
-        name: of the dimension, and of the column.
-        values: the coordinate of every place; for an append, only those that are there already
-            if ``steps`` tells how it goes on.
-        first: places before this one are not written to.
-        steps: how the coordinate goes on.
-    """
-
-    name: str
-    values: Column
-    first: int = 0
-    steps: Steps | None = None
-
-    def places(self, given: Column) -> npt.NDArray[np.int64]:
-        """Answer the place of each coordinate.
-
-        Raises:
-            MissingCoordinatesError: one is NaN or NaT.
-            OutsideGridError: one is no coordinate of this dimension, or may not be written to.
-        """
-        if (
-            given.dtype.kind in "fmM"
-            and (np.isnan(given) if given.dtype.kind == "f" else np.isnat(given)).any()
-        ):
-            raise MissingCoordinatesError(
-                f"A row has no value in column {self.name!r}, which says where it belongs. Drop "
-                "such rows.",
-                dimension=self.name,
-            )
-        wanted = given.astype(self.values.dtype) if len(self.values) else given
-        order = np.argsort(self.values, kind="stable")
-        at = np.searchsorted(self.values, wanted, sorter=order)
-        found = order[np.minimum(at, len(order) - 1)] if len(order) else np.zeros(len(given), int)
-        known = self.values[found] == wanted if len(order) else np.zeros(len(given), bool)
-        places = np.where(known, found, -1).astype(np.int64)
-        if self.steps is not None:
-            number = self.steps.number(wanted)
-            places = np.where(known | (number < 1), places, len(self.values) - 1 + number)
-        self._check(places, given)
-        return places
-
-    def _check(self, places: npt.NDArray[np.int64], given: Column) -> None:
-        bad = places < self.first
-        if not bad.any():
-            return
-        value = given[bad][0]
-        there = bool((places[bad] >= 0)[0])
-        raise OutsideGridError(
-            f"A row has {value!s} in column {self.name!r}, "
-            + (
-                "which the arrays have already, and this write appends. Use mode('overwrite') to "
-                "replace values."
-                if there
-                else f"which is none of the {len(self.values)} coordinates of that dimension"
-                + (" and does not follow them in equal steps." if self.steps else ".")
-                + " Filter such rows, or make the arrays larger first."
-            ),
-            dimension=self.name,
-            value=str(value),
-        )
+__all__ = ["Block", "ChunkAssembly"]
 
 
 @dataclass(frozen=True, slots=True)

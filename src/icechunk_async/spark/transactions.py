@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.snapshots import SnapshotInfo
 
-__all__ = ["Published", "Transaction", "newest_versions", "publish", "published_version"]
+__all__ = [
+    "Published",
+    "Transaction",
+    "is_published",
+    "newest_versions",
+    "publish",
+    "published_version",
+]
 
 _VERSIONS: Final = "spark-transactions"
 _OWN: Final = "spark-transaction"
@@ -80,6 +87,14 @@ def published_version(repository: Repository, branch: str, app_id: str) -> int |
     return newest_versions(repository.ancestry(branch=branch)).get(app_id)
 
 
+def is_published(repository: Repository, branch: str, transaction: Transaction | None) -> bool:
+    """Tell whether a branch holds a transaction, or a later one of its application."""
+    if transaction is None:
+        return False
+    newest = published_version(repository, branch, transaction.app_id)
+    return newest is not None and newest >= transaction.version
+
+
 def publish(
     repository: Repository,
     session: Session,
@@ -132,19 +147,13 @@ def publish(
                 committed=True,
             )
         except ConflictError:
-            if transaction is not None and _landed(repository, branch, transaction):
+            if is_published(repository, branch, transaction):
                 continue  # the winner did the same: another try of this one, or this one itself
             if rebase_with is None or attempt == rebase_tries:
                 raise
         run(_RACE.wait(attempt + 1))
         session.rebase(rebase_with)
     raise AssertionError("the last try returns or raises")
-
-
-def _landed(repository: Repository, branch: str, transaction: Transaction) -> bool:
-    """Tell whether the branch holds a transaction, or a later one of its application."""
-    newest = published_version(repository, branch, transaction.app_id)
-    return newest is not None and newest >= transaction.version
 
 
 def _properties(

@@ -44,16 +44,16 @@ class WriteOptions:
     """One request to write; it pickles with its secrets and shows none."""
 
     storage: Storage
-    branch: str
-    group: str
-    append_dim: str | None
-    append_values: tuple[Any, ...] | None
+    branch: str = "main"
+    group: str = ""
+    append_dim: str | None = None
+    append_values: tuple[Any, ...] | None = None
     """The coordinates to append, where they do not go on in equal steps."""
-    if_written: str
-    message: str
-    rebase: bool
-    app_id: str | None
-    version: int | None
+    if_written: str = "replace"
+    message: str = "Written by Spark"
+    rebase: bool = True
+    app_id: str | None = None
+    version: int | None = None
     cores: int = 1
     """Tasks that run at a time in one executor, and share its budget of requests."""
 

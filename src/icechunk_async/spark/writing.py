@@ -9,9 +9,8 @@ import numpy as np
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from icechunk_async.errors import IcechunkError, IncompleteWriteError, InvalidInputError
+from icechunk_async.errors import IcechunkError, IncompleteWriteError
 from icechunk_async.spark.arrays import open_array
-from icechunk_async.spark.chunk_grid import ChunkGrid
 from icechunk_async.spark.cooperative import Answer, CooperativeWrite
 from icechunk_async.spark.encoding import coordinate_column, value_column
 from icechunk_async.spark.row_places import ChunkAssembly
@@ -25,8 +24,10 @@ if TYPE_CHECKING:
     import zarr
     from pyspark.sql.types import StructType
 
+    from icechunk_async.spark.chunk_grid import ChunkGrid
     from icechunk_async.spark.row_places import Block
     from icechunk_async.spark.transactions import Published, Transaction
+    from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.store import IcechunkStore
 
 __all__ = ["RowWriter", "RowsWritten", "batch_writer", "commit_rows", "write_batches"]
@@ -103,44 +104,33 @@ def write_batches(plan: WritePlan, task: int, batches: Iterator[pa.RecordBatch])
     more than one.
     """
     fork = plan.write.fork()
-    length = 0
-    if plan.is_done:
+    target = plan.target
+    if target is None:
         for _ in batches:
             pass
-        return RowsWritten(Answer(task, CooperativeWrite.changes(fork)), length)
-    arrays = {
-        encoding.name: open_array(fork.store, path, write=True) for path, encoding in plan.variables
-    }
-    grid = _shared_grid(arrays)
+        return RowsWritten(Answer(task, CooperativeWrite.changes(fork)), 0)
+    arrays = {it.name: open_array(fork.store, path, write=True) for path, it in target.variables}
+    grid = target.grid(fork.store)
     assembly = ChunkAssembly(grid, next(iter(arrays)))
+    finders = [it.finder() for it in target.axes]
+    length = 0
     for batch in batches:
         places = [
-            axis.places(coordinate_column(batch.column(axis.name), axis.name)) for axis in plan.axes
+            finder.places(coordinate_column(batch.column(axis.name), axis.name))
+            for axis, finder in zip(target.axes, finders, strict=True)
         ]
         columns = {
-            it.name: it.encode(value_column(batch.column(it.name), it)) for _, it in plan.variables
+            it.name: it.encode(value_column(batch.column(it.name), it))
+            for _, it in target.variables
         }
-        if plan.growth is not None and batch.num_rows:
-            at = plan.axes.index(plan.growth.axis)
+        if target.growth is not None and batch.num_rows:
+            at = target.axes.index(target.growth.axis)
             length = max(length, int(places[at].max()) + 1)
         for block in assembly.add(places, columns):
             _put(arrays, grid, block)
     for block in assembly.rest():
         _put(arrays, grid, block)
     return RowsWritten(Answer(task, CooperativeWrite.changes(fork)), length)
-
-
-def _shared_grid(arrays: Mapping[str, zarr.Array[Any]]) -> ChunkGrid:
-    grids = {name: ChunkGrid.of(array) for name, array in arrays.items()}
-    first = next(iter(grids.values()))
-    for name, grid in grids.items():
-        same = all(np.array_equal(a, b) for a, b in zip(grid.edges, first.edges, strict=True))
-        if not same:
-            raise InvalidInputError(
-                f"The chunks of {name!r} are not those of {next(iter(grids))!r}. Write arrays "
-                "that differ in their chunks one after the other."
-            )
-    return first
 
 
 def _put(arrays: Mapping[str, zarr.Array[Any]], grid: ChunkGrid, block: Block) -> None:
@@ -157,8 +147,18 @@ def commit_rows(
     plan: WritePlan,
     messages: Sequence[WriterCommitMessage | None],
     transaction: Transaction | None,
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    rebase_with: ConflictSolver | None = None,
 ) -> Published | None:
     """Publish what all tasks wrote; answer None if there was nothing to do.
+
+    Args:
+        plan: what they were given.
+        messages: one of each task.
+        transaction: names the write.
+        metadata: properties of the snapshot.
+        rebase_with: decides conflicts; without it as the plan's options say.
 
     Raises:
         IncompleteWriteError: a task did not answer.
@@ -173,11 +173,11 @@ def commit_rows(
             missing=[at for at, it in enumerate(messages) if it is None],
             repeated=[],
         )
-    if plan.is_done or plan.write.is_done(transaction):
+    if plan.target is None or plan.write.is_done(transaction):
         return None
     for refusal in (it.refusal for it in written if it.refusal is not None):
         raise refusal
-    growth = plan.growth
+    growth = plan.target.growth
     length = max([it.length for it in written] + ([growth.length] if growth else []), default=0)
 
     def finish(store: IcechunkStore) -> None:
@@ -188,7 +188,8 @@ def commit_rows(
         [it.answer for it in written],
         len(written),
         plan.options.message,
+        metadata=metadata,
         transaction=transaction,
-        rebase_with=plan.options.solver,
+        rebase_with=rebase_with or plan.options.solver,
         finish=finish,
     )
