@@ -74,9 +74,13 @@ def test_rows_of_a_chunk_are_in_one_partition(
     )
     session.commit("made")
     frame = ds.v.to_dataframe().reset_index().sample(frac=1, random_state=1)
-    if "t" in names:  # instants; the other column of times has no zone
+    if "t" in names:  # instants
         frame["t"] = frame["t"].dt.tz_localize("UTC")
+    if "n" in names:  # times without a zone, of which the session's lacks an hour
+        frame["n"] = frame["n"].astype(str)
     rows = spark.createDataFrame(frame).repartition(3)
+    if "n" in names:
+        rows = rows.withColumn("n", rows["n"].cast("timestamp_ntz"))
     arranged = repartition_by_chunk(rows, repository, tasks=3)
     assert arranged.columns == rows.columns
     assert "Python" not in plan_of(arranged)
@@ -175,11 +179,16 @@ def test_modes_that_mind_what_is_there(spark: SparkSession, place: str) -> None:
 
 
 def test_no_rows_are_no_commit(spark: SparkSession, place: str) -> None:
-    """Also where Spark knows, and runs no task."""
+    """Also where Spark knows, and runs no task; but a transaction is noted."""
     rows = table(spark, dataset())
     assert not write_rows(rows.limit(0), place, mode="overwrite").committed
     assert not write_rows(rows.filter("t < -1"), place, mode="overwrite").committed
+    assert not write_rows(rows.filter("t < -1"), place, append_dim="time").committed
     assert commits(place) == 2
+    empty = Transaction("empty", 0)
+    assert write_rows(rows.limit(0), place, append_dim="time", transaction=empty).committed
+    assert not write_rows(rows.limit(0), place, append_dim="time", transaction=empty).committed
+    xr.testing.assert_equal(load(place), dataset())
 
 
 @seed(0)

@@ -105,7 +105,7 @@ class CooperativeWrite:
                 of requests.
 
         Raises:
-            RefNotFoundError: there is no such branch.
+            BranchNotFoundError: there is no such branch.
 
         Cost: nothing is stored unless ``prepare`` changes something, and then one unpublished
         snapshot, which is garbage afterwards.

@@ -151,7 +151,7 @@ def commit_rows(
     metadata: Mapping[str, Any] | None = None,
     rebase_with: ConflictSolver | None = None,
 ) -> Published | None:
-    """Publish what all tasks wrote; answer None if there was nothing to do.
+    """Publish what all tasks wrote; answer None if there was nothing to do, or no row.
 
     Args:
         plan: what they were given.
@@ -179,6 +179,8 @@ def commit_rows(
         raise refusal
     growth = plan.target.growth
     length = max([it.length for it in written] + ([growth.length] if growth else []), default=0)
+    if growth is not None and length == growth.length and transaction is None:
+        return None
 
     def finish(store: IcechunkStore) -> None:
         if growth is not None:
