@@ -115,11 +115,11 @@ def test_a_block_that_the_array_cannot_hold_is_refused() -> None:
 
 
 def test_the_same_transaction_runs_once(spark: SparkSession, url: str) -> None:
-    """The second call finds it on the branch, and runs no job."""
+    """The second call, which is the same, finds it on the branch, and runs no job."""
     once = Transaction("derive", 3)
     out = NewArray("out", DATA.shape, (24, 10, 7), "f4", NAMES)
     first = map_chunks(spark, url, lambda t: t, ["t"], out, transaction=once)
-    again = map_chunks(spark, url, lambda t: t, ["t"], "out", transaction=once)
+    again = map_chunks(spark, url, lambda t: t, ["t"], out, transaction=once)
     assert (first.committed, again.committed) == (True, False)
     assert again.snapshot_id == first.snapshot_id
     later = map_chunks(spark, url, lambda t: t, ["t"], "out", transaction=Transaction("derive", 4))

@@ -1,10 +1,16 @@
-"""Tasks, workers and drivers that die: nothing is visible but what was committed, and that once."""
+"""Tasks, workers, executors and drivers that die, each at a named step.
+
+Nothing is visible but what was committed, and that once; what is left over is garbage. Most of
+these tests start Spark anew, or a cluster, and so are run by hand: ``tox run -e spark-failures``.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,37 +19,86 @@ import pytest
 import zarr
 
 from icechunk_async.sync import Repository
+from tests.spark.cluster import standalone_cluster
+from tests.spark.failing_driver import DIED
+from tests.spark.failing_source import FailingSource
+from tests.spark.java import java_home
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     import numpy.typing as npt
     from pyspark.sql import SparkSession
 
+    type Drive = Callable[[str, str, str], int]
+
 DRIVER = Path(__file__).parent / "failing_driver.py"
 ROOT = Path(__file__).parents[2]
+LOCAL = "local[2,3]"
+KILLED = -9
+
+
+@pytest.fixture(scope="module")
+def java(tmp_path_factory: pytest.TempPathFactory) -> str | None:
+    """Answer a JAVA_HOME for processes of Spark, where one is needed."""
+    return java_home(tmp_path_factory.mktemp("java"))
+
+
+@pytest.fixture(scope="module")
+def cluster(java: str | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Answer the address of a cluster of two workers, for one test after the other."""
+    with pytest.MonkeyPatch.context() as patch:
+        if java is not None:
+            patch.setenv("JAVA_HOME", java)
+        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        with standalone_cluster(tmp_path_factory.mktemp("cluster"), 2) as master:
+            yield master
 
 
 @pytest.fixture
 def place(repository: Repository, url: str) -> str:
     """Answer the URL of a repository with an array of six chunks."""
     session = repository.writable_session("main")
-    array = zarr.create_array(session.store, name="a", shape=(12,), chunks=(2,), dtype="i4")
+    array = zarr.create_array(
+        session.store, name="a", shape=(12,), chunks=(2,), dtype="i4", dimension_names=["x"]
+    )
     array[:] = np.arange(12)
     session.commit("made")
     return url
 
 
-def drive(what: str, url: str, notes: Path) -> int:
-    """Run the driver; answer how it ended."""
-    notes.mkdir(exist_ok=True)
-    command = [sys.executable, str(DRIVER), what, url, str(notes)]
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    """Answer a directory for notes between processes."""
+    directory = tmp_path / "notes"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def drive(java: str | None, place: str, notes: Path) -> Drive:
+    """Answer what runs the driver, given the master, how and what; it answers how that ended."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable}
-    ended = subprocess.run(
-        command, env=environment, timeout=200, capture_output=True, text=True, check=False
-    )
-    if ended.returncode not in {0, 9}:
-        pytest.fail(ended.stderr[-3000:])
-    return ended.returncode
+    environment = {**os.environ, "PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment["PYSPARK_PYTHON"] = sys.executable
+    if java is not None:
+        environment["JAVA_HOME"] = java
+
+    def run(master: str, how: str, what: str) -> int:
+        ended = subprocess.run(
+            [sys.executable, str(DRIVER), master, how, what, place, str(notes)],
+            env=environment,
+            timeout=280,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            check=False,
+        )
+        if ended.returncode not in {0, DIED, KILLED}:
+            pytest.fail(ended.stderr[-3000:])
+        return ended.returncode
+
+    return run
 
 
 def read(url: str) -> npt.NDArray[Any]:
@@ -57,26 +112,128 @@ def commits(url: str) -> int:
     return len(list(Repository.open(url).ancestry(branch="main")))
 
 
-@pytest.mark.parametrize("what", ["fails once", "worker dies", "reply is lost", "no reuse"])
-def test_the_job_ends_well(spark: SparkSession, place: str, tmp_path: Path, what: str) -> None:
-    """Every value is doubled once, by one commit, whatever was tried again."""
-    assert drive(what, place, tmp_path / "notes") == 0
+def collect(url: str) -> int:
+    """Collect all garbage, see that the array needs none of it, and answer how many chunks."""
+    before = read(url)
+    now = datetime.now(UTC)
+    collected = Repository.open(url).garbage_collect(now).chunks_deleted
+    np.testing.assert_array_equal(read(url), before)
+    assert Repository.open(url).garbage_collect(now, dry_run=True).chunks_deleted == 0
+    return collected
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("how", ["fails", "dies"])
+def test_a_commit_that_ends_badly_can_be_tried_again(
+    spark: SparkSession, place: str, notes: Path, how: str, moment: str
+) -> None:
+    """Spark reports an error and aborts even where the commit landed; a retry finds out."""
+    spark.dataSource.register(FailingSource)
+    rows = spark.range(0, 12, 1, 2).selectExpr("id as x", "cast(id * 2 as int) as a")
+    writer = rows.write.format("icechunk-failing").mode("overwrite")
+    writer = writer.option("txnAppId", "double").option("txnVersion", 1)
+    writer = writer.option("trouble", f"commit {how} {moment}").option("notes", str(notes))
+    with pytest.raises(Exception, match=moment if how == "fails" else "Python"):
+        writer.save(place)
+    landed = moment == "after"
+    assert commits(place) == 2 + landed
+    np.testing.assert_array_equal(read(place), np.arange(12) * (1 + landed))
+    assert (notes / "aborted").exists()
+
+    writer.save(place)
+    assert commits(place) == 3
+    np.testing.assert_array_equal(read(place), np.arange(12) * 2)
+    assert collect(place) == (0 if landed else 6)
+
+
+def test_a_task_that_fails_too_often_leaves_garbage_only(
+    spark: SparkSession, place: str, notes: Path
+) -> None:
+    """Spark aborts; nothing is visible."""
+    spark.dataSource.register(FailingSource)
+    rows = spark.range(0, 12, 1, 2).selectExpr("id as x", "cast(id * 2 as int) as a")
+    writer = rows.write.format("icechunk-failing").mode("overwrite")
+    with pytest.raises(Exception, match="whenever it is tried"):
+        writer.option("trouble", "task fails").option("notes", str(notes)).save(place)
+    assert (notes / "aborted").exists()
+    np.testing.assert_array_equal(read(place), np.arange(12))
+    assert commits(place) == 2
+    assert collect(place) >= 3
+
+
+def test_a_worker_dies_and_its_task_is_run_again(java: str | None, place: str, notes: Path) -> None:
+    """Every value is doubled once, by one commit; the chunks of the first try are garbage."""
+    assert drive(LOCAL, "chunks", "worker dies") == 0
     np.testing.assert_array_equal(read(place), np.arange(12) * 2)
     assert commits(place) == 3
-    assert (tmp_path / "notes" / "failed").exists() == (what != "no reuse")
-    workers = len(list((tmp_path / "notes").glob("worker-*")))
-    assert workers >= (2 if what in {"worker dies", "no reuse"} else 1)
+    assert (notes / "failed").exists()
+    assert len(list(notes.glob("worker-*"))) >= 2
+    assert collect(place) >= 2
 
 
-@pytest.mark.parametrize(("moment", "doubled"), [("before", 1), ("after", 2)])
+@pytest.mark.spark_failures
+@pytest.mark.parametrize("what", ["task fails once", "reply is lost", "no reuse"])
+def test_the_job_ends_well(drive: Drive, place: str, notes: Path, what: str) -> None:
+    """Every value is doubled once, by one commit, whatever was tried again."""
+    assert drive(LOCAL, "chunks", what) == 0
+    np.testing.assert_array_equal(read(place), np.arange(12) * 2)
+    assert commits(place) == 3
+    assert (notes / "failed").exists() == (what != "no reuse")
+    # A reply that is lost looks like a race that this very transaction won.
+    assert (notes / "end").read_text() == str(what != "reply is lost")
+
+
+@pytest.mark.spark_failures
+@pytest.mark.parametrize(
+    ("step", "doubled"),
+    [
+        ("before the commit", 1),
+        ("before the reference", 1),
+        ("after the reference", 2),
+        ("after the commit", 2),
+    ],
+)
 def test_a_driver_that_died_can_be_run_again(
-    spark: SparkSession, place: str, tmp_path: Path, moment: str, doubled: int
+    drive: Drive, place: str, notes: Path, step: str, doubled: int
 ) -> None:
     """All or nothing is visible; the second run commits what was not, and only that."""
-    what = f"driver dies {moment} the commit"
-    assert drive(what, place, tmp_path / "notes") == 9
+    what = f"driver dies {step}"
+    assert drive(LOCAL, "chunks", what) == DIED
     np.testing.assert_array_equal(read(place), np.arange(12) * doubled)
-    assert drive(what, place, tmp_path / "notes") == 0
+    assert commits(place) == 1 + doubled
+    assert drive(LOCAL, "chunks", what) == 0
     np.testing.assert_array_equal(read(place), np.arange(12) * 2)
     assert commits(place) == 3
-    assert (tmp_path / "notes" / "end").read_text().startswith(str(moment == "before"))
+    assert (notes / "end").read_text() == str(doubled == 1)
+    assert collect(place) == (6 if doubled == 1 else 0)
+
+
+@pytest.mark.spark_failures
+@pytest.mark.parametrize(
+    "case", [*product(["worker dies", "executor dies", "task is slow"], ["chunks", "rows"])]
+)
+def test_a_cluster_runs_tasks_again(
+    cluster: str, drive: Drive, case: tuple[str, str], place: str, notes: Path
+) -> None:
+    """In another executor, or twice at a time where one is slow: one answer of each counts."""
+    what, how = case
+    assert drive(cluster, how, what) == 0
+    assert (notes / "failed").exists()
+    assert (notes / "second").exists() == (what == "task is slow")
+    np.testing.assert_array_equal(read(place), np.arange(12) * 2)
+    assert commits(place) == 3
+    assert collect(place) >= 2
+
+
+@pytest.mark.spark_failures
+@pytest.mark.parametrize("how", ["chunks", "rows"])
+def test_a_driver_dies_while_tasks_run(cluster: str, drive: Drive, place: str, how: str) -> None:
+    """Nothing is visible; the cluster goes on, and the second run commits."""
+    what = "driver dies with tasks"
+    assert drive(cluster, how, what) == KILLED
+    np.testing.assert_array_equal(read(place), np.arange(12))
+    assert commits(place) == 2
+    assert drive(cluster, how, what) == 0
+    np.testing.assert_array_equal(read(place), np.arange(12) * 2)
+    assert commits(place) == 3
+    assert collect(place) >= 2

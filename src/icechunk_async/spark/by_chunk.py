@@ -118,6 +118,8 @@ def _along(
     if values.dtype.kind == "M":
         kept = ~np.isnat(values)
         values = values.astype(np.int64)
+    elif values.dtype.kind in "iu":
+        values = values.astype(np.int64)
     chunks = np.searchsorted(edges, np.arange(len(values)), side="right") - 1
     known = pa.array(values[kept].tolist() if values.dtype.kind in "OUT" else values[kept])
     table = pa.Table.from_pydict({f"{name}_key": known, name: pa.array(chunks[kept])})

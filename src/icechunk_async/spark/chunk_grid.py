@@ -34,17 +34,20 @@ class ChunkGrid:
     @classmethod
     def of(cls, array: zarr.Array[Any]) -> ChunkGrid:
         """Answer the grid of an array."""
-        return cls(
-            tuple(
-                np.minimum(np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]), length)
-                for sizes, length in zip(array.write_chunk_sizes, array.shape, strict=True)
+        try:
+            sizes = array.shards or array.chunks
+        except NotImplementedError:  # chunks that differ in size
+            return cls(
+                tuple(
+                    np.minimum(np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]), length)
+                    for sizes, length in zip(array.write_chunk_sizes, array.shape, strict=True)
+                )
             )
-        )
+        return cls(tuple(map(_equal, sizes, array.shape)))
 
     def grown(self, axis: int, size: int, length: int) -> ChunkGrid:
         """Answer the grid of an array that is made longer along an axis of equal chunks."""
-        edges = np.minimum(np.arange(0, length + size, size, dtype=np.int64), length)
-        return ChunkGrid((*self.edges[:axis], edges, *self.edges[axis + 1 :]))
+        return ChunkGrid((*self.edges[:axis], _equal(size, length), *self.edges[axis + 1 :]))
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -97,6 +100,11 @@ class ChunkGrid:
                 f"{int(edges[last])}."
             )
         return np.arange(first, last, dtype=np.int64)
+
+
+def _equal(size: int, length: int) -> npt.NDArray[np.int64]:
+    """Answer the edges of equal chunks."""
+    return np.minimum(np.arange(0, length + size, size, dtype=np.int64), length)
 
 
 def share(number: int, parts: int, part: int) -> range:

@@ -17,7 +17,8 @@ from icechunk_async.spark.cooperative import (
     run_tasks,
     total_cores,
 )
-from icechunk_async.spark.transactions import Published
+from icechunk_async.spark.transactions import Published, is_published
+from icechunk_async.sync import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.spark.chunk_grid import Region
     from icechunk_async.spark.transactions import Transaction
-    from icechunk_async.sync import ForkSession, Repository, Session
+    from icechunk_async.sync import ForkSession, Session
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.store import IcechunkStore
 
@@ -137,9 +138,10 @@ def map_chunks(
 
     After an error nothing is visible. Memory of a task: the blocks of one chunk of the output.
     """
-    write, grid, path = _begin(spark, repository, output, branch)
-    if write.is_done(transaction):
-        return Published(write.repository.lookup_branch(branch), committed=False)
+    repo = Repository.open(repository) if isinstance(repository, str) else repository
+    if is_published(repo, branch, transaction):  # and so is an array that it made
+        return Published(repo.lookup_branch(branch), committed=False)
+    write, grid, path = _begin(spark, repo, output, branch)
     reads = tuple(_checked(write, it, path, read_from) for it in inputs)
     count = tasks or max(1, min(grid.chunks, total_cores(spark) * _TASKS_PER_CORE))
 
@@ -200,9 +202,10 @@ def write_region[T](
 
     After an error nothing is visible.
     """
-    write, grid, path = _begin(spark, repository, output, branch)
-    if write.is_done(transaction):
-        return Published(write.repository.lookup_branch(branch), committed=False)
+    repo = Repository.open(repository) if isinstance(repository, str) else repository
+    if is_published(repo, branch, transaction):  # and so is an array that it made
+        return Published(repo.lookup_branch(branch), committed=False)
+    write, grid, path = _begin(spark, repo, output, branch)
     check_disjoint(grid, [region for region, _ in parts])
 
     def work(fork: ForkSession, task: int) -> None:
@@ -221,7 +224,7 @@ def write_region[T](
 
 
 def _begin(
-    spark: SparkSession, repository: Repository | str, output: str | NewArray, branch: str
+    spark: SparkSession, repository: Repository, output: str | NewArray, branch: str
 ) -> tuple[CooperativeWrite, ChunkGrid, str]:
     prepare, path = (None, output) if isinstance(output, str) else (output.make, output.path)
     write = CooperativeWrite.begin(repository, branch, prepare=prepare, cores=executor_cores(spark))
