@@ -50,6 +50,7 @@
     │   └── NodeExistsError
     ├── ConflictError                    another writer was first; rebase or start again
     │   └── RebaseFailedError
+    ├── StreamPositionLostError          history no longer has where a stream was
     ├── ReadOnlyError
     │   └── RepositoryReadOnlyError
     ├── SessionStateError
@@ -420,6 +421,15 @@ class RebaseFailedError(ConflictError):
     """
 
     kind = "rebase-failed"
+
+
+class StreamPositionLostError(IcechunkError):
+    """A stream cannot go on where it was: its branch's history no longer has that snapshot.
+
+    ``context`` holds ``branch`` and ``snapshot_id``. No row was read.
+    """
+
+    kind = "stream-position-lost"
 
 
 class ReadOnlyError(IcechunkError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -24,7 +25,19 @@ if TYPE_CHECKING:
     from icechunk_async.spark.options import ReadOptions
     from icechunk_async.spark.planning import Box
 
-__all__ = ["SCHEMA", "TENSOR", "manifest_breaks", "parts", "read"]
+__all__ = [
+    "SCHEMA",
+    "TENSOR",
+    "chunk_bytes",
+    "chunk_shape",
+    "listed",
+    "loading",
+    "manifest_breaks",
+    "parts",
+    "path_of",
+    "read",
+    "rows_of",
+]
 
 _PLACES: Final = pa.list_(pa.int64())
 SCHEMA: Final = pa.schema(
@@ -70,10 +83,9 @@ def parts(options: ReadOptions, schema: pa.Schema) -> list[tuple[str, tuple[Box,
     planned: list[tuple[str, tuple[Box, ...]]] = []
     for name in options.arrays or arrays:
         array = arrays[name]
-        sizes = _chunk_shape(array)
+        sizes = chunk_shape(array)
         grid = tuple(-(-n // size) for n, size in zip(array.shape, sizes, strict=True))
-        chunk_bytes = int(np.prod(sizes, dtype=np.int64)) * max(1, array.dtype.itemsize)
-        most = max(1, options.partition_bytes // chunk_bytes) if loads else 1 << 20
+        most = max(1, options.partition_bytes // chunk_bytes(array)) if loads else 1 << 20
         box = tuple((0, count) for count in grid)
         breaks = _breaks(options, [name]) if grid else ()
         cuts = cut(box, (1,) * len(grid), most, breaks)
@@ -86,16 +98,24 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """Answer the chunks of an array that exist in boxes of its grid, with the columns wanted."""
     array = arrays_of(options)[name]
-    sizes = _chunk_shape(array)
-    chunk_bytes = int(np.prod(sizes, dtype=np.int64)) * max(1, array.dtype.itemsize)
-    loads = {"data", "tensor"} & set(schema.names)
-    most = max(1, min(_MAX_CHUNKS, _BATCH_BYTES // chunk_bytes)) if loads else _MAX_CHUNKS
+    loads, most = loading(array, schema)
     for box in boxes:
-        found = ask(options, partial(_listed, options, name, box))
-        for batch in found:
+        for batch in listed(options, name, box):
             for first in range(0, len(batch), most):
                 rows = slice(first, first + most)
-                yield _rows(options, name, array, (batch, rows), loads)
+                yield rows_of(options, name, array, (batch, rows), loads)
+
+
+def loading(array: Any, schema: pa.Schema) -> tuple[set[str], int]:
+    """Answer which columns need chunks' bytes, and how many chunks go into one batch."""
+    loads = {"data", "tensor"} & set(schema.names)
+    size = chunk_bytes(array)
+    return loads, max(1, min(_MAX_CHUNKS, _BATCH_BYTES // size)) if loads else _MAX_CHUNKS
+
+
+def listed(options: ReadOptions, name: str, box: Box) -> list[ChunkBatch]:
+    """Answer the chunks that exist in a box of an array's grid."""
+    return ask(options, partial(_listed, options, name, box))
 
 
 async def _listed(
@@ -104,7 +124,7 @@ async def _listed(
     """Answer the references in a box; only the manifests that may have them are read."""
     session = await repository.readonly_session(snapshot_id=options.snapshot_id)
     workspace = session.workspace
-    state = ArrayState.of(workspace, _path(options, name))
+    state = ArrayState.of(workspace, path_of(options, name))
     found: list[ChunkBatch] = []
     for manifest in state.manifests:
         spans = zip(manifest.extents, box, strict=True)
@@ -115,20 +135,20 @@ async def _listed(
     return found
 
 
-def _rows(
+def rows_of(
     options: ReadOptions,
     name: str,
     array: Any,
-    part: tuple[ChunkBatch, slice],
+    part: tuple[ChunkBatch, slice | npt.NDArray[np.int64]],
     loads: set[str],
 ) -> pa.RecordBatch:
     """Make the rows of some chunks of an array."""
     batch, rows = part
     coords = batch.coords[rows].astype(np.int64)
-    sizes = np.array(_chunk_shape(array), np.int64).reshape(-1)
+    sizes = np.array(chunk_shape(array), np.int64).reshape(-1)
     start = coords * sizes
     stop = np.minimum(start + sizes, np.array(array.shape, np.int64).reshape(-1))
-    path = _path(options, name)
+    path = path_of(options, name)
     encode = array.metadata.encode_chunk_key
     keys = [f"{path[1:]}/{encode(tuple(it))}" for it in coords.tolist()]
     columns: dict[str, pa.Array[Any]] = {
@@ -157,7 +177,7 @@ async def _stored(
     repository: Repository, options: ReadOptions, name: str, coords: npt.NDArray[np.int64]
 ) -> list[bytes]:
     session = await repository.readonly_session(snapshot_id=options.snapshot_id)
-    path = _path(options, name)
+    path = path_of(options, name)
 
     async def load(place: list[int]) -> bytes:
         data = await session.workspace.read_chunk(path, tuple(place))
@@ -176,7 +196,7 @@ def _breaks(options: ReadOptions, names: Sequence[str]) -> tuple[int, ...]:
         session = await repository.readonly_session(snapshot_id=options.snapshot_id)
         starts: set[int] = set()
         for name in names:
-            starts |= _starts(session, _path(options, name))
+            starts |= _starts(session, path_of(options, name))
         return tuple(sorted(starts))
 
     return ask(options, find)
@@ -196,10 +216,16 @@ def _lists(values: npt.NDArray[np.int64]) -> pa.Array[Any]:
     return pa.ListArray.from_arrays(offsets, pa.array(values.ravel()))
 
 
-def _chunk_shape(array: Any) -> tuple[int, ...]:
+def chunk_shape(array: Any) -> tuple[int, ...]:
     """Answer the elements of what is stored as one object along each dimension."""
     return tuple(array.shards or array.chunks)
 
 
-def _path(options: ReadOptions, name: str) -> str:
+def chunk_bytes(array: Any) -> int:
+    """Answer the size of a chunk, not compressed."""
+    return prod(chunk_shape(array)) * max(1, int(array.dtype.itemsize))
+
+
+def path_of(options: ReadOptions, name: str) -> str:
+    """Answer the path of an array of the group."""
     return f"/{options.group}/{name}" if options.group else f"/{name}"

@@ -21,10 +21,11 @@ from icechunk_async.sync.storage import Storage
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from icechunk_async.format.snapshot import Node
     from icechunk_async.repository.repository import Repository
     from icechunk_async.spark.options import ReadOptions
 
-__all__ = ["arrays_of", "ask", "open_group", "session_of"]
+__all__ = ["arrays_of", "ask", "nodes_of", "open_group", "session_of"]
 
 
 def _handle(options: ReadOptions) -> RepositoryHandle:
@@ -67,6 +68,21 @@ def arrays_of(options: ReadOptions) -> dict[str, Any]:
             path=options.group,
         ) from None
     return dict(group.arrays())
+
+
+def nodes_of(options: ReadOptions) -> dict[str, Node]:
+    """Answer what the snapshot knows of the arrays of a group, by name."""
+    root = f"/{options.group}" if options.group else "/"
+    inside = f"{root.rstrip('/')}/"
+
+    async def find(repository: Repository) -> dict[str, Node]:
+        session = await repository.readonly_session(snapshot_id=options.snapshot_id)
+        nodes = session.workspace.base.nodes
+        names = (path.removeprefix(inside) for path in nodes.below(root))
+        found = ((name, nodes[inside + name]) for name in names if "/" not in name)
+        return {name: node for name, node in found if node.array is not None}
+
+    return ask(options, find)
 
 
 def open_group(options: ReadOptions) -> xarray.Dataset:

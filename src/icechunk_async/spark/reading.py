@@ -35,10 +35,19 @@ if TYPE_CHECKING:
     from icechunk_async.spark.pushdown import Predicate
     from icechunk_async.spark.schema import Column, TableShape
 
-__all__ = ["IcechunkReader", "Part", "PushingReader", "Reading"]
+__all__ = [
+    "LOAD_BYTES",
+    "IcechunkReader",
+    "Part",
+    "PushingReader",
+    "Reading",
+    "grid_of",
+    "width_of",
+]
 
 _log = logging.getLogger(__name__)
-_LOAD_BYTES = 32 << 20
+LOAD_BYTES = 32 << 20
+"""Values that a task has in memory at a time, about."""
 _TEXT_BYTES = 32
 
 
@@ -113,9 +122,9 @@ class IcechunkReader(DataSourceReader):
         columns = [shape.column(name) for name in self.schema.names]
         for column in columns:
             check_type(column, self.schema.field(column.name).type)
-        grid = _grid(dataset, shape, columns, self.options)
+        grid = grid_of(dataset, shape, columns, self.options)
         masks = self._masks(dataset, shape, tuple((0, length) for length in grid.shape))
-        width = sum(_width(column.type) for column in columns)
+        width = sum(width_of(column.type) for column in columns)
         parts = grid.parts(masks, max(1, self.options.partition_bytes // max(1, width)))
         self._report(grid, parts)
         return [Part(boxes) for boxes in parts]
@@ -136,10 +145,10 @@ class IcechunkReader(DataSourceReader):
         dataset = open_group(self.options)
         shape = self._shape(dataset)
         columns = [shape.column(name) for name in self.schema.names]
-        grid = _grid(dataset, shape, columns, self.options)
-        width = sum(_width(column.type) for column in columns)
+        grid = grid_of(dataset, shape, columns, self.options)
+        width = sum(width_of(column.type) for column in columns)
         for box in boxes:
-            for part in cut(box, grid.chunks, max(1, _LOAD_BYTES // max(1, width))):
+            for part in cut(box, grid.chunks, max(1, LOAD_BYTES // max(1, width))):
                 masks = self._masks(dataset, shape, part)
                 places = [
                     np.arange(start, stop) if mask is None else start + np.flatnonzero(mask)
@@ -202,7 +211,7 @@ class PushingReader(IcechunkReader):
         return filters
 
 
-def _grid(
+def grid_of(
     dataset: xarray.Dataset, shape: TableShape, columns: Iterable[Column], options: ReadOptions
 ) -> Grid:
     """Answer the chunks of a table: along each dimension the longest of its arrays."""
@@ -225,7 +234,8 @@ def _grid(
     return Grid(lengths, sizes, breaks)
 
 
-def _width(kind: pa.DataType) -> int:
+def width_of(kind: pa.DataType) -> int:
+    """Answer the bytes of a value in a column, about."""
     try:
         return max(1, kind.bit_width // 8)
     except ValueError:

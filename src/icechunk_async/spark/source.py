@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource
 
 from icechunk_async.spark.options import ReadOptions
+from icechunk_async.spark.stream_options import names_stream_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +40,9 @@ class IcechunkSource(DataSource):
         """Answer the columns of what the options name, and stay with the snapshot of now."""
         from icechunk_async.spark.reading import Reading  # noqa: PLC0415 -- not for writing
 
+        if names_stream_options(self.options):
+            columns: StructType = _part("stream_source").stream_schema(self.options)
+            return columns
         reading = Reading.begin(self._read_options())
         self._pinned = reading.options.snapshot_id
         return reading.spark_schema()
@@ -74,7 +78,7 @@ class IcechunkSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Answer the source of a streaming query."""
-        made: DataSourceStreamReader = _part("stream").stream_reader(self.options, schema)
+        made: DataSourceStreamReader = _part("stream_source").stream_reader(self.options, schema)
         return made
 
     def _read_options(self) -> ReadOptions:
