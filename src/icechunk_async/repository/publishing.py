@@ -23,6 +23,7 @@ from icechunk_async.errors import (
 )
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.snapshot import Snapshot
+from icechunk_async.repository.carried import carried_from
 from icechunk_async.repository.changes import ChangeSet
 from icechunk_async.repository.flush import Flusher
 from icechunk_async.repository.history import Amend, Commit, Detach
@@ -193,7 +194,8 @@ class Publishing:
     ) -> SnapshotId:
         """Replace the tip of the branch by a snapshot with the session's changes on top of it.
 
-        Message and properties are replaced, not joined. The old tip can still be read by its
+        Message and properties are replaced, not joined; those that record what Spark wrote
+        once are carried on. The old tip can still be read by its
         id until it is collected. Afterwards the session is read-only.
 
         Raises:
@@ -282,7 +284,8 @@ class Publishing:
         if self._mode is SessionMode.REARRANGE:
             await self._history.check_moves_allowed()
         flushed = await self._flusher.flush(base, workspace.tree)
-        properties: dict[str, JSON] = {**self._default_metadata, **(metadata or {})}
+        carried = carried_from(base)
+        properties: dict[str, JSON] = {**carried, **self._default_metadata, **(metadata or {})}
         if isinstance(extra, dict):
             reserved = properties.get(_RESERVED)
             properties[_RESERVED] = {**(reserved if isinstance(reserved, dict) else {}), **extra}

@@ -6,9 +6,10 @@ and every commit carries the newest batch of each.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
-__all__ = ["StreamWriter", "stream_writer"]
+__all__ = ["BatchWritten", "StreamWriter", "stream_writer"]
 
 
 def stream_writer(
@@ -46,6 +47,13 @@ def stream_writer(
     return StreamWriter(parsed, parsed.app_id, schema.names, overwrite=overwrite)
 
 
+@dataclass
+class BatchWritten(RowsWritten):
+    """What one task of a batch answers, and how many rows came."""
+
+    rows: int = 0
+
+
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes the rows of each batch, with one commit.
 
@@ -62,9 +70,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.columns = tuple(columns)
         self.replaces = overwrite or options.append_dim is None
 
-    def write(  # type: ignore[override]  # batches, where the base of its base has rows
-        self, iterator: Iterator[pa.RecordBatch]
-    ) -> RowsWritten:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> BatchWritten:  # type: ignore[override]
         """Write the rows of one partition, in a task.
 
         A task does not know the batch. Of one that is tried again after its commit landed the
@@ -73,40 +79,93 @@ class StreamWriter(DataSourceStreamArrowWriter):
         context = TaskContext.get()
         assert context is not None  # Spark runs it in a task
         task = context.partitionId()
+        rows = _Counted(iterator)
         plan = WritePlan.begin(
             self.options, self.columns, overwrite=self.replaces, cores=self.options.cores
         )
         try:
-            written = write_batches(plan, task, iterator)
+            written = write_batches(plan, task, rows)
         except IcechunkError as error:
             nothing = CooperativeWrite.changes(plan.write.fork())
             written = RowsWritten(Answer(task, nothing), 0, error)
-        return replace(written, plan=plan)
+        return BatchWritten(written.answer, written.length, written.refusal, plan, rows.count)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 -- PySpark's name
-        """Publish what all tasks wrote, unless the branch holds the batch.
+        """Publish what all tasks wrote, unless the branch holds the batch; nothing if no row came.
+
+        Commits that others made since the tasks began are no hindrance, unless they changed the
+        same chunks, or the arrays.
 
         Raises:
-            ConflictError: another writer committed while the tasks began; restart the query.
+            ConflictError: another writer changed the same, or none was to come between. Nothing
+                was published; a query that is started again tries the batch again.
         """
-        plans = [it.plan for it in messages if isinstance(it, RowsWritten) and it.plan is not None]
-        if not plans:
+        written = [it for it in messages if isinstance(it, BatchWritten)]
+        plans = [it.plan for it in written if it.plan is not None]
+        transaction = Transaction(self.app_id, batchId)
+        if not any(it.rows for it in written) or plans[0].write.is_done(transaction):
             return
-        first, transaction = plans[0], Transaction(self.app_id, batchId)
-        if first.write.is_done(transaction):
-            return
-        bases = {plan.write.base_id for plan in plans}
-        if len(bases) > 1:
-            raise ConflictError(
-                f"Others committed to {self.options.branch!r} while the tasks of batch {batchId} "
-                "began, so that they looked at different snapshots. Nothing was published; start "
-                "the query again.",
-                branch=self.options.branch,
-            )
-        commit_rows(first, [_under(first, it) for it in messages], transaction)
+        plan = _oldest(plans, batchId)
+        commit_rows(plan, [_under(plan, it) for it in messages], transaction)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Leave everything as it is; see the writer of batches."""
+
+
+class _Counted:
+    """The batches of a partition; counts their rows."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self.count = 0
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        batch = next(self._batches)
+        self.count += batch.num_rows
+        return batch
+
+
+def _oldest(plans: Sequence[WritePlan], batch: int) -> WritePlan:
+    """Answer the plan that began first: of its snapshot all that came since can be checked.
+
+    Raises:
+        ConflictError: tasks began at different snapshots that cannot be joined.
+    """
+    first = plans[0]
+    bases = {plan.write.base_id: plan for plan in plans}
+    if len(bases) == 1:
+        return first
+    branch, alike = first.options.branch, all(_alike(first, plan) for plan in plans)
+    if alike and first.options.rebase:
+        oldest: WritePlan | None = None
+        for info in first.write.repository.ancestry(branch=branch):
+            oldest = bases.pop(info.id, oldest)
+            if not bases:
+                assert oldest is not None  # the last one found
+                return oldest
+    raise ConflictError(
+        f"Others committed to {branch!r} while the tasks of batch {batch} began, so that they "
+        f"looked at different snapshots{'' if alike else ', with different arrays'}. Nothing was "
+        "published; start the query again.",
+        branch=branch,
+    )
+
+
+def _alike(one: WritePlan, other: WritePlan) -> bool:
+    """Tell whether tasks of two plans put every row into the same place."""
+    same = (one.variables, one.growth is None) == (other.variables, other.growth is None)
+    if one.growth is not None and other.growth is not None:
+        same &= (one.growth.length, one.growth.most) == (other.growth.length, other.growth.most)
+        same &= one.growth.arrays == other.growth.arrays
+    axes = zip(one.axes, other.axes, strict=False)
+    return (
+        same
+        and len(one.axes) == len(other.axes)
+        and all(a.name == b.name and np.array_equal(a.values, b.values) for a, b in axes)
+    )
 
 
 def _under(plan: WritePlan, message: WriterCommitMessage | None) -> WriterCommitMessage | None:

@@ -1,7 +1,8 @@
 """Writing once: which batches of which application a branch holds already.
 
-Every commit of this package carries the newest version of every application that ever wrote to
-its branch with one, so that the nearest such commit tells all, whoever else commits in between.
+Every commit of this library carries the newest version of every application that ever wrote to
+its branch with one. So the tip tells, also after history expired; where another library has
+committed since, the nearest commit of this one does.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from icechunk_async.errors import ConflictError, InvalidInputError
+from icechunk_async.repository.carried import WRITTEN_ONCE
 from icechunk_async.repository.retry import Backoff
 from icechunk_async.sync.portal import run
 
@@ -29,7 +31,6 @@ __all__ = [
     "published_version",
 ]
 
-_VERSIONS: Final = "spark-transactions"
 _OWN: Final = "spark-transaction"
 _RACE: Final = Backoff(initial_ms=10, max_ms=2000, immediate=1)
 
@@ -71,10 +72,10 @@ class Published:
 def newest_versions(ancestry: Iterable[SnapshotInfo]) -> dict[str, int]:
     """Answer the newest version of every application, given snapshots from the tip back."""
     for info in ancestry:
-        found: Any = info.metadata.get(_VERSIONS)
+        found = info.metadata.get(WRITTEN_ONCE)
         if isinstance(found, dict):
             versions = cast("dict[str, int]", found)
-            return {str(app_id): int(version) for app_id, version in versions.items()}
+            return {app_id: int(version) for app_id, version in versions.items()}
     return {}
 
 
@@ -162,5 +163,5 @@ def _properties(
     own: dict[str, Any] = {}
     if transaction is not None:
         own[_OWN] = {"app-id": transaction.app_id, "version": transaction.version}
-    carried: dict[str, Any] = {_VERSIONS: versions} if versions else {}
+    carried: dict[str, Any] = {WRITTEN_ONCE: versions} if versions else {}
     return {**(metadata or {}), **carried, **own}
