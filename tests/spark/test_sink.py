@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import zarr
+from pyspark.sql.types import FloatType, LongType, StructField, StructType
 
+from icechunk_async.errors import ConflictError, IncompleteWriteError
+from icechunk_async.spark import sink
+from icechunk_async.spark.sink import BatchWritten, StreamWriter, stream_writer
 from icechunk_async.spark.transactions import published_version
 from icechunk_async.sync import Repository
+from tests.spark.dying_sink import DyingSource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +48,14 @@ def batch(directory: Path, name: str, times: list[int], value: float) -> None:
     (directory / f".{name}").rename(directory / name)
 
 
-def run(spark: SparkSession, source: Path, checkpoint: Path, url: str, **options: Any) -> None:
+def run(
+    spark: SparkSession,
+    source: Path,
+    checkpoint: Path,
+    url: str,
+    kind: str = "icechunk",
+    **options: Any,
+) -> None:
     """Run the query until it has seen all there is, one file in a batch."""
     frame = (
         spark.readStream.schema("time long, x long, v float")
@@ -49,7 +63,7 @@ def run(spark: SparkSession, source: Path, checkpoint: Path, url: str, **options
         .csv(str(source))
         .coalesce(1)
     )
-    writer = frame.writeStream.format("icechunk").option("append-dim", "time")
+    writer = frame.writeStream.format(kind).option("append-dim", "time")
     writer = writer.option("checkpointLocation", str(checkpoint)).outputMode("append")
     for name, value in {"txnAppId": APP, **options}.items():
         writer = writer.option(name, value)
@@ -102,3 +116,173 @@ def test_a_batch_that_has_no_place_stops_the_query(
     with pytest.raises(Exception, match="have already"):
         run(spark, tmp_path / "source", tmp_path / "checkpoint", place)
     assert read(place) == ([0, 10], [1, 1])
+
+
+@pytest.mark.parametrize(
+    "step", ["task, before chunks", "task, after chunks", "before the commit", "after the commit"]
+)
+def test_a_batch_whose_writer_died_is_written_once(
+    spark: SparkSession, place: str, tmp_path: Path, step: str
+) -> None:
+    """Nothing is visible but what was committed, and the query that goes on adds only the rest."""
+    spark.dataSource.register(DyingSource)
+    source, notes = tmp_path / "source", tmp_path / "notes"
+    notes.mkdir()
+    batch(source, "a.csv", [20, 30, 40], 2)
+    query = source, tmp_path / "checkpoint", place, "dying"
+    options = {"dies": step, "notes": str(notes)}
+    with pytest.raises(Exception, match=r"(?i)died|crashed|exited"):
+        run(spark, *query, **options)
+    assert (notes / f"died {step}").exists()
+    new = ([20, 30, 40], [2, 2, 2])
+    published = ([0, 10, *new[0]], [1, 1, *new[1]]) if step == "after the commit" else None
+    assert read(place) == (published or ([0, 10], [1, 1]))
+    run(spark, *query, **options)
+    assert read(place) == ([0, 10, *new[0]], [1, 1, *new[1]])
+    assert len(list(Repository.open(place).ancestry(branch="main"))) == 3
+
+
+class _Task:
+    """What Spark tells of a task."""
+
+    number = 0
+
+    @classmethod
+    def get(cls) -> _Task:
+        """Answer the task that runs."""
+        return cls()
+
+    def partitionId(self) -> int:  # noqa: N802 -- PySpark's name
+        """Answer its number."""
+        return self.number
+
+
+@pytest.fixture
+def writer(place: str, monkeypatch: pytest.MonkeyPatch) -> StreamWriter:
+    """Answer the sink itself, which the test calls as Spark does."""
+    monkeypatch.setattr(sink, "TaskContext", _Task)
+    kinds = {"time": LongType(), "x": LongType(), "v": FloatType()}
+    schema = StructType([StructField(name, kind) for name, kind in kinds.items()])
+    options = {"path": place, "append-dim": "time", "txnAppId": APP}
+    made = stream_writer(options, schema, overwrite=False)
+    assert isinstance(made, StreamWriter)
+    return made
+
+
+def write(writer: StreamWriter, number: int, times: list[int]) -> BatchWritten:
+    """Write rows as a task does; what it answers travels."""
+    _Task.number = number
+    rows = [(time, x) for time in times for x in range(3)]
+    columns = {"time": [it[0] for it in rows], "x": [it[1] for it in rows], "v": [5.0] * len(rows)}
+    kinds = [("time", pa.int64()), ("x", pa.int64()), ("v", pa.float32())]
+    table = pa.RecordBatch.from_pydict(columns, schema=pa.schema(kinds))
+    copy: StreamWriter = pickle.loads(pickle.dumps(writer))
+    written: BatchWritten = pickle.loads(pickle.dumps(copy.write(iter([table]))))
+    return written
+
+
+def touch(place: str, name: str, *, amend: bool = False) -> None:
+    """Commit as others do, who know nothing of Spark."""
+    session = Repository.open(place).writable_session("main")
+    zarr.open_group(session.store, mode="a").create_group(name)
+    session.amend("by others") if amend else session.commit("by others")
+
+
+def test_a_batch_is_known_whatever_came_after_it(place: str, writer: StreamWriter) -> None:
+    """Commits and an amendment by others, and history that expired."""
+    writer.commit([write(writer, 0, [20])], 4)
+    touch(place, "others")
+    touch(place, "more")
+    touch(place, "amended", amend=True)
+    repository = Repository.open(place)
+    tip = repository.lookup_snapshot(repository.lookup_branch("main"))
+    repository.expire_snapshots(tip.written_at)
+    assert len(list(repository.ancestry(branch="main"))) == 2
+    for batch_id in (4, 3):
+        writer.commit([write(writer, 0, [20])], batch_id)
+    assert Repository.open(place).lookup_branch("main") == tip.id
+    writer.commit([write(writer, 0, [30])], 5)
+    assert read(place) == ([0, 10, 20, 30], [1, 1, 5, 5])
+
+
+def test_of_two_drivers_one_writes_the_batch(place: str, writer: StreamWriter) -> None:
+    """One that was believed dead has written it as well."""
+    both = [[write(writer, 0, [20])] for _ in range(2)]
+    writer.commit(both[0], 0)
+    tip = Repository.open(place).lookup_branch("main")
+    writer.commit(both[1], 0)
+    assert Repository.open(place).lookup_branch("main") == tip
+    assert read(place) == ([0, 10, 20], [1, 1, 5])
+
+
+def test_a_batch_without_rows_makes_no_commit(place: str, writer: StreamWriter) -> None:
+    """Nor one without tasks."""
+    tip = Repository.open(place).lookup_branch("main")
+    writer.commit([write(writer, 0, []), write(writer, 1, [])], 0)
+    writer.commit([], 1)
+    assert Repository.open(place).lookup_branch("main") == tip
+
+
+def test_tasks_may_begin_at_different_tips(place: str, writer: StreamWriter) -> None:
+    """Others committed in between, and it is one commit on top of theirs."""
+    messages = [write(writer, 0, [20, 30])]
+    touch(place, "others")
+    messages.append(write(writer, 1, [40]))
+    touch(place, "more")
+    messages.append(write(writer, 2, [60, 70]))
+    with pytest.raises(IncompleteWriteError):
+        writer.commit([*messages, None], 0)
+    messages[2] = write(writer, 2, [])
+    writer.commit(messages, 0)
+    assert read(place) == ([0, 10, 20, 30, 40], [1, 1, 5, 5, 5])
+    group = zarr.open_group(Repository.open(place).readonly_session("main").store, mode="r")
+    assert {"others", "more"} <= set(group)
+
+
+def test_tasks_do_not_write_to_arrays_that_others_changed(place: str, writer: StreamWriter) -> None:
+    """Another one has appended in between; the query that goes on does the batch again."""
+    messages = [write(writer, 0, [20])]
+    writer.commit([write(writer, 0, [20])], 0)
+    messages.append(write(writer, 1, [30]))
+    with pytest.raises(ConflictError, match=r"different arrays.*start the query again"):
+        writer.commit(messages, 1)
+    assert read(place) == ([0, 10, 20], [1, 1, 5])
+
+
+def test_a_stream_of_one_repository_goes_to_another(
+    spark: SparkSession, place: str, tmp_path: Path
+) -> None:
+    """What was appended to one is appended to the other, commit by commit."""
+    store = Repository.open(place).readonly_session("main").store
+    before: Any = zarr.open_group(store, mode="r")
+    other = (tmp_path / "other").as_uri()
+    session = Repository.create(other).writable_session("main")
+    root = zarr.open_group(session.store, mode="a")
+    for name in ("time", "v"):
+        array = before[name]
+        names = list(array.metadata.dimension_names)
+        made = root.create_array(
+            name, shape=array.shape, chunks=array.chunks, dtype=array.dtype, dimension_names=names
+        )
+        made[:] = array[:]
+    session.commit("a copy")
+    start = str(Repository.open(place).lookup_branch("main"))
+    for time in (20, 30):
+        session = Repository.open(place).writable_session("main")
+        array = zarr.open_group(session.store, mode="a")
+        for name in ("time", "v"):
+            length = array[name].shape[0]
+            array[name].resize((length + 1, *array[name].shape[1:]))
+            array[name][length:] = time
+        session.commit("appended")
+    reader = spark.readStream.format("icechunk").option("starting-snapshot", start)
+    frame = reader.option("max-commits-per-trigger", 1).load(place).coalesce(1)
+    query = frame.writeStream.format("icechunk").option("append-dim", "time")
+    query = query.option("txnAppId", "copy").option("checkpointLocation", str(tmp_path / "point"))
+    query.trigger(availableNow=True).start(other).awaitTermination(120)
+    assert read(other) == read(place) == ([0, 10, 20, 30], [1, 1, 20, 30])
+    versions = [
+        it.metadata.get("spark-transactions")
+        for it in Repository.open(other).ancestry(branch="main")
+    ]
+    assert versions[:3] == [{"copy": 1}, {"copy": 0}, None]
