@@ -326,6 +326,15 @@ class UnsortedCoordinatesError(InvalidInputError):
     kind = "unsorted-coordinates"
 
 
+class IngestError(InvalidInputError):
+    """Files that were to be ingested cannot be; nothing was published.
+
+    ``context`` holds ``report``, an Arrow table with a row for each file.
+    """
+
+    kind = "ingest"
+
+
 class MissingDriverError(IcechunkError, ImportError):
     """A backend is known, but the package that it drives is not installed."""
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy.typing as npt
 from pyarrow import compute as compute
+from pyarrow import ipc as ipc
 from pyarrow import types as types
 
 class ArrowException(Exception): ...
@@ -89,6 +90,11 @@ class Table:
     def to_pydict(self) -> dict[str, list[Any]]: ...
     def to_pylist(self) -> list[dict[str, Any]]: ...
     def to_batches(self, max_chunksize: int | None = ...) -> list[RecordBatch]: ...
+
+class Buffer: ...
+
+class BufferOutputStream:
+    def getvalue(self) -> Buffer: ...
 
 def array(
     obj: Sequence[Any] | npt.NDArray[Any],

@@ -22,16 +22,17 @@ from icechunk_async.repository.sweep import Sweep, Tally, object_name, pages
 
 if TYPE_CHECKING:
     from icechunk_async.format.id_set import Ids
+    from icechunk_async.repository.history.protocol import Kept, ParentOf
     from icechunk_async.repository.opened import Opened
     from icechunk_async.repository.progress import ProgressCallback
     from icechunk_async.repository.survey import Limits
     from icechunk_async.storage import DeleteFailure, Storage
 
-__all__ = ["GarbageReport", "collect_garbage"]
+__all__ = ["FOLDERS", "GarbageReport", "collect_garbage", "old_snapshots", "release"]
 
 _LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 _SNAPSHOTS: Final = "snapshots"
-_FOLDERS: Final = (_SNAPSHOTS, "transactions", "manifests", "chunks")
+FOLDERS: Final = (_SNAPSHOTS, "transactions", "manifests", "chunks")
 """In the order of deletion: what refers to others goes first."""
 
 
@@ -68,17 +69,13 @@ async def collect_garbage(
             chunks.add(part)
 
     survey = Survey(opened.assets, chunk_ids, absorb, limits=limits, progress=progress)
-    old, newest = await _old_snapshots(opened.storage, cutoff)
+    old, newest = await old_snapshots(opened.storage, cutoff)
     # All is read before anything changes, so that a damaged repository is left as it is.
     kept = await opened.history.release(old, survey.parent_of, dry_run=True)
     await survey.cover(kept.snapshots)
     if not dry_run:
-        if newest <= cutoff:  # else the storage's clock has passed it
-            await check_is_past(opened.storage, cutoff)
-        kept = await opened.history.release(old, survey.parent_of, dry_run=False)
+        kept = await release(opened, cutoff, old, newest, survey.parent_of)
         await survey.cover(kept.snapshots)  # what came meanwhile: the last that can matter
-        for gone in old - kept.snapshots:
-            opened.assets.forget_snapshot(gone)
     await opened.assets.compute(lambda: len(chunks), size_bytes=chunks.size_bytes)  # sorts them
     keep = (id_set(kept.snapshots), id_set(kept.logs), id_set(survey.manifests), chunks)
     sweep = Sweep(
@@ -88,12 +85,12 @@ async def collect_garbage(
         side_by_side=opened.assets.direct is None,  # memory and local disks answer at once
         progress=progress or no_progress,
     )
-    tallies = {folder: Tally() for folder in _FOLDERS}
+    tallies = {folder: Tally() for folder in FOLDERS}
     skipped: tuple[str, ...] = ()
-    for place, folder in enumerate(_FOLDERS):
+    for place, folder in enumerate(FOLDERS):
         await sweep.run(folder, keep[place], tallies[folder])
         if tallies[folder].failures:
-            skipped = _FOLDERS[place + 1 :]
+            skipped = FOLDERS[place + 1 :]
             break
     return GarbageReport(
         bytes_deleted=sum(it.size_bytes for it in tallies.values()),
@@ -106,7 +103,35 @@ async def collect_garbage(
     )
 
 
-async def _old_snapshots(
+async def release(
+    opened: Opened,
+    cutoff: datetime,
+    old: frozenset[SnapshotId],
+    newest: datetime,
+    parent_of: ParentOf,
+) -> Kept:
+    """Make what goes unknown, for good, and answer what is kept.
+
+    Args:
+        opened: the repository.
+        cutoff: what was written at this time or later stays.
+        old: snapshots whose files are old enough to be deleted.
+        newest: when the newest of all snapshots was written, by the storage's clock.
+        parent_of: see :data:`ParentOf`.
+
+    Raises:
+        InvalidInputError: the cutoff is in the future by the storage's clock; nothing changed.
+        RepositoryReadOnlyError, ConflictError: likewise.
+    """
+    if newest <= cutoff:  # else the storage's clock has passed it
+        await check_is_past(opened.storage, cutoff)
+    kept = await opened.history.release(old, parent_of, dry_run=False)
+    for gone in old - kept.snapshots:
+        opened.assets.forget_snapshot(gone)
+    return kept
+
+
+async def old_snapshots(
     storage: Storage, cutoff: datetime
 ) -> tuple[frozenset[SnapshotId], datetime]:
     """Answer which snapshots are old, and when the newest of all was written."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from icechunk_async._concurrency import bounded_map
 from icechunk_async.errors import FormatError
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind
@@ -17,23 +19,23 @@ from icechunk_async.format.ids import ManifestId
 from icechunk_async.format.manifest_write import encode_manifest
 from icechunk_async.format.row_index import rows_in
 from icechunk_async.format.snapshot import ManifestFileInfo, ManifestRef, Nodes
+from icechunk_async.repository.changes import ChangeSet, WorkingTree
 from icechunk_async.repository.chunk_changes import ArrayChanges
 from icechunk_async.repository.progress import Progress, no_progress
 from icechunk_async.repository.splitting import plan_manifests, split_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from icechunk_async.format.config import ManifestSplittingConfig
     from icechunk_async.format.ids import NodeId
     from icechunk_async.format.manifest_write import LocationDictionary
     from icechunk_async.format.snapshot import ArrayData, Node, Snapshot
     from icechunk_async.repository.assets import Assets
-    from icechunk_async.repository.changes import WorkingTree
     from icechunk_async.repository.progress import ProgressCallback
-    from icechunk_async.repository.splitting import CellPlan
+    from icechunk_async.repository.splitting import CellPlan, SplitPlan
 
-__all__ = ["Flushed", "Flusher", "ManifestOptions"]
+__all__ = ["Flushed", "Flusher", "ManifestOptions", "Written"]
 
 _CONCURRENT_MANIFESTS: Final = 16
 _CONCURRENT_REWRITES: Final = 4
@@ -61,7 +63,7 @@ class Flushed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class Written:
     """The manifests made for one array."""
 
     refs: tuple[ManifestRef, ...]
@@ -82,7 +84,7 @@ class Flusher:
         """Use ``assets`` to load the manifests that must be rebuilt."""
         self._assets = assets
         self.options = options
-        self._made: dict[NodeId, tuple[_Recipe, _Written]] = {}
+        self._made: dict[NodeId, tuple[_Recipe, Written]] = {}
         self._stored: set[ManifestId] = set()
 
     async def flush(self, base: Snapshot, tree: WorkingTree) -> Flushed:
@@ -109,7 +111,7 @@ class Flusher:
         arrays = [node for node in nodes if node.array is not None]
         done = 0
 
-        async def write(node: Node) -> _Written:
+        async def write(node: Node) -> Written:
             nonlocal done
             written = await self._write(node, base, tree, rewrite_all=True)
             done += 1
@@ -119,8 +121,46 @@ class Flusher:
         written = await bounded_map(write, arrays, limit=_CONCURRENT_REWRITES)
         return self._flushed(base, nodes, arrays, written)
 
+    def num_cells(self, node: Node) -> int:
+        """Count the manifests that an array is rewritten to, at most."""
+        return 0 if node.array is None else len(self._plan_rewrite(node).cells)
+
+    async def rewrite_cells(self, node: Node, base: Snapshot, cells: range) -> Written:
+        """Make some of an array's manifests anew, and store them; the rest is done elsewhere."""
+        assert node.array is not None
+        nothing = ArrayChanges(len(node.array.dimensions))
+        plan = self._plan_rewrite(node)
+        return await self._build_cells(
+            node.id,
+            plan.cells[cells.start : cells.stop],
+            nothing.columns(),
+            nothing,
+            base,
+            store=True,
+        )
+
+    def rewritten(self, base: Snapshot, written: Mapping[NodeId, Sequence[Written]]) -> Flushed:
+        """Build a snapshot on top of ``base`` of manifests that are made and stored."""
+        nodes = list(WorkingTree(base.nodes, ChangeSet()).nodes())
+        arrays = [node for node in nodes if node.array is not None]
+        joined = [
+            Written(
+                tuple(ref for it in written.get(node.id, ()) for ref in it.refs),
+                {key: info for it in written.get(node.id, ()) for key, info in it.files.items()},
+            )
+            for node in arrays
+        ]
+        return self._flushed(base, nodes, arrays, joined)
+
+    def _plan_rewrite(self, node: Node) -> SplitPlan:
+        array = node.array
+        assert array is not None
+        sizes = split_sizes(node.path, array, self.options.splitting)
+        none = np.empty((0, len(array.grid)), np.uint32)
+        return plan_manifests(array.grid, sizes, array.manifests, none, rewrite_all=True)
+
     def _flushed(
-        self, base: Snapshot, nodes: list[Node], changed: list[Node], written: list[_Written]
+        self, base: Snapshot, nodes: list[Node], changed: list[Node], written: list[Written]
     ) -> Flushed:
         """Put new manifests into their nodes, and carry the others over."""
         by_id = {node.id: made for node, made in zip(changed, written, strict=True)}
@@ -161,7 +201,7 @@ class Flusher:
 
     async def _write(
         self, node: Node, base: Snapshot, tree: WorkingTree, *, rewrite_all: bool = False
-    ) -> _Written:
+    ) -> Written:
         array = node.array
         assert array is not None
         changes = tree.changes.chunks.get(node.id) or ArrayChanges(len(array.dimensions))
@@ -187,25 +227,41 @@ class Flusher:
             rewrite_all=rewrite_all,
         )
 
+        made = await self._build_cells(
+            node.id, plan.cells, columns, changes, base, store=rewrite_all
+        )
+        written = replace(made, refs=(*plan.reused, *made.refs))
+        self._made[node.id] = (recipe, written)
+        return written
+
+    async def _build_cells(
+        self,
+        node_id: NodeId,
+        cells: Sequence[CellPlan],
+        columns: ChunkRefs,
+        changes: ArrayChanges,
+        base: Snapshot,
+        *,
+        store: bool,
+    ) -> Written:
+        """Build the manifests of some cells; ``store`` each as soon as it is made."""
+
         async def build(cell: CellPlan) -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
-            made = await self._build(node.id, cell, columns, changes, base)
-            if not rewrite_all or made is None:
+            made = await self._build(node_id, cell, columns, changes, base)
+            if not store or made is None:
                 return made
             ref, info, packed = made
             await self._assets.put_manifest(info.id, packed)
             self._stored.add(info.id)
             return ref, info, b""
 
-        limit = _CONCURRENT_REWRITES if rewrite_all else _CONCURRENT_MANIFESTS
-        built = await bounded_map(build, plan.cells, limit=limit)
-        made = [it for it in built if it is not None]
-        written = _Written(
-            (*plan.reused, *(ref for ref, _, _ in made)),
+        limit = _CONCURRENT_REWRITES if store else _CONCURRENT_MANIFESTS
+        made = [it for it in await bounded_map(build, cells, limit=limit) if it is not None]
+        return Written(
+            tuple(ref for ref, _, _ in made),
             {info.id: info for _, info, _ in made},
             {info.id: packed for _, info, packed in made},
         )
-        self._made[node.id] = (recipe, written)
-        return written
 
     async def _build(
         self,
@@ -260,7 +316,7 @@ class Flusher:
         return ManifestRef(manifest_id, refs.extents()), info, packed
 
 
-def _with_manifests(node: Node, written: _Written | None) -> Node:
+def _with_manifests(node: Node, written: Written | None) -> Node:
     if written is None or node.array is None:
         return node
     array: ArrayData = replace(node.array, manifests=written.refs)

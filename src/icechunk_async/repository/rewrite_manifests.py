@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async import _clock
@@ -30,14 +30,81 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from icechunk_async.format.metadata import JSON
+    from icechunk_async.repository.flush import Flushed
     from icechunk_async.repository.history import Publication
     from icechunk_async.repository.opened import Opened
     from icechunk_async.repository.progress import ProgressCallback
 
-__all__ = ["rewrite_manifests"]
+__all__ = [
+    "Rewriting",
+    "begin_rewriting",
+    "nothing_published",
+    "publish_rewritten",
+    "rewrite_manifests",
+]
 
 _METHODS: Final = ("new_commit", "amend")
 _RESERVED: Final = "__icechunk"
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    """A rewrite that began: all that its end must agree with."""
+
+    branch: str
+    base: Snapshot
+    """The tip of the branch, whose manifests are written anew."""
+    log: TransactionLog | None
+    """Of the tip, where the new snapshot takes its place."""
+
+
+async def begin_rewriting(
+    opened: Opened, branch: str, commit_method: Literal["new_commit", "amend"]
+) -> Rewriting:
+    """Look at what is to be rewritten; nothing is stored."""
+    if commit_method not in _METHODS:
+        raise InvalidInputError(
+            f"{commit_method!r} is no way to commit; use 'new_commit' or 'amend'."
+        )
+    check_safe(opened.storage)
+    history, assets = opened.history, opened.assets
+    if commit_method == "amend" and history.spec_version == 1:
+        raise unsupported_by_spec_1("amendments of commits")
+    base = await assets.snapshot(await history.branch_tip(branch))
+    await history.check_writable()
+    log = await _amended_log(opened, base) if commit_method == "amend" else None
+    return Rewriting(branch, base, log)
+
+
+async def publish_rewritten(
+    opened: Opened,
+    begun: Rewriting,
+    flushed: Flushed,
+    message: str,
+    metadata: Mapping[str, JSON],
+) -> SnapshotId:
+    """Publish a snapshot with manifests that are all stored."""
+    assets, base = opened.assets, begun.base
+    snapshot = Snapshot(
+        SnapshotId.random(),
+        base.id,
+        max(_clock.now_us(), base.flushed_at + 1),  # a clock that lags must not stop anyone
+        message,
+        _properties(metadata, opened.manifest_options.splitting),
+        flushed.nodes,
+        flushed.files,
+    )
+    publication: Publication = Commit(begun.branch, base.id, snapshot)
+    if begun.log is not None:
+        publication = Amend(begun.branch, base.id, snapshot)
+    new_log = replace(begun.log or TransactionLog(snapshot.id), id=snapshot.id)
+
+    async def store() -> None:
+        with nothing_published():
+            await gather(assets.put_snapshot(snapshot), assets.put_transaction_log(new_log))
+
+    await opened.history.publish(publication, store)
+    return snapshot.id
 
 
 async def rewrite_manifests(
@@ -53,44 +120,16 @@ async def rewrite_manifests(
 
     See ``Repository.rewrite_manifests``.
     """
-    if commit_method not in _METHODS:
-        raise InvalidInputError(
-            f"{commit_method!r} is no way to commit; use 'new_commit' or 'amend'."
-        )
-    check_safe(opened.storage)
-    history, assets = opened.history, opened.assets
-    if commit_method == "amend" and history.spec_version == 1:
-        raise unsupported_by_spec_1("amendments of commits")
-    base = await assets.snapshot(await history.branch_tip(branch))
-    await history.check_writable()
-    log = await _amended_log(opened, base) if commit_method == "amend" else None
-    flusher = Flusher(assets, opened.manifest_options)
-    with _nothing_published():
-        flushed = await flusher.rewrite(base, WorkingTree(base.nodes, ChangeSet()), progress)
-    snapshot = Snapshot(
-        SnapshotId.random(),
-        base.id,
-        max(_clock.now_us(), base.flushed_at + 1),  # a clock that lags must not stop anyone
-        message,
-        _properties(metadata, opened.manifest_options.splitting),
-        flushed.nodes,
-        flushed.files,
-    )
-    publication: Publication = Commit(branch, base.id, snapshot)
-    if log is not None:
-        publication = Amend(branch, base.id, snapshot)
-    new_log = replace(log or TransactionLog(snapshot.id), id=snapshot.id)
-
-    async def store() -> None:
-        with _nothing_published():
-            await gather(assets.put_snapshot(snapshot), assets.put_transaction_log(new_log))
-
-    await history.publish(publication, store)
-    return snapshot.id
+    begun = await begin_rewriting(opened, branch, commit_method)
+    flusher = Flusher(opened.assets, opened.manifest_options)
+    with nothing_published():
+        tree = WorkingTree(begun.base.nodes, ChangeSet())
+        flushed = await flusher.rewrite(begun.base, tree, progress)
+    return await publish_rewritten(opened, begun, flushed, message, metadata)
 
 
 @contextmanager
-def _nothing_published() -> Generator[None]:
+def nothing_published() -> Generator[None]:
     """Tell what a lost answer means for a file that nothing refers to yet."""
     try:
         yield

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from icechunk_async.repository.progress import ProgressCallback
     from icechunk_async.repository.survey import Limits
 
-__all__ = ["ChunkStorageStats", "measure_chunks"]
+__all__ = ["ChunkPart", "ChunkStorageStats", "ChunkTally", "contribution", "measure_chunks"]
 
 _DIGEST_BYTES: Final = 16
 
@@ -47,7 +47,7 @@ class ChunkStorageStats:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class ChunkPart:
     """What one manifest contributes."""
 
     native: Ranges
@@ -55,21 +55,24 @@ class _Part:
     inlined_bytes: int
 
 
-class _Tally:
+class ChunkTally:
     """What all manifests so far contribute."""
 
     def __init__(self) -> None:
+        """Begin with nothing."""
         self.native = ByteRanges()
         self.virtual = ByteRanges()
         self.inlined_bytes = 0
 
-    def absorb(self, parts: list[_Part]) -> None:
+    def absorb(self, parts: list[ChunkPart]) -> None:
+        """Add what manifests contribute."""
         for part in parts:
             self.native.add(part.native)
             self.virtual.add(part.virtual)
             self.inlined_bytes += part.inlined_bytes
 
     def stats(self) -> ChunkStorageStats:
+        """Answer the sums."""
         return ChunkStorageStats(
             self.native.size_bytes(), self.virtual.size_bytes(), self.inlined_bytes
         )
@@ -79,15 +82,16 @@ async def measure_chunks(
     opened: Opened, limits: Limits, progress: ProgressCallback | None = None
 ) -> ChunkStorageStats:
     """Read every manifest that branches and tags lead to, and add up."""
-    tally = _Tally()
-    survey = Survey(opened.assets, _contribution, tally.absorb, limits=limits, progress=progress)
+    tally = ChunkTally()
+    survey = Survey(opened.assets, contribution, tally.absorb, limits=limits, progress=progress)
     await survey.cover(await opened.history.reachable(survey.parent_of))
     return tally.stats()
 
 
-def _contribution(manifest: Manifest) -> _Part:
+def contribution(manifest: Manifest) -> ChunkPart:
+    """Answer what one manifest contributes."""
     refs = [*manifest.arrays.values(), *manifest.strays.values()]
-    return _Part(
+    return ChunkPart(
         Ranges.concat([_native(it) for it in refs]).union(),
         Ranges.concat([_virtual(it) for it in refs]).union(),
         sum(int(it.lengths[it.kinds == Kind.INLINE].sum()) for it in refs),

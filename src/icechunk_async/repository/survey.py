@@ -104,8 +104,8 @@ class Survey[T]:
         self._progress(Progress("reading snapshots", len(self._parents)))
         return snapshot.parent_id
 
-    async def cover(self, snapshots: Iterable[SnapshotId]) -> None:
-        """Read these snapshots and all of their manifests, but for those read before.
+    async def discover(self, snapshots: Iterable[SnapshotId]) -> list[tuple[ManifestId, int]]:
+        """Read these snapshots, and answer their manifests with sizes, each only once ever.
 
         Raises:
             SnapshotNotFoundError, FormatError: one is missing, or damaged.
@@ -113,8 +113,17 @@ class Survey[T]:
         unread = [it for it in snapshots if it not in self._parents]
         await bounded_map(self.parent_of, unread, limit=self._limits.snapshots)
         sizes, self._sizes = self._sizes, {}
-        done = len(self._named) - len(sizes)
-        for portion in portions(sizes.items(), self._limits):
+        return list(sizes.items())
+
+    async def cover(self, snapshots: Iterable[SnapshotId]) -> None:
+        """Read these snapshots and all of their manifests, but for those read before.
+
+        Raises:
+            SnapshotNotFoundError, FormatError: one is missing, or damaged.
+        """
+        found = await self.discover(snapshots)
+        done = len(self._named) - len(found)
+        for portion in portions(found, self._limits):
             parts = await bounded_map(self._read, portion, limit=self._limits.manifests)
             work = partial(self._absorb, parts)
             await self._assets.compute(work, size_bytes=sum(size for _, size in portion))

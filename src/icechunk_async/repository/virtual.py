@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
+from icechunk_async._concurrency import closing
 from icechunk_async.credentials import Credential
 from icechunk_async.errors import (
     InvalidInputError,
@@ -29,14 +30,14 @@ from icechunk_async.errors import (
 from icechunk_async.format.chunk_refs import VirtualChunk
 from icechunk_async.repository.direct import DirectStorage
 from icechunk_async.repository.virtual_sources import source_options, source_place
-from icechunk_async.storage import BlockingStorage, ByteRange, open_storage
+from icechunk_async.storage import BlockingStorage, ByteRange, ObjectInfo, open_storage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from icechunk_async.format.config import VirtualChunkContainer
     from icechunk_async.repository.assets import AssetStorage
-    from icechunk_async.storage import Retrieved, Storage
+    from icechunk_async.storage import RangeRequest, Retrieved, Storage
 
     type VirtualAccess = Credential | Storage | Mapping[str, object] | None
 
@@ -44,6 +45,8 @@ __all__ = ["VirtualChunks", "VirtualLocations", "open_virtual"]
 
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _NAMED: Final = "vcc"
+_LITERAL: Final = "/!$&'()*+,;=:@~"
+"""What may stand in the path of a URL besides letters, digits and ``-._``."""
 
 
 class VirtualLocations:
@@ -189,7 +192,36 @@ class VirtualChunks:
         chunk = VirtualChunk(location, 0, 0)
         return (await self._get(chunk, ByteRange(0, 0), direct=False)).size_bytes
 
-    async def _get(self, chunk: VirtualChunk, wanted: ByteRange, *, direct: bool) -> Retrieved:
+    async def fetch(self, location: str, wanted: RangeRequest = None) -> Retrieved:
+        """Read an object of a container, or a part of it, whatever state it is in.
+
+        Raises:
+            VirtualChunkError, StorageError: as :meth:`read`.
+
+        Cost: one request.
+        """
+        return await self._get(VirtualChunk(location, 0, 0), wanted, direct=False)
+
+    async def entries(self, location: str) -> AsyncGenerator[tuple[str, ObjectInfo]]:
+        """Iterate over the objects of a container whose location begins like this one.
+
+        Each is answered with its location.
+
+        Raises:
+            VirtualContainerError, VirtualAccessError: the container is unknown, or not authorised.
+            StorageError: the store failed, or cannot list.
+        """
+        prefix, key = self.locations.resolve(location)
+        source = self._sources.get(prefix)
+        if source is None:
+            raise _unauthorized(VirtualChunk(location, 0, 0), prefix)
+        listed = source.storage.list_prefix(source.base + key)
+        async with closing(listed):
+            async for entry in listed:
+                if isinstance(entry, ObjectInfo):
+                    yield prefix + quote(entry.key.removeprefix(source.base), safe=_LITERAL), entry
+
+    async def _get(self, chunk: VirtualChunk, wanted: RangeRequest, *, direct: bool) -> Retrieved:
         prefix, key = self.locations.resolve(chunk.location)
         source = self._sources.get(prefix)
         if source is None:

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from icechunk_async.spark.by_chunk import repartition_by_chunk
     from icechunk_async.spark.chunkwise import Input, NewArray, map_chunks, write_region
     from icechunk_async.spark.cooperative import Answer, CooperativeWrite, run_tasks
+    from icechunk_async.spark.ingest import (
+        Ingested,
+        ingest_virtual,
+        ingested_files,
+        list_sources,
+    )
     from icechunk_async.spark.row_writing import write_rows
     from icechunk_async.spark.source import IcechunkSource, register
     from icechunk_async.spark.transactions import (
@@ -30,10 +36,14 @@ __all__ = [
     "Answer",
     "CooperativeWrite",
     "IcechunkSource",
+    "Ingested",
     "Input",
     "NewArray",
     "Published",
     "Transaction",
+    "ingest_virtual",
+    "ingested_files",
+    "list_sources",
     "map_chunks",
     "publish",
     "published_version",
@@ -55,6 +65,10 @@ _HOMES: Final = {
     "map_chunks": "icechunk_async.spark.chunkwise",
     "publish": "icechunk_async.spark.transactions",
     "published_version": "icechunk_async.spark.transactions",
+    "Ingested": "icechunk_async.spark.ingest",
+    "ingest_virtual": "icechunk_async.spark.ingest",
+    "ingested_files": "icechunk_async.spark.ingest",
+    "list_sources": "icechunk_async.spark.ingest",
     "register": "icechunk_async.spark.source",
     "repartition_by_chunk": "icechunk_async.spark.by_chunk",
     "run_tasks": "icechunk_async.spark.cooperative",

@@ -21,7 +21,7 @@ from icechunk_async.errors import InvalidMetadataError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["array_document", "group_document"]
+__all__ = ["array_document", "fill_attribute", "group_document"]
 
 _DIMENSIONS: Final = "_ARRAY_DIMENSIONS"
 _OBJECT_CODECS: Final = ("vlen-utf8", "vlen-bytes")
@@ -62,7 +62,7 @@ def array_document(path: str, array: Mapping[str, Any], attributes: Mapping[str,
     if names is not None and len(names) != len(old.shape):
         raise _invalid(path, f"{_DIMENSIONS} has {len(names)} names for {len(old.shape)} axes")
     if old.fill_value is not None and "_FillValue" not in attributes:
-        shown = _attribute(old.fill_value, dtype.to_native_dtype())
+        shown = fill_attribute(old.fill_value, dtype.to_native_dtype())
         attributes |= {} if shown is None else {"_FillValue": shown}
     return _encode(
         {
@@ -140,7 +140,7 @@ def _named(name: str, configuration: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, "configuration": dict(configuration)}
 
 
-def _attribute(fill: Any, dtype: np.dtype[Any]) -> Any:
+def fill_attribute(fill: Any, dtype: np.dtype[Any]) -> Any:
     """Answer a fill value as xarray writes it into attributes; None where it cannot."""
     match dtype.kind:
         case "f":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.snapshot import ArrayData
 
-__all__ = ["ArrayReferences", "NodeReferences", "References", "read_references"]
+__all__ = ["ArrayReferences", "NodeReferences", "References", "location_of", "read_references"]
 
 _META: Final = (".zgroup", ".zarray", ".zattrs", ".zmetadata")
 _TEMPLATE: Final = re.compile(r"\{\{\s*(\w+)\s*\}\}")
@@ -199,7 +199,7 @@ def _fill(
                 )
         found.coords.extend(coords)
         found.codes.append(codes.setdefault(url, len(codes)))
-    return tuple(_location(url, templates) for url in codes)
+    return tuple(location_of(url, templates) for url in codes)
 
 
 def _array_of(key: str, arrays: Mapping[str, ArrayReferences]) -> tuple[str, str]:
@@ -237,7 +237,7 @@ def _number(key: str, value: object) -> int:
     return value
 
 
-def _location(url: object, templates: Mapping[str, str]) -> str:
+def location_of(url: object, templates: Mapping[str, str]) -> str:
     """Answer a location for a URL of fsspec, whose paths are literal but for web servers."""
     if not isinstance(url, str) or not url:
         raise InvalidInputError(f"{url!r:.200} in the references is no URL.")

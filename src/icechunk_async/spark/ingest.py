@@ -1,0 +1,372 @@
+"""Files of others become references in a repository: one task a file, one commit for all.
+
+It can be run again: files that did not change are only looked at, and where none did there is no
+commit. What was ingested, in which state, is part of each commit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final
+
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.repository.paths import check_path
+from icechunk_async.spark.ingest_catalog import CATALOG, Catalog, Entry
+from icechunk_async.spark.ingest_plan import Answered, plan_concat, plan_groups
+from icechunk_async.spark.ingest_report import check_report, references_of, report_of
+from icechunk_async.spark.ingest_scan import Scanned
+from icechunk_async.spark.ingest_tasks import COLUMNS, FileWork, ScanOptions, scan_files
+from icechunk_async.spark.ingest_write import existing_template, write_concatenated, write_groups
+from icechunk_async.spark.jobs import Shipped, opened_of, run_job
+from icechunk_async.spark.transactions import Published, publish
+from icechunk_async.zarr.virtual_references import location_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Literal
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from icechunk_async.repository.progress import ProgressCallback
+    from icechunk_async.repository.repository import Repository as AsyncRepository
+    from icechunk_async.spark.ingest_plan import Mode, Plan, Template
+    from icechunk_async.spark.ingest_scan import Guard
+    from icechunk_async.spark.ingest_tasks import Kind
+    from icechunk_async.sync import Repository, Session
+    from icechunk_async.sync.conflicts import ConflictSolver
+
+__all__ = ["Ingested", "ingest_virtual", "ingested_files", "list_sources"]
+
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """How an ingest ended.
+
+    Attributes:
+        published: the snapshot; ``committed`` is False where nothing had changed.
+        report: one row a file: ``location``, ``status``, ``reason``, ``group``, ``start`` and
+            ``count`` along the dimension of concatenation, ``references`` (chunks), and the
+            ``milliseconds`` that its scan took. The status is ``ingested``, ``unchanged``,
+            ``failed`` (it is no part of the output), ``kept`` (it cannot be ingested as it is now,
+            and what was ingested before stays) or ``removed``.
+        frame: the same as a data frame.
+    """
+
+    published: Published
+    report: pa.Table
+    frame: DataFrame
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many files have which status."""
+        return dict(Counter(self.report.column("status").to_pylist()))
+
+
+def ingest_virtual(
+    spark: SparkSession,
+    repository: Repository | str,
+    files: Iterable[str],
+    *,
+    branch: str = "main",
+    group: str = "/",
+    concat_dim: str | None = None,
+    group_of: Callable[[str], str] | None = None,
+    mode: Mode = "append",
+    kind: Kind = "auto",
+    skip: Sequence[str] = (),
+    load: Sequence[str] | None = None,
+    guard: Guard = "auto",
+    grib_codec: Mapping[str, Any] | None = None,
+    on_error: Literal["report", "fail"] = "report",
+    files_per_task: int = 1,
+    message: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    rebase_with: ConflictSolver | None = None,
+    progress: ProgressCallback | None = None,
+) -> Ingested:
+    """Refer to the chunks of many files, which stay where they are, in one commit.
+
+    Args:
+        spark: a session, also one of Spark Connect.
+        repository: an open one that is authorised to read the files' containers, or its URL if
+            they need no credentials. Containers are declared in its configuration.
+        files: URLs or absolute paths: of HDF5 and NetCDF-4 files, Zarr stores (``.zarr``), kerchunk
+            references (``.json``, ``.parq``) and indexes of GRIB files (``.idx``, ``.index``).
+        branch: is committed to.
+        group: what the output is put into; made where it is missing.
+        concat_dim: concatenate the files along this dimension, in their order. Chunks keep their
+            shape, so each file but the last must end where a chunk ends. Without it each file
+            becomes a group.
+        group_of: answers the group for a file, relative to ``group``; by default the file's name
+            without its ending.
+        mode: ``"append"``: files that were not ingested before come after those that were, and
+            changed ones take their own place again. ``"overwrite"``: the files are all there is to
+            be, in this order; what is not among them is removed.
+        kind: what the files are; by default their names tell, and else they are taken as HDF5.
+        skip: paths of arrays and groups within the files to leave out.
+        load: paths of arrays to copy, and not to refer to. By default, where files are
+            concatenated, those with no other axis, and their bounds.
+        guard: what references record so that readers notice a changed file: its ETag or, where it
+            has none or with ``"last-modified"``, the time of its last change.
+        grib_codec: the Zarr codec that decodes messages of GRIB, as in ``zarr.json``; by default
+            that of the package ``gribberish``.
+        on_error: whether to leave out files that cannot be read, or not to commit anything.
+        files_per_task: files of one task; more for very many small ones.
+        message: of the commit.
+        metadata: of the commit.
+        rebase_with: decides conflicts with commits that came meanwhile.
+        progress: told how many files were looked at; called from a thread.
+
+    Raises:
+        VirtualContainerError: no container covers a location.
+        InvalidInputError: arguments contradict each other or what was ingested before.
+        IngestError: with ``on_error="fail"``: some files cannot be ingested.
+        NodeExistsError: something that was not ingested is in the output's place.
+        ConflictError: another writer was first.
+        Whatever Spark raises when a task failed too often.
+
+    After an error nothing is visible. Cost: one task and one request for each unchanged file. The
+    driver holds all new references in columns, some 30 bytes each.
+    """
+    if files_per_task < 1:
+        raise InvalidInputError(f"files_per_task must be at least 1, not {files_per_task}.")
+    loaded = None if load is None else tuple(load)
+    options = ScanOptions(kind, concat_dim, tuple(skip), loaded, grib_codec)
+    shipped = Shipped(repository, spark)
+    root = check_path(group)
+    session = shipped.repository.writable_session(branch)
+    ingest = _Ingest(spark, shipped, session, root, options, files_per_task, progress)
+    locations = _locations(shipped, files)
+    catalog = ingest.catalog()
+    groups = {} if concat_dim is not None else _groups(root, locations, group_of)
+    answers = ingest.scan([(it, catalog.by_location.get(it)) for it in locations])
+
+    def decide() -> Plan:
+        if concat_dim is None:
+            return plan_groups(catalog, locations, answers, groups, mode=mode)
+        return plan_concat(
+            catalog,
+            locations,
+            answers,
+            dim=concat_dim,
+            group=root,
+            mode=mode,
+            existing=ingest.template,
+        )
+
+    plan = decide()
+    while plan.moved:
+        answers.update(ingest.scan([(it, None) for it in plan.moved]))
+        plan = decide()
+    report = report_of(plan, answers, locations)
+    check_report(report, on_error)
+    frame = spark.createDataFrame(report)
+    if plan.is_unchanged:
+        return Ingested(Published(session.snapshot_id, committed=False), report, frame)
+    ingest.write(plan, catalog, guard)
+    published = publish(
+        shipped.repository,
+        session,
+        message or f"Ingested {sum(it.scanned is not None for it in plan.placed)} files",
+        metadata=metadata,
+        rebase_with=rebase_with,
+    )
+    return Ingested(published, report, frame)
+
+
+def ingested_files(repository: Repository, *, group: str = "/", branch: str = "main") -> pa.Table:
+    """Answer which files were ingested into a group, in the order of their data.
+
+    Columns: ``location``, ``stamp`` (of its state), ``group``, ``start``, ``count``,
+    ``references``.
+    """
+    session = repository.readonly_session(branch)
+    return Catalog.read(session.store, check_path(group)).table()
+
+
+def list_sources(repository: Repository | str, prefix: str, pattern: str = "*") -> list[str]:
+    """Answer the URLs of objects below a prefix, in ascending order.
+
+    Args:
+        repository: one that is authorised to read the prefix's container.
+        prefix: a URL, or an absolute path ending in ``/``.
+        pattern: what keys match below the prefix, as in ``"*.nc"``; ``*`` stands for ``/``, too.
+
+    Raises:
+        VirtualContainerError, VirtualAccessError: no container covers it, or it may not be read.
+        StorageError: the store failed, or cannot list.
+
+    Cost: a request for each 1000 objects or so.
+    """
+    from icechunk_async.sync import Repository  # noqa: PLC0415 -- annotations aside, only here
+    from icechunk_async.sync.portal import run  # noqa: PLC0415
+
+    repo = Repository.open(repository) if isinstance(repository, str) else repository
+    start = _location(prefix)
+
+    async def found(native: AsyncRepository) -> list[str]:
+        virtual = opened_of(native).virtual
+        return [
+            location
+            async for location, _ in virtual.entries(start)
+            if fnmatch(location.removeprefix(virtual.locations.expand(start)), pattern)
+        ]
+
+    return sorted(run(repo._repository.ask(found)))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+@dataclass
+class _Ingest:
+    """One ingest on the driver."""
+
+    spark: SparkSession
+    shipped: Shipped
+    session: Session
+    group: str
+    options: ScanOptions
+    files_per_task: int
+    progress: ProgressCallback | None
+    template: Template | None = None
+    """What files were concatenated to before."""
+
+    @property
+    def concat_dim(self) -> str | None:
+        """The dimension along which files are concatenated."""
+        return self.options.concat_dim
+
+    def catalog(self) -> Catalog:
+        """Answer what was ingested and is there still."""
+        found = Catalog.read(self.session.store, self.group)
+        if found.entries and found.concat_dim != self.concat_dim:
+            raise InvalidInputError(
+                f"Into {self.group!r} files were ingested with concat_dim={found.concat_dim!r}, "
+                f"not {self.concat_dim!r}. Ingest into another group."
+            )
+        if self.concat_dim is not None:
+            self.template = existing_template(self.session, found, self.group)
+            if self.template is None:
+                return Catalog((), self.concat_dim, found.arrays)
+        return found
+
+    def scan(self, wanted: Sequence[tuple[str, Entry | None]]) -> dict[str, Answered]:
+        """Look at files, and scan those without an entry or that changed since."""
+        size = self.files_per_task
+        files = [(location, None if it is None else it.stamp) for location, it in wanted]
+        parts = [
+            FileWork(self.options, tuple(files[start : start + size]))
+            for start in range(0, len(files), size)
+        ]
+        table = run_job(
+            self.spark,
+            self.shipped,
+            parts,
+            scan_files,
+            COLUMNS,
+            phase="scanning files",
+            progress=self.progress,
+        )
+        answers: dict[str, Answered] = {}
+        for batch in table.to_batches():
+            for row in batch.to_pylist():
+                data = row["scanned"]
+                answers[row["location"]] = Answered(
+                    row["stamp"],
+                    row["reason"],
+                    None if data is None else Scanned.from_bytes(data),
+                    row["milliseconds"],
+                )
+        return answers
+
+    def write(self, plan: Plan, catalog: Catalog, guard: Guard) -> None:
+        """Put everything into the session."""
+        arrays: tuple[str, ...] = ()
+        loaded: tuple[str, ...] = ()
+        if self.concat_dim is None:
+            write_groups(self.session, plan, guard)
+        else:
+            assert plan.template is not None  # there is something to write
+            write_concatenated(
+                self.session,
+                plan,
+                catalog,
+                self.group,
+                fresh=plan.template is not self.template,
+                guard=guard,
+            )
+            arrays, loaded = tuple(plan.template.documents), tuple(sorted(plan.template.loaded))
+        entries = tuple(
+            Entry(
+                it.location,
+                it.stamp,
+                it.group,
+                it.start,
+                it.count,
+                it.scanned.num_references if it.scanned is not None else references_of(it.old),
+            )
+            for it in plan.placed
+        )
+        Catalog(entries, self.concat_dim, arrays, loaded).write(self.session.store, self.group)
+
+
+def _location(given: str) -> str:
+    """Answer a URL for a URL or a path."""
+    if _SCHEME.match(given):
+        return given
+    if not PurePath(given).is_absolute():
+        raise InvalidInputError(f"{given!r} is relative. Give absolute paths or URLs.")
+    return location_of(given, {})
+
+
+def _locations(shipped: Shipped, files: Iterable[str]) -> list[str]:
+    """Answer the URLs of files as they are stored, each once."""
+    if isinstance(files, str):
+        raise InvalidInputError("files= is one text. Give a list of URLs.")
+    urls = [_location(it) for it in files]
+
+    async def normalized(native: AsyncRepository) -> list[str]:
+        locations = opened_of(native).virtual.locations
+        return [
+            locations.normalize(it) + ("/" if it.endswith("/") and it[:5] == "file:" else "")
+            for it in urls
+        ]
+
+    found = list(dict.fromkeys(shipped.ask(normalized)))
+    if len(found) < len(urls):
+        raise InvalidInputError(f"{len(urls) - len(found)} of the files are given twice.")
+    return found
+
+
+def _groups(
+    root: str, locations: Sequence[str], group_of: Callable[[str], str] | None
+) -> dict[str, str]:
+    """Answer the group of each file."""
+    found = {it: check_path(f"{root}/{(group_of or _stem)(it).strip('/')}") for it in locations}
+    taken: dict[str, str] = {}
+    for location, path in found.items():
+        if path == root or path == check_path(f"{root}/{CATALOG}"):
+            raise InvalidInputError(f"{location!r} cannot become the group {path!r}.")
+        other = next((it for it in _above(path) if it in taken), None)
+        if other is not None:
+            raise InvalidInputError(
+                f"{location!r} and {taken[other]!r} would become the groups {path!r} and "
+                f"{other!r}, one within the other or the same. Give group_of=."
+            )
+        taken[path] = location
+    return found
+
+
+def _above(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[: count + 1]) for count in range(1, len(parts))]
+
+
+def _stem(location: str) -> str:
+    name = location.rstrip("/").rpartition("/")[2]
+    return name.rpartition(".")[0] or name

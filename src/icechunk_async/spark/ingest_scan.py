@@ -1,0 +1,253 @@
+"""What a source holds: metadata of Zarr format 3, and in columns where the bytes of chunks are."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+import numpy as np
+import zstandard
+
+from icechunk_async.format.chunk_refs import ChunkRefs, Kind
+from icechunk_async.format.locations import Strings
+from icechunk_async.zarr.virtual_documents import array_document, fill_attribute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from icechunk_async.format.chunk_refs import Coordinates
+
+    type Document = dict[str, Any]
+    type Guard = Literal["auto", "etag", "last-modified", "none"]
+
+__all__ = [
+    "Places",
+    "Scanned",
+    "ScannedArray",
+    "SourceState",
+    "attributes_of",
+    "chunk_shape",
+    "document_of",
+    "encode_document",
+    "grid",
+]
+
+_MICROSECONDS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """In which state an object was when it was looked at."""
+
+    size_bytes: int
+    etag: str | None
+    modified_us: int | None
+    """Microseconds since the epoch, by the store's clock."""
+
+    @property
+    def stamp(self) -> str:
+        """Text that is another one once the object has changed."""
+        return f"{self.etag or ''}/{self.modified_us or 0}/{self.size_bytes}"
+
+    def guard(self, kind: Guard) -> tuple[str | None, int]:
+        """Answer the ETag and the time, in whole seconds, that references are guarded with."""
+        if kind == "none":
+            return None, 0
+        if self.etag is not None and kind in ("auto", "etag"):
+            return self.etag, 0
+        if self.modified_us is None or kind == "etag":
+            return None, 0
+        return None, -(-self.modified_us // _MICROSECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the chunks of one array are, a row a chunk."""
+
+    coords: npt.NDArray[np.uint32]
+    """``(n, rank)``."""
+    codes: npt.NDArray[np.uint32]
+    """Index into ``Scanned.urls``."""
+    offsets: npt.NDArray[np.uint64]
+    lengths: npt.NDArray[np.uint64]
+
+    @classmethod
+    def none(cls, rank: int) -> Self:
+        """Answer no places."""
+        return cls.of_one(np.empty((0, rank), np.uint32), [], [])
+
+    @classmethod
+    def of_one(
+        cls,
+        coords: npt.NDArray[Any],
+        offsets: npt.NDArray[Any] | Sequence[int],
+        lengths: npt.NDArray[Any] | Sequence[int],
+    ) -> Self:
+        """Answer places in the first URL."""
+        return cls(
+            coords.astype(np.uint32),
+            np.zeros(len(coords), np.uint32),
+            np.asarray(offsets, np.uint64),
+            np.asarray(lengths, np.uint64),
+        )
+
+    def __len__(self) -> int:
+        """Count the chunks."""
+        return len(self.coords)
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedArray:
+    """An array of a source."""
+
+    document: Document
+    """Its metadata, format 3."""
+    places: Places
+    inline: Mapping[Coordinates, bytes] = field(default_factory=dict[Any, bytes])
+    """Encoded chunks that no reference can be made to."""
+    values: npt.NDArray[Any] | None = None
+    """The whole array, where it is to be copied and not referred to."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self.document["shape"])
+
+    @property
+    def dimensions(self) -> tuple[str | None, ...]:
+        """The names of its dimensions."""
+        return tuple(self.document.get("dimension_names") or [None] * len(self.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """What a source holds; paths are relative to its root, which is the empty path."""
+
+    groups: Mapping[str, Mapping[str, Any]]
+    """Attributes of each group; the root is among them."""
+    arrays: Mapping[str, ScannedArray]
+    urls: tuple[str, ...]
+    states: tuple[SourceState, ...]
+    """Of each URL."""
+
+    def to_bytes(self) -> bytes:
+        """Answer it as plain data."""
+        return zstandard.compress(pickle.dumps(self, protocol=5), 1)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read what :meth:`to_bytes` wrote."""
+        found: Self = pickle.loads(zstandard.decompress(data))  # noqa: S301 -- our own tasks'
+        return found
+
+    @property
+    def num_references(self) -> int:
+        """Count the chunks that are referred to."""
+        return sum(len(it.places) for it in self.arrays.values() if it.values is None)
+
+    def without(self, skip: Sequence[str]) -> Scanned:
+        """Answer the same without some arrays or groups."""
+        left_out = {it.strip("/") for it in skip}
+
+        def kept(path: str) -> bool:
+            parts = path.split("/")
+            return not any("/".join(parts[: n + 1]) in left_out for n in range(len(parts)))
+
+        return replace(
+            self,
+            groups={path: it for path, it in self.groups.items() if not path or kept(path)},
+            arrays={path: it for path, it in self.arrays.items() if kept(path)},
+        )
+
+    def refs(
+        self,
+        places: Places,
+        normalize: Callable[[str], str],
+        guard: Guard,
+        first: Sequence[int] | None = None,
+    ) -> ChunkRefs:
+        """Answer the references of an array.
+
+        Args:
+            places: where its chunks are.
+            normalize: checks a URL and answers it as it is stored.
+            guard: what to record, so that readers notice a changed source.
+            first: coordinates at which the chunk ``(0, ...)`` comes to lie.
+        """
+        etags: dict[str, int] = {}
+        codes: list[int] = []
+        seconds: list[int] = []
+        for state in self.states:
+            etag, modified = state.guard(guard)
+            codes.append(-1 if etag is None else etags.setdefault(etag, len(etags)))
+            seconds.append(modified)
+        coords = places.coords
+        if first is not None and coords.shape[1]:
+            coords = coords + np.array(first, np.uint32)
+        return ChunkRefs.build(
+            coords,
+            Kind.VIRTUAL,
+            objects=places.codes,
+            offsets=places.offsets,
+            lengths=places.lengths,
+            etags=np.array(codes, np.int32)[places.codes],
+            modified=np.array(seconds, np.uint32)[places.codes],
+            locations=Strings(tuple(map(normalize, self.urls))),
+            etag_pool=Strings(tuple(etags)),
+        )
+
+
+def document_of(
+    path: str,
+    array: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    names: Sequence[str],
+    mask: Any = None,
+) -> Document:
+    """Answer metadata of format 3 for an array described in format 2.
+
+    Args:
+        path: the array, for messages.
+        array: its description.
+        attributes: its attributes.
+        names: of its dimensions.
+        mask: the value that stands for missing data. The fill value does not by itself.
+
+    Raises:
+        InvalidMetadataError: it has a data type or a codec that format 3 cannot express.
+    """
+    given = {**attributes, "_ARRAY_DIMENSIONS": list(names)}
+    document: Document = json.loads(array_document(path, array, given))
+    document["attributes"].pop("_FillValue", None)
+    shown = None if mask is None else fill_attribute(mask, np.dtype(array["dtype"]))
+    if shown is not None:
+        document["attributes"]["_FillValue"] = shown
+    return document
+
+
+def attributes_of(document: Document) -> dict[str, Any]:
+    """Answer the attributes of an array."""
+    found: dict[str, Any] | None = document.get("attributes")
+    return found or {}
+
+
+def encode_document(document: Document) -> bytes:
+    """Answer metadata as it is stored."""
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def chunk_shape(document: Document) -> tuple[int, ...]:
+    """Answer the shape of the chunks; the grid must be regular."""
+    return tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
+
+
+def grid(document: Document) -> tuple[int, ...]:
+    """Answer how many chunks there are along each axis."""
+    return tuple(
+        -(-size // chunk)
+        for size, chunk in zip(document["shape"], chunk_shape(document), strict=True)
+    )

@@ -1,0 +1,6 @@
+from typing import BinaryIO
+
+import pyarrow as pa
+
+def read_table(source: BinaryIO) -> pa.Table: ...
+def write_table(table: pa.Table, where: str) -> None: ...
