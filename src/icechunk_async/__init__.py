@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.repository.fork import ForkSession
+    from icechunk_async.repository.packing import Packing
     from icechunk_async.repository.repository import Repository
     from icechunk_async.repository.session import Session
     from icechunk_async.zarr.store import IcechunkStore
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ForkSession",
     "IcechunkStore",
+    "Packing",
     "Repository",
     "RepositoryConfig",
     "Session",
@@ -26,6 +28,7 @@ __all__ = [
 _HOMES: Final = {
     "ForkSession": "icechunk_async.repository.fork",
     "IcechunkStore": "icechunk_async.zarr.store",
+    "Packing": "icechunk_async.repository.packing",
     "Repository": "icechunk_async.repository.repository",
     "RepositoryConfig": "icechunk_async.format.config",
     "Session": "icechunk_async.repository.session",

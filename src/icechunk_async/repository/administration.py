@@ -16,6 +16,7 @@ from icechunk_async.repository import inspect, rewrite_manifests
 from icechunk_async.repository.history import administration as edits
 from icechunk_async.repository.history.administration import FeatureFlag, unsupported_by_spec_1
 from icechunk_async.repository.opened import check_safe, open_parts
+from icechunk_async.repository.packing import METADATA_NAME, stored_item, with_packing
 from icechunk_async.repository.progress import no_progress
 from icechunk_async.repository.refs import as_snapshot_id
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.snapshot import ManifestFileInfo
     from icechunk_async.format.updates import UpdateDetail
     from icechunk_async.repository.opened import Opened, Request
+    from icechunk_async.repository.packing import Packing
     from icechunk_async.repository.progress import ProgressCallback
     from icechunk_async.repository.virtual import VirtualAccess
 
@@ -130,6 +132,31 @@ class AdministrationOperations:
 
         await self._opened.history.change(remembering)
         return merged
+
+    @property
+    def packing(self) -> Packing:
+        """Which chunks share objects: as given at opening, or else as the repository says."""
+        return self._opened.packing
+
+    async def save_packing(self) -> None:
+        """Store the setting in force, for everyone who opens the repository from now on.
+
+        It is an item of the repository's metadata, ``icechunk-async``, and lost with it; the
+        official engine keeps it and writes as it always does.
+
+        Raises:
+            UnsupportedBySpecError: the repository is of format version 1, which has no place for
+                it. Give ``packing`` at each opening.
+            RepositoryReadOnlyError, OutcomeUnknownError: as :meth:`set_metadata`.
+
+        Cancellation: it may have been stored.
+        """
+        check_safe(self._opened.storage)
+        await self._opened.history.change(
+            lambda info: edits.merge_metadata(
+                {METADATA_NAME: with_packing(stored_item(info), self.packing)}
+            )(info)
+        )
 
     async def get_status(self) -> RepoStatus:
         """Answer whether the repository may be changed at present.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn, Self, cast
 from icechunk_async.errors import SessionStateError
 from icechunk_async.repository.change_bytes import ForkState, decode_fork, encode_fork
 from icechunk_async.repository.changes import ChangeSet
-from icechunk_async.repository.forking import check_is_fork, wrong_base
+from icechunk_async.repository.forking import check_is_fork, stored_changes, wrong_base
 from icechunk_async.repository.merge import ForkPoint, Merger
 from icechunk_async.repository.opened import Request, open_parts
 from icechunk_async.repository.publishing import SessionMode
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from icechunk_async.repository.history import History
     from icechunk_async.repository.opened import Opened
     from icechunk_async.repository.origin import Origin
+    from icechunk_async.repository.packs import Packs
     from icechunk_async.repository.virtual import VirtualAccess
     from icechunk_async.storage import Storage
     from icechunk_async.zarr.store import IcechunkStore
@@ -43,6 +44,8 @@ class ForkSession(Session):
     _base_id: SnapshotId
     _carried: ChangeSet | None
     """What was changed, while the fork is not attached."""
+    _unstored: Packs | None
+    """Chunks of those changes that are not in the storage; None if all are."""
 
     @classmethod
     def beside(cls, session: Forking, base: Snapshot) -> Self:
@@ -54,6 +57,7 @@ class ForkSession(Session):
             home.virtual,
             inline_threshold_bytes=home.inline_threshold_bytes,
             read_only=False,
+            packs=None if home.packs is None else home.packs.another(),
         )
         fork = cls(
             workspace,
@@ -65,7 +69,7 @@ class ForkSession(Session):
             origin=session._origin,  # noqa: SLF001
             session_id=session._session_id,  # noqa: SLF001
         )
-        fork._base_id, fork._carried = base.id, None
+        fork._base_id, fork._carried, fork._unstored = base.id, None, None
         return fork
 
     @classmethod
@@ -84,13 +88,18 @@ class ForkSession(Session):
         """Begin detached, in place of ``__init__``."""
         self._session_id, self._base_id, self._origin = state.session_id, state.base_id, origin
         self._mode, self._branch = SessionMode.WRITABLE, None
-        self._let_go(state.changes)
+        self._let_go(state.changes, None)
 
     def to_bytes(self) -> bytes:
         """Answer what was done in the fork, without where the repository is and any secret.
 
         Equal states give equal bytes. Cost: some 12 to 25 bytes a chunk.
+
+        Raises:
+            SessionStateError: chunks wait to be packed; see ``store_pending_chunks``.
         """
+        if not self._all_stored:
+            raise _pending()
         return encode_fork(ForkState(self._session_id, self._base_id, self.changes_so_far()))
 
     def __reduce__(self) -> tuple[object, ...]:  # type: ignore[override] # a session refuses
@@ -136,6 +145,23 @@ class ForkSession(Session):
             _refuse_detached()
         return super().store
 
+    @property
+    def _all_stored(self) -> bool:
+        packs = self.workspace.packs if self._carried is None else self._unstored
+        return packs is None or packs.are_stored
+
+    async def store_pending_chunks(self) -> None:
+        """Return when every chunk written so far is in the storage; see ``Session``.
+
+        Raises:
+            StorageError: some are not; they stay in the fork. Call again.
+            SessionStateError: some are not, and the fork is not attached.
+        """
+        if self._carried is None:
+            await super().store_pending_chunks()
+        elif not self._all_stored:
+            raise _pending()
+
     def changes_so_far(self) -> ChangeSet:
         """Answer a copy of what was changed in the fork."""
         if self._carried is not None:
@@ -161,13 +187,16 @@ class ForkSession(Session):
         Raises:
             SnapshotNotFoundError: what the fork stands on was collected as garbage.
             SessionStateError: it was read from bytes alone, and no storage is given.
+            StorageError: at the end of the block: chunks that waited to be packed are not stored.
+                They stay in the fork, which can be attached again but not sent until they are.
 
-        Cancellation: what was written stays in the fork.
+        Cancellation, and other errors in the block: what was written stays in the fork, likewise.
 
         Cost: four requests; the block's end waits for none.
         """
         if self._carried is None:
             yield self
+            await self.store_pending_chunks()
             return
         if self._origin is not None:
             request = self._origin.request(storage, authorize_virtual_chunk_access)
@@ -182,11 +211,12 @@ class ForkSession(Session):
             self._take_hold(opened, await opened.assets.snapshot(self._base_id))
             try:
                 yield self
+                await self.store_pending_chunks()
             finally:
                 with self.workspace.lock:
                     self.workspace.why_read_only = "The fork was detached."
                     changes = self.workspace.changes
-                self._let_go(changes)
+                self._let_go(changes, self.workspace.packs)
 
     def _take_hold(self, opened: Opened, base: Snapshot) -> None:
         """Begin to read and write."""
@@ -197,6 +227,7 @@ class ForkSession(Session):
             opened.virtual,
             inline_threshold_bytes=opened.config.effective_inline_chunk_threshold_bytes,
             read_only=False,
+            packs=self._unstored or opened.new_packs(),
         )
         workspace.rebase_to(base, self._carried)
         Session.__init__(
@@ -210,11 +241,12 @@ class ForkSession(Session):
             origin=self._origin,
             session_id=self._session_id,
         )
-        self._carried = None
+        self._carried = self._unstored = None
 
-    def _let_go(self, changes: ChangeSet) -> None:
-        """Keep the changes, and nothing that is open."""
+    def _let_go(self, changes: ChangeSet, packs: Packs | None) -> None:
+        """Keep the changes with chunks that are not stored, and nothing that is open."""
         self._carried = changes
+        self._unstored = None if packs is None or packs.are_stored else packs
         self.workspace = cast("Workspace", _NotAttached())
         self._history = cast("History", _NotAttached())
 
@@ -226,18 +258,31 @@ class ForkSession(Session):
         if self._carried is None:
             await super().merge(*forks, allow_overlaps=allow_overlaps)
             return
-        merger = Merger(self._carried, allow_overlaps=allow_overlaps)
         for fork in forks:
             check_is_fork(fork)
             if (fork.session_id, fork.snapshot_id) != (self._session_id, self._base_id):
                 raise wrong_base(fork, self._session_id, self._base_id)
-            merger.add(fork.changes_so_far(), ForkPoint(ChangeSet()))
-        self._carried = merger.finish()
+        parts = [await stored_changes(fork) for fork in forks]
+        if not self.is_attached:  # still: no await from here on
+            merger = Merger(self._carried, allow_overlaps=allow_overlaps)
+            for changes in parts:
+                merger.add(changes, ForkPoint(ChangeSet()))
+            self._carried = merger.finish()
+        else:
+            await super().merge(*forks, allow_overlaps=allow_overlaps)
 
     @contextmanager
     def _exclusively(self) -> Generator[str]:
         _never_published()
         yield ""
+
+
+def _pending() -> SessionStateError:
+    return SessionStateError(
+        "Chunks that were written to this fork wait in memory to be packed, and would be missing "
+        "elsewhere. Store them first: 'await fork.store_pending_chunks()' while it is attached; "
+        "the end of 'async with fork.attached()' does so by itself, unless it fails."
+    )
 
 
 def _never_published() -> NoReturn:

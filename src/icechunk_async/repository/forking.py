@@ -118,6 +118,7 @@ class Forking(Publishing):
         for known_id, known in points.items():
             if known is point:
                 return known_id
+        await self.workspace.store_packs()
         flushed = await self._flusher.flush(base, WorkingTree(base.nodes, point.changes))
         snapshot = Snapshot(
             SnapshotId.random(),
@@ -137,6 +138,20 @@ class Forking(Publishing):
             ) from error
         points[snapshot.id] = point
         return snapshot.id
+
+    async def store_pending_chunks(self) -> None:
+        """Return when every chunk written so far is in the storage.
+
+        Only where small chunks are packed do some wait in memory, until there are enough of them;
+        committing, merging and forking store them by themselves. A fork that was written to where
+        it was made needs this call before its bytes are taken or it is pickled.
+
+        Raises:
+            StorageError: some are not; they stay in the session. Call again.
+
+        Cancellation: likewise.
+        """
+        await self.workspace.store_packs()
 
     async def merge(self, *forks: ForkSession, allow_overlaps: bool = True) -> None:
         """Take over what was done in forks; nothing, if any of it clashes.
@@ -168,7 +183,7 @@ class Forking(Publishing):
                 allow_overlaps=allow_overlaps,
             )
             points = [self._point_of(fork) for fork in forks]
-            parts = [fork.changes_so_far() for fork in forks]
+            parts = [await stored_changes(fork) for fork in forks]
 
             def work() -> ChangeSet:
                 for changes, point in zip(parts, points, strict=True):
@@ -208,6 +223,7 @@ class Forking(Publishing):
         check_is_fork(root)
         workspace = self.workspace
         base = await workspace.assets.snapshot(root.snapshot_id)
+        done = await stored_changes(root)
         with workspace.lock:
             workspace.check_writable()
             if not workspace.changes.is_empty():
@@ -215,7 +231,7 @@ class Forking(Publishing):
                     "This session has changes of its own, and cannot go on in place of another. "
                     "Begin a new one with Repository.writable_session."
                 )
-            began, changes = workspace.base, root.changes_so_far()
+            began, changes = workspace.base, done
             point = ForkPoint(changes.copy())
             self._session_id = root.session_id
             self._points = {
@@ -286,6 +302,13 @@ def _check_still_merging(workspace: Workspace) -> None:
             f"{workspace.why_read_only} Other forks were being merged into it just then, and "
             "nothing of them was: merge them into it again."
         )
+
+
+async def stored_changes(fork: ForkSession) -> ChangeSet:
+    """Answer what was done in a fork, once all that it refers to is stored."""
+    changes = fork.changes_so_far()  # first: what is written meanwhile is not among them
+    await fork.store_pending_chunks()
+    return changes
 
 
 def wrong_base(fork: ForkSession, session_id: bytes, base_id: SnapshotId) -> SessionStateError:

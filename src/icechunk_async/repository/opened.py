@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -17,6 +17,8 @@ from icechunk_async.repository.history import opening
 from icechunk_async.repository.history.spec1 import RefFilesHistory, SeenRef
 from icechunk_async.repository.history.spec2 import RepoInfoHistory
 from icechunk_async.repository.layout import is_immutable
+from icechunk_async.repository.packing import Packing, stored_packing
+from icechunk_async.repository.packs import Packs
 from icechunk_async.repository.policies import with_policies, with_retries
 from icechunk_async.repository.retry import Backoff
 from icechunk_async.repository.virtual import open_virtual
@@ -49,6 +51,8 @@ class Request:
     config: RepositoryConfig | None
     authorized: Mapping[str, VirtualAccess]
     cache: CacheOptions | None = None
+    packing: Packing | None = None
+    """None: as the repository says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,11 @@ class Opened:
     background: Background
     """What sessions start and nobody waits for; it ends before the storage closes."""
     cache: Cached | None = None
+    packing: Packing = field(default_factory=Packing.off)
+
+    def new_packs(self) -> Packs | None:
+        """Answer where small chunks of a new session go; None if they are not packed."""
+        return Packs(self.packing) if self.packing.is_on else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +186,7 @@ async def _assemble(
         blocking=storage,
     )
     if found is None:
-        found = await opening.create(limited, assets, spec_version, request.config)
+        found = await opening.create(limited, assets, spec_version, request.config, request.packing)
     retries = config.effective_repo_update_retries.effective_default
     backoff = Backoff(
         retries.effective_max_tries,
@@ -210,7 +219,14 @@ async def _assemble(
         )
         options = manifest_options(config, spec_version)
         background = await stack.enter_async_context(Background())
-        yield Opened(limited, config, assets, history, virtual, options, background, cache)
+        packing = request.packing or _stored_packing(found)
+        yield Opened(limited, config, assets, history, virtual, options, background, cache, packing)
+
+
+def _stored_packing(found: Found) -> Packing:
+    state = found.state
+    stored = None if isinstance(state, SeenRef) else stored_packing(state.info)
+    return stored or Packing.off()
 
 
 def manifest_options(config: RepositoryConfig, spec_version: int) -> ManifestOptions:

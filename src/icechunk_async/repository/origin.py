@@ -11,6 +11,7 @@ from icechunk_async.repository.opened import Request
 
 if TYPE_CHECKING:
     from icechunk_async.format.config import RepositoryConfig
+    from icechunk_async.repository.packing import Packing
     from icechunk_async.repository.virtual import VirtualAccess
     from icechunk_async.storage import Storage
 
@@ -28,6 +29,7 @@ class Origin:
         default_factory=dict[str, "Credential | Mapping[str, object] | None"], repr=False
     )
     """Containers of virtual chunks that may be read; those opened by the caller are left out."""
+    packing: Packing | None = None
 
     @classmethod
     def of(cls, request: Request, storage: Storage) -> Self:
@@ -38,7 +40,9 @@ class Origin:
             for prefix, access in request.authorized.items()
             if access is None or isinstance(access, Mapping | Credential)
         }
-        return cls(description.url, dict(description.options), request.config, plain)
+        return cls(
+            description.url, dict(description.options), request.config, plain, request.packing
+        )
 
     def request(
         self, storage: Storage | None, authorized: Mapping[str, VirtualAccess] | None
@@ -46,5 +50,5 @@ class Origin:
         """Answer the request that opens it: from an open storage, if one is given."""
         access = self.authorized if authorized is None else authorized
         if storage is not None:
-            return Request(storage, {}, self.config, access)
-        return Request(self.url, self.storage_options, self.config, access)
+            return Request(storage, {}, self.config, access, packing=self.packing)
+        return Request(self.url, self.storage_options, self.config, access, packing=self.packing)

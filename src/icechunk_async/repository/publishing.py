@@ -278,11 +278,12 @@ class Publishing:
     async def _draft(
         self, message: str, metadata: Mapping[str, JSON] | None, extra: JSON
     ) -> tuple[Snapshot, Flushed]:
-        """Build a snapshot of the session's state; nothing is stored."""
+        """Build a snapshot of the session's state; nothing but chunks is stored."""
         workspace = self.workspace
         base = workspace.base
         if self._mode is SessionMode.REARRANGE:
             await self._history.check_moves_allowed()
+        await workspace.store_packs()
         flushed = await self._flusher.flush(base, workspace.tree)
         carried = carried_from(base)
         properties: dict[str, JSON] = {**carried, **self._default_metadata, **(metadata or {})}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from icechunk_async import _clock
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.repository.opened import Location, Opened
+    from icechunk_async.repository.packing import Packing
     from icechunk_async.repository.virtual import VirtualAccess
     from icechunk_async.storage import Storage
     from icechunk_async.storage.cache import CacheOptions, CacheStatistics
@@ -74,6 +76,7 @@ class Repository(
         authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
         storage_options: Mapping[str, object] | None = None,
         cache: CacheOptions | None = None,
+        packing: Packing | None = None,
         check_clean_root: bool = True,
         probe: bool | None = None,
     ) -> AbstractAsyncContextManager[Repository]:
@@ -86,6 +89,7 @@ class Repository(
             authorize_virtual_chunk_access: see :meth:`open`.
             storage_options: the backend's options, where ``location`` is a path or URL.
             cache: see :meth:`open`.
+            packing: which chunks share objects; stored with a repository of format version 2.
             check_clean_root: refuse a location that holds anything.
             probe: begin with a trial of the storage's promises, see
                 :func:`~icechunk_async.storage.probe.probe_storage`. None: unless the backend has
@@ -98,7 +102,8 @@ class Repository(
 
         Cancellation: the repository may have been created.
         """
-        request = _request(location, storage_options, config, authorize_virtual_chunk_access, cache)
+        request = _request(location, storage_options, config, authorize_virtual_chunk_access)
+        request = replace(request, cache=cache, packing=packing)
         return _open(cls, request, Creation(spec_version, check_clean_root, probe))
 
     @classmethod
@@ -110,6 +115,7 @@ class Repository(
         authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
         storage_options: Mapping[str, object] | None = None,
         cache: CacheOptions | None = None,
+        packing: Packing | None = None,
     ) -> AbstractAsyncContextManager[Repository]:
         """Open a repository; its format version is found out.
 
@@ -122,6 +128,7 @@ class Repository(
             cache: keep what is read and never changes (chunks, manifests, snapshots,
                 transaction logs) in memory and, where it names a directory, on disk. Virtual
                 chunks are not kept.
+            packing: which chunks of this handle's sessions share objects; None: as stored.
 
         Raises:
             RepositoryNotFoundError: there is no repository.
@@ -130,7 +137,8 @@ class Repository(
 
         Cost: three requests at once.
         """
-        request = _request(location, storage_options, config, authorize_virtual_chunk_access, cache)
+        request = _request(location, storage_options, config, authorize_virtual_chunk_access)
+        request = replace(request, cache=cache, packing=packing)
         return _open(cls, request, None)
 
     @classmethod
@@ -143,6 +151,7 @@ class Repository(
         authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
         storage_options: Mapping[str, object] | None = None,
         cache: CacheOptions | None = None,
+        packing: Packing | None = None,
         check_clean_root: bool = True,
         probe: bool | None = None,
     ) -> AbstractAsyncContextManager[Repository]:
@@ -151,7 +160,8 @@ class Repository(
         Args and errors as :meth:`open` and :meth:`create`; ``spec_version`` counts only for a
         repository that is created.
         """
-        request = _request(location, storage_options, config, authorize_virtual_chunk_access, cache)
+        request = _request(location, storage_options, config, authorize_virtual_chunk_access)
+        request = replace(request, cache=cache, packing=packing)
         creation = Creation(spec_version, check_clean_root, probe)
         return _open(cls, request, creation, or_open=True)
 
@@ -324,6 +334,7 @@ class Repository(
             inline_threshold_bytes=self.config.effective_inline_chunk_threshold_bytes,
             read_only=mode is SessionMode.READONLY,
             rearranging=mode is SessionMode.REARRANGE,
+            packs=opened.new_packs() if mode is SessionMode.WRITABLE else None,
         )
         return Session(
             workspace,
@@ -362,9 +373,8 @@ def _request(
     storage_options: Mapping[str, object] | None,
     config: RepositoryConfig | None,
     authorized: Mapping[str, VirtualAccess] | None,
-    cache: CacheOptions | None = None,
 ) -> Request:
-    return Request(location, dict(storage_options or {}), config, dict(authorized or {}), cache)
+    return Request(location, dict(storage_options or {}), config, dict(authorized or {}))
 
 
 @asynccontextmanager

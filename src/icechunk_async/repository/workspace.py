@@ -15,17 +15,15 @@ import numpy as np
 from icechunk_async.errors import (
     FormatError,
     NodeNotFoundError,
-    ObjectNotFoundError,
     ReadOnlyError,
     SessionStateError,
 )
 from icechunk_async.format.chunk_refs import InlineChunk, Kind, NativeChunk, VirtualChunk
-from icechunk_async.format.ids import ChunkId
 from icechunk_async.repository.changes import ChangeSet, WorkingTree
 from icechunk_async.repository.chunk_checks import bad_rank, in_grid, no_bytes, outside
 from icechunk_async.repository.chunk_listing import ArrayState, all_refs
-from icechunk_async.repository.layout import chunk_key
-from icechunk_async.storage import ByteRange, slice_range
+from icechunk_async.repository.chunk_objects import read_native, store_native, store_packs
+from icechunk_async.storage import slice_range
 
 if TYPE_CHECKING:
     from icechunk_async.format.chunk_refs import ChunkRef, ChunkRefs, Coordinates
@@ -37,6 +35,7 @@ if TYPE_CHECKING:
         Snapshot,
     )
     from icechunk_async.repository.assets import Assets
+    from icechunk_async.repository.packs import Packs
     from icechunk_async.repository.virtual import VirtualChunks
     from icechunk_async.storage import Data, RangeRequest
 
@@ -68,8 +67,12 @@ class Workspace:
         inline_threshold_bytes: int,
         read_only: bool,
         rearranging: bool = False,
+        packs: Packs | None = None,
     ) -> None:
-        """Begin at ``base`` without changes; ``rearranging`` allows moves, and only those."""
+        """Begin at ``base`` without changes.
+
+        ``rearranging`` allows moves, and only those; ``packs`` get small chunks.
+        """
         self.lock = threading.RLock()
         self.base = base
         self.changes = ChangeSet()
@@ -80,6 +83,8 @@ class Workspace:
         self.why_read_only = "This session only reads." if read_only else None
         """Why changes are refused at present; None while they are allowed."""
         self._rearranging = rearranging
+        self.packs = packs
+        """Where small chunks go; None where every chunk gets an object of its own."""
 
     def rebase_to(self, base: Snapshot, changes: ChangeSet) -> None:
         """Stand on another snapshot with other changes."""
@@ -217,6 +222,8 @@ class Workspace:
             InvalidInputError: there are no bytes.
 
         Cancellation: the chunk is unchanged; an object that nothing refers to may exist.
+
+        Cost: one request. Where chunks are packed, one for each pack, and between them none.
         """
         self._check_target(path, coords)
         if len(data) == 0:
@@ -231,10 +238,20 @@ class Workspace:
         """Store the bytes of a chunk that nothing refers to yet; few are kept in the reference."""
         if len(data) <= self.inline_threshold_bytes:
             return InlineChunk(bytes(data))
-        chunk_id = ChunkId.random()
-        assets = self._direct if direct else self.assets
-        await assets.storage.put(chunk_key(chunk_id), data)
-        return NativeChunk(chunk_id, 0, len(data))
+        storage = (self._direct if direct else self.assets).storage
+        return await store_native(storage, self.packs, data, direct=direct)
+
+    async def store_packs(self) -> None:
+        """Return when every chunk that was written before the call is in the storage.
+
+        Whatever makes references known to others does this first.
+
+        Raises:
+            StorageUnavailableError: some may not be. They stay here, and can be stored again.
+
+        Cancellation: likewise.
+        """
+        await store_packs(self.assets.storage, self.packs)
 
     def _check_target(self, path: str, coords: Coordinates) -> Node:
         with self.lock:
@@ -302,32 +319,12 @@ class Workspace:
             case InlineChunk(data):
                 return data[start:stop]
             case NativeChunk(chunk_id, offset, _):
-                return await self._read_native(chunk_id, offset + start, offset + stop, direct)
+                storage = (self._direct if direct else self.assets).storage
+                return await read_native(
+                    storage, self.packs, chunk_id, offset + start, offset + stop
+                )
             case VirtualChunk() as virtual:
                 return await self.virtual.read(virtual, start, stop, direct=direct)
-
-    async def _read_native(
-        self,
-        chunk_id: ChunkId,
-        start: int,
-        stop: int,
-        direct: bool,  # noqa: FBT001
-    ) -> bytes | memoryview:
-        key = chunk_key(chunk_id)
-        assets = self._direct if direct else self.assets
-        try:
-            retrieved = await assets.storage.get(key, ByteRange(start, stop))
-        except ObjectNotFoundError as error:
-            raise FormatError(
-                f"A manifest refers to {key!r}, which is missing. The repository is damaged, or "
-                "this snapshot expired and was collected."
-            ) from error
-        if len(retrieved.data) != stop - start:
-            raise FormatError(
-                f"{key!r} is truncated: bytes {start} to {stop} were asked for, and it has "
-                f"{retrieved.size_bytes}. The repository is damaged."
-            )
-        return retrieved.data
 
     async def all_refs(self, path: str, *, direct: bool = False) -> ChunkRefs:
         """Answer the references of all chunks of an array, in ascending order.

@@ -28,11 +28,13 @@ from icechunk_async.repository.history.edits import MAIN
 from icechunk_async.repository.history.spec1 import SeenRef
 from icechunk_async.repository.history.spec2 import RepoState, read_state
 from icechunk_async.repository.layout import CONFIG, REPO_INFO, branch_key
+from icechunk_async.repository.packing import raw_packing
 from icechunk_async.storage import ABSENT, ObjectInfo
 from icechunk_async.storage.probe import PROBE_PREFIX
 
 if TYPE_CHECKING:
     from icechunk_async.repository.assets import Assets
+    from icechunk_async.repository.packing import Packing
     from icechunk_async.storage import Retrieved, Storage, Version
 
 __all__ = ["Found", "check_empty", "create", "find", "missing"]
@@ -116,9 +118,15 @@ async def check_empty(storage: Storage) -> None:
 
 
 async def create(
-    storage: Storage, assets: Assets, spec_version: int, config: RepositoryConfig | None
+    storage: Storage,
+    assets: Assets,
+    spec_version: int,
+    config: RepositoryConfig | None,
+    packing: Packing | None = None,
 ) -> Found:
     """Write the first snapshot, and then what makes it a repository.
+
+    ``packing`` is kept where the format has a place for it, which spec 1 has not.
 
     Raises:
         RepositoryExistsError: somebody else created one here meanwhile.
@@ -147,7 +155,7 @@ async def create(
             log = TransactionLog(snapshot.id)
             await gather(assets.put_snapshot(snapshot), assets.put_transaction_log(log))
             await storage.sync()
-            return await _create_spec2(storage, assets, snapshot, config)
+            return await _create_spec2(storage, assets, snapshot, config, packing)
         case _:
             raise InvalidInputError(
                 f"There is no format version {spec_version!r}; repositories can be created with "
@@ -156,7 +164,11 @@ async def create(
 
 
 async def _create_spec2(
-    storage: Storage, assets: Assets, snapshot: Snapshot, config: RepositoryConfig | None
+    storage: Storage,
+    assets: Assets,
+    snapshot: Snapshot,
+    config: RepositoryConfig | None,
+    packing: Packing | None,
 ) -> Found:
     entry = SnapshotInfo.of(
         snapshot.id, None, snapshot.flushed_at, snapshot.message, snapshot.metadata
@@ -169,6 +181,7 @@ async def _create_spec2(
         status=RepoStatus(Availability.ONLINE, snapshot.flushed_at),
         updates=(Update(RepoInitialized(), snapshot.flushed_at),),
         raw_config=None if config is None else encode_config(config, 2),
+        raw_metadata=() if packing is None else raw_packing(packing),
     )
     data = assets.pack(encode_repo_info(info), FileType.REPO_INFO)
     return Found(config, RepoState(info, await _create(storage, REPO_INFO, data)))

@@ -1,0 +1,83 @@
+"""Chunk objects: reading parts of them, and storing chunks in objects of their own or in packs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from icechunk_async.errors import (
+    FormatError,
+    ObjectNotFoundError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+)
+from icechunk_async.format.chunk_refs import NativeChunk
+from icechunk_async.format.ids import ChunkId
+from icechunk_async.repository.layout import chunk_key
+from icechunk_async.storage import ByteRange
+
+if TYPE_CHECKING:
+    from icechunk_async.repository.assets import AssetStorage
+    from icechunk_async.repository.packs import Packs
+    from icechunk_async.storage import Data
+
+__all__ = ["read_native", "store_native", "store_packs"]
+
+
+async def read_native(
+    storage: AssetStorage, packs: Packs | None, chunk_id: ChunkId, start: int, stop: int
+) -> bytes | memoryview:
+    """Answer bytes of a chunk object, or of a pack that is not stored yet.
+
+    Raises:
+        FormatError: the object is missing or too short.
+    """
+    unstored = None if packs is None else packs.read(chunk_id, start, stop)
+    if unstored is not None:
+        return unstored
+    key = chunk_key(chunk_id)
+    try:
+        retrieved = await storage.get(key, ByteRange(start, stop))
+    except ObjectNotFoundError as error:
+        raise FormatError(
+            f"A manifest refers to {key!r}, which is missing. The repository is damaged, or "
+            "this snapshot expired and was collected."
+        ) from error
+    if len(retrieved.data) != stop - start:
+        raise FormatError(
+            f"{key!r} is truncated: bytes {start} to {stop} were asked for, and it has "
+            f"{retrieved.size_bytes}. The repository is damaged."
+        )
+    return retrieved.data
+
+
+async def store_native(
+    storage: AssetStorage, packs: Packs | None, data: Data, *, direct: bool
+) -> NativeChunk:
+    """Store a chunk that nothing refers to yet, or give it a place in a pack.
+
+    Cancellation: an object that nothing refers to may exist.
+    """
+    if packs is not None and packs.takes(len(data)):
+        return await packs.add(data, storage, direct=direct)
+    chunk_id = ChunkId.random()
+    await storage.put(chunk_key(chunk_id), data)
+    return NativeChunk(chunk_id, 0, len(data))
+
+
+async def store_packs(storage: AssetStorage, packs: Packs | None) -> None:
+    """Return when every chunk that was written before the call is in the storage.
+
+    Raises:
+        StorageUnavailableError: some may not be. They stay in memory, and can be stored again.
+
+    Cancellation: likewise.
+    """
+    if packs is None or packs.are_stored:
+        return
+    try:
+        await packs.store_all(storage)
+    except OutcomeUnknownError as error:  # about an object that nothing refers to yet
+        raise StorageUnavailableError(
+            f"A chunk object may not be stored: {error} Nothing was published and no change was "
+            "lost; try again."
+        ) from error

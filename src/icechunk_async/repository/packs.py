@@ -1,0 +1,208 @@
+"""Small chunks of one session, on their way into objects that they share.
+
+A chunk gets its place in a pack when it is written, and is read from memory until the pack is
+stored. Whoever writes the chunk that a pack has no room for stores that pack, so writers go as
+fast as the storage does. Packs whose storing failed or was cancelled stay here, and the next writer
+stores them first; a commit stores what is left before it stores anything that refers to it.
+
+A chunk object has no header (spec, "Chunks"): a pack is its chunks, one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from icechunk_async._concurrency import bounded_map
+from icechunk_async.format.chunk_refs import NativeChunk
+from icechunk_async.format.ids import ChunkId
+from icechunk_async.repository.layout import chunk_key
+
+if TYPE_CHECKING:
+    from icechunk_async.repository.assets import AssetStorage
+    from icechunk_async.repository.packing import Packing
+    from icechunk_async.storage import Data
+
+__all__ = ["MAX_UNSTORED", "Packs"]
+
+MAX_UNSTORED: Final = 6
+"""Packs in memory at a time; beyond it writers wait. Writers on threads without an event loop
+store one each, and need no bound."""
+
+
+class _Pack:
+    """Chunks, one after the other, in memory."""
+
+    __slots__ = ("_buffer", "id", "size_bytes")
+
+    def __init__(self, capacity: int) -> None:
+        self.id = ChunkId.random()
+        self.size_bytes = 0
+        self._buffer = memoryview(np.empty(capacity, np.uint8))  # pages come as they are used
+
+    def append(self, data: Data) -> NativeChunk | None:
+        """Copy a chunk to the end; None if there is no room."""
+        start, length = self.size_bytes, len(data)
+        if start + length > len(self._buffer):
+            return None
+        self._buffer[start : start + length] = data
+        self.size_bytes = start + length
+        return NativeChunk(self.id, start, length)
+
+    def data(self, start: int = 0, stop: int | None = None) -> memoryview:
+        return self._buffer[start : self.size_bytes if stop is None else stop]
+
+
+class Packs:
+    """The packs of one session that are not stored yet.
+
+    Tasks, threads and event loops may use it at a time.
+    """
+
+    def __init__(self, packing: Packing) -> None:
+        """Begin with none."""
+        self._packing = packing
+        self._lock = threading.Lock()  # held over no await
+        self._kept: dict[ChunkId, _Pack] = {}
+        """All of them: the open one, those that wait, those that are being stored."""
+        self._open: _Pack | None = None
+        self._waiting: list[_Pack] = []
+        """Closed, and stored by nobody at present."""
+        self._sleepers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    def another(self) -> Packs:
+        """Answer packs of the same setting for another session."""
+        return Packs(self._packing)
+
+    @property
+    def are_stored(self) -> bool:
+        """Whether every chunk that was added is in the storage."""
+        return not self._kept
+
+    def takes(self, size_bytes: int) -> bool:
+        """Tell whether a chunk of this length is packed."""
+        return size_bytes <= self._packing.max_chunk_bytes
+
+    def read(self, chunk_id: ChunkId, start: int, stop: int) -> bytes | None:
+        """Answer bytes of a pack; None if it is not here, and so in the storage."""
+        pack = self._kept.get(chunk_id)
+        # A view would keep the whole pack in memory for as long as somebody keeps a chunk.
+        return None if pack is None else bytes(pack.data(start, stop))
+
+    async def add(self, data: Data, storage: AssetStorage, *, direct: bool = False) -> NativeChunk:
+        """Give a chunk its place, and perhaps store a pack that became full.
+
+        Args:
+            data: the chunk; it is copied.
+            storage: where packs go.
+            direct: there is no event loop: never wait for others.
+
+        Raises:
+            StorageError: a pack could not be stored. It stays here; the chunk counts as not
+                added.
+
+        Cancellation: likewise.
+        """
+        while True:
+            with self._lock:
+                full, turn = None, None
+                ref = None if self._waiting or self._open is None else self._open.append(data)
+                if ref is not None:
+                    return ref
+                if self._waiting:
+                    full = self._waiting.pop()
+                elif len(self._kept) < MAX_UNSTORED or direct:
+                    full, ref = self._open, self._begin(data)
+                else:
+                    turn = self._sleep()
+            if turn is not None:
+                await turn
+            elif full is not None:
+                await self._store(full, storage)
+            if ref is not None:
+                return ref
+
+    def _begin(self, data: Data) -> NativeChunk:
+        """Open another pack with its first chunk; the lock is held."""
+        self._open = pack = _Pack(self._packing.target_bytes)
+        self._kept[pack.id] = pack
+        ref = pack.append(data)
+        assert ref is not None  # no longer than a pack: takes() was asked
+        return ref
+
+    async def store_all(self, storage: AssetStorage) -> None:
+        """Return when every chunk that was added before the call is in the storage.
+
+        Raises:
+            StorageError: some is not. Every pack that is not stored stays here.
+
+        Cancellation: likewise.
+        """
+        with self._lock:
+            if self._open is not None:
+                self._waiting.append(self._open)
+                self._open = None
+            wanted = set(self._kept)
+
+        async def store_some(_: int) -> None:
+            while (pack := self._take(wanted)) is not None:
+                await self._store(pack, storage)
+
+        while True:
+            with self._lock:
+                wanted &= self._kept.keys()
+                if not wanted:
+                    return
+                mine = sum(pack.id in wanted for pack in self._waiting)
+                turn = None if mine else self._sleep()  # somebody else stores the rest
+            if turn is not None:
+                await turn
+            else:
+                await bounded_map(store_some, range(mine), limit=MAX_UNSTORED)
+
+    def _take(self, wanted: set[ChunkId]) -> _Pack | None:
+        with self._lock:
+            for place, pack in enumerate(self._waiting):
+                if pack.id in wanted:
+                    return self._waiting.pop(place)
+        return None
+
+    async def _store(self, pack: _Pack, storage: AssetStorage) -> None:
+        """Store a pack that was taken; one that may not be stored waits again.
+
+        Storing it twice does no harm: its bytes and its key stay the same.
+        """
+        try:
+            await storage.put(chunk_key(pack.id), pack.data())
+        except BaseException:
+            with self._lock:
+                self._waiting.append(pack)
+            raise
+        else:
+            with self._lock:
+                del self._kept[pack.id]
+        finally:
+            self._wake()
+
+    def _sleep(self) -> asyncio.Future[None]:
+        """Answer what to await until a pack was stored, or could not be; the lock is held."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._sleepers.append((loop, turn))
+        return turn
+
+    def _wake(self) -> None:
+        with self._lock:
+            sleepers, self._sleepers = self._sleepers, []
+        for loop, turn in sleepers:
+            with suppress(RuntimeError):  # its loop was closed
+                loop.call_soon_threadsafe(_end, turn)
+
+
+def _end(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
