@@ -98,7 +98,7 @@ class ForkSession(Session):
         Raises:
             SessionStateError: chunks wait to be packed; see ``store_pending_chunks``.
         """
-        if not self._all_stored:
+        if self.has_pending_chunks:
             raise _pending()
         return encode_fork(ForkState(self._session_id, self._base_id, self.changes_so_far()))
 
@@ -146,9 +146,9 @@ class ForkSession(Session):
         return super().store
 
     @property
-    def _all_stored(self) -> bool:
-        packs = self.workspace.packs if self._carried is None else self._unstored
-        return packs is None or packs.are_stored
+    def has_pending_chunks(self) -> bool:
+        """Whether chunks wait in memory to be packed; such a fork does not travel."""
+        return super().has_pending_chunks if self.is_attached else self._unstored is not None
 
     async def store_pending_chunks(self) -> None:
         """Return when every chunk written so far is in the storage; see ``Session``.
@@ -159,7 +159,7 @@ class ForkSession(Session):
         """
         if self._carried is None:
             await super().store_pending_chunks()
-        elif not self._all_stored:
+        elif self.has_pending_chunks:
             raise _pending()
 
     def changes_so_far(self) -> ChangeSet:

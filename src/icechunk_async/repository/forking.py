@@ -139,6 +139,12 @@ class Forking(Publishing):
         points[snapshot.id] = point
         return snapshot.id
 
+    @property
+    def has_pending_chunks(self) -> bool:
+        """Whether chunks wait in memory to be packed; see :meth:`store_pending_chunks`."""
+        packs = self.workspace.packs
+        return packs is not None and not packs.are_stored
+
     async def store_pending_chunks(self) -> None:
         """Return when every chunk written so far is in the storage.
 

@@ -79,6 +79,11 @@ class Packs:
         return Packs(self._packing)
 
     @property
+    def count(self) -> int:
+        """How many packs are in memory."""
+        return len(self._kept)
+
+    @property
     def are_stored(self) -> bool:
         """Whether every chunk that was added is in the storage."""
         return not self._kept

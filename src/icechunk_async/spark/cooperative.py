@@ -125,7 +125,7 @@ class CooperativeWrite:
     @staticmethod
     def changes(fork: ForkSession) -> bytes:
         """Answer what was written in a fork, without where the repository is and any secret."""
-        return _native(fork).to_bytes()
+        return fork._session.fork_bytes()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
     @property
     def base_id(self) -> str:

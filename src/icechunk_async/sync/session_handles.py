@@ -59,9 +59,8 @@ class SessionHandle:
         return cls(repository, await repository.ask(begin))
 
     def __getstate__(self) -> dict[str, Any]:
-        session = self._session
-        if isinstance(session, AsyncForkSession):
-            return {"repository": self.repository, "fork": session.to_bytes()}
+        if self.is_fork:
+            return {"repository": self.repository, "fork": self.fork_bytes()}
         if not self.read_only:
             raise ValueError(_ADVICE)
         return {"repository": self.repository, "snapshot_id": self.snapshot_id}
@@ -115,6 +114,14 @@ class SessionHandle:
                 ErrorKind.MERGE_NOT_ALLOWED,
             )
         return self._session
+
+    def fork_bytes(self) -> bytes:
+        """Answer what was written in the fork; blocks while chunks of it wait to be stored."""
+        fork = self.fork
+        if fork.is_attached and fork.has_pending_chunks:
+            with translated():
+                run(fork.store_pending_chunks())
+        return fork.to_bytes()
 
     def nested(self, fork: AsyncForkSession) -> SessionHandle:
         """Answer the handle of a fork of this session."""
