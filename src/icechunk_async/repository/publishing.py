@@ -272,8 +272,12 @@ class Publishing:
     ) -> SnapshotId:
         base_id = self.workspace.base.id
         snapshot, flushed = await self._draft(message, metadata, extra)
-        log = self.workspace.changes.log(snapshot.id)
+        log = self._log(snapshot.id)
         return await self._publish(Commit(branch, base_id, snapshot), flushed, log)
+
+    def _log(self, snapshot_id: SnapshotId) -> TransactionLog:
+        """Answer what a commit says that it touched."""
+        return self.workspace.changes.log(snapshot_id)
 
     async def _draft(
         self, message: str, metadata: Mapping[str, JSON] | None, extra: JSON

@@ -90,6 +90,7 @@ class Settlement:
             home.virtual,
             inline_threshold_bytes=home.inline_threshold_bytes,
             read_only=True,
+            packs=home.packs,
         )
         if changes is not None:
             workspace.rebase_to(base, changes)

@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING
 from icechunk_async import _clock, _telemetry
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.repository.collect import collect_garbage
+from icechunk_async.repository.compact import compact
 from icechunk_async.repository.history.protocol import Expiration
 from icechunk_async.repository.opened import check_safe
+from icechunk_async.repository.progress import no_progress
 from icechunk_async.repository.statistics import measure_chunks
 from icechunk_async.repository.survey import Limits
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.metadata import JSON
     from icechunk_async.repository.collect import GarbageReport
+    from icechunk_async.repository.compact import CompactReport
     from icechunk_async.repository.opened import Opened
     from icechunk_async.repository.progress import ProgressCallback
     from icechunk_async.repository.statistics import ChunkStorageStats
@@ -32,6 +38,7 @@ class UpkeepOperations:
     """What keeps a repository small; a base of the repository."""
 
     _opened: Opened
+    default_commit_metadata: dict[str, JSON]
 
     async def expire_snapshots(
         self,
@@ -152,6 +159,60 @@ class UpkeepOperations:
         _log.info("garbage collected%s: %s", " (dry run)" * dry_run, report)
         for failure in report.failures:
             _log.warning("%r could not be deleted: %s", failure.key, failure.error)
+        return report
+
+    async def compact(
+        self,
+        branch: str,
+        *,
+        min_live_share: float = 0.5,
+        message: str = "Compact chunk objects",
+        metadata: Mapping[str, JSON] | None = None,
+        dry_run: bool = False,
+        progress: ProgressCallback | None = None,
+    ) -> CompactReport:
+        """Write chunks anew that lie in objects of which a branch's tip uses little, and commit.
+
+        For objects that several chunks share, see :class:`~icechunk_async.Packing`: they are
+        garbage only as a whole. Arrays and chunks stay as they are, so the commit is no conflict
+        for other writers; what those change meanwhile is left to them.
+
+        Other branches, tags and older snapshots go on using the old objects. So expire snapshots
+        afterwards, and collect garbage: the space is free once nothing leads to the old objects.
+
+        Args:
+            branch: whose tip is looked at.
+            min_live_share: of an object's bytes; those that are used less are left empty. Above 0
+                and at most 1.
+            message: the commit's message.
+            metadata: properties of the commit.
+            dry_run: write nothing, and answer what would be done.
+            progress: told how many bytes are done.
+
+        Raises:
+            BranchNotFoundError: there is no such branch.
+            InvalidInputError: the share is none.
+            RepositoryReadOnlyError: the repository's status forbids changes.
+            ConflictError: the branch was reset meanwhile; nothing was published.
+            OutcomeUnknownError: the storage never answered; calling again is safe.
+
+        Cancellation: the commit may have been published; else there is more garbage.
+
+        Cost: lists all chunk objects and reads all manifests of the tip; reads and writes the
+        chunks that move, neighbours together. Memory: 28 bytes for each chunk object, the
+        references of one array, and what is read at a time.
+        """
+        with _telemetry.span("compact", branch=branch, dry_run=dry_run):
+            report = await compact(
+                self._opened,
+                branch,
+                min_live_share=min_live_share,
+                message=message,
+                metadata={**self.default_commit_metadata, **(metadata or {})},
+                dry_run=dry_run,
+                progress=progress or no_progress,
+            )
+        _log.info("branch %r compacted%s: %s", branch, " (dry run)" * dry_run, report)
         return report
 
     async def chunk_storage_stats(
