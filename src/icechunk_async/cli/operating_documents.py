@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ArrayUsage",
     "Collected",
+    "Compacted",
     "Configuration",
     "Expired",
     "FailedDeletion",
@@ -135,6 +136,21 @@ class Expired:
     dry_run: bool
     older_than: datetime
     snapshots: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """Answer of ``compact``."""
+
+    dry_run: bool
+    branch: str
+    objects: int
+    chunks: int
+    bytes_written: int
+    bytes_released: int
+    """Of objects that the branch's tip does not use any more."""
+    snapshot_id: str | None
+    """None if nothing was to be done, or was done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.cli.operating_documents import (
         Collected,
+        Compacted,
         Configuration,
         Expired,
         Migrated,
@@ -142,6 +143,25 @@ def rewritten(document: Rewritten, console: Console) -> None:
         ),
         soft_wrap=True,
     )
+
+
+def compacted(document: Compacted, console: Console) -> None:
+    """Show what moved, and what may become free."""
+    verb = "would be" if document.dry_run else "were"
+    console.print(
+        f"{document.chunks:,} chunk(s), {decimal(document.bytes_written)}, of "
+        f"{document.objects:,} object(s) {verb} written anew; the objects take "
+        f"{decimal(document.bytes_released)}.",
+        soft_wrap=True,
+    )
+    if document.snapshot_id is not None:
+        text = Text.assemble(
+            plain(document.branch, "green"),
+            " is at ",
+            (document.snapshot_id, SNAPSHOT),
+            " now. Space is freed by expire and gc.",
+        )
+        console.print(text, soft_wrap=True)
 
 
 def migrated(document: Migrated, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""Commands that keep a repository small: ``expire``, ``gc``, ``rewrite-manifests``, ``migrate``."""
+"""Commands that keep a repository small: ``expire``, ``gc``, ``compact`` and others."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from icechunk_async.cli import render_operating as render
 from icechunk_async.cli.opening import on_repository
 from icechunk_async.cli.operating_documents import (
     Collected,
+    Compacted,
     Expired,
     FailedDeletion,
     Migrated,
@@ -70,6 +71,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(expire)
     app.command()(gc)
+    app.command()(compact)
     app.command("rewrite-manifests")(rewrite_manifests)
     app.command()(migrate)
 
@@ -146,6 +148,55 @@ def gc(
     done = answer(on_repository(url, option, work), render.collected, as_json=as_json, debug=debug)
     if done.failures:
         raise typer.Exit(1)
+
+
+def compact(
+    url: Url,
+    *,
+    branch: Annotated[str, typer.Option("--branch", help="The branch to compact.")] = "main",
+    min_live_share: Annotated[
+        float,
+        typer.Option(
+            "--min-live-share", help="Leave objects empty of which less is used; above 0, up to 1."
+        ),
+    ] = 0.5,
+    message: Annotated[
+        str, typer.Option("--message", "-m", help="Message of the commit.")
+    ] = "Compact chunk objects",
+    dry_run: _DryRun = False,
+    option: Options = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Write chunks anew that lie in objects of which a branch uses little.
+
+    For repositories whose small chunks share objects. Run expire and gc afterwards: they free the
+    old objects once no branch, tag or snapshot needs them.
+
+    JSON keys: dry_run, branch, objects, chunks, bytes_written, bytes_released, snapshot_id (null
+    if nothing was to be done).
+    """
+
+    async def work(repository: Repository) -> Compacted:
+        with showing_progress() as progress:
+            done = await repository.compact(
+                branch,
+                min_live_share=min_live_share,
+                message=message,
+                dry_run=dry_run,
+                progress=progress,
+            )
+        return Compacted(
+            dry_run,
+            branch,
+            done.objects,
+            done.chunks,
+            done.bytes_written,
+            done.bytes_released,
+            None if done.snapshot_id is None else str(done.snapshot_id),
+        )
+
+    answer(on_repository(url, option, work), render.compacted, as_json=as_json, debug=debug)
 
 
 def rewrite_manifests(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
+    from icechunk_async.repository.compact import CompactReport
     from icechunk_async.sync.types import CommitMethod
 
 __all__ = ["UpkeepOperations"]
@@ -110,6 +111,57 @@ class UpkeepOperations(Asking):
                 lambda it: it.rewrite_manifests(
                     message, branch=branch, metadata=metadata, commit_method=commit_method
                 )
+            )
+        )
+
+    def compact(
+        self,
+        branch: str,
+        *,
+        min_live_share: float = 0.5,
+        message: str = "Compact chunk objects",
+        metadata: dict[str, Any] | None = None,
+        dry_run: bool = False,
+    ) -> CompactReport:
+        """Write chunks anew that lie in objects of which a branch's tip uses little, and commit.
+
+        Not in the official engine. For repositories whose small chunks share objects; see the
+        method of this name of ``icechunk_async.Repository``.
+
+        Args:
+            branch: whose tip is looked at.
+            min_live_share: of an object's bytes; those that are used less are left empty.
+            message: the commit's message.
+            metadata: properties of the commit.
+            dry_run: write nothing, and answer what would be done.
+        """
+        return self._ask(
+            lambda it: it.compact(
+                branch,
+                min_live_share=min_live_share,
+                message=message,
+                metadata=metadata,
+                dry_run=dry_run,
+            )
+        )
+
+    async def compact_async(
+        self,
+        branch: str,
+        *,
+        min_live_share: float = 0.5,
+        message: str = "Compact chunk objects",
+        metadata: dict[str, Any] | None = None,
+        dry_run: bool = False,
+    ) -> CompactReport:
+        """Await what :meth:`compact` does."""
+        return await self._ask_async(
+            lambda it: it.compact(
+                branch,
+                min_live_share=min_live_share,
+                message=message,
+                metadata=metadata,
+                dry_run=dry_run,
             )
         )
 

@@ -31,6 +31,7 @@ COMMANDS = {
     ("ops",): "{sample}",
     ("expire",): "{copy} --older-than 90d",
     ("gc",): "{copy} --older-than 90d",
+    ("compact",): "{copy}",
     ("rewrite-manifests",): "{copy}",
     ("migrate",): "{copy}",
     ("branch", "list"): "{sample}",

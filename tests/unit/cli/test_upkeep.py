@@ -1,7 +1,8 @@
-"""``expire``, ``gc``, ``rewrite-manifests`` and ``migrate``."""
+"""``expire``, ``gc``, ``compact``, ``rewrite-manifests`` and ``migrate``."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 
-from icechunk_async import _clock
+from icechunk_async import Packing, Repository, _clock
 from icechunk_async.cli.upkeep import parse_moment
+from tests.helpers import make_array, write
 from tests.unit.cli.conftest import run
 
 if TYPE_CHECKING:
@@ -63,6 +65,43 @@ def test_expire_and_gc(sample: Sample, repository: Path) -> None:
     assert run("tree", repository).exit_code == 0
     again = run("gc", repository, "--older-than", "1m").stdout
     assert "0 bytes freed." in again
+
+
+async def _pack(directory: Path) -> None:
+    """Make a repository of two objects, of which one is used for a tenth."""
+    packing = Packing(target_bytes=10_000, max_chunk_bytes=1_000)
+    async with Repository.create(directory, packing=packing) as repository:
+        async with repository.transaction("main", message="whole") as store:
+            await make_array(store.session, "a", (20,), (1,))
+            for number in range(20):
+                await write(store.session, f"a/c/{number}", bytes(1_000))
+        async with repository.transaction("main", message="sparse") as store:
+            for number in range(9):
+                await store.delete(f"a/c/{number}")
+
+
+def test_compact(tmp_path: Path) -> None:
+    """Chunks leave sparse objects, after a dry run; a second run has nothing to do."""
+    asyncio.run(_pack(tmp_path))
+    dry = run("compact", tmp_path, "--dry-run", "--json").json
+    assert dry == {
+        "dry_run": True,
+        "branch": "main",
+        "objects": 1,
+        "chunks": 1,
+        "bytes_written": 1_000,
+        "bytes_released": 10_000,
+        "snapshot_id": None,
+    }
+    shown = run("compact", tmp_path, "--dry-run", "--min-live-share", "1").stdout
+    assert "1 chunk(s), 1.0 kB, of 1 object(s) would be written anew" in shown
+    done = run("compact", tmp_path, "-m", "tidy").stdout
+    assert "the objects take 10.0 kB" in done
+    assert "main is at " in done
+    newest = run("log", tmp_path, "--json").json["snapshots"][0]
+    assert newest["message"] == "tidy"
+    again = run("compact", tmp_path, "--json").json
+    assert (again["objects"], again["snapshot_id"]) == (0, None)
 
 
 def test_rewrite_manifests(sample: Sample, repository: Path) -> None:

@@ -79,6 +79,7 @@ async def test_sparse_objects_are_left_empty(packed: Repository) -> None:
 
     report = await packed.compact("main", metadata={"why": "space"})
     assert (report.objects, report.chunks, report.bytes_written) == (9, 30, 30_000)
+    assert report.snapshot_id is not None
     assert report.snapshot_id == await packed.lookup_branch("main")
     info = await packed.lookup_snapshot(report.snapshot_id)
     assert (info.message, info.metadata["why"]) == ("Compact chunk objects", "space")
