@@ -17,7 +17,10 @@ __all__ = [
     "SPEC_VERSIONS",
     "Envelope",
     "FileType",
+    "believable_bytes",
+    "check_header",
     "decompress",
+    "file_header",
     "pack",
     "unpack",
     "written_by",
@@ -38,6 +41,8 @@ _MAX_BLOCK_BYTES: Final = 1 << 17
 """What one block of a zstd frame may decompress to (RFC 8878, 3.1.1.2)."""
 _CHECKSUM_BYTES: Final = 4
 _RLE_BLOCK, _COMPRESSED_BLOCK, _RESERVED_BLOCK = 1, 2, 3
+_SKIPPABLE: Final = range(0x184D2A50, 0x184D2A60)
+"""Magic numbers of frames that decoders pass over (RFC 8878, 3.1.2)."""
 
 
 class FileType(IntEnum):
@@ -73,17 +78,33 @@ def pack(
     Raises:
         InvalidInputError: the payload is too large for the format.
     """
-    if len(payload) > MAX_PAYLOAD_BYTES:
+    header = file_header(len(payload), file_type, spec_version)
+    return header + zstandard.ZstdCompressor(level=level).compress(payload)
+
+
+def file_header(size_bytes: int, file_type: FileType, spec_version: int) -> bytes:
+    """Answer what stands before the zstd frame.
+
+    Args:
+        size_bytes: the length of the FlatBuffer in the frame.
+        file_type: what it holds.
+        spec_version: 1 or 2.
+
+    Raises:
+        InvalidInputError: the FlatBuffer is too large for the format.
+    """
+    if size_bytes > MAX_PAYLOAD_BYTES:
         raise InvalidInputError(
-            f"A {_name(file_type)} of {len(payload)} bytes exceeds the format's limit of 2 GiB. "
+            f"A {_name(file_type)} of {size_bytes} bytes exceeds the format's limit of 2 GiB. "
             "Configure manifest splitting, so that each manifest holds fewer references."
         )
-    frame = zstandard.ZstdCompressor(level=level).compress(payload)
-    return b"".join([_MAGIC, _STAMP, bytes([spec_version, file_type, _ZSTD]), frame])
+    return b"".join([_MAGIC, _STAMP, bytes([spec_version, file_type, _ZSTD])])
 
 
 def unpack(data: bytes | memoryview, file_type: FileType) -> Envelope:
     """Check the header and decompress the contents, within bounds.
+
+    Skippable frames after that of the contents are passed over.
 
     Raises:
         UnsupportedSpecVersionError: written to a newer version of the format.
@@ -91,6 +112,18 @@ def unpack(data: bytes | memoryview, file_type: FileType) -> Envelope:
             to more than a genuine file of its size does.
     """
     view = memoryview(data)
+    spec_version = check_header(view, file_type)
+    name = _name(file_type)
+    return Envelope(spec_version, decompress(_contents(view[HEADER_BYTES:], name), name))
+
+
+def check_header(view: memoryview, file_type: FileType) -> int:
+    """Check what stands before the zstd frame, and answer the version that the file is written to.
+
+    Raises:
+        UnsupportedSpecVersionError: written to a newer version of the format.
+        FormatError: not an Icechunk file, of another type, or truncated.
+    """
     name = _name(file_type)
     if len(view) < HEADER_BYTES:
         raise FormatError(
@@ -113,7 +146,12 @@ def unpack(data: bytes | memoryview, file_type: FileType) -> Envelope:
         raise FormatError(f"Expected a {name} file, found one of type {_name(found_type)}.")
     if compression != _ZSTD:
         raise FormatError(f"A {name} file has unknown compression {compression}; expected zstd.")
-    return Envelope(spec_version, decompress(view[HEADER_BYTES:], name))
+    return spec_version
+
+
+def believable_bytes(packed_bytes: int) -> int:
+    """Answer the most that so many compressed bytes are believed to hold."""
+    return min(MAX_PAYLOAD_BYTES, max(_FLOOR_BYTES, _MAX_RATIO * packed_bytes))
 
 
 def written_by(data: bytes | memoryview) -> str:
@@ -127,7 +165,7 @@ def decompress(frame: memoryview, name: str) -> bytes:
     Raises:
         FormatError: it is damaged, or would decompress to more than is believed.
     """
-    limit = min(MAX_PAYLOAD_BYTES, max(_FLOOR_BYTES, _MAX_RATIO * len(frame)))
+    limit = believable_bytes(len(frame))
     try:
         declared = zstandard.get_frame_parameters(frame).content_size
         if declared == _UNKNOWN_SIZE:
@@ -145,6 +183,22 @@ def decompress(frame: memoryview, name: str) -> bytes:
     if len(payload) != declared:
         raise FormatError(f"A {name} file declares {declared} bytes and holds {len(payload)}.")
     return payload
+
+
+def _contents(frames: memoryview, name: str) -> memoryview:
+    """Answer the first frame, where nothing but skippable frames follows it; else all of them."""
+    try:
+        end, _ = _measure_blocks(frames, name)
+    except (FormatError, zstandard.ZstdError):
+        return frames  # decompressing them tells what is wrong
+    position = end
+    while position < len(frames):
+        magic = int.from_bytes(frames[position : position + 4], "little")
+        size = int.from_bytes(frames[position + 4 : position + 8], "little")
+        position += 8 + size
+        if magic not in _SKIPPABLE or position > len(frames):
+            return frames
+    return frames[:end]
 
 
 def _decompress_unsized(frame: memoryview, name: str, limit: int) -> bytes:

@@ -33,6 +33,8 @@ _MAX_SHARING: Final = 16
 Writers may let several tables point at one string or vector. A file in which everything points
 at everything would unfold without end; genuine ones stay far below this.
 """
+_COMPARED_BYTES: Final = 1 << 22
+"""So much is copied at a time to compare strings."""
 _MAX_REPEATED_TABLES: Final = 1
 """The same for vectors of tables, which writers do not share: each item costs far more."""
 
@@ -59,10 +61,11 @@ class Buffer:
         """Make sure that ``size`` bytes at each position are in the buffer, and aligned."""
         if len(positions) == 0:
             return
-        ends = positions + size
-        if positions.min() < 0 or ends.max() > self.size:
+        # Reductions make no temporary arrays, which cost more than the looking.
+        end = positions.max() + size if isinstance(size, int) else (positions + size).max()
+        if positions.min() < 0 or end > self.size:
             raise FormatError("A FlatBuffer refers to bytes outside of itself.")
-        if align > 1 and np.any(positions & (align - 1)):
+        if align > 1 and int(np.bitwise_or.reduce(positions)) & (align - 1):
             raise FormatError("A FlatBuffer holds a misaligned value.")
 
     def words(self, positions: Positions, width: int) -> npt.NDArray[Any]:
@@ -72,7 +75,7 @@ class Buffer:
 
     def aligned_words(self, positions: Positions, width: int) -> npt.NDArray[Any]:
         """Read words at positions that are known to be in the buffer."""
-        if width > 1 and np.any(positions & (width - 1)):
+        if width > 1 and int(np.bitwise_or.reduce(positions)) & (width - 1):
             raise FormatError("A FlatBuffer holds a misaligned value.")
         return self._read(positions, width)
 
@@ -86,6 +89,9 @@ class Buffer:
             return np.empty((0, size), np.uint8)
         self.check(positions, size, 1)
         return np.lib.stride_tricks.sliding_window_view(self.u8, size)[positions]
+
+    def require(self, positions: Positions, sizes: Positions | int) -> None:
+        """Make sure that bytes known to be in the buffer are in memory: always, if it is whole."""
 
     def targets(self, positions: Positions) -> Positions:
         """Follow the 32-bit offset at each position."""
@@ -122,6 +128,11 @@ class Tables:
     def __len__(self) -> int:
         """Count the tables."""
         return len(self.positions)
+
+    @property
+    def first_vtable(self) -> int:
+        """Where the vtable of the first table is; there must be one."""
+        return int(self._vtables[0])
 
     def select(self, rows: npt.NDArray[Any]) -> Tables:
         """Answer the tables of some rows: indices or a mask."""
@@ -310,12 +321,32 @@ class Vectors:
 
     def raw(self, index: int) -> memoryview:
         """Answer the bytes of one row, without copying."""
+        self.buffer.require(self.starts[index : index + 1], self.counts[index] * self.item_size)
         start = int(self.starts[index])
         return self.buffer.payload[start : start + int(self.counts[index]) * self.item_size]
+
+    def changes(self) -> npt.NDArray[np.bool_]:
+        """Answer which rows hold other bytes than the row before; the first one does."""
+        different = np.ones(len(self), bool)
+        self.buffer.check_unfolded(int(self.counts.sum()) * self.item_size)
+        self.buffer.require(self.starts, self.counts * self.item_size)
+        alike = np.flatnonzero(self.counts[1:] == self.counts[:-1]) + 1
+        sizes = self.counts[alike] * self.item_size
+        for size in np.unique(sizes).tolist():
+            if size == 0:
+                different[alike[sizes == 0]] = False
+                continue
+            windows = np.lib.stride_tricks.sliding_window_view(self.buffer.u8, size)
+            rows = alike[sizes == size]
+            for some in np.array_split(rows, 1 + len(rows) * size // _COMPARED_BYTES):
+                now, before = windows[self.starts[some]], windows[self.starts[some - 1]]
+                different[some] = (now != before).any(axis=1)
+        return different
 
     def bytes(self) -> list[bytes]:
         """Copy the bytes of every row."""
         self.buffer.check_unfolded(int(self.counts.sum()) * self.item_size)
+        self.buffer.require(self.starts, self.counts * self.item_size)
         payload = self.buffer.payload
         ends = self.starts + self.counts * self.item_size
         return [

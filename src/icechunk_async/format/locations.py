@@ -99,12 +99,16 @@ class StoredStrings:
         """Decode every different string once; answer each one's index, and the strings."""
         places = self.raw.starts * 2 + self.compressed
         _, first, inverse = np.unique(places, return_index=True, return_inverse=True)
+        # Files that store a string anew for every chunk have most of them in runs.
+        kept = self.raw.select(first).changes() | _changes(self.compressed[first])
+        groups = np.cumsum(kept) - 1
+        first = first[kept]
         chosen = self.raw.select(first)
         if not self.compressed.any():
             again, pool = Strings(tuple(chosen.decode())).distinct()
-            return again[inverse], pool
-        again, pool = self._decode_all(chosen.bytes(), self.compressed[first]).distinct()
-        return again[inverse], pool
+        else:
+            again, pool = self._decode_all(chosen.bytes(), self.compressed[first]).distinct()
+        return again[groups[inverse]], pool
 
     def _decode_all(self, raws: list[bytes], compressed: npt.NDArray[np.bool_]) -> Strings:
         """Decode strings within a budget; equal ones, though stored apart, only once."""
@@ -140,6 +144,13 @@ class StoredStrings:
             return self._decompressor.decompress(
                 frame, max_output_size=declared, allow_extra_data=False
             )
+
+
+def _changes(values: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Answer which values differ from the one before."""
+    different = np.zeros(len(values), bool)
+    different[1:] = values[1:] != values[:-1]
+    return different
 
 
 type StringPool = Strings | StoredStrings

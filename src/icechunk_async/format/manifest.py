@@ -127,6 +127,7 @@ def decode_rows(
     if len(rows):
         data = tables.select(rows).vector(1, 1, 1)
         tables.buffer.check_unfolded(int(data.counts.sum()))
+        tables.buffer.require(data.starts, data.counts)
         offsets, lengths = np.array(offsets), np.array(lengths)
         offsets[rows], lengths[rows] = data.starts, data.counts
         columns["inline"] = tables.buffer.payload

@@ -21,7 +21,10 @@ from icechunk_async.format.manifest import MAX_RANK, decode_rows, location_dicti
 if TYPE_CHECKING:
     from icechunk_async.format.chunk_refs import ChunkRef, Coordinates
 
-__all__ = ["PackedManifest"]
+__all__ = ["BYTES_PER_REF", "PackedManifest"]
+
+BYTES_PER_REF: Final = 40
+"""Roughly what a reference takes in a manifest that is not decoded."""
 
 _U16, _U32, _I32 = Struct("<H"), Struct("<I"), Struct("<i")
 _MAX_ARRAYS: Final = 64
@@ -31,15 +34,14 @@ _MAX_ARRAYS: Final = 64
 class PackedManifest:
     """The bytes of a manifest, decompressed."""
 
-    def __init__(self, payload: bytes | memoryview) -> None:
+    def __init__(self, payload: bytes | memoryview | Buffer) -> None:
         """Look at the root of ``payload``; nothing else is checked before it is needed.
 
         Raises:
             FormatError: the root is damaged.
         """
-        self.payload = payload
-        self._buffer = Buffer(payload)
-        self._view = self._buffer.payload
+        self._buffer = payload if isinstance(payload, Buffer) else Buffer(payload)
+        self.payload = self._view = self._buffer.payload
         root = self._buffer.root()
         self.id = ManifestId(root.struct(0, ManifestId.size_bytes, field="id").tobytes())
         self.finds = 0
@@ -54,8 +56,20 @@ class PackedManifest:
             places = zip(refs.starts.tolist(), refs.counts.tolist(), strict=True)
             self._arrays = {node.tobytes(): it for node, it in zip(nodes, places, strict=True)}
 
-    def find(self, node_id: NodeId, coords: Coordinates) -> ChunkRef | None:
+    @property
+    def weight(self) -> int:
+        """As how many references this counts in a cache."""
+        return len(self.payload) // BYTES_PER_REF
+
+    def find(
+        self, node_id: NodeId, coords: Coordinates, rows: range | None = None
+    ) -> ChunkRef | None:
         """Answer the reference of a chunk; None if it was not found, whether or not it is there.
+
+        Args:
+            node_id: the array.
+            coords: the chunk.
+            rows: where to look among the references of the array; everywhere if not given.
 
         Raises:
             FormatError: a table on the way is damaged.
@@ -63,8 +77,8 @@ class PackedManifest:
         Cost: about twenty tables are looked at in a manifest of a million.
         """
         self.finds += 1
-        first, high = self._arrays.get(bytes(node_id), (0, 0))
-        low = 0
+        first, count = self._arrays.get(bytes(node_id), (0, 0))
+        low, high = (0, count) if rows is None else (rows.start, min(rows.stop, count))
         while low < high:
             middle = (low + high) // 2
             table = self._follow(first + 4 * middle)
@@ -85,18 +99,23 @@ class PackedManifest:
         place = self._word(_U16, vtable + 4)
         vector = self._follow(table + place)
         count = self._word(_U32, vector)
-        if count > MAX_RANK or vector + 4 + 4 * count > len(self._view):
+        if count > MAX_RANK:
             raise _outside()
+        self._check(vector + 4, 4 * count)
         return unpack_from(f"<{count}I", self._view, vector + 4)
 
     def _follow(self, position: int) -> int:
         return position + self._word(_U32, position)
 
     def _word(self, kind: Struct, position: int) -> int:
-        if not 0 <= position <= len(self._view) - kind.size:
-            raise _outside()
+        self._check(position, kind.size)
         value: int = kind.unpack_from(self._view, position)[0]
         return value
+
+    def _check(self, position: int, size: int) -> None:
+        """Make sure that bytes are there before they are read."""
+        if not 0 <= position <= len(self._view) - size:
+            raise _outside()
 
 
 def _outside() -> FormatError:

@@ -20,12 +20,19 @@ from icechunk_async.errors import (
 from icechunk_async.format.envelope import FileType, pack, unpack
 from icechunk_async.format.manifest import Manifest, decode_manifest
 from icechunk_async.format.manifest_peek import PackedManifest
+from icechunk_async.format.manifest_seek import SeekableManifest
+from icechunk_async.format.manifest_seek_write import pack_manifest
 from icechunk_async.format.snapshot import decode_snapshot
 from icechunk_async.format.snapshot_write import encode_snapshot
 from icechunk_async.format.transaction_log import decode_transaction_log, encode_transaction_log
 from icechunk_async.repository.cache import WeightedCache
 from icechunk_async.repository.direct import DirectStorage
 from icechunk_async.repository.layout import manifest_key, snapshot_key, transaction_key
+from icechunk_async.repository.seeking import (
+    MIN_SEEKABLE_FILE_BYTES,
+    find_by_pieces,
+    open_seekable,
+)
 from icechunk_async.storage import BlockingStorage, ByteRange
 
 if TYPE_CHECKING:
@@ -33,9 +40,12 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.chunk_refs import ChunkRef, Coordinates
     from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
+    from icechunk_async.format.manifest_seek import Extent
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.format.transaction_log import TransactionLog
     from icechunk_async.storage import Data, RangeRequest, Retrieved, Version
+
+    type _CachedManifest = Manifest | PackedManifest | SeekableManifest
 
 __all__ = ["AssetStorage", "Assets"]
 
@@ -47,8 +57,7 @@ _LARGE_BYTES: Final = 1 << 18
 looked for."""
 _PEEKS: Final = 16
 """So many chunks are looked for in a manifest that is not decoded."""
-_BYTES_PER_REF: Final = 40
-"""Roughly what a reference takes in a manifest that is not decoded."""
+_CONCURRENT_PIECES: Final = 8
 
 
 class AssetStorage(Protocol):
@@ -90,9 +99,7 @@ class Assets:
         self.spec_version = spec_version
         self._level = compression_level
         self._snapshots: WeightedCache[SnapshotId, Snapshot] = WeightedCache(snapshot_nodes)
-        self._manifests: WeightedCache[ManifestId, Manifest | PackedManifest] = WeightedCache(
-            chunk_refs
-        )
+        self._manifests: WeightedCache[ManifestId, _CachedManifest] = WeightedCache(chunk_refs)
         self._flights: SingleFlight[object, Any] | None = SingleFlight()
         self.direct: Assets | None = None
         """The same files without an event loop; None where the storage cannot."""
@@ -189,9 +196,15 @@ class Assets:
             FormatError: the manifest is missing, though a snapshot refers to it, or is damaged.
 
         Cost: one request unless cached. A large manifest is only decompressed for the first few
-        chunks that are looked for and found; then it is decoded.
+        chunks that are looked for and found; then it is decoded. Of a seekable one only a few
+        pieces are read, in two rounds of requests for the first chunk.
         """
-        manifest = await self.manifest_file(manifest_id, size_bytes)
+        manifest = await self._look_into(manifest_id, size_bytes)
+        if isinstance(manifest, SeekableManifest):
+            found = await self._seek(manifest, node_id, coords)
+            if found is not None:
+                return found
+            manifest = await self.manifest(manifest_id, size_bytes)
         if isinstance(manifest, PackedManifest):
             found = manifest.find(node_id, coords) if manifest.finds < _PEEKS else None
             if found is not None:
@@ -200,6 +213,41 @@ class Assets:
         refs = manifest.refs(node_id, len(coords))
         row = refs.find(coords)
         return None if row is None else refs.ref(row)
+
+    async def _look_into(self, manifest_id: ManifestId, size_bytes: int) -> _CachedManifest:
+        """Have as much of a manifest as a first lookup needs."""
+
+        async def load() -> SeekableManifest | None:
+            opened = await open_seekable(
+                manifest_id, size_bytes, lambda it: self._fetch_manifest(manifest_id, *it)
+            )
+            if opened is not None:
+                self._manifests.put(manifest_id, opened, 1)
+            return opened
+
+        opened: _CachedManifest | None = self._manifests.get(manifest_id)
+        if opened is None and size_bytes >= MIN_SEEKABLE_FILE_BYTES:
+            opened = await self._once((manifest_id, "index"), load)
+        return opened or await self.manifest_file(manifest_id, size_bytes)
+
+    async def _seek(
+        self, manifest: SeekableManifest, node_id: NodeId, coords: Coordinates
+    ) -> ChunkRef | None:
+        """Find a reference by reading pieces; None if it was not found, or is not worth it."""
+
+        async def load(extent: Extent) -> None:
+            data = await self._fetch_manifest(manifest.id, *extent)
+            await self.compute(lambda: manifest.fill(extent, data), size_bytes=4 * len(data))
+            if self._manifests.get(manifest.id) is manifest:
+                self._manifests.put(manifest.id, manifest, manifest.weight)
+
+        def fill(extent: Extent) -> Coroutine[Any, Any, None]:
+            return self._once((manifest.id, extent), lambda: load(extent))
+
+        if manifest.worn_out:
+            return None
+        limit = 1 if self._flights is None else _CONCURRENT_PIECES
+        return await find_by_pieces(manifest, node_id, coords, fill, limit=limit)
 
     async def _decode_manifest(self, manifest_id: ManifestId, size_bytes: int) -> Manifest:
         packed = await self.manifest_file(manifest_id, size_bytes)
@@ -218,7 +266,7 @@ class Assets:
         Args and errors as :meth:`manifest`. Cost: one request unless cached.
         """
         cached = self._manifests.get(manifest_id)
-        if cached is not None:
+        if cached is not None and not isinstance(cached, SeekableManifest):
             return cached
         return await self._once(
             (manifest_id, "packed"), lambda: self._load_manifest(manifest_id, size_bytes)
@@ -228,14 +276,13 @@ class Assets:
         self, manifest_id: ManifestId, size_bytes: int
     ) -> Manifest | PackedManifest:
         """Load a manifest; decode it if it is small."""
-        data = await self._fetch_manifest(manifest_id, size_bytes)
+        data = await self._fetch_manifest(manifest_id, 0, size_bytes or None)
         manifest = await self.compute(lambda: _open_manifest(data), size_bytes=len(data))
         _check_id(manifest_key(manifest_id), manifest.id, manifest_id)
         if isinstance(manifest, Manifest):
             self._manifests.put(manifest_id, manifest, 1 + len(manifest))
         else:
-            weight = len(manifest.payload) // _BYTES_PER_REF
-            self._manifests.put(manifest_id, manifest, weight)
+            self._manifests.put(manifest_id, manifest, manifest.weight)
         return manifest
 
     async def read_manifest(self, manifest_id: ManifestId, size_bytes: int = 0) -> Manifest:
@@ -243,17 +290,19 @@ class Assets:
 
         Args and errors as :meth:`manifest`. Cost: one request.
         """
-        data = await self._fetch_manifest(manifest_id, size_bytes)
+        data = await self._fetch_manifest(manifest_id, 0, size_bytes or None)
         manifest = await self.compute(
             lambda: decode_manifest(unpack(data, FileType.MANIFEST).payload), size_bytes=len(data)
         )
         _check_id(manifest_key(manifest_id), manifest.id, manifest_id)
         return manifest
 
-    async def _fetch_manifest(self, manifest_id: ManifestId, size_bytes: int) -> bytes | memoryview:
+    async def _fetch_manifest(
+        self, manifest_id: ManifestId, start: int, stop: int | None
+    ) -> bytes | memoryview:
         key = manifest_key(manifest_id)
         try:
-            return (await self.storage.get(key, ByteRange(0, size_bytes or None))).data
+            return (await self.storage.get(key, ByteRange(start, stop))).data
         except ObjectNotFoundError as error:
             raise FormatError(
                 f"A snapshot refers to {key!r}, which is missing. The repository is damaged: "
@@ -279,6 +328,10 @@ class Assets:
         )
         _check_id(key, log.id, snapshot_id)
         return log
+
+    def pack_manifest(self, payload: memoryview) -> bytes:
+        """Wrap the FlatBuffer of a manifest as this repository writes files."""
+        return pack_manifest(payload, self.spec_version, level=self._level)
 
     def pack(self, payload: bytes | memoryview, file_type: FileType) -> bytes:
         """Wrap a FlatBuffer as this repository writes files."""

@@ -14,7 +14,6 @@ import numpy as np
 from icechunk_async._concurrency import bounded_map
 from icechunk_async.errors import FormatError
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind
-from icechunk_async.format.envelope import FileType
 from icechunk_async.format.ids import ManifestId
 from icechunk_async.format.manifest_write import encode_manifest
 from icechunk_async.format.row_index import rows_in
@@ -311,7 +310,7 @@ class Flusher:
         payload = encode_manifest(
             manifest_id, {node_id: refs}, location_dictionary=self.options.location_dictionary
         )
-        packed = self._assets.pack(payload, FileType.MANIFEST)
+        packed = self._assets.pack_manifest(payload)
         info = ManifestFileInfo(manifest_id, len(packed), len(refs))
         return ManifestRef(manifest_id, refs.extents()), info, packed
 

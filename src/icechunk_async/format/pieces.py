@@ -1,0 +1,133 @@
+"""One zstd frame in pieces that decode on their own.
+
+The library's threaded compressor begins each job without a window, without tables and without
+remembered offsets, and a flush ends a job. So the blocks between two flushes make a frame of their
+own once a header is put before them, while all of them together are the one standard frame that
+every reader expects. (Several frames in a row are not: the official engine takes the first one's
+size for that of the whole.)
+"""
+
+from __future__ import annotations
+
+import zlib
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import zstandard
+
+from icechunk_async.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["MAX_PIECE_BYTES", "Pieces", "compress_pieces", "decompress_piece"]
+
+MAX_PIECE_BYTES: Final = 1 << 20
+"""What a piece may decompress to: one job of the compressor, so that it is not cut again."""
+
+_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_ONE_SEGMENT: Final = b"\xa0"
+"""Frame header descriptor: the size follows in four bytes, and is that of the window, too."""
+_LAST_BLOCK: Final = b"\x01\x00\x00"
+"""An empty block that ends a frame (RFC 8878, 3.1.1.2)."""
+
+
+class Pieces:
+    """A frame made of pieces."""
+
+    def __init__(self, header: bytes, blocks: list[bytes], cuts: Sequence[int]) -> None:
+        """Hold the blocks of each piece; ``cuts`` are where pieces begin and the last one ends."""
+        self.header = header
+        self.blocks = blocks
+        self.cuts = cuts
+
+    def frame(self) -> list[bytes]:
+        """Answer the frame, to be joined."""
+        return [self.header, *self.blocks]
+
+    def checksums(self, payload: memoryview) -> list[int] | None:
+        """Decode every piece by itself; answer the checksum of each, None if one is different.
+
+        Nothing that the compressor does is promised for all its versions, so it is looked at.
+        """
+        sums: list[int] = []
+        decompressor = zstandard.ZstdDecompressor()
+        for number, blocks in enumerate(self.blocks):
+            raw = bytes(payload[self.cuts[number] : self.cuts[number + 1]])
+            checksum = zlib.crc32(raw)
+            last = number == len(self.blocks) - 1
+            try:
+                decoded = decompress_piece(
+                    blocks, len(raw), checksum, last=last, decompressor=decompressor
+                )
+            except FormatError:
+                return None
+            if decoded != raw:
+                return None
+            sums.append(checksum)
+        return sums
+
+
+def compress_pieces(payload: memoryview, cuts: Sequence[int], level: int) -> Pieces | None:
+    """Compress a payload into one frame, cut at the given positions.
+
+    Args:
+        payload: what to compress.
+        cuts: ascending, from 0 to the payload's length, at most :data:`MAX_PIECE_BYTES` apart.
+        level: zstd compression level.
+
+    Returns:
+        The pieces; None where the library has no threads, which are what makes them.
+    """
+    try:
+        parameters = zstandard.ZstdCompressionParameters.from_level(  # pyright: ignore[reportUnknownMemberType]
+            level,
+            source_size=len(payload),
+            threads=1,
+            job_size=MAX_PIECE_BYTES,
+            overlap_log=1,
+            write_content_size=True,
+        )
+        compressor = zstandard.ZstdCompressor(compression_params=parameters)
+    except zstandard.ZstdError:
+        return None
+    stream = compressor.compressobj(size=len(payload))
+    blocks: list[bytes] = []
+    for start, stop in pairwise(cuts):
+        whole = stop == len(payload)
+        end = zstandard.COMPRESSOBJ_FLUSH_FINISH if whole else zstandard.COMPRESSOBJ_FLUSH_BLOCK
+        blocks.append(stream.compress(payload[start:stop]) + stream.flush(end))
+    size = zstandard.frame_header_size(blocks[0])
+    header, blocks[0] = blocks[0][:size], blocks[0][size:]
+    return Pieces(header, blocks, cuts)
+
+
+def decompress_piece(
+    blocks: bytes | memoryview,
+    size_bytes: int,
+    checksum: int,
+    *,
+    last: bool,
+    decompressor: zstandard.ZstdDecompressor,
+) -> bytes:
+    """Decode a piece by itself.
+
+    Args:
+        blocks: its blocks.
+        size_bytes: what it decompresses to.
+        checksum: the CRC-32 of that.
+        last: it ends its frame.
+        decompressor: a context, for one thread at a time.
+
+    Raises:
+        FormatError: it is damaged, or refers to what is outside of it.
+    """
+    size = size_bytes.to_bytes(4, "little")
+    frame = b"".join([_MAGIC, _ONE_SEGMENT, size, blocks, b"" if last else _LAST_BLOCK])
+    try:
+        raw = decompressor.decompress(frame, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"A piece of a manifest cannot be decompressed: {error}.") from error
+    if len(raw) != size_bytes or zlib.crc32(raw) != checksum:
+        raise FormatError("A piece of a manifest is not what its index says.")
+    return raw
