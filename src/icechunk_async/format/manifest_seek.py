@@ -5,7 +5,7 @@ gives pages when they are written to. Whatever reads the payload asks first whet
 here, and an :class:`AbsentPiecesError` names the pieces to fetch; then the search begins anew.
 
 An index can save time and nothing else. What is found has the coordinates that were asked for, in
-pieces whose checksums are right; that something is missing, or damaged, only the whole file tells.
+pieces whose checksums are right; that something is missing only the whole file tells.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Looking one reference up in a seekable manifest: the index first, then a few pieces.
 
-Whatever is wrong with an index or a piece, the answer is None, and the caller reads the whole file.
+Where an index is damaged the caller reads the whole file. Where an index is whole and a piece has
+another checksum, the file is damaged, and that is said: the whole file has no checksum of its own,
+and would give a wrong reference.
 """
 
 from __future__ import annotations
@@ -70,6 +72,9 @@ async def find_by_pieces(
         fill: reads an extent of the file and puts it in its place.
         limit: how many extents are read at a time.
 
+    Raises:
+        FormatError: a piece is damaged.
+
     Cancellation: what was read stays.
 
     Cost: one round of requests, rarely two or three, for the pieces that are not here yet: of the
@@ -77,11 +82,11 @@ async def find_by_pieces(
     """
     wanted: Sequence[int] = manifest.likely(node_id, coords)
     for _ in range(_MAX_ROUNDS):
+        await bounded_map(fill, manifest.extents(wanted), limit=limit)
         try:
-            await bounded_map(fill, manifest.extents(wanted), limit=limit)
             return manifest.find(node_id, coords)
         except AbsentPiecesError as absent:
             wanted = absent.pieces
         except FormatError:
-            return None
+            return None  # the whole file tells what is wrong
     return None

@@ -108,7 +108,11 @@ def test_what_is_not_fit_for_an_index_has_none(monkeypatch: pytest.MonkeyPatch) 
         assert pack_seekable(encode_manifest(MANIFEST, arrays), 2, level=3) is None
     monkeypatch.setattr(manifest_seek_write, "MIN_SEEKABLE_BYTES", 0)
     payload = encode_manifest(MANIFEST, {NODE: natives(15_000)})
-    monkeypatch.setattr(Pieces, "checksums", lambda *_: None)
+
+    def fail(_pieces: Pieces, _payload: memoryview) -> None:
+        """Find that a piece does not stand alone."""
+
+    monkeypatch.setattr(Pieces, "checksums", fail)
     packed = pack_manifest(payload, 1, level=3)
     assert index_size(packed) is None
     assert unpack(packed, FileType.MANIFEST).payload == payload.tobytes()
@@ -185,7 +189,7 @@ def test_damage_is_found_out(sample: tuple[ChunkRefs, bytes]) -> None:
         found = _answer(bytes(damaged), tuple(refs.coords[row].tolist()))
         assert found in (None, refs.ref(row))
         answered += found is not None
-    assert 20 < answered < 380
+    assert 5 < answered < 200  # where the damage was elsewhere
 
 
 _TRAILER = Struct("<6I8s")
