@@ -1,8 +1,9 @@
 """Which kind of file system a directory is on, and what Linux does there.
 
-Two things cannot be found out by trying: whether a lock on a directory holds on the other
-machines that mount it (the Linux clients of NFS, SMB and FUSE keep such locks to themselves), and
-whether ``syncfs`` reaches the device (FUSE answers without asking). Kinds that are not listed
+Three things cannot be found out by trying: whether a lock on a directory holds on the other
+machines that mount it (the Linux clients of NFS, SMB and FUSE keep such locks to themselves),
+whether ``syncfs`` reaches the device (FUSE answers without asking), and whether opening a file that
+the kernel knows asks another machine or program nevertheless. Kinds that are not listed
 here are not trusted.
 """
 
@@ -14,9 +15,12 @@ import os
 import platform
 import sys
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-__all__ = ["can_sync_at_once", "has_common_locks", "sync_file_system"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["can_sync_at_once", "has_common_locks", "opens_without_requests", "sync_file_system"]
 
 _EXT, _XFS, _BTRFS, _F2FS = 0xEF53, 0x58465342, 0x9123683E, 0xF2F52010
 _TMPFS, _RAMFS, _ZFS, _BCACHEFS = 0x01021994, 0x858458F6, 0x2FC12FC1, 0xCA451A4E
@@ -28,6 +32,7 @@ _COMMON_LOCKS: Final = frozenset(
     | {_JFS, _NTFS3, _EXFAT, _VFAT, _OVERLAY, _CEPH, _GFS2, _OCFS2}
 )
 _SYNCFS: Final = frozenset({_EXT, _XFS, _BTRFS, _F2FS, _TMPFS})
+_ON_THIS_MACHINE: Final = frozenset({_EXT, _XFS, _BTRFS, _F2FS, _TMPFS})
 _FIRST_WITH_ERRORS: Final = (5, 8)
 """The first Linux whose ``syncfs`` answers failed writes."""
 
@@ -40,6 +45,22 @@ def has_common_locks(directory: int) -> bool:
     if sys.platform != "linux":
         return True
     return _kind(directory) in _COMMON_LOCKS
+
+
+def opens_without_requests(path: Path) -> bool:
+    """Tell whether what is below a path, which need not exist, is on a disk of this machine."""
+    if sys.platform != "linux":
+        return False
+    while not os.path.lexists(path):
+        path = path.parent
+    try:
+        fd = os.open(path, os.O_PATH)
+    except OSError:
+        return False
+    try:
+        return _kind(fd) in _ON_THIS_MACHINE
+    finally:
+        os.close(fd)
 
 
 def can_sync_at_once(directory: int) -> bool:

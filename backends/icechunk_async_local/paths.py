@@ -24,7 +24,10 @@ __all__ = ["RESERVED_PREFIX", "Place", "Tree", "is_reserved", "place_of", "root_
 RESERVED_PREFIX: Final = b".icechunk-tmp-"
 """How the names of unfinished files begin; no key may use it, and no listing shows it."""
 
+_RESERVED: Final = RESERVED_PREFIX.decode()
 _MAX_NAME_BYTES: Final = 255
+_SHORT: Final = _MAX_NAME_BYTES // 4
+"""No key of so many characters has a segment that is too long in UTF-8."""
 _OFFICIAL_TEMPORARY = re.compile(rb"#[0-9]+\Z")
 
 # O_PATH asks for no permission to list the folders on the way, only to pass through them.
@@ -57,6 +60,8 @@ def place_of(key: str) -> Place:
         InvalidObjectKeyError: no key may look like this, or no file name can.
     """
     *folders, name = check_key(key).encode().split(b"/")
+    if len(key) <= _SHORT and _RESERVED not in key and "#" not in key:
+        return Place(key, tuple(folders), name)
     for segment in (*folders, name):
         if len(segment) > _MAX_NAME_BYTES:
             problem = f"a segment is longer than a file name can be ({_MAX_NAME_BYTES} bytes)"

@@ -1,4 +1,4 @@
-"""The storage itself: keys are checked on the loop, all else is done on threads."""
+"""The storage itself: on the loop is done what need not wait, all else on threads."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from icechunk_async.errors import (
     UnsafeStorageError,
 )
 from icechunk_async.storage import StorageDescription
+from icechunk_async_local.at_once import ReadsAtOnce
 from icechunk_async_local.batching import Lane
 from icechunk_async_local.durability import Ledger
 from icechunk_async_local.failures import explain
@@ -47,6 +48,11 @@ _THREADS: Final = 4
 """For reading, and as many for writing: who waits for a lock keeps no reader waiting."""
 
 _LOCK_TIMEOUT_SECONDS: Final = 30.0
+
+_TURN_BYTES: Final = 1 << 21
+_FILE_BYTES: Final = 1 << 16
+"""What is read on the event loop before others on it get their turn: about a millisecond, where a
+file takes as long as so many bytes."""
 
 _OPENS_BELOW: Final = os.open in os.supports_dir_fd
 """Whether the system opens a file by its name in an open directory."""
@@ -106,12 +112,13 @@ async def open_local(
         abilities, capabilities = await lanes[0].hop(
             partial(_prepare, url, root, single_machine=single_machine, read_only=read_only)
         )
+        at_once = await lanes[0].hop(partial(ReadsAtOnce, root, follow_links=follow_links))
     except BaseException:
         lanes[0].executor.shutdown(wait=False)
         raise
     publisher = Publisher(tree, abilities, lock_timeout_seconds)
     files = Files(tree, ledger, publisher, capabilities)
-    storage = LocalStorage(description, files, lanes)
+    storage = LocalStorage(description, files, lanes, at_once)
     try:
         yield storage
     except BaseException as failure:
@@ -130,12 +137,18 @@ class LocalStorage:
     """
 
     def __init__(
-        self, description: StorageDescription, files: Files, lanes: tuple[Lane, Lane]
+        self,
+        description: StorageDescription,
+        files: Files,
+        lanes: tuple[Lane, Lane],
+        at_once: ReadsAtOnce,
     ) -> None:
         """Make a handle; use :func:`open_local`."""
         self._description = description
         self._files = files
         self._readers, self._writers = lanes
+        self._at_once = at_once
+        self._read_this_turn = 0
         self._closed = False
 
     def __repr__(self) -> str:
@@ -171,9 +184,16 @@ class LocalStorage:
                 await asyncio.shield(closing)
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Read a file or part of it."""
+        """Read a file or part of it: at once where it is in memory, else on a thread."""
         place = self._place(key)
-        return await self._readers.run(partial(self._files.read, place, byte_range))
+        if self._read_this_turn > _TURN_BYTES:  # before reading, so that nothing is held meanwhile
+            self._read_this_turn = 0
+            await asyncio.sleep(0)
+        found = self._at_once.read(place, byte_range)
+        if found is None:
+            return await self._readers.run(partial(self._files.read, place, byte_range))
+        self._read_this_turn += len(found.data) + _FILE_BYTES
+        return found
 
     async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
         """Read a whole file unless it is still at ``version``; then only its state is read."""

@@ -16,7 +16,14 @@ from icechunk_async.storage import Version
 if TYPE_CHECKING:
     import os
 
-__all__ = ["modified_at", "next_time_us", "time_us", "version_of"]
+__all__ = [
+    "modified_at",
+    "modified_at_us",
+    "next_time_us",
+    "time_us",
+    "version_from",
+    "version_of",
+]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_US: Final = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
@@ -41,12 +48,22 @@ _times: Final = _Times()
 
 def version_of(found: os.stat_result) -> Version:
     """Answer the version of the file that ``found`` was asked of."""
-    return Version(f"{found.st_ino:x}-{time_us(found):x}-{found.st_size:x}")
+    return version_from(found.st_ino, time_us(found), found.st_size)
+
+
+def version_from(inode: int, modified_us: int, size_bytes: int) -> Version:
+    """Answer the version of a file of which this is known."""
+    return Version(f"{inode:x}-{modified_us:x}-{size_bytes:x}")
 
 
 def modified_at(found: os.stat_result) -> datetime:
     """Answer when the file was written."""
-    return _EPOCH + timedelta(microseconds=min(time_us(found), _LAST_US))
+    return modified_at_us(time_us(found))
+
+
+def modified_at_us(since_us: int) -> datetime:
+    """Answer the moment so many microseconds after the beginning of 1970."""
+    return _EPOCH + timedelta(microseconds=min(since_us, _LAST_US))
 
 
 def time_us(found: os.stat_result) -> int:

@@ -186,17 +186,17 @@ class ChunkRefs:
 
     def ref(self, row: int) -> ChunkRef | None:
         """Answer one reference as an object; None if it is a deletion."""
-        offset, length = int(self.offsets[row]), int(self.lengths[row])
-        match self.kinds[row]:
+        offset, length = self.offsets.item(row), self.lengths.item(row)
+        match self.kinds.item(row):  # item() is several times as fast as indexing
             case Kind.INLINE:
                 return InlineChunk(self.inline[offset : offset + length])
             case Kind.NATIVE:
-                chunk_id = ChunkId(self.chunk_ids[self.objects[row]].tobytes())
+                chunk_id = ChunkId(self.chunk_ids[self.objects.item(row)].tobytes())
                 return NativeChunk(chunk_id, offset, length)
             case Kind.VIRTUAL:
-                etag, modified = int(self.etags[row]), int(self.modified[row])
+                etag, modified = self.etags.item(row), self.modified.item(row)
                 return VirtualChunk(
-                    self.locations.get(int(self.objects[row])),
+                    self.locations.get(self.objects.item(row)),
                     offset,
                     length,
                     None if etag == _NO_ETAG else self.etag_pool.get(etag),

@@ -19,6 +19,7 @@ __all__ = [
 
 ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 """The digits of the text form, in ascending order."""
+_PAIRS: Final = [first + second for first in ALPHABET for second in ALPHABET]
 _VALUES: Final = {letter: value for value, letter in enumerate(ALPHABET)}
 # The aliases of Crockford's alphabet and lower case are read, never written.
 _VALUES.update({letter.lower(): value for letter, value in _VALUES.items()})
@@ -69,8 +70,10 @@ class _ObjectId(bytes):
 
     def __str__(self) -> str:
         letters = -(-self.size_bytes * 8 // 5)
+        pairs, odd = divmod(letters, 2)
         number = int.from_bytes(self) << (letters * 5 - self.size_bytes * 8)
-        return "".join(ALPHABET[number >> 5 * place & 31] for place in reversed(range(letters)))
+        rest = "".join([_PAIRS[number >> 10 * place & 1023] for place in range(pairs - 1, -1, -1)])
+        return ALPHABET[number >> 10 * pairs] + rest if odd else rest
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"

@@ -249,6 +249,17 @@ class Assets:
         limit = 1 if self._flights is None else _CONCURRENT_PIECES
         return await find_by_pieces(manifest, node_id, coords, fill, limit=limit)
 
+    def find_known(
+        self, manifest_id: ManifestId, node_id: NodeId, coords: Coordinates
+    ) -> tuple[bool, ChunkRef | None]:
+        """Answer whether a manifest is decoded already, and then what :meth:`find_ref` would."""
+        manifest = self._manifests.get(manifest_id)
+        if not isinstance(manifest, Manifest):
+            return False, None
+        refs = manifest.refs(node_id, len(coords))
+        row = refs.find(coords)
+        return True, None if row is None else refs.ref(row)
+
     async def _decode_manifest(self, manifest_id: ManifestId, size_bytes: int) -> Manifest:
         packed = await self.manifest_file(manifest_id, size_bytes)
         if isinstance(packed, Manifest):

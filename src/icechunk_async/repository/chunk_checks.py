@@ -7,18 +7,30 @@ from typing import TYPE_CHECKING
 from icechunk_async.errors import InvalidCoordinatesError, InvalidInputError
 
 if TYPE_CHECKING:
-    from icechunk_async.format.chunk_refs import Coordinates
+    from icechunk_async.format.chunk_refs import Coordinates, Extents
     from icechunk_async.format.snapshot import ArrayData
 
-__all__ = ["bad_rank", "in_grid", "no_bytes", "outside"]
+__all__ = ["bad_rank", "covers", "in_grid", "no_bytes", "outside"]
 
 
 def in_grid(coords: Coordinates, array: ArrayData) -> bool:
     """Tell whether an array can have a chunk at ``coords``."""
-    grid = array.grid
-    return len(coords) == len(grid) and all(
-        0 <= at < size for at, size in zip(coords, grid, strict=True)
-    )
+    if len(coords) != len(array.dimensions):
+        return False
+    for at, dimension in zip(coords, array.dimensions, strict=True):
+        if not 0 <= at < dimension.num_chunks:
+            return False
+    return True
+
+
+def covers(extents: Extents, coords: Coordinates) -> bool:
+    """Tell whether a box holds ``coords``; one of another number of axes does not."""
+    if len(extents) != len(coords):
+        return False
+    for at, (start, stop) in zip(coords, extents, strict=True):  # noqa: SIM110 -- hot
+        if not start <= at < stop:
+            return False
+    return True
 
 
 def bad_rank(path: str, found: int, rank: int) -> InvalidCoordinatesError:

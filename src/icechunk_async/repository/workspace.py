@@ -20,7 +20,7 @@ from icechunk_async.errors import (
 )
 from icechunk_async.format.chunk_refs import InlineChunk, Kind, NativeChunk, VirtualChunk
 from icechunk_async.repository.changes import ChangeSet, WorkingTree
-from icechunk_async.repository.chunk_checks import bad_rank, in_grid, no_bytes, outside
+from icechunk_async.repository.chunk_checks import bad_rank, covers, in_grid, no_bytes, outside
 from icechunk_async.repository.chunk_listing import ArrayState, all_refs
 from icechunk_async.repository.chunk_objects import read_native, store_native, store_packs
 from icechunk_async.storage import slice_range
@@ -285,10 +285,12 @@ class Workspace:
         if base_node is None or base_node.array is None:
             return None
         for manifest_ref in base_node.array.manifests:
-            if _covers(manifest_ref, coords):
+            if covers(manifest_ref.extents, coords):
                 info = self._info(manifest_ref, base_node, base)
                 assets = self._direct if direct else self.assets
-                found = await assets.find_ref(info.id, info.size_bytes, base_node.id, coords)
+                known, found = assets.find_known(info.id, base_node.id, coords)
+                if not known:
+                    found = await assets.find_ref(info.id, info.size_bytes, base_node.id, coords)
                 if found is not None:  # else another may have it: boxes can be too wide
                     return _handle(found)
         return None
@@ -373,12 +375,6 @@ class Workspace:
         direct = self.assets.direct
         assert direct is not None  # callers asked can_work_directly
         return direct
-
-
-def _covers(ref: ManifestRef, coords: Coordinates) -> bool:
-    return len(ref.extents) == len(coords) and all(
-        start <= at < stop for at, (start, stop) in zip(coords, ref.extents, strict=True)
-    )
 
 
 def _handle(ref: ChunkRef) -> ChunkHandle:

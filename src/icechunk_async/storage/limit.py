@@ -249,10 +249,16 @@ class _Place:
 
     def learn(self, error: BaseException) -> None:
         """Take an error as news of the store: too busy, fine otherwise, or no news at all."""
-        if isinstance(error, (asyncio.CancelledError, NameResolutionError)):
-            self._overloaded = None
-        elif isinstance(error, (StorageUnavailableError, OutcomeUnknownError)):
-            self._overloaded = True
+        told = _tells_overload(error)
+        if told is not False:
+            self._overloaded = told
+
+
+def _tells_overload(error: BaseException) -> bool | None:
+    """Tell whether an error means that the store is too busy; None where it is no news of it."""
+    if isinstance(error, (asyncio.CancelledError, NameResolutionError)):
+        return None
+    return isinstance(error, (StorageUnavailableError, OutcomeUnknownError))
 
 
 def _wake(waiter: _Waiter) -> None:
@@ -286,8 +292,19 @@ class Limited(PassingStorage):
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Read an object or part of it."""
-        async with self._budget.place("read", key, _asked_bytes(byte_range)):
+        budget = self._budget
+        shrinks = budget.acquire_at_once()
+        if shrinks is None:
+            async with budget.place("read", key, _asked_bytes(byte_range)):
+                return await self.wrapped.get(key, byte_range)
+        overloaded: bool | None = False
+        try:  # as the block above does, without its cost: most reads find a place
             return await self.wrapped.get(key, byte_range)
+        except BaseException as error:
+            overloaded = _tells_overload(error)
+            raise
+        finally:
+            budget.release(shrinks, overloaded=overloaded)
 
     async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
         """Read a whole object unless it is still at ``version``."""

@@ -12,9 +12,10 @@ from zarr.abc.store import Store
 from zarr.core.buffer import Buffer
 from zarr.core.sync import SyncMixin
 
-from icechunk_async.errors import SessionStateError
+from icechunk_async.errors import IcechunkError, SessionStateError
+from icechunk_async.sync import deadlines
 from icechunk_async.sync._display import Displayed
-from icechunk_async.sync.errors import ErrorKind, translated
+from icechunk_async.sync.errors import ErrorKind, translate, translated
 from icechunk_async.sync.iterators import AsyncCloseableIterator
 from icechunk_async.sync.portal import run
 from icechunk_async.sync.refusals import refusal
@@ -131,7 +132,12 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
             StorageError: the chunk cannot be read.
         """
         store = self._ready or await self._native()
-        return await self._guarded(store.get(key, prototype, byte_range))
+        if deadlines.is_set():
+            return await self._guarded(store.get(key, prototype, byte_range))
+        try:
+            return await store.get(key, prototype, byte_range)
+        except IcechunkError as error:
+            raise translate(error) from error
 
     async def get_partial_values(
         self,

@@ -131,7 +131,6 @@ class IcechunkStore(Store, VirtualWrites):
 
         Cancellation: no effect. Cost: see ``Workspace.read_chunk``; documents cost nothing.
         """
-        await self._ensure_open()
         return await self._get(key, prototype, byte_range)
 
     async def _get(
@@ -142,17 +141,17 @@ class IcechunkStore(Store, VirtualWrites):
         *,
         direct: bool = False,
     ) -> Buffer | None:
-        request = _range(byte_range)
+        request = None if byte_range is None else _range(byte_range)
         data: bytes | memoryview | None
         match parse_key(key):
+            case ChunkKey(path, coords):
+                data = await self._workspace.read_chunk(path, coords, request, direct=direct)
             case MetadataKey(path):
                 node = self._workspace.node(path)
                 if node is None:
                     return None
                 start, stop = slice_range(request, len(node.user_data))
                 data = node.user_data[start:stop]
-            case ChunkKey(path, coords):
-                data = await self._workspace.read_chunk(path, coords, request, direct=direct)
             case ForeignKey():
                 data = None
         return None if data is None else prototype.buffer.from_bytes(data)

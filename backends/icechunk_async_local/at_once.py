@@ -1,0 +1,175 @@
+"""Reading files without waiting: what the kernel has in memory, or nothing.
+
+An event loop may read what is in memory, which takes less time than asking a thread to. It must
+not wait for a disk: not to find a file (``openat2`` with ``RESOLVE_CACHED``), not for what is known
+of it (``statx`` with ``AT_STATX_DONT_SYNC``), and not for its bytes (``preadv2`` with
+``RWF_NOWAIT``). Where one of them would wait, or the system has them not, nothing is read here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import stat
+import sys
+from errno import EINVAL, ELOOP, ENOSYS, EOPNOTSUPP, EPERM
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from icechunk_async.storage import Retrieved, slice_range
+from icechunk_async_local.filesystems import opens_without_requests
+from icechunk_async_local.versions import modified_at_us, version_from
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from icechunk_async.storage import RangeRequest
+    from icechunk_async_local.paths import Place
+
+__all__ = ["MOST_BYTES", "ReadsAtOnce"]
+
+MOST_BYTES: Final = 2 << 20
+"""Longer reads take a thread: copying them takes longer than the hop."""
+
+_OPENAT2: Final = 437  # on all of these
+_MACHINES: Final = frozenset({"x86_64", "aarch64", "ppc64le", "s390x", "riscv64"})
+_AT_FDCWD: Final = -100
+_RESOLVE_NO_SYMLINKS: Final = 0x04
+_RESOLVE_CACHED: Final = 0x20
+_AT_STATX_DONT_SYNC_AT_EMPTY_PATH: Final = 0x4000 | 0x1000
+_STATX_BASIC: Final = 0x7FF
+_NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
+_NEVER: Final = frozenset({ENOSYS, EPERM, EINVAL, ELOOP, EOPNOTSUPP})
+"""What says that it will not work the next time either: an old kernel, a sandbox, a link on the
+way to the root, another file system further down."""
+
+
+class _How(ctypes.Structure):
+    _fields_ = (
+        ("flags", ctypes.c_uint64),
+        ("mode", ctypes.c_uint64),
+        ("resolve", ctypes.c_uint64),
+    )
+
+
+class _State(ctypes.Structure):
+    """``struct statx``, which is the same on every machine."""
+
+    _fields_ = (
+        ("head", ctypes.c_uint8 * 28),
+        ("mode", ctypes.c_uint16),
+        ("inode", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("times", ctypes.c_uint8 * 64),
+        ("modified_seconds", ctypes.c_int64),
+        ("modified_ns", ctypes.c_uint32),
+        ("rest", ctypes.c_uint8 * 132),
+    )
+
+
+class _Calls:
+    """The system's calls; made once."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._openat2: Any = libc.syscall
+        self._openat2.restype = ctypes.c_long
+        self._openat2.argtypes = (
+            *(ctypes.c_long, ctypes.c_int, ctypes.c_char_p),
+            *(ctypes.c_void_p, ctypes.c_size_t),
+        )
+        self._statx: Any = libc.statx
+        self._statx.argtypes = (
+            *(ctypes.c_int, ctypes.c_char_p, ctypes.c_int),
+            *(ctypes.c_uint, ctypes.c_void_p),
+        )
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        self._how = _How(flags, 0, _RESOLVE_CACHED | _RESOLVE_NO_SYMLINKS)
+        self._how_at = ctypes.addressof(self._how)
+
+    def open(self, path: bytes) -> int:
+        """Open a file if the kernel knows the way to it; answer its descriptor.
+
+        Raises:
+            OSError: it does not, or there is none.
+        """
+        size = ctypes.sizeof(_How)
+        fd: int = self._openat2(_OPENAT2, _AT_FDCWD, path, self._how_at, size)
+        if fd < 0:
+            raise OSError(ctypes.get_errno(), "openat2 failed")
+        return fd
+
+    def state(self, fd: int) -> _State:
+        """Answer what the kernel knows of an open file."""
+        found = _State()
+        flags = _AT_STATX_DONT_SYNC_AT_EMPTY_PATH
+        if self._statx(fd, b"", flags, _STATX_BASIC, ctypes.byref(found)) != 0:
+            raise OSError(ctypes.get_errno(), "statx failed")
+        return found
+
+
+def _find_calls() -> _Calls | None:
+    if sys.platform != "linux" or not _NOWAIT or platform.machine() not in _MACHINES:
+        return None
+    try:
+        return _Calls()
+    except AttributeError:  # a C library without statx
+        return None
+
+
+_calls: Final = _find_calls()
+
+
+class ReadsAtOnce:
+    """Reads below a directory that need not wait. Any thread may call, also at the same time."""
+
+    def __init__(self, root: Path, *, follow_links: bool = False) -> None:
+        """Read below an absolute path. May block, to find out what file system it is on."""
+        self._below = os.fsencode(root).rstrip(b"/") + b"/"
+        works = not follow_links and opens_without_requests(root)
+        self._calls = _calls if works else None
+
+    @property
+    def active(self) -> bool:
+        """Whether it was not yet found out that no read here can be answered at once."""
+        return self._calls is not None
+
+    def read(self, place: Place, byte_range: RangeRequest) -> Retrieved | None:
+        """Answer a file or part of it; None where that is to be tried on a thread.
+
+        A thread also tells what is wrong where there is no such file.
+        """
+        calls = self._calls
+        if calls is None:
+            return None
+        try:
+            fd = calls.open(self._below + b"/".join((*place.folders, place.name)))
+            try:
+                return _read(calls, fd, byte_range)
+            finally:
+                os.close(fd)
+        except OSError as error:  # it is not in memory, as a rule
+            if error.errno in _NEVER:
+                self._calls = None
+            return None
+
+
+def _read(calls: _Calls, fd: int, byte_range: RangeRequest) -> Retrieved | None:
+    found = calls.state(fd)
+    size: int = found.size
+    start, stop = slice_range(byte_range, size)
+    length = stop - start
+    if length > MOST_BYTES or not stat.S_ISREG(found.mode):
+        return None
+    view = memoryview(np.empty(length, np.uint8))
+    count = have = os.preadv(fd, (view,), start, _NOWAIT) if length else 0
+    while have < length and count:  # a page that is busy for a moment ends a read early
+        count = os.preadv(fd, (view[have:],), start + have, _NOWAIT)
+        have += count
+    if have < length:  # it was cut off
+        return None
+    time_us = max(0, found.modified_seconds * 1_000_000 + found.modified_ns // 1000)
+    version = version_from(found.inode, time_us, size)
+    return Retrieved(view.toreadonly(), version, size, modified_at_us(time_us))

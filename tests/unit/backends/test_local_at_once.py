@@ -1,0 +1,177 @@
+"""Reads that the event loop does itself, since the kernel has what they need in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from icechunk_async.storage import ByteRange, SuffixRange, open_storage
+from icechunk_async_local import batching
+from icechunk_async_local.at_once import MOST_BYTES, ReadsAtOnce
+from icechunk_async_local.paths import place_of
+from tests.unit.backends.local_tools import make_files, open_descriptors, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+
+@pytest.fixture
+def reads(tmp_path: Path) -> ReadsAtOnce:
+    """Read below the test's directory, if this system can do so at once."""
+    reads = ReadsAtOnce(tmp_path)
+    if not reads.active:
+        pytest.skip("only Linux on a local file system reads without waiting")
+    return reads
+
+
+@pytest.fixture
+def hops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note each read that goes to a thread."""
+    found: list[str] = []
+    run = batching.Lane.run
+
+    async def counted(lane: Any, work: Any) -> Any:
+        found.append(lane.executor._thread_name_prefix)
+        return await run(lane, work)
+
+    monkeypatch.setattr(batching.Lane, "run", counted)
+    return found
+
+
+@pytest.mark.usefixtures("reads")
+async def test_what_is_in_memory_takes_no_thread(tmp_path: Path, hops: list[str]) -> None:
+    """Whatever part is asked for, and with the same answer as from a thread."""
+    body = os.urandom(20_000)
+    files = await asyncio.to_thread(make_files, tmp_path)
+    async with open_storage(tmp_path) as storage:
+        await storage.put("chunks/a", body)
+        hops.clear()
+        for asked in (None, ByteRange(5, 5000), ByteRange(19_000), SuffixRange(7), ByteRange(5, 5)):
+            found = await storage.get("chunks/a", asked)
+            assert found == await asyncio.to_thread(files.read, place_of("chunks/a"), asked)
+        assert hops == []
+
+
+async def test_a_replaced_file_is_seen(tmp_path: Path) -> None:
+    """Nothing of the old one is kept."""
+    async with open_storage(tmp_path) as storage:
+        versions = set[object]()
+        for body in (b"one", b"two", b"longer than before"):
+            await storage.put("ref", body)
+            found = await storage.get("ref")
+            versions.add(found.version)
+            assert bytes(found.data) == body
+        assert len(versions) == 3
+
+
+def test_what_is_on_the_disk_is_left_to_a_thread(tmp_path: Path, reads: ReadsAtOnce) -> None:
+    """Until somebody has read it."""
+    place = place_of("chunks/a")
+    files = make_files(tmp_path)
+    write(files, "chunks/a", bytes(1 << 20))
+    with (tmp_path / "chunks" / "a").open("rb") as file:
+        os.fsync(file)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
+        except BlockingIOError:
+            pass
+        else:
+            pytest.skip("this file system keeps all files in memory")
+    assert reads.read(place, None) is None
+    assert reads.active
+    files.read(place)
+    assert reads.read(place, None) is not None
+
+
+@pytest.mark.parametrize("odd", ["missing", "folder", "link", "pipe"])
+def test_what_is_no_object_is_left_to_a_thread(
+    tmp_path: Path, reads: ReadsAtOnce, odd: str
+) -> None:
+    """It says what is wrong; no link is followed and nothing is waited for."""
+    (tmp_path / "object").write_bytes(b"1")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("object")
+    os.mkfifo(tmp_path / "pipe")
+    assert reads.read(place_of("object"), None) is not None
+    assert reads.read(place_of(odd), None) is None
+
+
+def test_long_reads_are_left_to_a_thread(tmp_path: Path, reads: ReadsAtOnce) -> None:
+    """Their copying would keep the loop from others."""
+    (tmp_path / "a").write_bytes(bytes(MOST_BYTES + 1))
+    assert reads.read(place_of("a"), None) is None
+    assert reads.read(place_of("a"), ByteRange(0, MOST_BYTES)) is not None
+
+
+def test_short_answers_are_put_together(
+    tmp_path: Path, reads: ReadsAtOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that is busy ends a read early."""
+    body = os.urandom(100)
+    (tmp_path / "a").write_bytes(body)
+    preadv = os.preadv
+
+    def short(fd: int, buffers: Any, offset: int, flags: int) -> int:
+        return preadv(fd, [buffers[0][:30]], offset, flags)
+
+    monkeypatch.setattr(os, "preadv", short)
+    found = reads.read(place_of("a"), ByteRange(10, 95))
+    assert found is not None
+    assert bytes(found.data) == body[10:95]
+
+
+async def test_where_it_does_not_work_threads_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hops: list[str]
+) -> None:
+    """An answer that it never will is asked for once."""
+    calls: list[int] = []
+
+    def refuse(fd: int, *_: object) -> int:
+        calls.append(fd)
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    async with open_storage(tmp_path) as storage:
+        await storage.put("a", b"1")
+        hops.clear()
+        for _ in range(3):
+            assert bytes((await storage.get("a")).data) == b"1"
+    assert len(calls) <= 1
+    assert len(hops) == 3
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path, reads: ReadsAtOnce) -> None:
+    """Whatever the outcome."""
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "folder").mkdir()
+    before = open_descriptors()
+    for key in ("a", "folder", "missing"):
+        reads.read(place_of(key), None)
+    assert open_descriptors() == before
+
+
+@pytest.mark.usefixtures("reads")
+async def test_others_on_the_loop_get_their_turn(tmp_path: Path) -> None:
+    """However many reads one task makes in a row."""
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with open_storage(tmp_path) as storage:
+        await storage.put("a", bytes(10_000))
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(other())
+            for _ in range(400):
+                await storage.get("a")
+            task.cancel()
+    assert turns >= 10
