@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from icechunk_async.sync.portal import run, run_async
 
@@ -25,10 +25,18 @@ class AsyncCloseableIterator[T]:
     def __init__(self, items: AsyncIterator[T]) -> None:
         """Iterate over ``items``, which nobody else uses."""
         self._items = items
+        self._paged = False
         self._ready: deque[T] = deque()
         self._failure: BaseException | None = None
         self._ended = False
         self._batch = 1
+
+    @classmethod
+    def of_pages(cls, pages: AsyncIterator[list[T]]) -> Self:
+        """Iterate over the items of ``pages``, which nobody else uses."""
+        made = cls(cast("AsyncIterator[Any]", pages))
+        made._paged = True
+        return made
 
     def __iter__(self) -> Self:
         return self
@@ -66,8 +74,12 @@ class AsyncCloseableIterator[T]:
     async def _fetch(self) -> None:
         """Fetch a batch; an error is kept until the items before it were used."""
         try:
-            for _ in range(self._batch):
-                self._ready.append(await anext(self._items))
+            while len(self._ready) < self._batch:
+                item: Any = await anext(self._items)
+                if self._paged:
+                    self._ready.extend(item)
+                else:
+                    self._ready.append(item)
         except StopAsyncIteration:
             self._ended = True
         except Exception as error:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["IcechunkStore"]
 
+type _Page = list[str]
+
 
 class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
     """The hierarchy of one session, for ``zarr`` and ``xarray``. See ``Session.store``.
@@ -235,17 +237,20 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
 
     def list_prefix(self, prefix: str) -> AsyncCloseableIterator[str]:
         """Iterate over all keys that begin with a string."""
-        return AsyncCloseableIterator(self._names("list_prefix", prefix))
+        return AsyncCloseableIterator[str].of_pages(self._pages(prefix))
 
     def list_dir(self, prefix: str) -> AsyncCloseableIterator[str]:
         """Iterate over the names directly below a path."""
-        return AsyncCloseableIterator(self._names("list_dir", prefix))
+        return AsyncCloseableIterator[str].of_pages(self._page_of_names(prefix))
 
-    async def _names(self, method: str, prefix: str) -> AsyncIterator[str]:
-        """Iterate on the portal's loop, a batch at a time."""
+    async def _pages(self, prefix: str) -> AsyncIterator[_Page]:
         with translated():
-            async for name in getattr(await self._native(), method)(prefix):
-                yield name
+            async for page in (await self._native())._list_pages(prefix):  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+                yield page
+
+    async def _page_of_names(self, prefix: str) -> AsyncIterator[_Page]:
+        with translated():
+            yield await (await self._native())._list_names(prefix)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
     async def _get_many(
         self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]

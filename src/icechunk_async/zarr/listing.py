@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -13,24 +13,36 @@ from icechunk_async.zarr.keys import chunk_prefix, metadata_key
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from icechunk_async.format.snapshot import Node
     from icechunk_async.repository.workspace import Workspace
 
-__all__ = ["delete_below", "keys", "names", "total_size"]
+__all__ = ["delete_below", "key_pages", "names", "total_size"]
+
+_PAGE_KEYS: Final = 1000
 
 
-async def keys(workspace: Workspace, prefix: str) -> AsyncIterator[str]:
-    """Iterate over all keys that begin with ``prefix``, node by node."""
-    for path, is_array in _nodes(workspace):
+async def key_pages(workspace: Workspace, prefix: str) -> AsyncIterator[list[str]]:
+    """Iterate over all keys that begin with ``prefix``, node by node, several at a time."""
+    page: list[str] = []
+    for path, has_chunks in _nodes(workspace):
         key = metadata_key(path)
         if key.startswith(prefix):
-            yield key
+            page.append(key)
         start = chunk_prefix(path)
-        if is_array and (start.startswith(prefix) or prefix.startswith(start)):
-            refs = await workspace.all_refs(path)
-            for coords in refs.coords.tolist():
-                key = "/".join([start, *map(str, coords)])
-                if key.startswith(prefix):
-                    yield key
+        if has_chunks and (start.startswith(prefix) or prefix.startswith(start)):
+            if page:  # nobody waits for these while a manifest is read
+                yield page
+                page = []
+            coords = (await workspace.all_refs(path)).coords
+            for first in range(0, len(coords), _PAGE_KEYS):
+                rows = coords[first : first + _PAGE_KEYS].tolist()
+                found = ["/".join([start, *map(str, row)]) for row in rows]
+                yield [key for key in found if key.startswith(prefix)]
+        elif len(page) >= _PAGE_KEYS:
+            yield page
+            page = []
+    if page:
+        yield page
 
 
 async def names(workspace: Workspace, prefix: str) -> list[str]:
@@ -53,12 +65,12 @@ async def total_size(workspace: Workspace, prefix: str) -> int:
     """Answer the bytes of all values below a path."""
     inside = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
     total = 0
-    for path, is_array in _nodes(workspace):
+    for path, has_chunks in _nodes(workspace):
         if metadata_key(path).startswith(inside):
             node = workspace.node(path)
             total += 0 if node is None else len(node.user_data)
         start = f"{chunk_prefix(path)}/"
-        if is_array and (start.startswith(inside) or inside.startswith(start)):
+        if has_chunks and (start.startswith(inside) or inside.startswith(start)):
             refs = await workspace.all_refs(path)
             chosen = refs if start.startswith(inside) else _below(refs, inside[len(start) :])
             total += int(chosen.lengths.sum())
@@ -84,9 +96,17 @@ async def delete_below(workspace: Workspace, prefix: str) -> None:
 
 
 def _nodes(workspace: Workspace) -> list[tuple[str, bool]]:
+    """Answer the paths of all nodes, and whether one may have chunks."""
     with workspace.lock:
-        nodes = list(workspace.tree.nodes())
-    return [(node.path, node.array is not None) for node in nodes]
+        return [(node.path, _may_have_chunks(workspace, node)) for node in workspace.tree.nodes()]
+
+
+def _may_have_chunks(workspace: Workspace, node: Node) -> bool:
+    if node.array is None:
+        return False
+    base = workspace.tree.base_node(node)
+    stored = base is not None and base.array is not None and bool(base.array.manifests)
+    return stored or node.id in workspace.changes.chunks
 
 
 def _array_above(workspace: Workspace, path: str) -> tuple[str, str] | None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from zarr.abc.store import (
-    ByteRequest,
-    OffsetByteRequest,
-    RangeByteRequest,
-    Store,
-    SuffixByteRequest,
-)
+from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
 
 from icechunk_async._concurrency import bounded_map
 from icechunk_async.errors import InvalidStoreKeyError, UnsupportedBySpecError
 from icechunk_async.repository.direct import run_directly
-from icechunk_async.storage import ByteRange, SuffixRange, slice_range
+from icechunk_async.storage import slice_range
 from icechunk_async.zarr import listing
+from icechunk_async.zarr.byte_requests import range_of
 from icechunk_async.zarr.documents import parse_document
 from icechunk_async.zarr.keys import ChunkKey, ForeignKey, MetadataKey, parse_key
 from icechunk_async.zarr.virtual_writes import VirtualWrites
@@ -25,12 +20,14 @@ from icechunk_async.zarr.virtual_writes import VirtualWrites
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 
+    from zarr.abc.store import ByteRequest
     from zarr.core.buffer import Buffer, BufferPrototype
 
     from icechunk_async.repository.session import Session
-    from icechunk_async.storage import RangeRequest
 
 __all__ = ["IcechunkStore"]
+
+type _Page = list[str]
 
 _CONCURRENT_READS = 64
 _CONCURRENT_WRITES = 64
@@ -141,7 +138,7 @@ class IcechunkStore(Store, VirtualWrites):
         *,
         direct: bool = False,
     ) -> Buffer | None:
-        request = None if byte_range is None else _range(byte_range)
+        request = None if byte_range is None else range_of(byte_range)
         data: bytes | memoryview | None
         match parse_key(key):
             case ChunkKey(path, coords):
@@ -313,15 +310,23 @@ class IcechunkStore(Store, VirtualWrites):
 
         Cost: one request for each manifest that is not cached, of arrays below the prefix.
         """
+        async for page in self._list_pages(prefix):
+            for key in page:
+                yield key
+
+    async def _list_pages(self, prefix: str) -> AsyncIterator[_Page]:
         await self._ensure_open()
-        async for key in listing.keys(self._workspace, prefix):
-            yield key
+        async for page in listing.key_pages(self._workspace, prefix):
+            yield page
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """Iterate over the names directly below a path."""
-        await self._ensure_open()
-        for name in await listing.names(self._workspace, prefix):
+        for name in await self._list_names(prefix):
             yield name
+
+    async def _list_names(self, prefix: str) -> _Page:
+        await self._ensure_open()
+        return await listing.names(self._workspace, prefix)
 
     async def getsize_prefix(self, prefix: str) -> int:
         """Answer the bytes of all values below a path, from references, without reading them."""
@@ -382,17 +387,3 @@ class IcechunkStore(Store, VirtualWrites):
     def delete_sync(self, key: str) -> None:
         """Delete on the calling thread; as :meth:`delete`."""
         self._delete(key)
-
-
-def _range(byte_range: Any) -> RangeRequest:
-    match byte_range:
-        case None:
-            return None
-        case RangeByteRequest(start, end):
-            return ByteRange(start, max(start, end))
-        case OffsetByteRequest(offset):
-            return ByteRange(offset)
-        case SuffixByteRequest(suffix):
-            return SuffixRange(suffix)
-        case _:
-            raise ValueError(f"Unexpected byte_range, got {byte_range!r}.")

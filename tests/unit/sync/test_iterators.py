@@ -85,3 +85,20 @@ async def test_closing_ends_it() -> None:
     await items.aclose()
     assert numbers.closed
     assert [item async for item in items] == []
+
+
+async def test_pages_are_drawn_as_their_items_are_needed() -> None:
+    """A long one at once; of short ones as many as items would be."""
+    made: list[int] = []
+
+    async def make() -> AsyncIterator[list[int]]:
+        for size in (1, 0, 500, 1, 1, 1, 1):
+            made.append(size)
+            yield [size] * size
+
+    items = AsyncCloseableIterator[int].of_pages(make())
+    assert await anext(items) == 1
+    assert made == [1]
+    assert [await anext(items) for _ in range(500)] == [500] * 500
+    assert made == [1, 0, 500]
+    assert [item async for item in items] == [1] * 4
