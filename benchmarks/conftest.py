@@ -1,26 +1,64 @@
-"""Peers beside each other: every operation is timed for us and for the official engine in turn."""
+"""Contests for all tests of this directory, and what is said about them in the end."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from rich.console import Console
-from rich.table import Table
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 os.environ.setdefault("ICECHUNK_NO_LOGS", "1")
-_BUSY_LOAD = 1.5
+
+from benchmarks.contest import Contest
+from benchmarks.machine import describe
+from benchmarks.report import draw, print_table
+from benchmarks.results import Result, merge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FOUND: Final = pytest.StashKey[list[Result]]()
 
 
-@pytest.fixture(params=["ours", "official"])
-def engine(request: pytest.FixtureRequest) -> str:
-    """Answer which engine to time."""
-    name: str = request.param
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Know how large, and where the results go."""
+    group = parser.getgroup("contests")
+    group.addoption(
+        "--size",
+        choices=["quick", "full", "huge"],
+        default="full",
+        help="quick: once and small, to see that all works; huge: also what takes many minutes",
+    )
+    group.addoption(
+        "--results",
+        type=Path,
+        default=Path("build/benchmarks/results.json"),
+        help="JSON; newer results take the place of older ones of their kind",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Time nothing where nobody looks at times."""
+    config.stash[_FOUND] = []
+    if config.getoption("size") == "quick":
+        config.option.benchmark_disable = True
+
+
+@pytest.fixture
+def size(request: pytest.FixtureRequest) -> str:
+    """Answer how large."""
+    name: str = request.config.getoption("size")
     return name
+
+
+@pytest.fixture
+def contest(request: pytest.FixtureRequest, size: str) -> Iterator[Contest]:
+    """Answer what times contenders beside each other."""
+    operation = (request.module.__doc__ or "").partition("\n")[0].rstrip(".")
+    found = Contest(operation, size, lambda: request.getfixturevalue("benchmark"))
+    yield found
+    request.config.stash[_FOUND].extend(found.results)
 
 
 @pytest.fixture
@@ -30,28 +68,17 @@ def directory(tmp_path: Path) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print medians and ratios, wins and losses alike."""
-    session = getattr(config, "_benchmarksession", None)
-    if session is None:
+    """Print the table; write the JSON and the picture."""
+    results = config.stash[_FOUND]
+    if not results:
         return
-    groups: dict[str, dict[str, float]] = {}
-    for item in session.benchmarks:
-        if item.stats.rounds and "engine" in item.params:
-            groups.setdefault(item.group, {})[item.params["engine"]] = item.stats.median
-    table = Table(title="Seconds, medians; ratio above 1: the official engine takes longer")
-    for heading in ("operation", "ours", "official", "ratio"):
-        table.add_column(heading, justify="left" if heading == "operation" else "right")
-    for name, medians in groups.items():
-        if {"ours", "official"} <= medians.keys():
-            ratio = medians["official"] / medians["ours"]
-            table.add_row(
-                name, f"{medians['ours']:.6f}", f"{medians['official']:.6f}", f"{ratio:.2f}"
-            )
     terminalreporter.write_line("")
-    Console().print(table)
-    for item in session.benchmarks:
-        for name, value in item.extra_info.items():
-            terminalreporter.write_line(f"{item.name}: {name.replace('_', ' ')}: {value:.0f}")
-    load = os.getloadavg()[0]
-    if load > _BUSY_LOAD * (os.cpu_count() or 1):
-        terminalreporter.write_line(f"The machine was busy (load {load:.1f}): take only ratios.")
+    if config.getoption("size") == "quick":
+        terminalreporter.write_line(
+            f"{len(results)} workloads ran; times of --size quick say nothing."
+        )
+        return
+    print_table(results)
+    path: Path = config.getoption("results")
+    draw(merge(path, results, describe()), path.with_suffix(".png"))
+    terminalreporter.write_line(f"{path} and {path.with_suffix('.png')} are written.")

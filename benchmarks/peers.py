@@ -1,38 +1,143 @@
-"""The same operations for both engines, in the blocking style."""
+"""The contenders: repositories of both engines, and stores of others that hold the same arrays."""
 
 from __future__ import annotations
 
+import tempfile
+from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import icechunk
+import numpy as np
+import obstore
+import zarr
+from zarr.storage import LocalStore, ObjectStore
 
 import icechunk_async.sync
+from icechunk_async import Repository
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterator
+
     from zarr.abc.store import Store
 
-__all__ = ["create", "open_repository", "tip_store"]
+__all__ = [
+    "FUSED",
+    "PACKAGES",
+    "PREFIX",
+    "SOURCE",
+    "chunked",
+    "create",
+    "native_store",
+    "numbers",
+    "open_repository",
+    "other_stores",
+    "pipeline",
+    "tip_store",
+]
 
-PREFIX = "file:///data/"
+SOURCE: Final = tempfile.gettempdir()
+PREFIX: Final = f"file://{SOURCE}/"
+"""Of the container of virtual chunks."""
 PACKAGES: Final[dict[str, Any]] = {"ours": icechunk_async.sync, "official": icechunk}
+FUSED: Final = "zarr.core.codec_pipeline.FusedCodecPipeline"
 
 
-def create(engine: str, directory: str) -> Any:
-    """Create a repository of format version 2 on the local disk, with a virtual container."""
+def create(
+    engine: str, storage: Any, *, spec: int = 2, inline: int = 512, split: int | None = None
+) -> Any:
+    """Create a repository with a virtual container.
+
+    Args:
+        engine: ``ours`` or ``official``.
+        storage: a directory, or a storage of that engine.
+        spec: version of the format.
+        inline: chunks up to so many bytes are stored in the manifest.
+        split: references per manifest, along the first axis; None is not to split.
+    """
     package = PACKAGES[engine]
     config = package.RepositoryConfig.default()
-    store = package.local_filesystem_store("/data")
+    config.inline_chunk_threshold_bytes = inline
+    store = package.local_filesystem_store(SOURCE)
     config.set_virtual_chunk_container(package.VirtualChunkContainer(PREFIX, store))
-    return package.Repository.create(package.local_filesystem_storage(directory), config)
+    if split is not None:
+        sizes = {
+            package.ManifestSplitCondition.AnyArray(): {
+                package.ManifestSplitDimCondition.Any(): split
+            }
+        }
+        config.manifest = package.ManifestConfig(
+            splitting=package.ManifestSplittingConfig.from_dict(sizes)
+        )
+    return package.Repository.create(_storage(package, storage), config, spec_version=spec)
 
 
-def open_repository(engine: str, directory: str) -> Any:
+def open_repository(engine: str, storage: Any) -> Any:
     """Open a repository that either engine wrote."""
     package = PACKAGES[engine]
-    return package.Repository.open(package.local_filesystem_storage(directory))
+    return package.Repository.open(
+        _storage(package, storage),
+        authorize_virtual_chunk_access={PREFIX: package.credentials.LocalFileSystemAccess},
+    )
 
 
-def tip_store(engine: str, directory: str) -> Store:
+def _storage(package: Any, storage: Any) -> Any:
+    return package.local_filesystem_storage(storage) if isinstance(storage, str) else storage
+
+
+def tip_store(engine: str, storage: Any) -> Store:
     """Open a repository and answer the store of its main branch."""
-    store: Store = open_repository(engine, directory).readonly_session("main").store
+    store: Store = open_repository(engine, storage).readonly_session("main").store
     return store
+
+
+@contextmanager
+def native_store(runner: asyncio.Runner, directory: str) -> Iterator[Store]:
+    """Open a repository with our asynchronous classes, and answer the store of its main branch."""
+    stack = AsyncExitStack()
+
+    async def opened() -> Store:
+        repository = await stack.enter_async_context(Repository.open(f"file://{directory}"))
+        return (await repository.readonly_session("main")).store
+
+    store = runner.run(opened())
+    try:
+        yield store
+    finally:
+        runner.run(stack.aclose())
+
+
+def other_stores(directory: str) -> dict[str, Store]:
+    """Answer zarr's own stores of files in a directory, by name."""
+    files = obstore.store.LocalStore(directory, mkdir=True)
+    return {
+        "zarr LocalStore": LocalStore(directory),
+        "zarr ObjectStore (obstore)": ObjectStore(files),
+    }
+
+
+def chunked(store: Store, count: int, chunk_bytes: int, name: str = "a") -> Any:
+    """Make an array of ``count`` chunks of random-looking bytes, uncompressed."""
+    length = chunk_bytes // 8
+    return zarr.create_array(
+        store,
+        name=name,
+        shape=(count * length,),
+        chunks=(length,),
+        dtype="f8",
+        compressors=None,
+        fill_value=0,
+    )
+
+
+def numbers(count: int, chunk_bytes: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Answer what fills such an array."""
+    return np.random.default_rng(0).random(count * (chunk_bytes // 8))
+
+
+@contextmanager
+def pipeline(name: str) -> Iterator[None]:
+    """Let zarr use its ``default`` or its ``fused`` pipeline of codecs."""
+    settings = {"codec_pipeline.path": FUSED} if name == "fused" else {}
+    with zarr.config.set(settings):
+        yield

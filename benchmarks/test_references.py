@@ -1,76 +1,157 @@
-"""Virtual references: setting many, committing, and finding one in a cold repository."""
+"""References of chunks.
+
+Each measurement is a process of its own, so that the peak of its memory can be told. Ours is synced
+to the disk when a commit returns; the official engine's is not.
+"""
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from uuid import uuid4
 
-import numpy as np
 import pytest
-import zarr
-
-from benchmarks.peers import PREFIX, create, open_repository, tip_store
 
 if TYPE_CHECKING:
-    from pytest_benchmark.fixture import BenchmarkFixture
+    from pathlib import Path
 
-COUNT = int(os.environ.get("BENCH_REFERENCES", "100000"))
-LOCATIONS = [f"{PREFIX}file{number // 1000}.nc" for number in range(COUNT)]
-OFFSETS = np.arange(COUNT, dtype=np.uint64) * 100
-LENGTHS = np.full(COUNT, 100, np.uint64)
+    from benchmarks.contest import Contest
 
-
-def _with_array(engine: str, directory: str) -> Any:
-    repository = create(engine, directory)
-    session = repository.writable_session("main")
-    root = zarr.open_group(session.store, mode="w")
-    root.create_array("a", shape=(COUNT,), chunks=(1,), dtype="u1")
-    return repository, session
+ENGINES = ("ours", "official")
+HERE = "benchmarks.references"
+MILLION = 1_000_000
 
 
-def _set(session: Any) -> None:
-    session.store.set_virtual_refs_arr("a", (COUNT,), LOCATIONS, OFFSETS, LENGTHS)
+def _counted(contest: Contest, count: int) -> int:
+    if count > MILLION and contest.size != "huge":
+        pytest.skip("ten million references take minutes and gigabytes to make: use --size huge")
+    return contest.pick(count // 1000, count)
 
 
-@pytest.mark.benchmark(group=f"set {COUNT:,} references from columns and commit")
-def test_set_and_commit(benchmark: BenchmarkFixture, engine: str, directory: str) -> None:
-    """Seconds from columns in memory to a commit on disk; ours is synced, theirs is not."""
-    rounds = iter(range(100))
-
-    def setup() -> tuple[tuple[Any], dict[str, Any]]:
-        return (_with_array(engine, f"{directory}{next(rounds)}")[1],), {}
-
-    def work(session: Any) -> None:
-        _set(session)
-        session.commit("references")
-
-    benchmark.pedantic(work, setup=setup, rounds=3)
-
-
-@pytest.mark.benchmark(group=f"open cold and look one of {COUNT:,} references up")
-def test_cold_lookup(benchmark: BenchmarkFixture, engine: str, directory: str) -> None:
-    """Seconds until one reference is known, in a repository that the official engine wrote."""
-    _, session = _with_array("official", directory)
-    _set(session)
-    session.commit("references")
-
-    def work() -> None:
-        assert zarr.core.sync.sync(tip_store(engine, directory).getsize(f"a/c/{COUNT // 2}")) == 100
-
-    benchmark.pedantic(work, rounds=5, warmup_rounds=1)
+@pytest.mark.parametrize("spec", [2, 1])
+def test_set_virtual(contest: Contest, tmp_path: Path, spec: int) -> None:
+    """From columns in memory to a commit."""
+    count = _counted(contest, MILLION)
+    contest.children(
+        f"set {count:,} virtual references and commit, format {spec}",
+        lambda: {
+            engine: (
+                f"{HERE}:set_virtual",
+                {
+                    "engine": engine,
+                    "directory": str(tmp_path / uuid4().hex),
+                    "count": count,
+                    "spec": spec,
+                },
+            )
+            for engine in ENGINES
+        },
+        metrics={"seconds": {"official": 8}, "peak memory": {"official": 3}},
+    )
 
 
-@pytest.mark.benchmark(group=f"change one of {COUNT:,} references and commit")
-def test_change_one(benchmark: BenchmarkFixture, engine: str, directory: str) -> None:
-    """Seconds to rewrite a manifest for one new reference."""
-    _, session = _with_array(engine, directory)
-    _set(session)
-    session.commit("references")
-    repository = open_repository(engine, directory)
+@pytest.mark.parametrize("spec", [2, 1])
+def test_set_native(contest: Contest, spec: int) -> None:
+    """Chunks in memory, so that no disk is measured."""
+    count = contest.pick(500, 100_000 if contest.size == "full" else MILLION)
+    contest.children(
+        f"commit {count:,} native references, format {spec}",
+        lambda: {
+            engine: (f"{HERE}:set_native", {"engine": engine, "count": count, "spec": spec})
+            for engine in ENGINES
+        },
+        metrics={"seconds": {"official": 4}, "peak memory": {}, "seconds in all": {}},
+        rounds=contest.pick(1, 3 if contest.size == "full" else 1),
+        note="without the time in which the chunks are written; seconds in all: with it",
+    )
 
-    def work() -> None:
-        session = repository.writable_session("main")
-        session.store.set_virtual_ref("a/c/7", f"{PREFIX}new.nc", offset=1, length=2)
-        session.commit("one")
 
-    benchmark.pedantic(work, rounds=3, warmup_rounds=1)
+@pytest.mark.parametrize("spec", [2, 1])
+@pytest.mark.parametrize("writer", ENGINES)
+@pytest.mark.parametrize("count", [MILLION, 10 * MILLION], ids=["1m", "10m"])
+def test_open_cold(contest: Contest, tmp_path: Path, count: int, writer: str, spec: int) -> None:
+    """Open a repository and read the first chunk, from a manifest written by either engine."""
+    wanted = _counted(contest, count)
+    directory = str(tmp_path / "repository")
+    _prepare(contest, writer, tmp_path, wanted, spec)
+    contest.children(
+        f"open cold and read a chunk, {wanted:,} references by {_by(writer)}, format {spec}",
+        lambda: {
+            engine: (f"{HERE}:open_cold", {"engine": engine, "directory": directory})
+            for engine in ENGINES
+        },
+        metrics={
+            "seconds": {"official": 2.5},
+            "peak memory": {"official": 2} if count > MILLION else {},
+        },
+        rounds=5,
+    )
+
+
+@pytest.mark.parametrize("spec", [2, 1])
+@pytest.mark.parametrize("writer", ENGINES)
+def test_iterate(contest: Contest, tmp_path: Path, writer: str, spec: int) -> None:
+    """Every reference, from a cold repository."""
+    count = _counted(contest, MILLION)
+    directory = str(tmp_path / "repository")
+    _prepare(contest, writer, tmp_path, count, spec)
+    contest.children(
+        f"iterate over {count:,} references by {_by(writer)} as columns, format {spec}",
+        lambda: {
+            engine: (
+                f"{HERE}:iterate",
+                {"engine": engine, "directory": directory, "count": count},
+            )
+            for engine in ENGINES
+        },
+        metrics={"seconds": {"official": 5}, "peak memory": {}},
+    )
+
+
+@pytest.mark.parametrize("spec", [2, 1])
+@pytest.mark.parametrize(
+    ("count", "split"),
+    [(MILLION, None), (MILLION // 2, MILLION // 10), (MILLION, MILLION // 10)],
+    ids=["one-manifest", "split-of-half", "split"],
+)
+def test_change_one(
+    contest: Contest, tmp_path: Path, count: int, split: int | None, spec: int
+) -> None:
+    """Open a repository, give one chunk another reference, and commit."""
+    count = _counted(contest, count)
+    pieces = None if split is None else _counted(contest, split)
+    for engine in ENGINES:
+        _prepare(contest, engine, tmp_path / engine, count, spec, pieces)
+    layout = "one manifest" if pieces is None else f"manifests of {pieces:,}"
+    contest.children(
+        f"change one of {count:,} references in {layout} and commit, format {spec}",
+        lambda: {
+            engine: (
+                f"{HERE}:change_one",
+                {"engine": engine, "directory": str(tmp_path / engine / "repository")},
+            )
+            for engine in ENGINES
+        },
+        metrics={"seconds": {"official": 4}},
+        note="the process opens the repository first",
+    )
+
+
+def _prepare(
+    contest: Contest, engine: str, folder: Path, count: int, spec: int, split: int | None = None
+) -> None:
+    folder.mkdir(exist_ok=True)
+    contest.call(
+        f"{HERE}:prepare",
+        {
+            "engine": engine,
+            "directory": str(folder / "repository"),
+            "source": str(folder / "source"),
+            "count": count,
+            "spec": spec,
+            "split": split,
+        },
+    )
+
+
+def _by(writer: str) -> str:
+    return "us" if writer == "ours" else "the official engine"

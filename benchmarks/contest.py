@@ -1,0 +1,232 @@
+"""Who is faster: the same work by several contenders, taking turns.
+
+Turns, not one after the other: what else the machine does then hits all of them alike, and ratios
+of medians hold where seconds do not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks.machine import busy_elsewhere
+from benchmarks.results import OURS, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    type Work = Callable[..., object]
+
+__all__ = ["FLOOR", "Contest"]
+
+FLOOR: Final = "floor"
+_ROOT: Final = Path(__file__).parents[1]
+_CHILD_SECONDS: Final = 1200
+
+
+class Contest:
+    """Runs the contenders of one test and keeps what was found."""
+
+    def __init__(
+        self, operation: str, size: str, benchmark: Callable[[], BenchmarkFixture]
+    ) -> None:
+        """Measure as ``size`` says: ``quick`` looks once, ``full`` measures."""
+        self._operation = operation
+        self._benchmark = benchmark
+        self.size = size
+        self.results: list[Result] = []
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether this is only a look whether all still works."""
+        return self.size == "quick"
+
+    def pick[T](self, quick: T, full: T) -> T:
+        """Answer what fits the size."""
+        return quick if self.is_quick else full
+
+    def race(
+        self,
+        workload: str,
+        contenders: Mapping[str, Work],
+        *,
+        operations: int = 1,
+        rounds: int = 7,
+        warmup_rounds: int = 1,
+        setup: Callable[[str], object] | None = None,
+        metric: str = "seconds",
+        targets: Mapping[str, float] | None = None,
+        floor: str = "",
+        note: str = "",
+    ) -> None:
+        """Time contenders in this process, in turns; pytest-benchmark drives ours.
+
+        Args:
+            workload: what is done, as users would say it.
+            contenders: by name; one call is one round of all ``operations``. ``ours`` is us,
+                ``floor`` what no implementation can beat.
+            operations: how many are done in a round; figures are of one.
+            rounds: how often each has its turn.
+            warmup_rounds: as many turns before, which do not count.
+            setup: makes what a contender is called with, before each turn and not timed.
+            metric: ``seconds``, or ``cpu seconds`` of this process.
+            targets: by peer, how many times as much it should take.
+            floor: what the floor is.
+            note: what a reader of the figures has to know.
+        """
+        samples: dict[str, list[float]] = defaultdict(list)
+        busy = self._look()
+        turn = 0
+
+        def timed(name: str, argument: object) -> None:
+            arguments = () if setup is None else (argument,)
+            cpu = time.process_time()
+            began = time.perf_counter()
+            contenders[name](*arguments)
+            seconds = time.perf_counter() - began
+            cpu = time.process_time() - cpu
+            if turn > skipped:
+                samples[name].append((cpu if metric == "cpu seconds" else seconds) / operations)
+
+        def others() -> tuple[tuple[object], dict[str, object]]:
+            nonlocal turn
+            turn += 1
+            for name in contenders:
+                if name != OURS:
+                    timed(name, None if setup is None else setup(name))
+            return (None if setup is None else setup(OURS),), {}
+
+        benchmark = self._benchmark()
+        skipped = 0 if self.is_quick else warmup_rounds
+        benchmark.group = workload
+        benchmark.pedantic(
+            lambda argument: timed(OURS, argument),
+            setup=others,
+            rounds=1 if self.is_quick else rounds,
+            warmup_rounds=skipped,
+        )
+        self.add(
+            workload,
+            {name: samples[name] for name in contenders},
+            metric=metric,
+            targets=targets,
+            floor=floor,
+            note=note,
+            busy=max(busy, self._look()),
+        )
+
+    def children(
+        self,
+        workload: str,
+        contenders: Callable[[], Mapping[str, tuple[str, Mapping[str, object]]]],
+        *,
+        metrics: Mapping[str, Mapping[str, float]],
+        rounds: int = 3,
+        environment: Mapping[str, str] | None = None,
+        floor: str = "",
+        note: str = "",
+    ) -> dict[str, dict[str, list[float]]]:
+        """Measure each contender in processes of its own, in turns.
+
+        Args:
+            workload: what is done.
+            contenders: answers for each turn, by name, ``module:function`` and its keyword
+                arguments; the function answers figures by the name of the metric.
+            metrics: those to keep, each with its targets by peer.
+            rounds: how often each has its turn.
+            environment: variables of the processes, besides ours.
+            floor: what the floor is.
+            note: what a reader of the figures has to know.
+
+        Returns: all figures by contender and name.
+        """
+        found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        busy = self._look()
+        for _ in range(1 if self.is_quick else rounds):
+            for name, (function, arguments) in contenders().items():
+                for metric, figure in self.call(function, arguments, environment).items():
+                    found[name][metric].append(figure)
+        for metric, targets in metrics.items():
+            self.add(
+                workload,
+                {name: figures[metric] for name, figures in found.items() if metric in figures},
+                metric=metric,
+                targets=targets,
+                floor=floor,
+                note=note,
+                busy=max(busy, self._look()),
+            )
+        return found
+
+    def call(
+        self,
+        function: str,
+        arguments: Mapping[str, object],
+        environment: Mapping[str, str] | None = None,
+    ) -> dict[str, float]:
+        """Call ``module:function`` in a process of its own, or quickly in this one."""
+        if self.is_quick and not environment:
+            module, _, name = function.partition(":")
+            figures: dict[str, float] = getattr(import_module(module), name)(**arguments)
+            return figures
+        return _run_child(function, arguments, environment)
+
+    def add(
+        self,
+        workload: str,
+        samples: dict[str, list[float]],
+        *,
+        metric: str,
+        targets: Mapping[str, float] | None = None,
+        floor: str = "",
+        note: str = "",
+        busy: float = 0.0,
+    ) -> None:
+        """Keep what was measured elsewhere."""
+        self.results.append(
+            Result(
+                operation=self._operation,
+                workload=workload,
+                metric=metric,
+                samples=samples,
+                targets=dict(targets or {}),
+                floor=floor,
+                note=note,
+                size=self.size,
+                busy=round(busy, 2),
+                taken=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
+        )
+
+    def _look(self) -> float:
+        return 0.0 if self.is_quick else busy_elsewhere()
+
+
+def _run_child(
+    function: str, arguments: Mapping[str, object], environment: Mapping[str, str] | None = None
+) -> dict[str, float]:
+    """Call ``module:function`` in a process of its own; answer its figures."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.child", function, json.dumps(dict(arguments))],
+        cwd=_ROOT,
+        env={**os.environ, **(environment or {})},
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        timeout=_CHILD_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0 or not done.stdout:
+        raise RuntimeError(f"{function} {dict(arguments)} ended with {done.returncode}")
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {name: float(value) for name, value in figures.items()}

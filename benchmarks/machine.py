@@ -1,0 +1,109 @@
+"""What a figure depends on besides the code: the machine, what else runs on it, and memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+__all__ = ["Meter", "busy_elsewhere", "describe"]
+
+_LOOK_SECONDS: Final = 0.2
+_STATUS: Final = Path("/proc/self/status")
+_PACKAGES: Final = ("icechunk", "zarr", "numpy", "obstore", "tensorstore", "aiobotocore", "uvloop")
+
+
+def busy_elsewhere() -> float:
+    """Answer the share of the machine's processors that others use now, 0 to 1.
+
+    Looks for a fifth of a second, in which this process does nothing. 0 where nobody can tell.
+    """
+    before = _ticks()
+    time.sleep(_LOOK_SECONDS)
+    after = _ticks()
+    total = after[1] - before[1]
+    return (after[0] - before[0]) / total if total else 0.0
+
+
+def _ticks() -> tuple[int, int]:
+    """Answer the ticks that the processors worked, and all of them."""
+    try:
+        line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+    except OSError:
+        return 0, 0
+    fields = [int(field) for field in line.split()[1:9]]
+    total = sum(fields)
+    return total - fields[3] - fields[4], total
+
+
+def describe() -> dict[str, str]:
+    """Answer what somebody who compares figures wants to know."""
+    model = ""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    except OSError:
+        model = platform.processor()
+    return {
+        "processor": f"{os.cpu_count()} x {model}",
+        "system": platform.system() + " " + platform.release().partition("-")[0],
+        "python": platform.python_version(),
+        **{name: version(name) for name in _PACKAGES},
+    }
+
+
+@dataclass(slots=True)
+class Meter:
+    """Measures what happens between ``with`` and its end: seconds, processor time, peak memory.
+
+    The peak is that of the process, so whoever wants it measures in a process of its own.
+    """
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_bytes: float = 0.0
+    """How far the resident memory rose above where it was."""
+    _resident: int = 0
+
+    def __enter__(self) -> Meter:
+        """Begin."""
+        gc.collect()
+        try:
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        except OSError:
+            pass
+        self._resident = _kilobytes("VmRSS")
+        self.cpu_seconds = -time.process_time()
+        self.seconds = -time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+        self.seconds += time.perf_counter()
+        self.cpu_seconds += time.process_time()
+        self.peak_bytes = max(0, _kilobytes("VmHWM") - self._resident) * 1024.0
+
+    def figures(self) -> dict[str, float]:
+        """Answer what was measured, by the name of the metric."""
+        return {
+            "seconds": self.seconds,
+            "cpu seconds": self.cpu_seconds,
+            "peak memory": self.peak_bytes,
+        }
+
+
+def _kilobytes(name: str) -> int:
+    try:
+        for line in _STATUS.read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return 0
