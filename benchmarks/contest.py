@@ -131,6 +131,7 @@ class Contest:
         contenders: Callable[[], Mapping[str, tuple[str, Mapping[str, object]]]],
         *,
         metrics: Mapping[str, Mapping[str, float]],
+        limit: float | None = None,
         rounds: int = 3,
         environment: Mapping[str, str] | None = None,
         floor: str = "",
@@ -143,6 +144,7 @@ class Contest:
             contenders: answers for each turn, by name, ``module:function`` and its keyword
                 arguments; the function answers figures by the name of the metric.
             metrics: those to keep, each with its targets by peer.
+            limit: what ours may be at most.
             rounds: how often each has its turn.
             environment: variables of the processes, besides ours.
             floor: what the floor is.
@@ -162,6 +164,7 @@ class Contest:
                 {name: figures[metric] for name, figures in found.items() if metric in figures},
                 metric=metric,
                 targets=targets,
+                limit=limit,
                 floor=floor,
                 note=note,
                 busy=max(busy, self._look()),
@@ -188,6 +191,7 @@ class Contest:
         *,
         metric: str,
         targets: Mapping[str, float] | None = None,
+        limit: float | None = None,
         floor: str = "",
         note: str = "",
         busy: float = 0.0,
@@ -200,6 +204,7 @@ class Contest:
                 metric=metric,
                 samples=samples,
                 targets=dict(targets or {}),
+                limit=limit,
                 floor=floor,
                 note=note,
                 size=self.size,

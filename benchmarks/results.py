@@ -30,6 +30,8 @@ class Result:
     samples: dict[str, list[float]]
     targets: dict[str, float] = field(default_factory=dict[str, float])
     """By peer: how many times as much it should take as we do."""
+    limit: float | None = None
+    """What ours may be at most."""
     floor: str = ""
     """What the samples of the contender ``floor`` are."""
     note: str = ""

@@ -1,0 +1,33 @@
+"""What the contests about imports do in processes of their own; imports nothing before it is timed."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from benchmarks.machine import Meter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def import_after_zarr(module: str, unasked: Sequence[str]) -> dict[str, float]:
+    """Import a module; count those of ``unasked`` that came with it."""
+    import_module("zarr")
+    before = set(sys.modules)
+    with Meter() as meter:
+        import_module(module)
+    came = set(unasked) & (set(sys.modules) - before)
+    return {**meter.figures(), "imported unasked": float(len(came))}
+
+
+def first_open(module: str, directory: str) -> dict[str, float]:
+    """Import a module, open a repository and read a chunk."""
+    zarr = import_module("zarr")
+    with Meter() as meter:
+        package = import_module(module)
+        repository = package.Repository.open(package.local_filesystem_storage(directory))
+        array = zarr.open_array(repository.readonly_session("main").store, path="a", mode="r")
+        assert array[0] == 1
+    return meter.figures()

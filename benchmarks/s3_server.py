@@ -1,0 +1,250 @@
+"""A server of S3's protocol in memory, behind a wire as long as one likes; a process of its own.
+
+``with s3_server() as server:`` starts it. It answers some ten thousand small requests a second, so
+that it is not what is measured. Besides a port without latency it has others, whose bytes take a
+time on their way, both ways, as from a place far away; opening a connection takes one round trip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks.s3_objects import Objects, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["KEYS", "S3Server", "s3_server"]
+
+KEYS: Final = {"access_key_id": "AKIAIOSFODNN7EXAMPLE", "secret_access_key": "not-a-secret-key"}
+WIRES: Final[dict[str, tuple[float, float]]] = {
+    "near": (0.0, 0.0),
+    "20 ms": (0.020, 0.0),
+    "50 ms": (0.040, 0.020),
+    "50-300 ms": (0.050, 0.250),
+}
+"""Seconds of a round trip, and of its jitter."""
+
+
+@dataclass(frozen=True, slots=True)
+class S3Server:
+    """Where it listens."""
+
+    ports: dict[str, int]
+    """By wire; ``tls`` is near and encrypted."""
+    certificate: str
+    """File of the certificate that it shows."""
+
+    def endpoint(self, wire: str = "near") -> str:
+        """Answer the URL at the near end of a wire."""
+        scheme = "https" if wire == "tls" else "http"
+        host = "localhost" if wire == "tls" else "127.0.0.1"
+        return f"{scheme}://{host}:{self.ports[wire]}"
+
+    def counts(self) -> dict[str, int]:
+        """Answer how often each operation was asked for since the last time."""
+        with urllib.request.urlopen(f"{self.endpoint()}/-/counts") as reply:
+            found: dict[str, int] = json.load(reply)
+            return found
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """Run a server; it ends with the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        certificate = f"{folder}/certificate.pem"
+        Path(certificate).write_bytes(_make_certificate())
+        command = [sys.executable, "-m", "benchmarks.s3_server", certificate]
+        root = Path(__file__).parents[1]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root) as process:
+            try:
+                assert process.stdout is not None
+                yield S3Server(json.loads(process.stdout.readline()), certificate)
+            finally:
+                process.terminate()
+
+
+def _make_certificate() -> bytes:
+    """Answer a key and a certificate for ``localhost`` that signs itself, good for a day."""
+    from datetime import UTC, datetime, timedelta  # noqa: PLC0415 -- not for the server itself
+
+    from cryptography import x509  # noqa: PLC0415
+    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return key.private_bytes(pem, *plain) + certificate.public_bytes(pem)
+
+
+class _Connection(asyncio.Protocol):
+    """Takes requests apart; delays what comes in and what goes out."""
+
+    def __init__(self, objects: Objects, wire: tuple[float, float]) -> None:
+        self._objects = objects
+        self._round_trip, self._jitter = wire
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray()
+        self._head: tuple[str, str, dict[str, str]] | None = None
+        self._opened = self._arrival = self._departure = 0.0
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._opened = self._loop.time() + self._round_trip
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        if not self._round_trip:
+            self._take(data)
+            return
+        # The first request follows the handshake.
+        sent = max(self._opened, self._loop.time())
+        self._arrival = max(self._arrival, sent + self._half())
+        self._loop.call_at(self._arrival, self._take, data)
+
+    def _half(self) -> float:
+        jitter = self._jitter * random.random() if self._jitter else 0.0
+        return (self._round_trip + jitter) / 2
+
+    def _send(self, data: bytes | memoryview) -> None:
+        if self._transport is None:
+            return
+        if not self._round_trip:
+            self._transport.write(data)
+            return
+        self._departure = max(self._departure, self._loop.time() + self._half())
+        self._loop.call_at(self._departure, self._depart, data)
+
+    def _depart(self, data: bytes | memoryview) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def _take(self, data: bytes) -> None:
+        self._buffer += data
+        while True:
+            if self._head is None and not self._take_head():
+                return
+            assert self._head is not None
+            method, target, headers = self._head
+            size = int(headers.get("content-length", "0"))
+            if len(self._buffer) < size:
+                return
+            body = bytes(memoryview(self._buffer)[:size])
+            del self._buffer[:size]
+            self._head = None
+            self._reply(method, self._answer(method, target, headers, body))
+
+    def _take_head(self) -> bool:
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return False
+        first, *rest = self._buffer[:end].decode("latin-1").split("\r\n")
+        del self._buffer[: end + 4]
+        method, target, _ = first.split(" ")
+        headers = {}
+        for line in rest:
+            name, _, value = line.partition(":")
+            headers[name.lower()] = value.strip()
+        self._head = method, target, headers
+        if "expect" in headers:
+            self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return True
+
+    def _answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Reply:
+        if target == "/-/counts":
+            counts = json.dumps(self._objects.counts).encode()
+            self._objects.counts.clear()
+            return Reply("200 OK", counts)
+        if "x-amz-decoded-content-length" in headers:
+            body = _unchunked(body)
+        return self._objects.answer(method, target, headers, body)
+
+    def _reply(self, method: str, reply: Reply) -> None:
+        head = f"HTTP/1.1 {reply.status}\r\nServer: bench\r\n{reply.headers}"
+        size = len(reply.body)
+        if method == "HEAD" and "X-Length: " in head:
+            head = head.replace("X-Length: ", "Content-Length: ")
+        elif not reply.status.startswith(("204", "304")):
+            head += f"Content-Length: {size}\r\n"
+        encoded = f"{head}\r\n".encode("latin-1")
+        if size < 65536:
+            self._send(encoded + bytes(reply.body))
+        else:
+            self._send(encoded)
+            self._send(reply.body)
+
+
+def _unchunked(body: bytes) -> bytes:
+    """Answer what is in a body that was sent in chunks with a signature or a checksum each."""
+    parts = []
+    place = 0
+    while True:
+        end = body.index(b"\r\n", place)
+        size = int(body[place:end].partition(b";")[0], 16)
+        if size == 0:
+            return b"".join(parts)
+        parts.append(body[end + 2 : end + 2 + size])
+        place = end + 4 + size
+
+
+async def _serve(certificate: str) -> None:
+    import ssl  # noqa: PLC0415 -- only in the server
+
+    loop = asyncio.get_running_loop()
+    objects = Objects()
+    secure = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    secure.load_cert_chain(certificate)
+    ports = {}
+    async with contextlib.AsyncExitStack() as stack:
+        for name, wire in {**WIRES, "tls": (0.0, 0.0)}.items():
+            server = await loop.create_server(
+                lambda wire=wire: _Connection(objects, wire),
+                "127.0.0.1",
+                0,
+                backlog=1024,
+                ssl=secure if name == "tls" else None,
+            )
+            await stack.enter_async_context(server)
+            ports[name] = server.sockets[0].getsockname()[1]
+        sys.stdout.write(json.dumps(ports) + "\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(_serve(sys.argv[1]))
+    else:
+        uvloop.run(_serve(sys.argv[1]))

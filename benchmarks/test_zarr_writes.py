@@ -1,0 +1,94 @@
+"""Write arrays through zarr.
+
+From numbers in memory to a commit, on the local disk, one object a chunk. Ours is synced to the disk
+when the commit returns; none of the others is. Before each turn everything that is still to be
+written to the disk is written, so that nobody pays for another.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchmarks.contest import FLOOR
+from benchmarks.peers import chunked, create, numbers, other_stores, pipeline
+from benchmarks.tensorstores import tensorstore_array
+
+if TYPE_CHECKING:
+    from benchmarks.contest import Contest
+
+DURABILITY = "ours is synced to the disk, the others are not"
+
+
+@pytest.mark.parametrize("codecs", ["default", "fused"])
+@pytest.mark.parametrize(
+    ("count", "chunk_bytes", "target"),
+    [(10_000, 10_000, 1.2), (1000, 2**20, 1.0), (20_000, 400, None)],
+    ids=["10-kb", "1-mb", "inline"],
+)
+def test_write(
+    contest: Contest, tmp_path: Path, codecs: str, count: int, chunk_bytes: int, target: float
+) -> None:
+    """``a[:] = numbers``, and what makes it last."""
+    chunks = contest.pick(20, count)
+    inline = chunk_bytes < 512
+    data = numbers(chunks, chunk_bytes)
+
+    def fresh(name: str) -> str:
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+        os.sync()
+        return str(tmp_path / name)
+
+    def engine(name: str) -> Any:
+        def write(directory: str) -> None:
+            repository = create(name, directory, inline=512 if inline else 0)
+            session = repository.writable_session("main")
+            chunked(session.store, chunks, chunk_bytes)[:] = data
+            session.commit("filled")
+
+        return write
+
+    def plain(name: str) -> Any:
+        def write(directory: str) -> None:
+            chunked(other_stores(directory)[name], chunks, chunk_bytes)[:] = data
+
+        return write
+
+    def tensorstore(driver: str) -> Any:
+        def write(directory: str) -> None:
+            tensorstore_array(driver, directory, chunks, chunk_bytes).write(data).result()
+
+        return write
+
+    def raw(directory: str) -> None:
+        Path(directory).mkdir()
+        view = memoryview(data).cast("B")
+        for number in range(chunks):
+            descriptor = os.open(f"{directory}/{number}", os.O_WRONLY | os.O_CREAT)
+            os.write(descriptor, view[number * chunk_bytes : (number + 1) * chunk_bytes])
+            os.close(descriptor)
+
+    plain_names = ("zarr LocalStore", "zarr ObjectStore (obstore)")
+    size = "400 B, inline" if inline else "10 KB" if chunk_bytes < 2**20 else "1 MB"
+    with pipeline(codecs):
+        contest.race(
+            f"zarr: write {chunks:,} chunks of {size}, {codecs} pipeline",
+            {
+                "ours": engine("ours"),
+                "official": engine("official"),
+                **{name: plain(name) for name in plain_names},
+                **{f"tensorstore {it}": tensorstore(it) for it in ("zarr3", "ocdbt")},
+                FLOOR: raw,
+            },
+            rounds=3,
+            setup=fresh,
+            targets={} if target is None else {"official": target},
+            floor="create, write and close the files",
+            note=DURABILITY,
+        )
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
