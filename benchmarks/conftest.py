@@ -14,9 +14,12 @@ from benchmarks.contest import Contest
 from benchmarks.machine import describe
 from benchmarks.report import draw, print_table
 from benchmarks.results import Result, merge
+from benchmarks.s3_server import s3_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from benchmarks.s3_server import S3Server
 
 _FOUND: Final = pytest.StashKey[list[Result]]()
 
@@ -59,6 +62,13 @@ def contest(request: pytest.FixtureRequest, size: str) -> Iterator[Contest]:
     found = Contest(operation, size, lambda: request.getfixturevalue("benchmark"))
     yield found
     request.config.stash[_FOUND].extend(found.results)
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """Answer a server of S3's protocol, near and far."""
+    with s3_server() as server:
+        yield server
 
 
 @pytest.fixture

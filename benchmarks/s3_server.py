@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from benchmarks.certificates import AUTHORITY, SERVER, make_certificates
 from benchmarks.s3_objects import Objects, Reply
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class S3Server:
     ports: dict[str, int]
     """By wire; ``tls`` is near and encrypted."""
     certificate: str
-    """File of the certificate that it shows."""
+    """File of the certificate that whoever uses ``tls`` has to trust."""
 
     def endpoint(self, wire: str = "near") -> str:
         """Answer the URL at the near end of a wire."""
@@ -63,44 +64,15 @@ class S3Server:
 def s3_server() -> Iterator[S3Server]:
     """Run a server; it ends with the block."""
     with tempfile.TemporaryDirectory() as folder:
-        certificate = f"{folder}/certificate.pem"
-        Path(certificate).write_bytes(_make_certificate())
-        command = [sys.executable, "-m", "benchmarks.s3_server", certificate]
+        make_certificates(Path(folder))
+        command = [sys.executable, "-m", "benchmarks.s3_server", f"{folder}/{SERVER}"]
         root = Path(__file__).parents[1]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root) as process:
             try:
                 assert process.stdout is not None
-                yield S3Server(json.loads(process.stdout.readline()), certificate)
+                yield S3Server(json.loads(process.stdout.readline()), f"{folder}/{AUTHORITY}")
             finally:
                 process.terminate()
-
-
-def _make_certificate() -> bytes:
-    """Answer a key and a certificate for ``localhost`` that signs itself, good for a day."""
-    from datetime import UTC, datetime, timedelta  # noqa: PLC0415 -- not for the server itself
-
-    from cryptography import x509  # noqa: PLC0415
-    from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
-    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    return key.private_bytes(pem, *plain) + certificate.public_bytes(pem)
 
 
 class _Connection(asyncio.Protocol):

@@ -1,132 +1,118 @@
-"""Processor time of one small request to S3: the stock client beside our own path.
+"""Small requests to S3 through zarr.
 
-The server on the other end of loopback is a process of its own that answers every request alike,
-so that what is measured is the client.
+Processor time of this process, since that is what bounds how many requests a second it can make. The
+server is another process, on loopback. 64 requests at a time.
 """
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
-import sys
-import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
+import numpy as np
 import pytest
+import zarr
 
-from icechunk_async._concurrency import bounded_map
-from icechunk_async.storage import open_storage
-from icechunk_async_s3.options import make_options
-from icechunk_async_s3.wiring import prepare
+from benchmarks.peers import chunked, create, numbers, tip_store
+from benchmarks.s3_peers import (
+    OBSTORE,
+    PLAIN,
+    blocking_storage,
+    plain_store,
+    session_on_zarrs_loop,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Callable, Iterator
 
-    from pytest_benchmark.fixture import BenchmarkFixture
+    from benchmarks.contest import Contest
+    from benchmarks.s3_server import S3Server
 
-REQUESTS: Final = 2000
-AT_A_TIME: Final = 32
-BODY: Final = bytes(1024)
-
-SERVER: Final = """
-import asyncio
-ANSWER = (b'HTTP/1.1 200 OK\\r\\nETag: "0123"\\r\\nContent-Length: 1024\\r\\n'
-          b'Last-Modified: Sat, 01 Nov 2025 00:00:00 GMT\\r\\n\\r\\n' + bytes(1024))
-WRITTEN = b'HTTP/1.1 200 OK\\r\\nETag: "0123"\\r\\nContent-Length: 0\\r\\n\\r\\n'
-async def serve(reader, writer):
-    try:
-        while True:
-            head = await reader.readuntil(b"\\r\\n\\r\\n")
-            if b"100-continue" in head:
-                writer.write(b"HTTP/1.1 100 Continue\\r\\n\\r\\n")
-            if head.startswith(b"PUT"):
-                size = head.lower().partition(b"content-length:")[2].partition(b"\\r\\n")[0]
-                await reader.readexactly(int(size))
-            writer.write(WRITTEN if head.startswith(b"PUT") else ANSWER)
-    except (asyncio.IncompleteReadError, ConnectionError):
-        writer.close()
-async def main():
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-asyncio.run(main())
-"""
+CHUNK_BYTES = 8000
 
 
-@contextmanager
-def server() -> Iterator[str]:
-    """Run a server that answers everything alike; answer where."""
-    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.terminate()
+@pytest.fixture
+def at_once() -> Iterator[None]:
+    """Let zarr ask for 64 chunks at a time."""
+    with zarr.config.set({"async.concurrency": 64}):
+        yield
 
 
-async def measure(one: Callable[[int], Awaitable[object]]) -> float:
-    """Answer the microseconds of processor time that a request costs this process."""
-    await bounded_map(one, range(AT_A_TIME * 4), limit=AT_A_TIME)
-    began = time.process_time()
-    await bounded_map(one, range(REQUESTS), limit=AT_A_TIME)
-    return (time.process_time() - began) / REQUESTS * 1e6
+def opened(
+    stack: ExitStack, end: str, count: int, chunk_bytes: int, *, filled: bool
+) -> dict[str, Any]:
+    """Open an array of everybody's own in a bucket, empty or filled and read-only."""
+    data = numbers(count, chunk_bytes)
+    arrays: dict[str, Any] = {}
+    prefix = uuid4().hex
+    for name in ("ours", OBSTORE):
+        place = f"{prefix}/{name.replace(', ', '-').replace(' ', '-')}"
+        if filled:
+            session = create("ours", blocking_storage("ours", end, place)).writable_session("main")
+            chunked(session.store, count, chunk_bytes)[:] = data
+            session.commit("filled")
+        session = stack.enter_context(session_on_zarrs_loop(name, end, place, writable=not filled))
+        arrays[name] = _array(session.store, count, chunk_bytes, filled=filled)
+    storage = blocking_storage("official", end, f"{prefix}/official")
+    session = create("official", storage).writable_session("main")
+    array = chunked(session.store, count, chunk_bytes)
+    if filled:
+        array[:] = data
+        session.commit("filled")
+        array = zarr.open_array(tip_store("official", storage), path="a", mode="r")
+    arrays["official"] = array
+    arrays[PLAIN] = chunked(plain_store(end, f"{prefix}/plain"), count, chunk_bytes)
+    if filled:
+        arrays[PLAIN][:] = data
+    return arrays
 
 
-async def stock(endpoint: str, method: str) -> float:
-    """Measure aiobotocore's own operations."""
-    options = make_options(None, {"endpoint_url": endpoint, "allow_http": True, **KEYS})
-    wiring = await asyncio.to_thread(prepare, options, "bucket")
-
-    async def get(number: int) -> bytes:
-        answer: Any = await wiring.client.get_object(Bucket="bucket", Key=f"chunks/{number}")
-        async with answer["Body"] as body:
-            data: bytes = await body.read()
-            return data
-
-    async def put(number: int) -> None:
-        await wiring.client.put_object(Bucket="bucket", Key=f"chunks/{number}", Body=BODY)
-
-    try:
-        return await measure(get if method == "get" else put)
-    finally:
-        await wiring.manager.__aexit__(None, None, None)
+def _array(store: Any, count: int, chunk_bytes: int, *, filled: bool) -> Any:
+    if filled:
+        return zarr.open_array(store, path="a", mode="r")
+    return chunked(store, count, chunk_bytes)
 
 
-async def ours(endpoint: str, method: str) -> float:
-    """Measure the storage."""
-    options: dict[str, Any] = {"endpoint_url": endpoint, "allow_http": True, **KEYS}
-    async with open_storage("s3://bucket", **options) as storage:
+def reading(array: Any, expected: np.ndarray[Any, Any]) -> Callable[[], None]:
+    """Answer what reads an array and looks at the end of it."""
 
-        async def get(number: int) -> object:
-            return await storage.get(f"chunks/{number}")
+    def read() -> None:
+        assert array[:][-1] == expected[-1]
 
-        async def put(number: int) -> object:
-            return await storage.put(f"chunks/{number}", BODY)
-
-        return await measure(get if method == "get" else put)
+    return read
 
 
-KEYS: Final = {"access_key_id": "id", "secret_access_key": "secret"}
+def writing(array: Any, data: np.ndarray[Any, Any]) -> Callable[[], None]:
+    """Answer what writes an array."""
+
+    def write() -> None:
+        array[:] = data
+
+    return write
 
 
-@pytest.mark.parametrize("client", [stock, ours])
-@pytest.mark.parametrize("method", ["get", "put"])
-def test_processor_time_of_a_small_request(
-    benchmark: BenchmarkFixture, client: Callable[[str, str], Awaitable[float]], method: str
-) -> None:
-    """Microseconds for 1 KiB, 32 at a time, with signatures, without TLS."""
-    costs: list[float] = []
-
-    def run() -> None:
-        with server() as endpoint:
-            costs.append(asyncio.run(_cost(client, endpoint, method)))
-
-    benchmark.pedantic(run, rounds=3, iterations=1)
-    benchmark.extra_info["cpu_microseconds_per_request"] = min(costs)
-
-
-async def _cost(
-    client: Callable[[str, str], Awaitable[float]], endpoint: str, method: str
-) -> float:
-    return await client(endpoint, method)
+@pytest.mark.parametrize("metric", ["cpu seconds", "seconds"])
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+@pytest.mark.usefixtures("at_once")
+def test_small_requests(contest: Contest, s3: S3Server, method: str, metric: str) -> None:
+    """Chunks of 8 KB, one object each, 64 at a time."""
+    count = contest.pick(20, 1000)
+    data = numbers(count, CHUNK_BYTES)
+    make = reading if method == "GET" else writing
+    with ExitStack() as stack:
+        arrays = opened(stack, s3.endpoint(), count, CHUNK_BYTES, filled=method == "GET")
+        work = {name: make(array, data) for name, array in arrays.items()}
+        for name, one in work.items():
+            s3.counts()
+            one()
+            # A request a chunk; repositories read a manifest once.
+            assert count <= sum(s3.counts().values()) <= count + 4, name
+        contest.race(
+            f"S3: {method} 8 KB through zarr, 64 at a time",
+            work,
+            operations=count,
+            metric=metric,
+            rounds=5,
+            targets={"official": 1} if metric == "cpu seconds" else {},
+        )

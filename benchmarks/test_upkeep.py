@@ -55,9 +55,7 @@ def _fill(directory: str, commits: int, chunks_each: int) -> None:
             node = PROTOTYPE.buffer.from_bytes(NODE % total)
             asyncio.run(session.store.set("a/zarr.json", node))
         first = number * chunks_each % total
-        asyncio.run(
-            _write(session.store, [f"a/c/{first + it}" for it in range(chunks_each)])
-        )
+        asyncio.run(_write(session.store, [f"a/c/{first + it}" for it in range(chunks_each)]))
         session.commit(f"commit {number}")
 
 

@@ -1,0 +1,72 @@
+"""Many writers of one branch.
+
+Each has a repository of its own and changes a chunk of its own, all at the same time; each commit
+that loses its race is rebased onto the winner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+import zarr
+
+from benchmarks.peers import PACKAGES, chunked, create, open_repository
+from benchmarks.s3_peers import blocking_storage
+
+if TYPE_CHECKING:
+    from benchmarks.contest import Contest
+    from benchmarks.s3_server import S3Server
+
+ENGINES = ("ours", "official")
+
+
+async def _contend(engine: str, end: str, prefix: str, writers: int) -> None:
+    package = PACKAGES[engine]
+    start = asyncio.Event()
+
+    async def writer(number: int) -> None:
+        storage = blocking_storage(engine, end, prefix)
+        repository = await package.Repository.open_async(storage)
+        session = await repository.writable_session_async("main")
+        value = zarr.core.buffer.default_buffer_prototype().buffer.from_bytes(b"%0600d" % number)
+        await session.store.set(f"a/c/{number}", value)
+        await start.wait()
+        await session.commit_async(f"writer {number}", rebase_with=package.ConflictDetector())
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(writers):
+            group.create_task(writer(number))
+        start.set()
+
+
+@pytest.mark.parametrize("writers", [16, 64])
+@pytest.mark.parametrize("spec", [2])
+def test_contention(contest: Contest, s3: S3Server, writers: int, spec: int) -> None:
+    """All commits land, once each."""
+    count = contest.pick(4, writers)
+    wire = contest.pick("near", "50-300 ms")
+    samples: dict[str, list[float]] = {}
+    for engine in ENGINES:
+        prefix = uuid4().hex
+        repository = create(engine, blocking_storage(engine, s3.endpoint(), prefix), spec=spec)
+        session = repository.writable_session("main")
+        chunked(session.store, count, 600)[:1] = 1
+        session.commit("array")
+        began = time.perf_counter()
+        asyncio.run(_contend(engine, s3.endpoint(wire), prefix, count))
+        samples[engine] = [time.perf_counter() - began]
+        found: Any = open_repository(engine, blocking_storage(engine, s3.endpoint(), prefix))
+        messages = [it.message for it in found.ancestry(branch="main")]
+        assert {f"writer {it}" for it in range(count)} <= set(messages)
+        assert len(messages) == count + 2
+    contest.add(
+        f"{count} writers of one branch, S3 50 to 300 ms away, format {spec}",
+        samples,
+        metric="seconds",
+        targets={"official": 1},
+        note="once; each opens the repository first",
+    )
