@@ -1,4 +1,4 @@
-"""One measurement in a process of its own: ``python -m benchmarks.child module:function ARGUMENTS``.
+"""One measurement in a process: ``python -m benchmarks.child module:function ARGUMENTS``.
 
 Peak memory belongs to a process, and so does what an import costs; and what one contender leaves
 behind (threads, caches, allocator arenas) is no other's burden.

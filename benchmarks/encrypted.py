@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from contextlib import ExitStack
+from typing import Any
 from uuid import uuid4
 
 import zarr
@@ -37,7 +38,7 @@ def read(contender: str, endpoint: str, near: str, count: int, rounds: int) -> d
                     session_on_zarrs_loop(contender, endpoint, prefix, writable=False)
                 )
                 store = session.store
-        array = zarr.open_array(store, path="a", mode="r")
+        array: Any = zarr.open_array(store, path="a", mode="r")
         assert array[:][-1] == data[-1]
         meters = []
         for _ in range(rounds):

@@ -1,4 +1,7 @@
-"""What the contests about imports do in processes of their own; imports nothing before it is timed."""
+"""What the contests about imports do in processes of their own.
+
+Imports nothing before that is timed.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import platform
@@ -9,7 +10,7 @@ import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 __all__ = ["Meter", "busy_elsewhere", "describe"]
 
@@ -72,13 +73,11 @@ class Meter:
     """How far the resident memory rose above where it was."""
     _resident: int = 0
 
-    def __enter__(self) -> Meter:
+    def __enter__(self) -> Self:
         """Begin."""
         gc.collect()
-        try:
+        with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        except OSError:
-            pass
         self._resident = _kilobytes("VmRSS")
         self.cpu_seconds = -time.process_time()
         self.seconds = -time.perf_counter()
@@ -100,10 +99,8 @@ class Meter:
 
 
 def _kilobytes(name: str) -> int:
-    try:
+    with contextlib.suppress(OSError):
         for line in _STATUS.read_text(encoding="ascii").splitlines():
             if line.startswith(f"{name}:"):
                 return int(line.split()[1])
-    except OSError:
-        pass
     return 0

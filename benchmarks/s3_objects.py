@@ -217,7 +217,8 @@ class Objects:
             found = self._objects[path]
             entries.append(
                 f"<Contents><Key>{escape(key)}</Key><LastModified>"
-                f"{datetime.fromtimestamp(found.when, UTC):%Y-%m-%dT%H:%M:%S.000Z}</LastModified><ETag>{escape(found.etag)}</ETag><Size>{len(found.data)}</Size>"
+                f"{datetime.fromtimestamp(found.when, UTC):%Y-%m-%dT%H:%M:%S.000Z}</LastModified>"
+                f"<ETag>{escape(found.etag)}</ETag><Size>{len(found.data)}</Size>"
                 "<StorageClass>STANDARD</StorageClass></Contents>"
             )
             where += 1

@@ -1,4 +1,4 @@
-"""The contenders on S3: repositories of both engines, through our two backends, and plain stores."""
+"""The contenders on S3: repositories of both engines, also over obstore, and plain stores."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ def plain_store(endpoint: str, prefix: str) -> Store:
         region="us-east-1",
         virtual_hosted_style_request=False,
         client_options={"allow_http": True},
-        **KEYS,
+        access_key_id=KEYS["access_key_id"],
+        secret_access_key=KEYS["secret_access_key"],
     )
     return ObjectStore(store)

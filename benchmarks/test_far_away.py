@@ -1,8 +1,8 @@
 """Storage that is far away.
 
-Blocking classes of both engines, on a server of S3's protocol behind a wire that takes a fixed time,
-or one that varies. Only what has to follow one another counts here; the number of dependent round
-trips is asserted where a clock jumps from one request to the next.
+Blocking classes of both engines, on a server of S3's protocol behind a wire that takes a fixed
+time, or one that varies. What counts here is what has to follow one another; the number of dependent
+round trips is asserted where a clock jumps from one request to the next.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_far(contest: Contest, s3: S3Server, operation: str, wire: str, spec: in
     def commit(session: Any) -> None:
         session.commit("one chunk")
 
-    contenders, trips, target, title = {
+    chosen: dict[str, tuple[dict[str, Callable[[Any], object]], int, float | None, str]] = {
         "create": ({it: created(it) for it in ENGINES}, 3, None, "create a repository"),
         "commit": (dict.fromkeys(ENGINES, commit), COMMIT_TRIPS, 2.0, "commit one chunk"),
         "cold-read": (
@@ -106,7 +106,8 @@ def test_far(contest: Contest, s3: S3Server, operation: str, wire: str, spec: in
             1 / 0.65,
             "open cold and read a chunk",
         ),
-    }[operation]
+    }
+    contenders, trips, target, title = chosen[operation]
     seconds, jitter = WIRES[wire]
     away = f"{seconds * 1e3:.0f} ms" + (f" to {(seconds + jitter) * 1e3:.0f} ms" if jitter else "")
     near = "near" if contest.is_quick else wire

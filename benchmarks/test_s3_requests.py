@@ -1,7 +1,7 @@
 """Small requests to S3 through zarr.
 
-Processor time of this process, since that is what bounds how many requests a second it can make. The
-server is another process, on loopback. 64 requests at a time.
+Processor time of this process, since that is what bounds how many requests a second it can make.
+The server is another process, on loopback. 64 requests at a time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import numpy as np
 import pytest
 import zarr
 
@@ -25,6 +24,8 @@ from benchmarks.s3_peers import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import numpy as np
 
     from benchmarks.contest import Contest
     from benchmarks.s3_server import S3Server

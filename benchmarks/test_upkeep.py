@@ -1,7 +1,7 @@
 """Keep a repository small.
 
 200 commits on the local disk, each of which writes some of the chunks of one array again, so that
-half of all chunks are garbage once the history has expired. Copies of one repository, by hard links.
+half of all chunks are garbage once the history has expired. Everybody has a copy, by hard links.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import os
 import shutil
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +19,7 @@ from benchmarks.peers import create, open_repository
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from zarr.abc.store import Store
 

@@ -1,7 +1,7 @@
 """Write arrays through zarr.
 
-From numbers in memory to a commit, on the local disk, one object a chunk. Ours is synced to the disk
-when the commit returns; none of the others is. Before each turn everything that is still to be
+From numbers in memory to a commit, on the local disk, one object a chunk. Ours is synced to the
+disk when the commit returns; none of the others is. Before each turn everything that is still to be
 written to the disk is written, so that nobody pays for another.
 """
 
@@ -31,7 +31,12 @@ DURABILITY = "ours is synced to the disk, the others are not"
     ids=["10-kb", "1-mb", "inline"],
 )
 def test_write(
-    contest: Contest, tmp_path: Path, codecs: str, count: int, chunk_bytes: int, target: float
+    contest: Contest,
+    tmp_path: Path,
+    codecs: str,
+    count: int,
+    chunk_bytes: int,
+    target: float | None,
 ) -> None:
     """``a[:] = numbers``, and what makes it last."""
     chunks = contest.pick(20, count)
