@@ -1,8 +1,8 @@
 """Storage that is far away.
 
 Blocking classes of both engines, on a server of S3's protocol behind a wire that takes a fixed
-time, or one that varies. What counts here is what has to follow one another; the number of dependent
-round trips is asserted where a clock jumps from one request to the next.
+time, or one that varies. Here counts what has to follow one another; the number of dependent round
+trips is asserted where a clock jumps from one request to the next.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ The server is another process, on loopback. 64 requests at a time.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -15,15 +16,21 @@ import zarr
 
 from benchmarks.peers import chunked, create, numbers, tip_store
 from benchmarks.s3_peers import (
+    BUCKET,
     OBSTORE,
     PLAIN,
     blocking_storage,
     plain_store,
     session_on_zarrs_loop,
 )
+from benchmarks.s3_server import KEYS
+from icechunk_async._concurrency import bounded_map
+from icechunk_async.storage import open_storage
+from icechunk_async_s3.options import make_options
+from icechunk_async_s3.wiring import prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     import numpy as np
 
@@ -117,3 +124,55 @@ def test_small_requests(contest: Contest, s3: S3Server, method: str, metric: str
             rounds=5,
             targets={"official": 1} if metric == "cpu seconds" else {},
         )
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_beside_the_stock_client(contest: Contest, s3: S3Server, method: str) -> None:
+    """The storage of ours beside the operations of the client library that it is built on."""
+    count = contest.pick(20, 1000)
+    options: dict[str, Any] = {"endpoint_url": s3.endpoint(), "allow_http": True, **KEYS}
+    with asyncio.Runner() as runner:
+        storage = open_storage(f"s3://{BUCKET}/{uuid4().hex}", **options)
+        ours = runner.run(storage.__aenter__())
+        wiring = prepare(make_options(None, options), BUCKET)
+        client: Any = wiring.client
+
+        async def one_of_ours(key: str) -> None:
+            if method == "GET":
+                assert len((await ours.get(key)).data) == CHUNK_BYTES
+            else:
+                await ours.put(key, bytes(CHUNK_BYTES))
+
+        async def one_of_theirs(key: str) -> None:
+            if method == "GET":
+                answer = await client.get_object(Bucket=BUCKET, Key=key)
+                async with answer["Body"] as body:
+                    assert len(await body.read()) == CHUNK_BYTES
+            else:
+                await client.put_object(Bucket=BUCKET, Key=key, Body=bytes(CHUNK_BYTES))
+
+        keys = [f"chunks/{number}" for number in range(count)]
+        if method == "GET":
+            runner.run(_each(lambda key: ours.put(key, bytes(CHUNK_BYTES)), keys))
+            runner.run(
+                _each(
+                    lambda key: client.put_object(Bucket=BUCKET, Key=key, Body=bytes(CHUNK_BYTES)),
+                    keys,
+                )
+            )
+        contest.race(
+            f"S3: {method} 8 KB, the storage alone, 32 at a time",
+            {
+                "ours": lambda: runner.run(_each(one_of_ours, keys)),
+                "aiobotocore": lambda: runner.run(_each(one_of_theirs, keys)),
+            },
+            operations=count,
+            metric="cpu seconds",
+            rounds=5,
+        )
+        runner.run(wiring.manager.__aexit__(None, None, None))
+        runner.run(storage.__aexit__(None, None, None))
+
+
+async def _each(one: Callable[[str], Awaitable[object]], keys: Sequence[str]) -> None:
+    await bounded_map(one, keys, limit=32)

@@ -1,0 +1,100 @@
+"""Puts results into the documentation: ``python -m benchmarks.docs [RESULTS]``.
+
+Copies the JSON beside the page, draws the picture, and replaces the tables between the page's
+markers. Nothing in them is written by hand, so they say what was measured last.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from benchmarks.report import draw
+from benchmarks.results import BUSY, OURS, Result, lines, shown
+
+__all__ = ["machine_text", "tables"]
+
+_FOLDER: Final = Path(__file__).parents[1] / "docs" / "explanation"
+PAGE: Final = _FOLDER / "performance.md"
+RESULTS: Final = _FOLDER / "performance.json"
+_BEGIN, _END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
+_OFFICIAL: Final = "official"
+
+
+def tables(results: list[Result]) -> str:
+    """Answer a table for each operation."""
+    return "\n".join(
+        f"### {operation}\n\n"
+        "| Workload | Ours | Official | Ratio | Target | Others |\n"
+        "| --- | --: | --: | --: | --: | --- |\n" + "".join(_row(it) for it in group)
+        for operation, group in groupby(results, key=lambda it: it.operation)
+    )
+
+
+def _row(result: Result) -> str:
+    found = {line.peer: line for line in lines([result])}
+    official = found.pop(_OFFICIAL, None)
+    target = "" if result.limit is None else f"at most {shown(result.limit, result.metric)}"
+    others = ", ".join(_other(line.peer, line.ratio, result) for line in found.values())
+    metric = "" if result.metric == "seconds" else f": {result.metric}"
+    busy = " \\*" if result.busy > BUSY else ""
+    cells = [f"{result.workload}{metric}{busy}", shown(result.median(OURS), result.metric)]
+    if official is None:
+        cells += ["", ""]
+    else:
+        mark = "**" if official.verdict == "lost" else ""
+        cells += [
+            shown(official.theirs, result.metric),
+            f"{mark}{_factor(official.ratio)}{' lost' if mark else ''}{mark}",
+        ]
+        if official.target is not None:
+            reached = "reached" if official.is_met else "missed"
+            target = f"{official.target:.3g}, {reached}"
+    return "| " + " | ".join([*cells, target, others]) + " |\n"
+
+
+def _other(peer: str, ratio: float, result: Result) -> str:
+    return f"{result.floor if peer == 'floor' else peer} {_factor(ratio)}"
+
+
+def _factor(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
+
+
+def machine_text(machine: dict[str, str], results: list[Result]) -> str:
+    """Answer where and when it was measured, and what else the machine did."""
+    days = sorted({it.taken[:10] for it in results})
+    busy = sum(it.busy > BUSY for it in results)
+    packages = ", ".join(
+        f"{name} {version}"
+        for name, version in machine.items()
+        if name not in {"processor", "system", "python"}
+    )
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    return (
+        f"Measured {when} on {machine['processor']}, {machine['system']}, Python "
+        f"{machine['python']}, {packages}. Rows marked \\* ({busy} of {len(results)}) were "
+        "measured while others used the machine: only ratios mean something there, and small differences "
+        "do not.\n"
+    )
+
+
+def main(source: Path) -> None:
+    """Refresh page, JSON and picture."""
+    text = source.read_text(encoding="utf-8")
+    document = json.loads(text)
+    results = [Result(**each) for each in document["results"].values()]
+    results.sort(key=lambda it: it.operation)
+    RESULTS.write_text(text, encoding="utf-8")
+    draw(results, RESULTS.with_suffix(".png"))
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    body = f"{machine_text(document['machine'], results)}\n{tables(results)}\n"
+    PAGE.write_text(f"{before}{_BEGIN}\n{body}{_END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS)
