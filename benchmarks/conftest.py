@@ -58,8 +58,8 @@ def size(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def contest(request: pytest.FixtureRequest, size: str) -> Iterator[Contest]:
     """Answer what times contenders beside each other."""
-    operation = (request.module.__doc__ or "").partition("\n")[0].rstrip(".")
-    found = Contest(operation, size, lambda: request.getfixturevalue("benchmark"))
+    document = request.module.__doc__ or ""
+    found = Contest(document, size, lambda: request.getfixturevalue("benchmark"))
     yield found
     request.config.stash[_FOUND].extend(found.results)
 

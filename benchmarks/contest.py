@@ -29,19 +29,29 @@ if TYPE_CHECKING:
 
 __all__ = ["FLOOR", "Contest"]
 
+_NO_MORE: Final = object()
+
 FLOOR: Final = "floor"
 _ROOT: Final = Path(__file__).parents[1]
 _CHILD_SECONDS: Final = 1200
+_BUDGET_SECONDS: Final = 60
+"""No turn begins later than this, once each has had one."""
 
 
 class Contest:
     """Runs the contenders of one test and keeps what was found."""
 
-    def __init__(
-        self, operation: str, size: str, benchmark: Callable[[], BenchmarkFixture]
-    ) -> None:
-        """Measure as ``size`` says: ``quick`` looks once, ``full`` measures."""
-        self._operation = operation
+    def __init__(self, document: str, size: str, benchmark: Callable[[], BenchmarkFixture]) -> None:
+        """Measure as ``size`` says: ``quick`` looks once, ``full`` measures.
+
+        Args:
+            document: says which operation in its first line, and how it is measured below.
+            size: how large.
+            benchmark: answers pytest-benchmark's fixture.
+        """
+        first, _, about = document.partition("\n")
+        self._operation = first.rstrip(".")
+        self._about = about.strip()
         self._benchmark = benchmark
         self.size = size
         self.results: list[Result] = []
@@ -76,7 +86,7 @@ class Contest:
             contenders: by name; one call is one round of all ``operations``. ``ours`` is us,
                 ``floor`` what no implementation can beat.
             operations: how many are done in a round; figures are of one.
-            rounds: how often each has its turn.
+            rounds: how often each has its turn, within a minute or so.
             warmup_rounds: as many turns before, which do not count.
             setup: makes what a contender is called with, before each turn and not timed.
             metric: ``seconds``, or ``cpu seconds`` of this process.
@@ -87,8 +97,11 @@ class Contest:
         samples: dict[str, list[float]] = defaultdict(list)
         busy = self._look()
         turn = 0
+        deadline = time.monotonic() + _BUDGET_SECONDS
 
         def timed(name: str, argument: object) -> None:
+            if argument is _NO_MORE:
+                return
             arguments = () if setup is None else (argument,)
             cpu = time.process_time()
             began = time.perf_counter()
@@ -101,6 +114,8 @@ class Contest:
         def others() -> tuple[tuple[object], dict[str, object]]:
             nonlocal turn
             turn += 1
+            if samples[OURS] and time.monotonic() > deadline:
+                return (_NO_MORE,), {}
             for name in contenders:
                 if name != OURS:
                     timed(name, None if setup is None else setup(name))
@@ -145,7 +160,7 @@ class Contest:
                 arguments; the function answers figures by the name of the metric.
             metrics: those to keep, each with its targets by peer.
             limit: what ours may be at most.
-            rounds: how often each has its turn.
+            rounds: how often each has its turn, within a minute or so.
             environment: variables of the processes, besides ours.
             floor: what the floor is.
             note: what a reader of the figures has to know.
@@ -154,7 +169,10 @@ class Contest:
         """
         found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         busy = self._look()
-        for _ in range(1 if self.is_quick else rounds):
+        deadline = time.monotonic() + _BUDGET_SECONDS
+        for turn in range(1 if self.is_quick else rounds):
+            if turn and time.monotonic() > deadline:
+                break
             for name, (function, arguments) in contenders().items():
                 for metric, figure in self.call(function, arguments, environment).items():
                     found[name][metric].append(figure)
@@ -200,6 +218,7 @@ class Contest:
         self.results.append(
             Result(
                 operation=self._operation,
+                about=self._about,
                 workload=workload,
                 metric=metric,
                 samples=samples,

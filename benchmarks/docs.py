@@ -26,12 +26,13 @@ _OFFICIAL: Final = "official"
 
 def tables(results: list[Result]) -> str:
     """Answer a table for each operation."""
-    return "\n".join(
-        f"### {operation}\n\n"
-        "| Workload | Ours | Official | Ratio | Target | Others |\n"
-        "| --- | --: | --: | --: | --: | --- |\n" + "".join(_row(it) for it in group)
-        for operation, group in groupby(results, key=lambda it: it.operation)
-    )
+    found = []
+    for (operation, about), group in groupby(results, key=lambda it: (it.operation, it.about)):
+        heads = "| Workload | Ours | Official | Ratio | Target | Others |\n"
+        rule = "| --- | --: | --: | --: | --: | --- |\n"
+        rows = "".join(map(_row, group))
+        found.append(f"### {operation}\n\n{about}\n\n{heads}{rule}{rows}")
+    return "\n".join(found)
 
 
 def _row(result: Result) -> str:
@@ -77,8 +78,8 @@ def machine_text(machine: dict[str, str], results: list[Result]) -> str:
     return (
         f"Measured {when} on {machine['processor']}, {machine['system']}, Python "
         f"{machine['python']}, {packages}. Rows marked \\* ({busy} of {len(results)}) were "
-        "measured while others used the machine: only ratios mean something there, and small differences "
-        "do not.\n"
+        "measured while others used the machine: only ratios mean something there, and small "
+        "differences do not.\n"
     )
 
 

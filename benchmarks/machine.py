@@ -16,6 +16,7 @@ __all__ = ["Meter", "busy_elsewhere", "describe"]
 
 _LOOK_SECONDS: Final = 0.2
 _STATUS: Final = Path("/proc/self/status")
+_IO: Final = Path("/proc/self/io")
 _PACKAGES: Final = ("icechunk", "zarr", "numpy", "obstore", "tensorstore", "aiobotocore", "uvloop")
 
 
@@ -71,6 +72,8 @@ class Meter:
     cpu_seconds: float = 0.0
     peak_bytes: float = 0.0
     """How far the resident memory rose above where it was."""
+    read_bytes: float = 0.0
+    """What was read from files and sockets, whether it came from a disk or not."""
     _resident: int = 0
 
     def __enter__(self) -> Self:
@@ -78,7 +81,8 @@ class Meter:
         gc.collect()
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        self._resident = _kilobytes("VmRSS")
+        self._resident = _number(_STATUS, "VmRSS")
+        self.read_bytes = -_number(_IO, "rchar")
         self.cpu_seconds = -time.process_time()
         self.seconds = -time.perf_counter()
         return self
@@ -87,7 +91,8 @@ class Meter:
         """End."""
         self.seconds += time.perf_counter()
         self.cpu_seconds += time.process_time()
-        self.peak_bytes = max(0, _kilobytes("VmHWM") - self._resident) * 1024.0
+        self.peak_bytes = max(0, _number(_STATUS, "VmHWM") - self._resident) * 1024.0
+        self.read_bytes += _number(_IO, "rchar")
 
     def figures(self) -> dict[str, float]:
         """Answer what was measured, by the name of the metric."""
@@ -95,12 +100,14 @@ class Meter:
             "seconds": self.seconds,
             "cpu seconds": self.cpu_seconds,
             "peak memory": self.peak_bytes,
+            "bytes": self.read_bytes,
         }
 
 
-def _kilobytes(name: str) -> int:
+def _number(path: Path, name: str) -> int:
+    """Answer a number that the system tells of this process; 0 where it tells none."""
     with contextlib.suppress(OSError):
-        for line in _STATUS.read_text(encoding="ascii").splitlines():
+        for line in path.read_text(encoding="ascii").splitlines():
             if line.startswith(f"{name}:"):
                 return int(line.split()[1])
     return 0

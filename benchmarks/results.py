@@ -35,6 +35,8 @@ class Result:
     floor: str = ""
     """What the samples of the contender ``floor`` are."""
     note: str = ""
+    about: str = ""
+    """How the operation is measured."""
     size: str = "full"
     busy: float = 0.0
     taken: str = ""

@@ -164,3 +164,29 @@ def test_round_trips(contest: Contest, operation: str, trips: int, spec: int) ->
     assert found == trips
     names = {"commit": "commit one chunk", "read": "open cold and read a chunk"}
     contest.add(f"{names[operation]}, format {spec}", {"ours": [found]}, metric="round trips")
+
+
+@pytest.mark.parametrize("spec", [2, 1])
+@pytest.mark.parametrize("operation", ["commit", "cold-read"])
+def test_requests(contest: Contest, s3: S3Server, operation: str, spec: int) -> None:
+    """All requests, as the server counts them."""
+    samples: dict[str, list[float]] = {}
+    for engine in ENGINES:
+        prefix = uuid4().hex
+        storage = blocking_storage(engine, s3.endpoint(), prefix)
+        repository = create(engine, storage, spec=spec)
+        session = repository.writable_session("main")
+        chunked(session.store, 10, 8000)[:] = 1
+        session.commit("filled")
+        s3.counts()
+        if operation == "cold-read":
+            array = zarr.open_array(tip_store(engine, storage), path="a", mode="r")
+            assert array[2000] == 1
+        else:
+            session = repository.writable_session("main")
+            zarr.open_array(session.store, path="a")[:1000] = 2
+            session.commit("one chunk")
+        samples[engine] = [float(sum(s3.counts().values()))]
+    assert samples["ours"] <= samples["official"]
+    title = {"commit": "change one chunk and commit", "cold-read": "open cold and read a chunk"}
+    contest.add(f"S3: {title[operation]}, format {spec}", samples, metric="requests")
