@@ -1,0 +1,127 @@
+"""Small repositories on the local disk.
+
+What a program does that opens a repository for one chunk. Blocking classes of both engines; ours
+is synced to the disk when a commit returns, the official engine's is not. TensorStore syncs each
+chunk.
+"""
+
+from __future__ import annotations
+
+import shutil
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import zarr
+
+from benchmarks.peers import chunked, create, open_repository, other_stores, tip_store
+from benchmarks.tensorstores import tensorstore_array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from benchmarks.contest import Contest
+
+ENGINES = ("ours", "official")
+DRIVERS = ("zarr3", "ocdbt")
+CHUNKS = 10
+CHUNK_BYTES = 8000
+
+
+def _fill(folder: Path, spec: int) -> None:
+    """Make one array for everybody."""
+    for engine in ENGINES:
+        session = create(engine, str(folder / engine), spec=spec).writable_session("main")
+        chunked(session.store, CHUNKS, CHUNK_BYTES)[:] = 1
+        session.commit("filled")
+    chunked(other_stores(str(folder / "plain"))["zarr LocalStore"], CHUNKS, CHUNK_BYTES)[:] = 1
+    for driver in DRIVERS:
+        array = tensorstore_array(driver, str(folder / driver), CHUNKS, CHUNK_BYTES)
+        array.write(1.0).result()
+
+
+@pytest.mark.parametrize("spec", [2, 1])
+def test_open_cold(contest: Contest, tmp_path: Path, spec: int) -> None:
+    """Open, and read one number."""
+    _fill(tmp_path, spec)
+
+    def through_zarr(store: Callable[[], Any]) -> Callable[[], object]:
+        return lambda: zarr.open_array(store(), path="a", mode="r")[2000]
+
+    def tensorstore(driver: str) -> Callable[[], object]:
+        def read() -> object:
+            array = tensorstore_array(
+                driver, str(tmp_path / driver), CHUNKS, CHUNK_BYTES, is_new=False
+            )
+            return array[2000].read().result()
+
+        return read
+
+    # Both engines open the same files.
+    directory = str(tmp_path / "official")
+    work: dict[str, Callable[[], object]] = {
+        "ours": through_zarr(lambda: tip_store("ours", directory)),
+        "official": through_zarr(lambda: tip_store("official", directory)),
+        "zarr LocalStore": through_zarr(
+            lambda: other_stores(str(tmp_path / "plain"))["zarr LocalStore"]
+        ),
+        **{f"tensorstore {driver}": tensorstore(driver) for driver in DRIVERS},
+    }
+    for name, read in work.items():
+        assert read() == 1, name
+    contest.race(f"local: open cold and read a chunk, format {spec}", work, rounds=15)
+
+
+@pytest.mark.parametrize("spec", [2, 1])
+def test_commit(contest: Contest, tmp_path: Path, spec: int) -> None:
+    """Change a chunk and make it last."""
+    _fill(tmp_path, spec)
+    values = count(2)
+
+    def engine(name: str) -> Callable[[], None]:
+        repository = open_repository(name, str(tmp_path / name))
+
+        def commit() -> None:
+            session = repository.writable_session("main")
+            zarr.open_array(session.store, path="a")[:1000] = next(values)
+            session.commit("one chunk")
+
+        return commit
+
+    def tensorstore(driver: str) -> Callable[[], None]:
+        array = tensorstore_array(driver, str(tmp_path / driver), CHUNKS, CHUNK_BYTES, is_new=False)
+        return lambda: array[:1000].write(float(next(values))).result()
+
+    contest.race(
+        f"local: change a chunk and commit, format {spec}",
+        {
+            **{name: engine(name) for name in ENGINES},
+            **{f"tensorstore {driver}": tensorstore(driver) for driver in DRIVERS},
+        },
+        rounds=15,
+    )
+
+
+@pytest.mark.parametrize("spec", [2, 1])
+def test_create(contest: Contest, tmp_path: Path, spec: int) -> None:
+    """Create a repository, write ten chunks and commit."""
+
+    def fresh(name: str) -> str:
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+        return str(tmp_path / name)
+
+    def engine(name: str) -> Callable[[str], None]:
+        def work(directory: str) -> None:
+            session = create(name, directory, spec=spec).writable_session("main")
+            chunked(session.store, CHUNKS, CHUNK_BYTES)[:] = 1
+            session.commit("filled")
+
+        return work
+
+    contest.race(
+        f"local: create, write ten chunks and commit, format {spec}",
+        {name: engine(name) for name in ENGINES},
+        rounds=11,
+        setup=fresh,
+    )
