@@ -28,10 +28,16 @@ from rich.console import Console
 from rich.table import Table
 from zarr.codecs import BytesCodec
 
-import icechunk_async.spark
 from icechunk_async.cli.demo.netcdf import read_netcdf
-from icechunk_async.spark.map_chunks import Input, NewArray, map_chunks
-from icechunk_async.spark.transactions import Transaction, publish, published_version
+from icechunk_async.spark import (
+    Input,
+    NewArray,
+    Transaction,
+    map_chunks,
+    publish,
+    published_version,
+    register,
+)
 from icechunk_async.sync import (
     Repository,
     RepositoryConfig,
@@ -435,7 +441,7 @@ def main() -> None:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    icechunk_async.spark.register(spark)
+    register(spark)
     console = Console()
     pipeline = Pipeline(spark, directory)
     show(run(pipeline, given.until, console), console)
