@@ -121,6 +121,9 @@ def refer(pipeline: Pipeline, file: Path, group: str) -> None:
     modified = datetime.fromtimestamp(file.stat().st_mtime, UTC)
     made = zarr.create_group(session.store, path=group, attributes=source.attributes)
     for it in source.variables.values():
+        attributes = dict(it.attributes)
+        if "_FillValue" in attributes:
+            attributes["_FillValue"] = FillValueCoder.encode(it.fill_value.item(), it.dtype)
         made.create_array(
             it.name,
             shape=it.shape,
