@@ -361,7 +361,7 @@ def maintain(pipeline: Pipeline, tag: str) -> dict[str, int]:
     tip = next(iter(repository.ancestry(branch="staging")))
     if tip.message != message:
         repository.rewrite_manifests(message, branch="staging")
-        release(pipeline)
+    release(pipeline)  # also where an earlier run ended before it
     tagged = next(iter(repository.ancestry(tag=tag)))
     expired = repository.expire_snapshots(tagged.written_at)
     deleted = repository.garbage_collect(pipeline.started)
