@@ -17,9 +17,9 @@ import pyarrow as pa
 from icechunk_async.errors import IncompleteWriteError, InvalidInputError
 from icechunk_async.repository.change_bytes import ForkState, decode_fork, encode_fork
 from icechunk_async.repository.fork import ForkSession as AsyncForkSession
+from icechunk_async.spark.budget import Budget, shared_handle
 from icechunk_async.spark.transactions import Published, is_published, publish
-from icechunk_async.sync import ForkSession, Repository, RepositoryConfig
-from icechunk_async.sync.handles import RepositoryHandle
+from icechunk_async.sync import ForkSession, Repository
 from icechunk_async.sync.portal import run
 from icechunk_async.sync.session_handles import SessionHandle
 
@@ -79,12 +79,15 @@ def check_answers(answers: Sequence[Answer], tasks: int) -> None:
 class CooperativeWrite:
     """One transaction that tasks anywhere take part in. Pickles, credentials included."""
 
-    def __init__(self, repository: Repository, branch: str, root: bytes, fork: bytes) -> None:
+    def __init__(
+        self, repository: Repository, branch: str, root: bytes, fork: bytes, budget: Budget
+    ) -> None:
         """Use :meth:`begin`."""
         self.repository = repository
         self.branch = branch
         self._root = root
         self._fork = fork
+        self._budget = budget
 
     @classmethod
     def begin(
@@ -93,7 +96,7 @@ class CooperativeWrite:
         branch: str = "main",
         *,
         prepare: Callable[[IcechunkStore], object] | None = None,
-        cores: int = 1,
+        cores: int = 0,
     ) -> CooperativeWrite:
         """Begin at the tip of a branch.
 
@@ -102,7 +105,7 @@ class CooperativeWrite:
             branch: is committed to.
             prepare: does first, and once, what tasks could not do each: makes or resizes arrays.
             cores: tasks that run at a time in one executor; they share the repository's budget
-                of requests.
+                of requests. With 0 each task asks Spark for it.
 
         Raises:
             BranchNotFoundError: there is no such branch.
@@ -115,12 +118,16 @@ class CooperativeWrite:
         if prepare is not None:
             prepare(root.store)
         fork = root.fork() if root.has_uncommitted_changes else root
-        return cls(repo, branch, _native(root).to_bytes(), _narrowed(fork, cores))
+        requests = _handle(fork).repository.now().config.effective_max_concurrent_requests
+        budget = Budget(requests, cores)
+        return cls(repo, branch, _native(root).to_bytes(), pickle.dumps(fork), budget)
 
     def fork(self) -> ForkSession:
         """Answer a fork to write in; in a task, or to read what tasks will see."""
         fork: ForkSession = pickle.loads(self._fork)  # noqa: S301 -- made by ourselves
-        return fork
+        handle = _handle(fork)
+        source = handle.repository.source.changed(self._budget.of_task(), None)
+        return ForkSession(SessionHandle(shared_handle(source), handle.fork))
 
     @staticmethod
     def changes(fork: ForkSession) -> bytes:
@@ -229,7 +236,7 @@ def run_tasks(
 
 
 def executor_cores(spark: SparkSession) -> int:
-    """Answer how many tasks one executor runs at a time, as far as the session tells."""
+    """Answer how many tasks one executor runs at a time; 0 where the session does not tell."""
     cores = spark.conf.get("spark.executor.cores", "")
     if cores:
         return max(1, int(cores))
@@ -237,7 +244,7 @@ def executor_cores(spark: SparkSession) -> int:
     inside = master.partition("local[")[2].partition("]")[0].partition(",")[0]
     if inside.isdigit():
         return int(inside)
-    return os.cpu_count() or 1 if master.startswith("local[*") else 1
+    return (os.cpu_count() or 1) if master.startswith("local[*") else 0
 
 
 def total_cores(spark: SparkSession) -> int:
@@ -248,14 +255,9 @@ def total_cores(spark: SparkSession) -> int:
         return int(spark.conf.get("spark.default.parallelism", "8") or 8)
 
 
+def _handle(fork: ForkSession) -> SessionHandle:
+    return fork._session  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
 def _native(fork: ForkSession) -> AsyncForkSession:
-    return fork._session.fork  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-
-
-def _narrowed(fork: ForkSession, cores: int) -> bytes:
-    """Pickle a fork that uses a task's share of the budget of requests where it arrives."""
-    handle = fork._session  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    budget = handle.repository.now().config.effective_max_concurrent_requests
-    share = RepositoryConfig(max_concurrent_requests=max(1, budget // max(1, cores)))
-    source = handle.repository.source.changed(share, None)
-    return pickle.dumps(ForkSession(SessionHandle(RepositoryHandle(source), handle.fork)))
+    return _handle(fork).fork

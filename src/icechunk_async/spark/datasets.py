@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,7 +11,8 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from icechunk_async.errors import NodeNotFoundError
-from icechunk_async.sync.handles import RepositoryHandle, Source
+from icechunk_async.spark.budget import shared_handle
+from icechunk_async.sync.handles import Source
 from icechunk_async.sync.portal import run
 from icechunk_async.sync.session import Session
 from icechunk_async.sync.session_handles import SessionHandle
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
     from icechunk_async.format.snapshot import Node
     from icechunk_async.repository.repository import Repository
     from icechunk_async.spark.options import ReadOptions
+    from icechunk_async.sync.handles import RepositoryHandle
 
 __all__ = ["arrays_of", "ask", "nodes_of", "open_group", "session_of"]
 
 
 def _handle(options: ReadOptions) -> RepositoryHandle:
     """Answer the open repository that all tasks of this process share."""
-    source = Source(Storage.from_url(options.url, **options.storage), None, options.virtual or None)
-    # Unpickled, a handle is the one of the process for equal sources.
-    handle: RepositoryHandle = pickle.loads(pickle.dumps(RepositoryHandle(source)))  # noqa: S301
-    return handle
+    config = None if options.budget is None else options.budget.of_task()
+    storage = Storage.from_url(options.url, **options.storage)
+    source = Source(storage, config, options.virtual or None)
+    return shared_handle(source)
 
 
 def ask[T](options: ReadOptions, question: Callable[[Repository], Awaitable[T]]) -> T:

@@ -15,6 +15,7 @@ from icechunk_async.tables import TABLES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from icechunk_async.spark.budget import Budget
     from icechunk_async.spark.pushdown import Predicate
 
 __all__ = ["STORAGE", "ReadOptions", "storage_options"]
@@ -71,6 +72,8 @@ class ReadOptions:
     batch_rows: int = 1 << 17
     storage: Mapping[str, object] = field(default_factory=dict[str, object], repr=False)
     virtual: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    budget: Budget | None = None
+    """Requests that all tasks of an executor may have under way, once it is known."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, snapshot_id: str | None = None) -> Self:

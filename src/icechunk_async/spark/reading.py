@@ -13,6 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark import chunk_rows
+from icechunk_async.spark.budget import Budget
 from icechunk_async.spark.datasets import ask, open_group
 from icechunk_async.spark.planning import Grid, cut, num_chunks, num_rows
 from icechunk_async.spark.pushdown import fulfilled, of_filter
@@ -77,16 +78,17 @@ class Reading:
         if options.table in {"refs", "ops", "snapshots"}:
             return cls(options)  # they tell of the repository as it is when it is asked
 
-        async def resolve(repository: Repository) -> str:
+        async def resolve(repository: Repository) -> tuple[str, int]:
             branch = options.branch
             if options.as_of is not None and branch is None:
                 branch = "main"
             session = await repository.readonly_session(
                 branch, tag=options.tag, snapshot_id=options.snapshot_id, as_of=options.as_of
             )
-            return str(session.snapshot_id)
+            return str(session.snapshot_id), repository.config.effective_max_concurrent_requests
 
-        return cls(options.pinned(ask(options, resolve)))
+        snapshot_id, requests = ask(options, resolve)
+        return cls(replace(options.pinned(snapshot_id), budget=Budget(requests)))
 
     def spark_schema(self) -> StructType:
         """Answer the columns that a caller gets who names none."""

@@ -54,8 +54,9 @@ class WriteOptions:
     rebase: bool = True
     app_id: str | None = None
     version: int | None = None
-    cores: int = 1
-    """Tasks that run at a time in one executor, and share its budget of requests."""
+    cores: int = 0
+    """Tasks that run at a time in one executor, and share its budget of requests; 0 where each
+    task is to ask Spark."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
@@ -86,7 +87,7 @@ class WriteOptions:
             rebase=_choice(given, "rebase", ("detect", "none")) == "detect",
             app_id=apps[0] if apps else None,
             version=_number("txnVersion", given[_VERSION]) if _VERSION in given else None,
-            cores=max(1, _number("executor-cores", given.get("executor-cores", "1"))),
+            cores=_number("executor-cores", given.get("executor-cores", "0")),
         )
 
     @property

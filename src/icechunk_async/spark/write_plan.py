@@ -44,7 +44,7 @@ class WritePlan:
         *,
         overwrite: bool,
         transaction: Transaction | None = None,
-        cores: int = 1,
+        cores: int = 0,
         repository: Repository | None = None,
     ) -> WritePlan:
         """Look at the arrays, and begin to write.
@@ -54,7 +54,7 @@ class WritePlan:
             columns: names of the table's.
             overwrite: rows replace what is there; else they are appended.
             transaction: names the write, if that is known yet.
-            cores: tasks that run at a time in one executor.
+            cores: tasks that run at a time in one executor; 0 where each is to ask Spark.
             repository: an open one; without it that of the options is opened.
 
         Raises:
