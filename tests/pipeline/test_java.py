@@ -34,6 +34,7 @@ def path_without_java(tmp_path: Path) -> str:
     return str(directory)
 
 
+@pytest.mark.timeout(660)  # on a crowded machine
 def test_spark_runs_on_the_packaged_java(
     path_without_java: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,7 +47,7 @@ def test_spark_runs_on_the_packaged_java(
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM],
         env={**environment, "JAVA_HOME": home},
-        timeout=280,
+        timeout=600,
         capture_output=True,
         text=True,
         check=False,

@@ -14,6 +14,7 @@ from tests.spark.java import java_home
 DRIVER = Path(__file__).with_name("connect_driver.py")
 
 
+@pytest.mark.timeout(660)  # on a crowded machine
 def test_arrays_are_read_and_written_through_connect(tmp_path: Path) -> None:
     """SQL, tables, chunk-wise computing and appending, with a server in a process of its own."""
     pytest.importorskip("grpc", reason="Spark Connect needs pyspark[connect], which is not here")
@@ -25,7 +26,7 @@ def test_arrays_are_read_and_written_through_connect(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, str(DRIVER), str(tmp_path)],
         env=environment,
-        timeout=280,
+        timeout=600,
         capture_output=True,
         text=True,
         check=False,
