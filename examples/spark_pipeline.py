@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
+from xarray.backends.zarr import FillValueCoder
 from zarr.codecs import BytesCodec
 
 from icechunk_async.cli.demo.netcdf import read_netcdf
@@ -134,7 +135,7 @@ def refer(pipeline: Pipeline, file: Path, group: str) -> None:
             compressors=None,
             fill_value=it.fill_value,
             dimension_names=it.dimensions,
-            attributes=it.attributes,
+            attributes=attributes,
         )
         session.store.set_virtual_refs_arr(
             f"{group}/{it.name}",

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, No
 from icechunk_async import Repository as AsyncRepository
 from icechunk_async.errors import IcechunkError, InvalidInputError, NodeNotFoundError
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind
-from icechunk_async.repository.workspace import Workspace
+from icechunk_async.repository import workspace
 from icechunk_async.spark.options import ReadOptions
 from icechunk_async.sync.xarray import to_icechunk
 from tests.spark.tables import make_reader, plan, read
@@ -301,15 +301,15 @@ def test_filters_prune_chunks_before_a_byte_is_read(
 def kept_bytes(url: str, reader: Any) -> int:
     """Answer the bytes of chunks that a reader reads: those whose storage is asked for them."""
     total = 0
-    real = Workspace._read_native
+    real = workspace.read_native
 
-    async def counted(self: Workspace, chunk_id: Any, start: int, stop: int, direct: bool) -> Any:  # noqa: FBT001
+    async def counted(storage: Any, packs: Any, chunk_id: Any, start: int, stop: int) -> Any:
         nonlocal total
         total += stop - start
-        return await real(self, chunk_id, start, stop, direct)
+        return await real(storage, packs, chunk_id, start, stop)
 
     parts = plan(reader)
-    with patch.object(Workspace, "_read_native", counted):
+    with patch.object(workspace, "read_native", counted):
         for part in parts:
             assert sum(batch.num_rows for batch in reader.read(part))
     assert total

@@ -156,15 +156,20 @@ def _oldest(plans: Sequence[WritePlan], batch: int) -> WritePlan:
 
 def _alike(one: WritePlan, other: WritePlan) -> bool:
     """Tell whether tasks of two plans put every row into the same place."""
-    same = (one.variables, one.growth is None) == (other.variables, other.growth is None)
-    if one.growth is not None and other.growth is not None:
-        same &= (one.growth.length, one.growth.most) == (other.growth.length, other.growth.most)
-        same &= one.growth.arrays == other.growth.arrays
-    axes = zip(one.axes, other.axes, strict=False)
+    a, b = one.target, other.target
+    if a is None or b is None:
+        return a is b
+    same = (a.variables, a.growth is None) == (b.variables, b.growth is None)
+    if a.growth is not None and b.growth is not None:
+        same &= (a.growth.length, a.growth.most) == (b.growth.length, b.growth.most)
+        same &= a.growth.arrays == b.growth.arrays
     return (
         same
-        and len(one.axes) == len(other.axes)
-        and all(a.name == b.name and np.array_equal(a.values, b.values) for a, b in axes)
+        and len(a.axes) == len(b.axes)
+        and all(
+            mine.name == its.name and np.array_equal(mine.values, its.values)
+            for mine, its in zip(a.axes, b.axes, strict=True)
+        )
     )
 
 
