@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 DIED = 9
+CELLS = 6000
 
 
 def make_trouble(what: str, notes: Path) -> None:
@@ -87,7 +88,9 @@ def write_chunks(spark: SparkSession, what: str, url: str, notes: Path) -> str:
 
     def double(block: npt.NDArray[Any]) -> npt.NDArray[Any]:
         (notes / f"worker-{os.getpid()}").touch()
-        if block[-1] == 11:  # the last chunk of the second task, which has written others by now
+        if (
+            block[-1] == CELLS - 1
+        ):  # the last chunk of the second task, which has written others by now
             fail(what, notes)
         return np.asarray(block * 2)
 
@@ -98,7 +101,7 @@ def write_chunks(spark: SparkSession, what: str, url: str, notes: Path) -> str:
 def write_rows(spark: SparkSession, what: str, url: str, notes: Path) -> str:
     """Double an array by rows."""
     spark.dataSource.register(FailingSource)
-    rows = spark.range(0, 12, 1, 2).selectExpr("id as x", "cast(id * 2 as int) as a")
+    rows = spark.range(0, CELLS, 1, 2).selectExpr("id as x", "cast(id * 2 as int) as a")
     writer = rows.write.format("icechunk-failing").mode("overwrite")
     writer = writer.option("txnAppId", "double").option("txnVersion", 1)
     writer.option("trouble", what).option("notes", str(notes)).save(url)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.chunk_grid import ChunkGrid, check_disjoint, share
+from icechunk_async.spark.chunk_grid import ChunkGrid, Region, check_disjoint, share
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5)), max_size=3), st.booleans())
@@ -50,13 +50,14 @@ def test_regions_that_could_harm_are_refused() -> None:
     array: Any = zarr.create_array({}, shape=(10,), chunks=(4,), dtype="i1")
     grid = ChunkGrid.of(array)
     check_disjoint(grid, [(slice(8, 10),), (slice(0, 8),)])
-    for regions, words in [
+    cases: list[tuple[list[Region], str]] = [
         ([(slice(0, 8),), (slice(4, 10),)], "0 and 1 have chunks in common"),
         ([(slice(0, 6),)], "inside of a chunk"),
         ([(slice(0, 12),)], "not within"),
         ([(slice(0, 4, 2),)], "step by step"),
         ([(slice(0, 4), slice(0, 1))], "2 axes"),
-    ]:
+    ]
+    for regions, words in cases:
         with pytest.raises(InvalidInputError, match=words):
             check_disjoint(grid, regions)
 

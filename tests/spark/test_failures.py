@@ -20,7 +20,7 @@ import zarr
 
 from icechunk_async.sync import Repository
 from tests.spark.cluster import standalone_cluster
-from tests.spark.failing_driver import DIED
+from tests.spark.failing_driver import CELLS, DIED
 from tests.spark.failing_source import FailingSource
 from tests.spark.java import java_home
 
@@ -57,12 +57,18 @@ def cluster(java: str | None, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def place(repository: Repository, url: str) -> str:
-    """Answer the URL of a repository with an array of six chunks."""
+    """Answer the URL of a repository with an array of six chunks, too large to be inline."""
     session = repository.writable_session("main")
     array = zarr.create_array(
-        session.store, name="a", shape=(12,), chunks=(2,), dtype="i4", dimension_names=["x"]
+        session.store,
+        name="a",
+        shape=(CELLS,),
+        chunks=(CELLS // 6,),
+        dtype="i4",
+        compressors=None,
+        dimension_names=["x"],
     )
-    array[:] = np.arange(12)
+    array[:] = np.arange(CELLS)
     session.commit("made")
     return url
 
@@ -129,7 +135,7 @@ def test_a_commit_that_ends_badly_can_be_tried_again(
 ) -> None:
     """Spark reports an error and aborts even where the commit landed; a retry finds out."""
     spark.dataSource.register(FailingSource)
-    rows = spark.range(0, 12, 1, 2).selectExpr("id as x", "cast(id * 2 as int) as a")
+    rows = spark.range(0, CELLS, 1, 2).selectExpr("id as x", "cast(id * 2 as int) as a")
     writer = rows.write.format("icechunk-failing").mode("overwrite")
     writer = writer.option("txnAppId", "double").option("txnVersion", 1)
     writer = writer.option("trouble", f"commit {how} {moment}").option("notes", str(notes))
@@ -137,12 +143,12 @@ def test_a_commit_that_ends_badly_can_be_tried_again(
         writer.save(place)
     landed = moment == "after"
     assert commits(place) == 2 + landed
-    np.testing.assert_array_equal(read(place), np.arange(12) * (1 + landed))
+    np.testing.assert_array_equal(read(place), np.arange(CELLS) * (1 + landed))
     assert (notes / "aborted").exists()
 
     writer.save(place)
     assert commits(place) == 3
-    np.testing.assert_array_equal(read(place), np.arange(12) * 2)
+    np.testing.assert_array_equal(read(place), np.arange(CELLS) * 2)
     assert collect(place) == (0 if landed else 6)
 
 
@@ -151,20 +157,20 @@ def test_a_task_that_fails_too_often_leaves_garbage_only(
 ) -> None:
     """Spark aborts; nothing is visible."""
     spark.dataSource.register(FailingSource)
-    rows = spark.range(0, 12, 1, 2).selectExpr("id as x", "cast(id * 2 as int) as a")
+    rows = spark.range(0, CELLS, 1, 2).selectExpr("id as x", "cast(id * 2 as int) as a")
     writer = rows.write.format("icechunk-failing").mode("overwrite")
     with pytest.raises(Exception, match="whenever it is tried"):
         writer.option("trouble", "task fails").option("notes", str(notes)).save(place)
     assert (notes / "aborted").exists()
-    np.testing.assert_array_equal(read(place), np.arange(12))
+    np.testing.assert_array_equal(read(place), np.arange(CELLS))
     assert commits(place) == 2
     assert collect(place) >= 3
 
 
-def test_a_worker_dies_and_its_task_is_run_again(java: str | None, place: str, notes: Path) -> None:
+def test_a_worker_dies_and_its_task_is_run_again(drive: Drive, place: str, notes: Path) -> None:
     """Every value is doubled once, by one commit; the chunks of the first try are garbage."""
     assert drive(LOCAL, "chunks", "worker dies") == 0
-    np.testing.assert_array_equal(read(place), np.arange(12) * 2)
+    np.testing.assert_array_equal(read(place), np.arange(CELLS) * 2)
     assert commits(place) == 3
     assert (notes / "failed").exists()
     assert len(list(notes.glob("worker-*"))) >= 2
@@ -176,7 +182,7 @@ def test_a_worker_dies_and_its_task_is_run_again(java: str | None, place: str, n
 def test_the_job_ends_well(drive: Drive, place: str, notes: Path, what: str) -> None:
     """Every value is doubled once, by one commit, whatever was tried again."""
     assert drive(LOCAL, "chunks", what) == 0
-    np.testing.assert_array_equal(read(place), np.arange(12) * 2)
+    np.testing.assert_array_equal(read(place), np.arange(CELLS) * 2)
     assert commits(place) == 3
     assert (notes / "failed").exists() == (what != "no reuse")
     # A reply that is lost looks like a race that this very transaction won.
@@ -199,10 +205,10 @@ def test_a_driver_that_died_can_be_run_again(
     """All or nothing is visible; the second run commits what was not, and only that."""
     what = f"driver dies {step}"
     assert drive(LOCAL, "chunks", what) == DIED
-    np.testing.assert_array_equal(read(place), np.arange(12) * doubled)
+    np.testing.assert_array_equal(read(place), np.arange(CELLS) * doubled)
     assert commits(place) == 1 + doubled
     assert drive(LOCAL, "chunks", what) == 0
-    np.testing.assert_array_equal(read(place), np.arange(12) * 2)
+    np.testing.assert_array_equal(read(place), np.arange(CELLS) * 2)
     assert commits(place) == 3
     assert (notes / "end").read_text() == str(doubled == 1)
     assert collect(place) == (6 if doubled == 1 else 0)
@@ -220,7 +226,7 @@ def test_a_cluster_runs_tasks_again(
     assert drive(cluster, how, what) == 0
     assert (notes / "failed").exists()
     assert (notes / "second").exists() == (what == "task is slow")
-    np.testing.assert_array_equal(read(place), np.arange(12) * 2)
+    np.testing.assert_array_equal(read(place), np.arange(CELLS) * 2)
     assert commits(place) == 3
     assert collect(place) >= 2
 
@@ -231,9 +237,9 @@ def test_a_driver_dies_while_tasks_run(cluster: str, drive: Drive, place: str, h
     """Nothing is visible; the cluster goes on, and the second run commits."""
     what = "driver dies with tasks"
     assert drive(cluster, how, what) == KILLED
-    np.testing.assert_array_equal(read(place), np.arange(12))
+    np.testing.assert_array_equal(read(place), np.arange(CELLS))
     assert commits(place) == 2
     assert drive(cluster, how, what) == 0
-    np.testing.assert_array_equal(read(place), np.arange(12) * 2)
+    np.testing.assert_array_equal(read(place), np.arange(CELLS) * 2)
     assert commits(place) == 3
     assert collect(place) >= 2
