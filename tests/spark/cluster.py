@@ -47,7 +47,13 @@ def _start(name: str, arguments: list[str], log: Path) -> subprocess.Popen[bytes
 
     home = Path(pyspark.__file__).parent
     command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
-    environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_DAEMON_MEMORY": "256m"}
+    environment = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_DAEMON_MEMORY": "256m",
+        # It would listen on a port that another cluster of this machine may have.
+        "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
+    }
     with log.open("wb") as output:
         return subprocess.Popen(command, env=environment, stdout=output, stderr=output)
 

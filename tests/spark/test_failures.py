@@ -152,21 +152,24 @@ def test_a_commit_that_ends_badly_can_be_tried_again(
     assert collect(place) == (0 if landed else 6)
 
 
-def test_a_task_that_fails_too_often_leaves_garbage_only(
-    spark: SparkSession, place: str, notes: Path
+@pytest.mark.parametrize("trouble", ["task fails", "worker dies"])
+def test_a_task_that_is_lost_for_good_leaves_garbage_only(
+    spark: SparkSession, place: str, notes: Path, trouble: str
 ) -> None:
-    """Spark aborts; nothing is visible."""
+    """Spark, which tries no task again here, aborts; nothing is visible."""
     spark.dataSource.register(FailingSource)
     rows = spark.range(0, CELLS, 1, 2).selectExpr("id as x", "cast(id * 2 as int) as a")
     writer = rows.write.format("icechunk-failing").mode("overwrite")
-    with pytest.raises(Exception, match="whenever it is tried"):
-        writer.option("trouble", "task fails").option("notes", str(notes)).save(place)
+    words = {"task fails": "whenever it is tried", "worker dies": "crashed"}[trouble]
+    with pytest.raises(Exception, match=words):
+        writer.option("trouble", trouble).option("notes", str(notes)).save(place)
     assert (notes / "aborted").exists()
     np.testing.assert_array_equal(read(place), np.arange(CELLS))
     assert commits(place) == 2
     assert collect(place) >= 3
 
 
+@pytest.mark.spark_failures
 def test_a_worker_dies_and_its_task_is_run_again(drive: Drive, place: str, notes: Path) -> None:
     """Every value is doubled once, by one commit; the chunks of the first try are garbage."""
     assert drive(LOCAL, "chunks", "worker dies") == 0
@@ -216,7 +219,9 @@ def test_a_driver_that_died_can_be_run_again(
 
 @pytest.mark.spark_failures
 @pytest.mark.parametrize(
-    "case", [*product(["worker dies", "executor dies", "task is slow"], ["chunks", "rows"])]
+    "case",
+    [*product(["worker dies", "executor dies", "task is slow"], ["chunks", "rows"])],
+    ids=", ".join,
 )
 def test_a_cluster_runs_tasks_again(
     cluster: str, drive: Drive, case: tuple[str, str], place: str, notes: Path
