@@ -45,16 +45,15 @@ class DyingWriter(StreamWriter):
 
     def __init__(self, writer: StreamWriter, dies: str, notes: Path) -> None:
         """Be like another writer."""
-        self.__dict__.update(writer.__dict__)
+        super().__init__(writer.options, writer.app_id, writer.columns, overwrite=writer.replaces)
         self.dies, self.notes = dies, notes
 
     def die(self, step: str) -> None:
         """Die if this is the step: a task by a signal, a commit by an error or with the driver."""
         if self.dies != step or not once(self.notes, f"died {step}"):
             return
-        drivers = [int(it.name.removeprefix("driver-")) for it in self.notes.glob("driver-*")]
-        for pid in drivers:
-            os.kill(pid, signal.SIGKILL)
+        for driver in self.notes.glob("driver-*"):
+            os.kill(int(driver.name.removeprefix("driver-")), signal.SIGKILL)
         if step.startswith("task"):
             os.kill(os.getpid(), signal.SIGKILL)
         raise RuntimeError(f"died {step}")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,11 +23,10 @@ from icechunk_async.sync import Repository
 from tests.spark.dying_sink import DyingSource
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 APP = "stations"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def run(
     writer = frame.writeStream.format(kind).option("append-dim", "time")
     writer = writer.option("checkpointLocation", str(checkpoint)).outputMode("append")
     for name, value in {"txnAppId": APP, **options}.items():
-        writer = writer.option(name, value)
+        writer = writer.option(name, str(value))
     query = writer.trigger(availableNow=True).start(url)
     query.awaitTermination(120)
 
@@ -118,8 +121,12 @@ def test_a_batch_that_has_no_place_stops_the_query(
     assert read(place) == ([0, 10], [1, 1])
 
 
+SLOW = pytest.mark.spark_failures
+STEPS = ["task, before chunks", "task, after chunks", "before the commit", "after the commit"]
+
+
 @pytest.mark.parametrize(
-    "step", ["task, before chunks", "task, after chunks", "before the commit", "after the commit"]
+    "step", [pytest.param(it, marks=[] if "after" in it else SLOW) for it in STEPS]
 )
 def test_a_batch_whose_writer_died_is_written_once(
     spark: SparkSession, place: str, tmp_path: Path, step: str
@@ -130,15 +137,40 @@ def test_a_batch_whose_writer_died_is_written_once(
     notes.mkdir()
     batch(source, "a.csv", [20, 30, 40], 2)
     query = source, tmp_path / "checkpoint", place, "dying"
-    options = {"dies": step, "notes": str(notes)}
     with pytest.raises(Exception, match=r"(?i)died|crashed|exited"):
-        run(spark, *query, **options)
+        run(spark, *query, dies=step, notes=notes)
     assert (notes / f"died {step}").exists()
     new = ([20, 30, 40], [2, 2, 2])
     published = ([0, 10, *new[0]], [1, 1, *new[1]]) if step == "after the commit" else None
     assert read(place) == (published or ([0, 10], [1, 1]))
-    run(spark, *query, **options)
+    run(spark, *query, dies=step, notes=notes)
     assert read(place) == ([0, 10, *new[0]], [1, 1, *new[1]])
+    assert len(list(Repository.open(place).ancestry(branch="main"))) == 3
+
+
+@pytest.mark.spark_failures
+@pytest.mark.parametrize("step", STEPS)
+def test_a_driver_that_was_killed_goes_on(
+    spark: SparkSession, place: str, tmp_path: Path, step: str
+) -> None:
+    """Likewise where the driver, its Java and the process at work die by a signal."""
+    assert spark.version  # Java was found
+    batch(tmp_path / "source", "a.csv", [20, 30, 40], 2)
+    (tmp_path / "notes").mkdir()
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable}
+    command = [sys.executable, "-m", "tests.spark.streaming_driver", step, place, str(tmp_path)]
+    for ended in (False, True):
+        done = subprocess.run(
+            command, env=environment, cwd=ROOT, timeout=280, capture_output=True, check=False
+        )
+        assert (done.returncode == 0) == ended, done.stderr[-3000:]
+        assert (tmp_path / "end").exists() == ended
+        for note in (tmp_path / "notes").glob("driver-*"):
+            note.unlink()
+        there = ended or step == "after the commit"
+        assert read(place)[0] == [0, 10, *([20, 30, 40] if there else [])]
+    assert read(place)[1] == [1, 1, 2, 2, 2]
     assert len(list(Repository.open(place).ancestry(branch="main"))) == 3
 
 
@@ -269,11 +301,11 @@ def test_a_stream_of_one_repository_goes_to_another(
     start = str(Repository.open(place).lookup_branch("main"))
     for time in (20, 30):
         session = Repository.open(place).writable_session("main")
-        array = zarr.open_group(session.store, mode="a")
-        for name in ("time", "v"):
-            length = array[name].shape[0]
-            array[name].resize((length + 1, *array[name].shape[1:]))
-            array[name][length:] = time
+        group: Any = zarr.open_group(session.store, mode="a")
+        for array in (group["time"], group["v"]):
+            length = array.shape[0]
+            array.resize((length + 1, *array.shape[1:]))
+            array[length:] = time
         session.commit("appended")
     reader = spark.readStream.format("icechunk").option("starting-snapshot", start)
     frame = reader.option("max-commits-per-trigger", 1).load(place).coalesce(1)

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
-import xarray
-from xarray import conventions
 
 from icechunk_async.errors import InvalidInputError, MissingCoordinatesError
 
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy.typing as npt
+    import xarray
 
 __all__ = ["Encoding", "coordinate_column", "value_column"]
 
@@ -54,6 +53,8 @@ class Encoding:
             InvalidInputError: the array cannot hold one of them.
         """
         if self.attributes:
+            import xarray  # noqa: PLC0415 -- costs seconds, and few arrays need it here
+
             try:
                 # Without the type: xarray would let numbers that are too large wrap around.
                 variable = xarray.Variable(("row",), values, {}, dict(self.attributes))
