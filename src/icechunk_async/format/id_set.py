@@ -51,9 +51,13 @@ class IdSet:
 
     def contains(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Answer which of some ids, ``(n, 12)``, are in the set."""
+        return self.find(ids) >= 0
+
+    def find(self, ids: Ids) -> npt.NDArray[np.int64]:
+        """Answer the places of some ids, ``(n, 12)``, in :meth:`ids`; -1 for those not there."""
         self._settle()
         high, low = _columns(ids)
-        found = np.zeros(len(ids), bool)
+        found = np.full(len(ids), -1, np.int64)
         places = np.searchsorted(self._high, high)
         rows = np.arange(len(ids))
         while len(rows):  # once, but for ids that begin alike
@@ -62,9 +66,18 @@ class IdSet:
             alike = self._high[places] == high[rows]
             rows, places = rows[alike], places[alike]
             equal = self._low[places] == low[rows]
-            found[rows[equal]] = True
+            found[rows[equal]] = places[equal]
             rows, places = rows[~equal], places[~equal] + 1
         return found
+
+    def ids(self) -> Ids:
+        """Answer all ids, ``(n, 12)``, ascending."""
+        self._settle()
+        words = np.empty((len(self._high), 3), ">u4")
+        words[:, 0] = self._high >> np.uint64(32)
+        words[:, 1] = self._high & np.uint64(0xFFFFFFFF)
+        words[:, 2] = self._low
+        return words.view(np.uint8).reshape(-1, _SIZE_BYTES)
 
     @property
     def size_bytes(self) -> int:

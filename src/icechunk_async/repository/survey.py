@@ -122,8 +122,11 @@ class Survey[T]:
             SnapshotNotFoundError, FormatError: one is missing, or damaged.
         """
         found = await self.discover(snapshots)
-        done = len(self._named) - len(found)
-        for portion in portions(found, self._limits):
+        await self.read(found, done=len(self._named) - len(found))
+
+    async def read(self, manifests: Iterable[tuple[ManifestId, int]], *, done: int = 0) -> None:
+        """Read some manifests, given with their sizes; ``done`` were read before, for progress."""
+        for portion in portions(manifests, self._limits):
             parts = await bounded_map(self._read, portion, limit=self._limits.manifests)
             work = partial(self._absorb, parts)
             await self._assets.compute(work, size_bytes=sum(size for _, size in portion))

@@ -21,9 +21,17 @@ if TYPE_CHECKING:
     from icechunk_async.repository.progress import ProgressCallback
     from icechunk_async.storage import Storage
 
-__all__ = ["Sweep", "Tally", "object_name", "pages"]
+__all__ = [
+    "BATCH",
+    "Sweep",
+    "Tally",
+    "delete_batch",
+    "garbage_in",
+    "object_name",
+    "pages",
+]
 
-_BATCH: Final = 1000
+BATCH: Final = 1000
 """Keys of one delete request, at most: what S3 takes."""
 _BATCHES: Final = 10
 """Delete requests that are made at a time."""
@@ -60,11 +68,27 @@ async def pages(
         async for entry in entries:
             if isinstance(entry, ObjectInfo):
                 page.append(entry)
-            if len(page) == _BATCH:
+            if len(page) == BATCH:
                 yield page
                 page = []
     if page:
         yield page
+
+
+def garbage_in(page: list[ObjectInfo], keep: IdSet, cutoff: datetime) -> list[ObjectInfo]:
+    """Answer which objects are old and not kept; what has no name of ours is none."""
+    old = [it for it in page if is_older(it.last_modified, cutoff)]
+    ids, valid = parse_ids([object_name(it.key) for it in old])
+    doomed = valid & ~keep.contains(ids)
+    return [it for it, gone in zip(old, doomed.tolist(), strict=True) if gone]
+
+
+async def delete_batch(storage: Storage, keys: list[str]) -> list[DeleteFailure]:
+    """Delete at most 1000 objects; answer those that could not be, or of which nobody knows."""
+    try:
+        return await storage.delete(keys)
+    except StorageError as error:  # what became of each of them nobody knows
+        return [DeleteFailure(key, error) for key in keys]
 
 
 class Sweep:
@@ -127,8 +151,8 @@ class Sweep:
             async for page in listed:
                 if len(tally.failures) >= _MOST_FAILURES:
                     return None
-                garbage += self._garbage(page, keep)
-                if len(garbage) >= _BATCH * _BATCHES:
+                garbage += garbage_in(page, keep, self._cutoff)
+                if len(garbage) >= BATCH * _BATCHES:
                     await self._delete(garbage, tally)
                     garbage = []
                 seen += len(page)
@@ -140,17 +164,11 @@ class Sweep:
         await self._delete(garbage, tally)
         return last
 
-    def _garbage(self, page: list[ObjectInfo], keep: IdSet) -> list[ObjectInfo]:
-        old = [it for it in page if is_older(it.last_modified, self._cutoff)]
-        ids, valid = parse_ids([object_name(it.key) for it in old])
-        doomed = valid & ~keep.contains(ids)
-        return [it for it, gone in zip(old, doomed.tolist(), strict=True) if gone]
-
     async def _delete(self, garbage: list[ObjectInfo], tally: Tally) -> None:
-        starts = range(0, len(garbage), _BATCH)
+        starts = range(0, len(garbage), BATCH)
 
         async def batch(start: int) -> None:
-            await self._delete_batch(garbage[start : start + _BATCH], tally)
+            await self._delete_batch(garbage[start : start + BATCH], tally)
 
         await bounded_map(batch, starts, limit=_BATCHES)
 
@@ -158,10 +176,7 @@ class Sweep:
         """Delete objects, unless only counting; note what could not be deleted."""
         failures: list[DeleteFailure] = []
         if not self._dry_run:
-            try:
-                failures = await self._storage.delete([it.key for it in garbage])
-            except StorageError as error:  # what became of each of them nobody knows
-                failures = [DeleteFailure(it.key, error) for it in garbage]
+            failures = await delete_batch(self._storage, [it.key for it in garbage])
         failed = {it.key for it in failures}
         tally.failures += failures
         tally.count += len(garbage) - len(failed)

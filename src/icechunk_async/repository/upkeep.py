@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from icechunk_async import _clock, _telemetry
 from icechunk_async.errors import InvalidInputError
+from icechunk_async.repository.check import check_references
 from icechunk_async.repository.collect import collect_garbage
 from icechunk_async.repository.compact import compact
 from icechunk_async.repository.history.protocol import Expiration
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.metadata import JSON
+    from icechunk_async.repository.check import ReferenceReport
     from icechunk_async.repository.collect import GarbageReport
     from icechunk_async.repository.compact import CompactReport
     from icechunk_async.repository.opened import Opened
     from icechunk_async.repository.progress import ProgressCallback
     from icechunk_async.repository.statistics import ChunkStorageStats
 
-__all__ = ["UpkeepOperations"]
+__all__ = ["UpkeepOperations", "checked_cutoff"]
 
 _log = logging.getLogger(__name__)
 
@@ -138,20 +140,13 @@ class UpkeepOperations:
             max_concurrent_manifest_fetches,
             max_compressed_manifest_mem_bytes,
         )
-        cutoff_us = _clock.to_us(delete_object_older_than)
-        if cutoff_us > _clock.now_us():
-            raise InvalidInputError(
-                f"Garbage collection was asked to delete what is older than "
-                f"{delete_object_older_than.isoformat()}, which is in the future: it would delete "
-                "what sessions write at this moment. Name a time before the beginning of the "
-                "oldest session that is still open."
-            )
+        cutoff = checked_cutoff(delete_object_older_than)
         if not dry_run:
             check_safe(self._opened.storage)
         with _telemetry.span("garbage_collect", dry_run=dry_run):
             report = await collect_garbage(
                 self._opened,
-                _as_utc(delete_object_older_than),
+                cutoff,
                 dry_run=dry_run,
                 limits=limits,
                 progress=progress,
@@ -244,6 +239,33 @@ class UpkeepOperations:
         )
         return await measure_chunks(self._opened, limits, progress)
 
+    async def check_references(
+        self, *, progress: ProgressCallback | None = None
+    ) -> ReferenceReport:
+        """Look whether every object is there that branches and tags lead to, and long enough.
+
+        Snapshots and manifests are read; transaction logs and chunks are looked for; objects that
+        virtual chunks are in are asked for their state, which is compared with what references
+        are guarded with. Chunks are not read: what they hold is not checked.
+
+        Args:
+            progress: told how far it is.
+
+        Returns:
+            What was looked for, and each object that is missing, too short, changed, damaged or
+            not to be had. Virtual objects of containers that were not authorised are counted.
+
+        Raises:
+            StorageError: a listing failed.
+
+        Cost: every snapshot and manifest in use is read, and all objects are listed; a request
+        for each virtual object. Memory: some 40 bytes for each chunk object in use.
+
+        Cancellation: no effect.
+        """
+        with _telemetry.span("check_references"):
+            return await check_references(self._opened, progress or no_progress)
+
 
 def _limits(snapshots: int, manifests: int, manifest_bytes: int) -> Limits:
     if min(snapshots, manifests, manifest_bytes) < 1:
@@ -254,5 +276,16 @@ def _limits(snapshots: int, manifests: int, manifest_bytes: int) -> Limits:
     return Limits(snapshots, manifests, manifest_bytes)
 
 
-def _as_utc(moment: datetime) -> datetime:
+def checked_cutoff(moment: datetime) -> datetime:
+    """Answer a time before which garbage may be deleted, with its zone.
+
+    Raises:
+        InvalidInputError: it is in the future.
+    """
+    if _clock.to_us(moment) > _clock.now_us():
+        raise InvalidInputError(
+            f"Garbage collection was asked to delete what is older than {moment.isoformat()}, "
+            "which is in the future: it would delete what sessions write at this moment. Name a "
+            "time before the beginning of the oldest session that is still open."
+        )
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
         ingested_files,
         list_sources,
     )
+    from icechunk_async.spark.jobs import JobReport
+    from icechunk_async.spark.jobs_check import check_references
+    from icechunk_async.spark.jobs_garbage import garbage_collect
+    from icechunk_async.spark.jobs_manifests import rewrite_manifests, storage_statistics
     from icechunk_async.spark.row_writing import write_rows
     from icechunk_async.spark.source import IcechunkSource, register
     from icechunk_async.spark.transactions import (
@@ -38,9 +42,12 @@ __all__ = [
     "IcechunkSource",
     "Ingested",
     "Input",
+    "JobReport",
     "NewArray",
     "Published",
     "Transaction",
+    "check_references",
+    "garbage_collect",
     "ingest_virtual",
     "ingested_files",
     "list_sources",
@@ -49,7 +56,9 @@ __all__ = [
     "published_version",
     "register",
     "repartition_by_chunk",
+    "rewrite_manifests",
     "run_tasks",
+    "storage_statistics",
     "write_region",
     "write_rows",
 ]
@@ -66,6 +75,9 @@ _HOMES: Final = {
     "publish": "icechunk_async.spark.transactions",
     "published_version": "icechunk_async.spark.transactions",
     "Ingested": "icechunk_async.spark.ingest",
+    "JobReport": "icechunk_async.spark.jobs",
+    "check_references": "icechunk_async.spark.jobs_check",
+    "garbage_collect": "icechunk_async.spark.jobs_garbage",
     "ingest_virtual": "icechunk_async.spark.ingest",
     "ingested_files": "icechunk_async.spark.ingest",
     "list_sources": "icechunk_async.spark.ingest",
@@ -74,6 +86,8 @@ _HOMES: Final = {
     "run_tasks": "icechunk_async.spark.cooperative",
     "write_region": "icechunk_async.spark.chunkwise",
     "write_rows": "icechunk_async.spark.row_writing",
+    "rewrite_manifests": "icechunk_async.spark.jobs_manifests",
+    "storage_statistics": "icechunk_async.spark.jobs_manifests",
 }
 
 if not TYPE_CHECKING:  # else every misspelt name would have a type

@@ -53,7 +53,9 @@ class Encoding:
             InvalidInputError: the array cannot hold one of them.
         """
         if self.attributes:
-            import xarray  # noqa: PLC0415 -- costs seconds, and few arrays need it here
+            # These cost seconds, and few arrays need them here.
+            import xarray  # noqa: PLC0415
+            from xarray import conventions  # noqa: PLC0415
 
             try:
                 # Without the type: xarray would let numbers that are too large wrap around.

@@ -21,7 +21,7 @@ from icechunk_async.spark.ingest_kerchunk import scan_kerchunk, scan_kerchunk_pa
 from icechunk_async.spark.ingest_scan import Scanned, ScannedArray, encode_document
 from icechunk_async.spark.ingest_source import Source
 from icechunk_async.spark.ingest_zarr import list_zarr, scan_zarr
-from icechunk_async.spark.jobs import opened_of
+from icechunk_async.spark.jobs import columns_of, opened_of
 from icechunk_async.storage import ByteRange
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ async def scan_files(repository: AsyncRepository, work: FileWork) -> Mapping[str
         except Exception as error:  # noqa: BLE001 -- one bad file must not end the work of all
             reason = f"{type(error).__name__}: {error}"
         rows.append((location, stamp, reason, scanned, int((time.monotonic() - began) * 1000)))
-    names = [it.split()[0] for it in COLUMNS.split(",")]
-    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+    return columns_of(COLUMNS, rows)
 
 
 async def scan_source(

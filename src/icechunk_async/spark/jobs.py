@@ -31,7 +31,16 @@ if TYPE_CHECKING:
     from icechunk_async.repository.progress import ProgressCallback
     from icechunk_async.repository.repository import Repository as AsyncRepository
 
-__all__ = ["JobReport", "Shipped", "default_tasks", "opened_of", "run_job"]
+__all__ = [
+    "JobReport",
+    "Shipped",
+    "columns_of",
+    "default_tasks",
+    "opened_of",
+    "reported",
+    "run_job",
+    "shares",
+]
 
 _POLL_SECONDS: Final = 0.2
 _TASKS_PER_CORE: Final = 4
@@ -81,6 +90,24 @@ def default_tasks(spark: SparkSession, pieces: int) -> int:
     except Exception:  # noqa: BLE001 -- Spark Connect has none, and says so with errors of its own
         cores = int(spark.conf.get("spark.default.parallelism", "8") or 8)
     return max(1, min(pieces, cores * _TASKS_PER_CORE))
+
+
+def shares[T](items: Sequence[T], count: int) -> list[tuple[T, ...]]:
+    """Divide items into so many parts of about the same size; none is empty."""
+    return [part for start in range(count) if (part := tuple(items[start::count]))]
+
+
+def columns_of(columns: str, rows: Sequence[Sequence[Any]]) -> Mapping[str, Sequence[Any]]:
+    """Answer rows as columns of these names."""
+    names = _arrow(columns).names
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}
+
+
+def reported[T](spark: SparkSession, result: T, table: pa.Table, *internal: str) -> JobReport[T]:
+    """Answer a report, without the columns that are for the driver alone."""
+    kept = [name for name in table.column_names if name not in internal]
+    shown = table.select(kept)
+    return JobReport(result, shown, spark.createDataFrame(shown))
 
 
 def run_job[P](

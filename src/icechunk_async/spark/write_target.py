@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import xarray
 
 from icechunk_async.errors import InvalidInputError, MissingCoordinatesError, NodeNotFoundError
 from icechunk_async.spark.arrays import open_array
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     import numpy.typing as npt
+    import xarray
 
     from icechunk_async.spark.write_options import WriteOptions
     from icechunk_async.sync.store import IcechunkStore
@@ -110,6 +110,8 @@ def open_dataset(store: IcechunkStore, group: str) -> xarray.Dataset:
         NodeNotFoundError: there is no such group.
         InvalidInputError: it cannot be read as a dataset.
     """
+    import xarray  # noqa: PLC0415 -- costs seconds, and processes that commit do without
+
     opening = cast("Any", xarray.open_dataset)  # pyright: ignore[reportUnknownMemberType]
     try:
         with warnings.catch_warnings():

@@ -1,0 +1,192 @@
+"""Upkeep as Spark jobs: each agrees with the same operation in one process."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zarr
+
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.spark import (
+    check_references,
+    garbage_collect,
+    ingest_virtual,
+    rewrite_manifests,
+    storage_statistics,
+)
+from icechunk_async.sync import (
+    ManifestConfig,
+    ManifestSplitCondition,
+    ManifestSplitDimCondition,
+    ManifestSplittingConfig,
+    Repository,
+    RepositoryConfig,
+)
+from icechunk_async.sync.portal import run
+from tests.spark.sources import open_for, write_netcdf
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from icechunk_async.repository.check import ReferenceReport
+
+DATA = np.arange(40 * 20, dtype="f8").reshape(40, 20)
+
+
+@pytest.fixture(params=[1, 2], ids=["format-1", "format-2"])
+def repo(request: pytest.FixtureRequest, url: str) -> Repository:
+    """A repository with history, an abandoned session's chunks, and chunks of all kinds."""
+    config = RepositoryConfig(inline_chunk_threshold_bytes=0)
+    repo = Repository.create(url, config, spec_version=request.param)
+    repo.save_config()
+    for number in range(3):
+        session = repo.writable_session("main")
+        array = zarr.create_array(
+            session.store, name="a", shape=DATA.shape, chunks=(4, 5), dtype="f8", overwrite=True
+        )
+        array[:] = DATA + number
+        session.commit(f"state {number}")
+    repo.create_tag("v1", repo.lookup_branch("main"))
+    abandoned = repo.writable_session("main")
+    zarr.open_array(abandoned.store, path="a")[:8] = -1
+    return repo
+
+
+def summary(result: Any) -> list[int]:
+    """Answer the numbers of a report on garbage."""
+    names = ("chunks", "manifests", "snapshots", "transaction_logs", "bytes")
+    return [getattr(result, f"{name}_deleted") for name in names]
+
+
+def check(repo: Repository) -> ReferenceReport:
+    """Check in one process."""
+    return run(repo._repository.ask(lambda it: it.check_references()))
+
+
+def test_statistics_are_those_of_one_process(spark: SparkSession, repo: Repository) -> None:
+    """Chunks that several manifests share count once; each manifest has a row."""
+    session = repo.writable_session("main")
+    zarr.open_array(session.store, path="a")[:4] = 7
+    session.commit("one row of chunks")
+    made = storage_statistics(spark, repo, tasks=3)
+    expected = repo.chunk_storage_stats()
+    assert made.result.native_bytes == expected.native_bytes
+    assert made.result.total_bytes() == expected.total_bytes()
+    assert made.frame.columns == [
+        *("manifest_id", "size_bytes", "references"),
+        *("native_bytes", "virtual_bytes", "inlined_bytes"),
+    ]
+    assert made.table.column("references").to_pylist() == [40] * 4
+    assert sum(made.table.column("native_bytes").to_pylist()) > expected.native_bytes
+
+
+def test_garbage_is_what_one_process_finds(spark: SparkSession, repo: Repository) -> None:
+    """The dry run agrees before, one process finds nothing afterwards, data stays."""
+    repo.expire_snapshots(datetime.now(UTC))
+    moment = datetime.now(UTC)
+    expected = repo.garbage_collect(moment, dry_run=True)
+    planned = garbage_collect(spark, repo, moment, dry_run=True)
+    assert summary(planned.result) == summary(expected)
+    assert summary(expected)[0] >= 8
+    assert not any(planned.table.column("deleted").to_pylist())
+    done = garbage_collect(spark, repo, moment, tasks=2)
+    assert summary(done.result) == summary(expected)
+    assert done.frame.filter("deleted and folder = 'chunks'").count() == summary(expected)[0]
+    assert summary(repo.garbage_collect(moment)) == [0] * 5
+    store = repo.readonly_session("main").store
+    np.testing.assert_array_equal(zarr.open_array(store, path="a", mode="r")[:], DATA + 2)
+
+
+def test_what_is_young_stays_and_the_future_is_refused(
+    spark: SparkSession, repo: Repository
+) -> None:
+    """An open session is protected by its age alone."""
+    before = garbage_collect(spark, repo, datetime(2020, 1, 1, tzinfo=UTC))
+    assert summary(before.result) == [0] * 5
+    assert before.table.num_rows == 0
+    with pytest.raises(InvalidInputError, match="in the future"):
+        garbage_collect(spark, repo, datetime.now(UTC) + timedelta(hours=1))
+
+
+def test_manifests_are_split_as_in_one_process(spark: SparkSession, repo: Repository) -> None:
+    """By the configuration in force; one commit, the same chunks."""
+    split: dict[Any, Any] = {
+        ManifestSplitCondition.AnyArray(): {ManifestSplitDimCondition.Any(): 3},
+    }
+    config = RepositoryConfig(
+        manifest=ManifestConfig(splitting=ManifestSplittingConfig.from_dict(split))
+    )
+    again = repo.reopen(config)
+    made = rewrite_manifests(spark, again, "split", manifests_per_task=3)
+    tip = next(iter(again.ancestry(branch="main")))
+    assert (str(made.result), tip.message) == (tip.id, "split")
+    counts = sorted(made.table.column("references").to_pylist())
+    single = again.rewrite_manifests("split again", branch="main")
+    files = again.list_manifest_files(single)
+    assert sorted(it.num_chunk_refs for it in files) == counts
+    assert len(counts) == 8
+    store = again.readonly_session(snapshot_id=tip.id).store
+    np.testing.assert_array_equal(zarr.open_array(store, path="a", mode="r")[:], DATA + 2)
+    with pytest.raises(Exception, match="commit"):
+        rewrite_manifests(spark, again, "no", commit_method="neither")  # type: ignore[arg-type]
+
+
+def test_missing_objects_are_found(spark: SparkSession, repo: Repository, tmp_path: Path) -> None:
+    """The job and one process name the same objects, of every kind."""
+    assert check(repo).is_whole
+    root = tmp_path / "repo"
+    chunks = sorted((root / "chunks").iterdir())
+    whole = check_references(spark, repo)
+    assert whole.result == check(repo)
+    assert (whole.result.chunk_objects, whole.table.num_rows) == (120, 0)
+    needed = {it.location for it in _broken_without(root, chunks, repo)}
+    assert len(needed) == 120
+    tip = repo.lookup_branch("main")
+    (root / "transactions" / tip).unlink()
+    manifest = min((root / "manifests").iterdir())
+    manifest.unlink()
+    key = min(needed)
+    victim = root / key
+    victim.write_bytes(victim.read_bytes()[:5])
+    made = check_references(spark, repo)
+    assert made.result == check(repo)
+    kinds = made.table.column("kind").to_pylist()
+    assert kinds[:2] == ["transaction log", "manifest"]
+    assert made.frame.filter("problem = 'missing'").count() == 2
+
+
+def _broken_without(root: Path, chunks: list[Path], repo: Repository) -> Any:
+    """Answer what is missed while all chunk objects are away."""
+    kept = {it: it.read_bytes() for it in chunks}
+    for it in chunks:
+        it.unlink()
+    try:
+        return check(repo).broken
+    finally:
+        for it, data in kept.items():
+            it.write_bytes(data)
+
+
+def test_virtual_objects_are_looked_at(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    """Changed and missing ones are named; those that nobody may read are counted."""
+    sources = tmp_path / "sources"
+    repo = open_for(url, sources)
+    for number in range(3):
+        write_netcdf(sources / f"f{number}.nc", 4 * number)
+    files = sorted(map(str, sources.iterdir()))
+    ingest_virtual(spark, repo, files, concat_dim="time")
+    assert check_references(spark, repo).result.is_whole
+    (sources / "f1.nc").unlink()
+    write_netcdf(sources / "f2.nc", 100)
+    made = check_references(spark, repo, tasks=2)
+    assert made.result == check(repo)
+    found = {(it.location[-5:], it.problem, it.references) for it in made.result.broken}
+    assert found == {("f1.nc", "missing", 2), ("f2.nc", "changed", 2)}
+    blind = Repository.open(url)
+    unread = check_references(spark, blind).result
+    assert (unread.virtual_objects, unread.virtual_not_authorized) == (3, 3)
