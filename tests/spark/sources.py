@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -18,7 +19,7 @@ from icechunk_async.sync import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["field", "open_for", "write_netcdf"]
+__all__ = ["field", "make_newer", "open_for", "write_netcdf"]
 
 
 def field(first: int, steps: int) -> Any:
@@ -40,6 +41,12 @@ def write_netcdf(path: Path, first: int, steps: int = 4, **options: Any) -> None
         data.dims[0].attach_scale(time)
         data.dims[1].attach_scale(lat)
         data.attrs["units"] = "K"
+
+
+def make_newer(path: Path) -> None:
+    """Let a file have been written ten seconds later: guards are whole seconds."""
+    at = path.stat().st_mtime + 10
+    os.utime(path, (at, at))
 
 
 def open_for(url: str, sources: Path) -> Repository:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import zarr
 
 from icechunk_async.errors import IngestError, InvalidInputError, NodeExistsError
 from icechunk_async.spark import ingest_virtual, ingested_files, list_sources
-from tests.spark.sources import field, open_for, write_netcdf
+from tests.spark.sources import field, make_newer, open_for, write_netcdf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,7 +115,8 @@ def test_what_cannot_be_read_is_reported_and_the_rest_is_ingested(
     paths = [str(sources / it) for it in names]
     with pytest.raises(IngestError, match="5 of 7 files") as caught:
         ingest_virtual(spark, repo, paths, concat_dim="time", on_error="fail")
-    assert caught.value.context["report"].num_rows == 7
+    report: Any = caught.value.context["report"]
+    assert report.num_rows == 7
     assert commits(repo) == 1
     made = ingest_virtual(spark, repo, paths, concat_dim="time", files_per_task=2)
     assert made.counts == {"ingested": 2, "failed": 5}
@@ -130,6 +134,7 @@ def test_a_file_that_cannot_be_read_any_more_keeps_its_place(
     paths = files(sources)
     ingest_virtual(spark, repo, paths[:2], concat_dim="time")
     (sources / "f1.nc").write_text("broken")
+    make_newer(sources / "f1.nc")
     made = ingest_virtual(spark, repo, paths, concat_dim="time")
     assert made.report.column("status").to_pylist() == [
         *("unchanged", "kept", "ingested", "ingested")
@@ -191,6 +196,39 @@ def test_each_file_becomes_a_group(spark: SparkSession, repo: Repository, source
         ingest_virtual(spark, repo, paths, group="x", group_of=lambda _: "same")
     with pytest.raises(InvalidInputError, match="concat_dim=None"):
         ingest_virtual(spark, repo, paths, group="raw", concat_dim="time")
+
+
+OFFICIAL = """
+import sys, icechunk, zarr
+url, prefix = sys.argv[1:]
+access = icechunk.containers_credentials({prefix: None})
+storage = icechunk.local_filesystem_storage(url)
+repo = icechunk.Repository.open(storage, authorize_virtual_chunk_access=access)
+store = repo.readonly_session("main").store
+print(zarr.open_array(store, path="t", mode="r")[:].tolist())
+print(zarr.open_array(store, path="time", mode="r")[:].tolist())
+"""
+
+
+def test_the_official_engine_reads_what_was_ingested(
+    spark: SparkSession, repo: Repository, url: str, sources: Path
+) -> None:
+    """References, their guards, and what was copied."""
+    pytest.importorskip("icechunk", reason="the official engine: see the group spark")
+    ingest_virtual(spark, repo, files(sources), concat_dim="time")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", OFFICIAL),
+            *(url.removeprefix("file://"), f"{sources.as_uri()}/"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr
+    np.testing.assert_array_equal(json.loads(lines[0]), field(0, 16))
+    assert json.loads(lines[1]) == list(range(16))
 
 
 def test_sources_are_listed(repo: Repository, sources: Path) -> None:

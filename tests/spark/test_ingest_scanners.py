@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-STATE = SourceState(1, "etag", None)
+STATE = SourceState(1, "version", "etag", None)
 
 
 def scan(path: Path, **options: Any) -> Scanned:
@@ -325,6 +326,67 @@ def test_a_message_without_a_codec_is_refused(tmp_path: Path, url: str) -> None:
     (sources / "f.grib2.idx").write_text(WGRIB)
     with pytest.raises(InvalidInputError, match="No codec 'none-such'"):
         scan_in(url, sources, (sources / "f.grib2.idx").as_uri(), grib_codec={"name": "none-such"})
+
+
+def grib_message(values: Any) -> bytes:
+    """Answer a message of GRIB 2 on a regular grid, with tenths as whole numbers."""
+    rows, columns = values.shape
+    packed = np.round(values.ravel() * 10 - values.min() * 10).astype(">u2")
+    sections = [
+        (1, struct.pack(">HHBBBHBBBBBBB", 7, 0, 2, 1, 1, 2020, 1, 1, 0, 0, 0, 0, 1)),
+        (
+            3,
+            struct.pack(">BIBBH", 0, values.size, 0, 0, 0)
+            + struct.pack(">BBIBIBIIIII", 6, 0, 0, 0, 0, 0, 0, columns, rows, 0, 0xFFFFFFFF)
+            + struct.pack(">IIBIIIIB", 90_000_000, 0, 48, 80_000_000, 2_000_000, 10**6, 10**7, 0),
+        ),
+        (
+            4,
+            struct.pack(
+                ">HHBBBBBHBBIBBIBBI", 0, 0, 0, 0, 2, 0, 0, 0, 0, 1, 0, 103, 0, 2, 255, 0, 0
+            ),
+        ),
+        (5, struct.pack(">IHfHHBB", values.size, 0, values.min() * 10, 0, 1, 16, 0)),
+        (6, b"\xff"),
+        (7, packed.tobytes()),
+    ]
+    body = b"".join(struct.pack(">IB", 5 + len(it), number) + it for number, it in sections)
+    body += b"7777"
+    return b"GRIB\0\0" + bytes([0, 2]) + struct.pack(">Q", 16 + len(body)) + body
+
+
+def test_messages_of_grib_become_chunks(tmp_path: Path, url: str) -> None:
+    """One array for each variable and level, decoded by the codec of another package."""
+    pytest.importorskip("gribberish", reason="gribberish decodes GRIB: see the group spark")
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    fields = [np.arange(6.0).reshape(2, 3) + number / 10 for number in range(3)]
+    messages = [grib_message(it) for it in fields]
+    starts = np.cumsum([0, *map(len, messages)])
+    names = ["TMP:2 m above ground", "UGRD:10 m above ground", "TMP:2 m above ground"]
+    lines = [
+        f"{number + 1}:{start}:d=2020010{number + 1}00:{name}:anl:"
+        for number, (start, name) in enumerate(zip(starts, names, strict=False))
+    ]
+    (sources / "f.grib2").write_bytes(b"".join(messages))
+    (sources / "f.grib2.idx").write_text("\n".join(lines))
+    found, arrays = scan_in(url, sources, (sources / "f.grib2.idx").as_uri())
+    np.testing.assert_allclose(arrays["TMP_2_m_above_ground"], [fields[0], fields[2]], atol=1e-5)
+    np.testing.assert_allclose(arrays["UGRD_10_m_above_ground"], [fields[1]], atol=1e-5)
+    np.testing.assert_array_equal(arrays["latitude"], [90, 80])
+    np.testing.assert_array_equal(arrays["longitude"], [0, 1, 2])
+    attributes = found.arrays["TMP_2_m_above_ground"].document["attributes"]
+    assert attributes["grib_messages"] == ["d=2020010100:anl", "d=2020010300:anl"]
+
+
+def test_guards_are_what_every_reader_sees() -> None:
+    """An ETag where there is one, else the time, rounded up to whole seconds."""
+    state = SourceState(5, "v", '"etag"', 1_500_000)
+    assert state.guard("auto") == ('"etag"', 0)
+    assert state.guard("last-modified") == (None, 2)
+    assert state.guard("none") == (None, 0)
+    assert SourceState(5, "v", None, 2_000_000).guard("auto") == (None, 2)
+    assert SourceState(5, "v", None, None).guard("auto") == (None, 0)
 
 
 def test_times_are_copied_in_the_units_of_the_first_file() -> None:

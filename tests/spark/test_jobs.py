@@ -26,7 +26,7 @@ from icechunk_async.sync import (
     RepositoryConfig,
 )
 from icechunk_async.sync.portal import run
-from tests.spark.sources import open_for, write_netcdf
+from tests.spark.sources import make_newer, open_for, write_netcdf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -183,6 +183,7 @@ def test_virtual_objects_are_looked_at(spark: SparkSession, url: str, tmp_path: 
     assert check_references(spark, repo).result.is_whole
     (sources / "f1.nc").unlink()
     write_netcdf(sources / "f2.nc", 100)
+    make_newer(sources / "f2.nc")
     made = check_references(spark, repo, tasks=2)
     assert made.result == check(repo)
     found = {(it.location[-5:], it.problem, it.references) for it in made.result.broken}

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArrayUsage",
+    "Broken",
+    "Checked",
     "Collected",
     "Compacted",
     "Configuration",
@@ -127,6 +129,30 @@ class Collected:
     snapshots_deleted: int
     transaction_logs_deleted: int
     failures: list[FailedDeletion]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """An object that is not as it must be."""
+
+    kind: str
+    location: str
+    problem: str
+    detail: str
+    references: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Answer of ``check``."""
+
+    snapshots: int
+    transaction_logs: int
+    manifests: int
+    chunk_objects: int
+    virtual_objects: int
+    virtual_not_authorized: int
+    broken: list[Broken]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from icechunk_async.cli.operating_documents import (
+        Checked,
         Collected,
         Compacted,
         Configuration,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "checked",
     "collected",
     "configuration",
     "expired",
@@ -128,6 +130,27 @@ def collected(document: Collected, console: Console) -> None:
         console.print(text, soft_wrap=True)
     verb = "would be freed" if document.dry_run else "freed"
     console.print(f"{decimal(document.bytes_deleted)} {verb}.")
+
+
+def checked(document: Checked, console: Console) -> None:
+    """Show what was looked for, and what is not as it must be."""
+    table = make_table("", "", header=False)
+    table.columns[1].justify = "right"
+    table.add_row("snapshots", f"{document.snapshots:,}")
+    table.add_row("transaction logs", f"{document.transaction_logs:,}")
+    table.add_row("manifests", f"{document.manifests:,}")
+    table.add_row("chunk objects", f"{document.chunk_objects:,}")
+    table.add_row("virtual objects", f"{document.virtual_objects:,}")
+    console.print(table)
+    for it in document.broken:
+        text = Text.assemble((f"{it.problem} ", REMOVED), plain(it.kind), ": ", plain(it.detail))
+        console.print(text, soft_wrap=True)
+    if document.virtual_not_authorized:
+        console.print(
+            f"{document.virtual_not_authorized:,} virtual object(s) were not looked at. If you "
+            "trust their containers, add --authorize with their URL prefixes."
+        )
+    console.print("Something is broken." if document.broken else "Nothing is missing.")
 
 
 def rewritten(document: Rewritten, console: Console) -> None:

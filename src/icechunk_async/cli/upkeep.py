@@ -1,4 +1,4 @@
-"""Commands that keep a repository small: ``expire``, ``gc``, ``compact`` and others."""
+"""Upkeep: ``expire``, ``gc``, ``compact``, ``check``, ``rewrite-manifests`` and ``migrate``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from icechunk_async import _clock
 from icechunk_async.cli import render_operating as render
 from icechunk_async.cli.opening import on_repository
 from icechunk_async.cli.operating_documents import (
+    Broken,
+    Checked,
     Collected,
     Compacted,
     Expired,
@@ -73,6 +75,7 @@ def register(app: typer.Typer) -> None:
     app.command()(gc)
     app.command()(compact)
     app.command("rewrite-manifests")(rewrite_manifests)
+    app.command()(check)
     app.command()(migrate)
 
 
@@ -231,6 +234,52 @@ def rewrite_manifests(
         return Rewritten(branch, str(made), str(before), len(files))
 
     answer(on_repository(url, option, work), render.rewritten, as_json=as_json, debug=debug)
+
+
+def check(
+    url: Url,
+    *,
+    authorize: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--authorize",
+            metavar="PREFIX",
+            help="URL prefix of a container whose virtual objects are looked at. May be repeated.",
+        ),
+    ] = None,
+    option: Options = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Look whether every object is there that branches and tags lead to.
+
+    Exit code 1 if something is missing, too short or changed. What chunks hold is not read.
+
+    JSON keys: snapshots, transaction_logs, manifests, chunk_objects, virtual_objects,
+    virtual_not_authorized (counts), broken (each: kind, location, problem, detail, references).
+    """
+
+    async def work(repository: Repository) -> Checked:
+        with showing_progress() as progress:
+            found = await repository.check_references(progress=progress)
+        return Checked(
+            found.snapshots,
+            found.transaction_logs,
+            found.manifests,
+            found.chunk_objects,
+            found.virtual_objects,
+            found.virtual_not_authorized,
+            [
+                Broken(it.kind, it.location, it.problem, it.detail, it.references)
+                for it in found.broken
+            ],
+        )
+
+    access = dict.fromkeys(authorize or ())
+    ask = on_repository(url, option, work, authorize=access)
+    done = answer(ask, render.checked, as_json=as_json, debug=debug)
+    if done.broken:
+        raise typer.Exit(1)
 
 
 def migrate(

@@ -113,8 +113,9 @@ def ingest_virtual(
         skip: paths of arrays and groups within the files to leave out.
         load: paths of arrays to copy, and not to refer to. By default, where files are
             concatenated, those with no other axis, and their bounds.
-        guard: what references record so that readers notice a changed file: its ETag or, where it
-            has none or with ``"last-modified"``, the time of its last change.
+        guard: what references record so that readers notice a changed file: its ETag or, where
+            others would see another one (local files) or with ``"last-modified"``, the time of its
+            last change in whole seconds.
         grib_codec: the Zarr codec that decodes messages of GRIB, as in ``zarr.json``; by default
             that of the package ``gribberish``.
         on_error: whether to leave out files that cannot be read, or not to commit anything.

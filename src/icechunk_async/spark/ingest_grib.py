@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Grid", "Message", "grid_of", "read_index", "scan_grib_index"]
 
-_DEFAULT_CODEC: Final = {"name": "gribberish"}
 _HEAD_BYTES: Final = 16 << 10
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9]+")
 _ROWS_AND_COLUMNS: Final = frozenset({0, 1, 2, 3, 10, 20, 30, 40, 41, 42, 43})
@@ -150,7 +149,7 @@ async def scan_grib_index(
 
     Cost: a request for each variable and level.
     """
-    chosen = dict(codec or _DEFAULT_CODEC)
+    chosen = dict(codec or _codec(""))
     try:
         get_codec_class(str(chosen.get("name")))
     except UnknownCodecError:
@@ -169,11 +168,16 @@ async def scan_grib_index(
         first = members[0].offset
         head = await file.read(ByteRange(first, first + _HEAD_BYTES))
         grid = grid_of(head, file.url)
-        arrays[name] = _array(members, grid, chosen, file.state.size_bytes)
+        decoder = chosen if codec else _codec(members[0].variable)
+        arrays[name] = _array(members, grid, decoder, file.state.size_bytes)
         if codec is None and grid.template in _LATITUDE_LONGITUDE:
             for axis, size in (("latitude", grid.rows), ("longitude", grid.columns)):
                 arrays.setdefault(axis, _coordinate(axis, size, members[0], file.state.size_bytes))
     return Scanned({"": {}}, arrays, (file.url,), (file.state,))
+
+
+def _codec(variable: str) -> dict[str, Any]:
+    return {"name": "gribberish", "configuration": {"var": variable}}
 
 
 def _file_of(url: str) -> str:
@@ -207,9 +211,10 @@ def _array(
 
 
 def _coordinate(axis: str, size: int, message: Message, size_bytes: int) -> ScannedArray:
-    codec = {**_DEFAULT_CODEC, "configuration": {"var": axis}}
     units = {"latitude": "degrees_north", "longitude": "degrees_east"}[axis]
-    document = _document([size], [size], [axis], codec, {"standard_name": axis, "units": units})
+    document = _document(
+        [size], [size], [axis], _codec(axis), {"standard_name": axis, "units": units}
+    )
     return ScannedArray(document, _places([message], 1, size_bytes))
 
 

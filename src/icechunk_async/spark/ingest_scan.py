@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 import numpy as np
 import zstandard
 
+from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind
 from icechunk_async.format.locations import Strings
 from icechunk_async.zarr.virtual_documents import array_document, fill_attribute
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.chunk_refs import Coordinates
 
     type Document = dict[str, Any]
-    type Guard = Literal["auto", "etag", "last-modified", "none"]
+    type Guard = Literal["auto", "last-modified", "none"]
 
 __all__ = [
     "Places",
@@ -44,22 +45,23 @@ class SourceState:
     """In which state an object was when it was looked at."""
 
     size_bytes: int
+    version: str
+    """Another text once the object was written again, by us alone."""
     etag: str | None
+    """The ETag that every reader sees."""
     modified_us: int | None
     """Microseconds since the epoch, by the store's clock."""
 
     @property
     def stamp(self) -> str:
         """Text that is another one once the object has changed."""
-        return f"{self.etag or ''}/{self.modified_us or 0}/{self.size_bytes}"
+        return f"{self.version}/{self.modified_us or 0}/{self.size_bytes}"
 
     def guard(self, kind: Guard) -> tuple[str | None, int]:
         """Answer the ETag and the time, in whole seconds, that references are guarded with."""
-        if kind == "none":
-            return None, 0
-        if self.etag is not None and kind in ("auto", "etag"):
+        if kind == "auto" and self.etag is not None:
             return self.etag, 0
-        if self.modified_us is None or kind == "etag":
+        if kind == "none" or self.modified_us is None:
             return None, 0
         return None, -(-self.modified_us // _MICROSECONDS)
 
@@ -163,6 +165,21 @@ class Scanned:
             arrays={path: it for path, it in self.arrays.items() if kept(path)},
         )
 
+    def check(self) -> None:
+        """Refuse places that no chunk can have, before anything is stored.
+
+        Raises:
+            InvalidInputError: a chunk lies outside of its array, or has no bytes.
+        """
+        for path, array in self.arrays.items():
+            if array.values is not None:
+                continue
+            limits = np.array(grid(array.document), np.uint64)
+            outside = bool(np.any(array.places.coords >= limits)) if len(limits) else False
+            if outside or not array.places.lengths.all():
+                what = "lie outside of it" if outside else "have no bytes"
+                raise InvalidInputError(f"Chunks of the array {path!r} {what}.")
+
     def refs(
         self,
         places: Places,
@@ -178,11 +195,13 @@ class Scanned:
             guard: what to record, so that readers notice a changed source.
             first: coordinates at which the chunk ``(0, ...)`` comes to lie.
         """
+        distinct, objects = np.unique(places.codes, return_inverse=True)
+        used: list[int] = distinct.tolist()
         etags: dict[str, int] = {}
         codes: list[int] = []
         seconds: list[int] = []
-        for state in self.states:
-            etag, modified = state.guard(guard)
+        for code in used:
+            etag, modified = self.states[code].guard(guard)
             codes.append(-1 if etag is None else etags.setdefault(etag, len(etags)))
             seconds.append(modified)
         coords = places.coords
@@ -191,12 +210,12 @@ class Scanned:
         return ChunkRefs.build(
             coords,
             Kind.VIRTUAL,
-            objects=places.codes,
+            objects=objects.astype(np.uint32),
             offsets=places.offsets,
             lengths=places.lengths,
-            etags=np.array(codes, np.int32)[places.codes],
-            modified=np.array(seconds, np.uint32)[places.codes],
-            locations=Strings(tuple(map(normalize, self.urls))),
+            etags=np.array(codes, np.int32)[objects],
+            modified=np.array(seconds, np.uint32)[objects],
+            locations=Strings(tuple(normalize(self.urls[code]) for code in used)),
             etag_pool=Strings(tuple(etags)),
         )
 

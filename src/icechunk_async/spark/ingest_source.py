@@ -29,14 +29,21 @@ __all__ = ["RemoteFile", "Source", "state_of"]
 
 _BLOCK_BYTES: Final = 1 << 20
 _BLOCKS: Final = 32
+_NO_ETAGS: Final = frozenset({"file", "memory", "http", "https"})
+"""Where a version is no ETag, or one that other readers of the repository do not know."""
 
 
-def state_of(retrieved: Retrieved) -> SourceState:
-    """Answer the state of an object of which something was read."""
+def state_of(retrieved: Retrieved, url: str) -> SourceState:
+    """Answer the state of an object of which something was read; its URL is an absolute one."""
+    scheme = url.partition(":")[0].lower()
+    etag = retrieved.etag
+    if etag is None and scheme not in _NO_ETAGS:
+        etag = retrieved.version.token
     modified = retrieved.last_modified
     return SourceState(
         retrieved.size_bytes,
-        retrieved.etag or retrieved.version.token or None,
+        retrieved.version.token,
+        etag,
         None if modified is None else _clock.to_us(modified),
     )
 
@@ -53,7 +60,11 @@ class Source:
     @classmethod
     async def open(cls, virtual: VirtualChunks, url: str) -> Source:
         """Look at an object. Cost: one request."""
-        return cls(virtual, url, state_of(await virtual.fetch(url, ByteRange(0, 0))))
+        return cls(
+            virtual,
+            url,
+            state_of(await virtual.fetch(url, ByteRange(0, 0)), virtual.locations.expand(url)),
+        )
 
     async def read(self, wanted: RangeRequest = None) -> bytes:
         """Read it, or a part of it.
@@ -62,7 +73,7 @@ class Source:
             VirtualSourceChangedError: it is in another state by now.
         """
         retrieved = await self.virtual.fetch(self.url, wanted)
-        if state_of(retrieved).stamp != self.state.stamp:
+        if state_of(retrieved, self.url).stamp != self.state.stamp:
             raise VirtualSourceChangedError(
                 f"{self.url!r} changed while it was read. Ingest it again.", location=self.url
             )

@@ -115,7 +115,9 @@ async def scan_source(
             case _:
                 found = await _scan_hdf5(source, options)
     found = found.without(options.skip)
-    return stamp, await load_values(virtual, found, _loaded(found, options))
+    found = await load_values(virtual, found, _loaded(found, options))
+    found.check()
+    return stamp, found
 
 
 def _kind(location: str) -> Kind:

@@ -12,7 +12,7 @@ import numpy as np
 from icechunk_async import _clock
 from icechunk_async._concurrency import bounded_map
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.ingest_scan import Places, Scanned, ScannedArray, SourceState
+from icechunk_async.spark.ingest_scan import Places, Scanned, ScannedArray, SourceState, grid
 from icechunk_async.zarr.virtual_documents import array_document
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ZarrListing:
             total += info.size_bytes
             modified_us = _clock.to_us(info.last_modified)
             digest.update(f"{key}\0{info.size_bytes}\0{modified_us}\n".encode())
-        return SourceState(total, digest.hexdigest(), None)
+        return SourceState(total, digest.hexdigest(), None, None)
 
 
 async def list_zarr(virtual: VirtualChunks, url: str) -> ZarrListing:
@@ -111,6 +111,11 @@ class _Chunks:
     separator: str
     coords: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
     keys: list[str] = field(default_factory=list[str])
+    grid: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Note how many chunks there can be."""
+        self.grid = grid(self.document)
 
     def add(self, name: str, key: str) -> None:
         """Take a chunk, given what follows the array in its key."""
@@ -122,7 +127,8 @@ class _Chunks:
             parts = (inner or "").lstrip(self.separator).split(self.separator)
             digits = inner is not None and len(parts) == rank and all(it.isdigit() for it in parts)
             coords = tuple(map(int, parts)) if digits else None
-        if coords is not None:
+        # What an array left behind when it was made smaller is no part of it.
+        if coords is not None and all(a < b for a, b in zip(coords, self.grid, strict=True)):
             self.coords.append(coords)
             self.keys.append(key)
 
@@ -170,7 +176,7 @@ class _Found:
         order = [key for it in self.arrays.values() for key in it.keys]
         infos = self._listing.infos
         states = tuple(
-            SourceState(infos[key].size_bytes, None, _clock.to_us(infos[key].last_modified))
+            SourceState(infos[key].size_bytes, "", None, _clock.to_us(infos[key].last_modified))
             for key in order
         )
         arrays: dict[str, ScannedArray] = {}

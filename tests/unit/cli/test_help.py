@@ -33,6 +33,7 @@ COMMANDS = {
     ("gc",): "{copy} --older-than 90d",
     ("compact",): "{copy}",
     ("rewrite-manifests",): "{copy}",
+    ("check",): "{sample}",
     ("migrate",): "{copy}",
     ("branch", "list"): "{sample}",
     ("branch", "create"): "{copy} b",

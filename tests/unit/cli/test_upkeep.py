@@ -104,6 +104,19 @@ def test_compact(tmp_path: Path) -> None:
     assert (again["objects"], again["snapshot_id"]) == (0, None)
 
 
+def test_check(sample: Sample, repository: Path) -> None:
+    """What is missing is named, and the exit code says so."""
+    fine = run("check", repository, "--json").json
+    assert (fine["snapshots"], fine["broken"]) == (3, [])
+    assert "Nothing is missing." in run("check", repository).stdout
+    (repository / "transactions" / sample.tip).unlink()
+    done = run("check", repository, "--json")
+    assert done.exit_code == 1
+    broken = done.json["broken"]
+    assert [(it["kind"], it["problem"]) for it in broken] == [("transaction log", "missing")]
+    assert sample.tip in run("check", repository).stdout
+
+
 def test_rewrite_manifests(sample: Sample, repository: Path) -> None:
     """A commit with the same content, or the tip replaced."""
     run("config", repository, "--set", 'manifest.splitting={"split_sizes": null}')
