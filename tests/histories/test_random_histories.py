@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from icechunk_async import Repository
+from icechunk_async import Packing, Repository, RepositoryConfig
 from icechunk_async.errors import ConflictError, IcechunkError, OutcomeUnknownError
 from icechunk_async.repository.conflicts import BasicConflictSolver
 from icechunk_async.storage import open_storage
@@ -20,10 +20,17 @@ from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from tests.helpers import make_array, memory_url, read, write
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from icechunk_async.storage import Storage
 
 SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "12")))
 BRANCHES = ("main", "dev")
+PACKED = {
+    "packing": Packing(target_bytes=20, max_chunk_bytes=20),
+    "config": RepositoryConfig(inline_chunk_threshold_bytes=0),
+}
+"""Every chunk goes to an object that others share. With odd seeds."""
 WRITERS = 5
 COMMITS = 6
 RATES = FaultRates(lost_replies=0.1, lost_requests=0.05, late_writes=0.1, refusals=0.03, delays=0.7)
@@ -56,7 +63,7 @@ async def _writer(storage: Storage, number: int, seed: int, attempts: list[Attem
     """Commit to random branches through an own handle; sometimes lose patience."""
     rng = random.Random(f"{seed}/{number}")
     loop = asyncio.get_running_loop()
-    async with _opened(storage) as repository:
+    async with _opened(storage, packed=seed % 2 == 1) as repository:
         for count in range(COMMITS):
             name = f"w{number}-{count}"
             branch = rng.choice(BRANCHES)
@@ -71,12 +78,13 @@ async def _writer(storage: Storage, number: int, seed: int, attempts: list[Attem
 class _opened:  # noqa: N801 -- reads as a verb
     """Open a repository, trying again while the service is busy."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, *, packed: bool) -> None:
         self._storage = storage
+        self._options: dict[str, Any] = PACKED if packed else {}
 
     async def __aenter__(self) -> Repository:
         while True:
-            self._manager = Repository.open(self._storage)
+            self._manager = Repository.open(self._storage, **self._options)
             try:
                 return await self._manager.__aenter__()
             except IcechunkError:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from icechunk_async import ForkSession, Repository
+from icechunk_async import ForkSession, Packing, Repository, RepositoryConfig
 from icechunk_async._clock import use_clock
 from icechunk_async.conflicts import BasicConflictSolver
 from icechunk_async.errors import (
@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 
 SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "10")))
 BRANCHES = ("main", "dev", "old")
+PACKED: dict[str, Any] = {
+    "packing": Packing(target_bytes=1_000, max_chunk_bytes=1_000),
+    "config": RepositoryConfig(inline_chunk_threshold_bytes=0),
+}
+"""Every chunk goes to an object that others share; of one writer in two."""
 WRITERS, STEPS, CHUNKS = 4, 5, 6
 ON_REFERENCES = FaultRates(
     lost_replies=0.1, lost_requests=0.05, late_writes=0.08, refusals=0.03, delays=0.7
@@ -92,7 +97,7 @@ class Writer:
 
     async def run(self) -> None:
         """Work until all steps are done."""
-        async with opened(self.storage) as repository:
+        async with opened(self.storage, packed=self.number % 2 == 1) as repository:
             for count in range(STEPS):
                 await self.step(repository, f"w{self.number}-{count}")
 
@@ -182,12 +187,13 @@ class Writer:
 class opened:  # noqa: N801 -- reads as a verb
     """Open a repository, trying again while the service is busy."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, *, packed: bool = False) -> None:
         self._storage = storage
+        self._options = PACKED if packed else {}
 
     async def __aenter__(self) -> Repository:
         while True:
-            self._manager = Repository.open(self._storage)
+            self._manager = Repository.open(self._storage, **self._options)
             try:
                 return await self._manager.__aenter__()
             except IcechunkError:

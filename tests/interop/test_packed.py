@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pytest
 import zarr
+import zarr.api.asynchronous
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
     type Values = npt.NDArray[np.uint16]
 
+ZARR: Any = zarr
+ASYNC: Any = zarr.api.asynchronous
+
 pytestmark = pytest.mark.usefixtures("quick_loop")
 
 SPECS = pytest.mark.parametrize("spec", [1, 2])
@@ -39,8 +43,7 @@ def values(seed: int) -> Values:
 
 async def opened(session: Session, mode: str) -> Any:
     """Open the array ``a`` of a session of ours."""
-    open_array: Any = zarr.api.asynchronous.open_array
-    return await open_array(store=session.store, path="a", mode=mode)
+    return await ASYNC.open_array(store=session.store, path="a", mode=mode)
 
 
 async def change(session: Session, place: Any, data: Values) -> None:
@@ -54,8 +57,7 @@ async def build(root: Path, spec: int) -> Values:
     data = values(0)
     async with Repository.create(root, spec_version=spec, packing=SMALL) as repository:
         session = await repository.writable_session("main")
-        create: Any = zarr.api.asynchronous.create_array
-        array = await create(
+        array = await ASYNC.create_array(
             session.store, name="a", shape=SHAPE, chunks=CHUNKS, dtype="u2", compressors=None
         )
         await array.setitem(slice(None), data)
@@ -77,8 +79,7 @@ def number_of_objects(root: Path) -> int:
 
 def array_of(store: Any, mode: str = "r") -> Any:
     """Open the array ``a``."""
-    open_array: Any = zarr.open_array
-    return open_array(store, path="a", mode=mode)
+    return ZARR.open_array(store, path="a", mode=mode)
 
 
 def theirs(official: Any) -> Any:
