@@ -7,6 +7,7 @@ carries (spec, "Chunk manifest files").
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -42,9 +43,12 @@ class Strings:
     @classmethod
     def factorize(cls, values: Iterable[str]) -> tuple[npt.NDArray[np.uint32], Strings]:
         """Answer the index of every value, and the distinct values in order of appearance."""
-        codes: dict[str, int] = {}
-        indices = [codes.setdefault(value, len(codes)) for value in values]
-        return np.array(indices, np.uint32), cls(tuple(codes))
+        values = values if isinstance(values, Sequence) else tuple(values)
+        distinct = tuple(dict.fromkeys(values))
+        codes = dict(zip(distinct, range(len(distinct)), strict=True))
+        # No step of the interpreter for each value: there may be millions.
+        indices = np.fromiter(map(codes.__getitem__, values), np.uint32, len(values))
+        return indices, cls(distinct)
 
     def __len__(self) -> int:
         """Count the strings."""

@@ -35,6 +35,8 @@ __all__ = ["LocationDictionary", "encode_manifest"]
 _MAX_PACKED_BYTES: Final = 1024
 """The official reader refuses longer compressed locations, so they are stored plain."""
 _MIN_SAMPLE_BYTES: Final = 8
+_BLOCK: Final = 1 << 13
+"""Records filled in at a time, field by field."""
 
 # Fields of a record: name -> (slot, NumPy format, bytes). Order keeps 8-byte words aligned.
 _FIELDS: Final[dict[str, tuple[int, Any, int]]] = {
@@ -192,17 +194,18 @@ class _ArrayBlock:
     def _group_rows(self) -> list[tuple[tuple[str, ...], Positions]]:
         """Answer the record shapes in use, as names of fields, and the rows of each."""
         refs = self.refs
+        key = refs.kinds << 3
         virtual = refs.kinds == Kind.VIRTUAL
-        traits = np.stack([np.zeros(len(refs), bool)] * 3, axis=1)
         if virtual.any():
-            codes = self.location_codes[refs.objects[virtual]]
-            traits[virtual, 0] = self.strings["location"].packed[codes]
-            traits[virtual, 1] = refs.etags[virtual] >= 0
-            traits[virtual, 2] = refs.modified[virtual] > 0
-        key = refs.kinds * 8 + traits @ np.array([4, 2, 1], np.uint8)
+            packed = self.strings["location"].packed[self.location_codes[refs.objects[virtual]]]
+            traits = packed.astype(np.uint8) << 2
+            traits |= (refs.etags[virtual] >= 0).astype(np.uint8) << 1
+            traits |= refs.modified[virtual] > 0
+            key[virtual] |= traits
+        alike = len(key) > 0 and bool((key == key[0]).all())
         groups: list[tuple[tuple[str, ...], Positions]] = []
-        for value in np.unique(key).tolist():
-            rows = np.flatnonzero(key == value)
+        for value in key[:1].tolist() if alike else np.unique(key).tolist():
+            rows = np.arange(len(key)) if alike else np.flatnonzero(key == value)
             match Kind(value >> 3):
                 case Kind.INLINE:
                     fields: tuple[str, ...] = ("inline",)
@@ -222,16 +225,25 @@ class _ArrayBlock:
         out.offset_vector(self.vector, self.tables)
         for shape, vtable_at, start, rows in self.groups:
             out.put(vtable_at, shape.vtable)
-            record = out.records(start, len(rows), shape.dtype)
-            record["vtable"] = self.tables[rows] - vtable_at
-            record["index"] = shape.size - 4
-            record["rank"] = self.refs.rank
-            record["coords"] = self.refs.coords[rows]
-            for name, place in shape.places.items():
-                record[name] = self._column(name, rows, self.tables[rows] + place)
+            records = out.records(start, len(rows), shape.dtype)
+            alone = len(rows) == len(self.refs)
+            for first in range(0, len(rows), _BLOCK):  # so that records stay in the cache
+                block = slice(first, first + _BLOCK)
+                self._fill_block(records[block], shape, vtable_at, block if alone else rows[block])
         self._fill_inline(out)
 
-    def _column(self, name: str, rows: Positions, fields_at: Positions) -> npt.NDArray[Any]:
+    def _fill_block(
+        self, record: npt.NDArray[Any], shape: _Shape, vtable_at: int, rows: Positions | slice
+    ) -> None:
+        tables = self.tables[rows]
+        record["vtable"] = tables - vtable_at
+        record["index"] = shape.size - 4
+        record["rank"] = self.refs.rank
+        record["coords"] = self.refs.coords[rows]
+        for name, place in shape.places.items():
+            record[name] = self._column(name, rows, tables + place)
+
+    def _column(self, name: str, rows: Positions | slice, fields_at: Positions) -> npt.NDArray[Any]:
         """Answer the values of a field; for offsets, the distances from where they stand."""
         refs = self.refs
         match name:
@@ -244,7 +256,8 @@ class _ArrayBlock:
             case "chunk_id":
                 return refs.chunk_ids[refs.objects[rows]]
             case "inline":
-                return self.inline - fields_at
+                ours = rows if isinstance(rows, slice) else np.searchsorted(self.inline_rows, rows)
+                return self.inline[ours] - fields_at
             case "etag":
                 codes = self.etag_codes[refs.etags[rows]]
             case _:

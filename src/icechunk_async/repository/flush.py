@@ -295,14 +295,16 @@ class Flusher:
         box = cell.box
         if changes.kept_grid is not None:
             box = tuple((a, min(b, c)) for (a, b), c in zip(box, changes.kept_grid, strict=True))
-        ours = columns.take(cell.changes)
+        ours = columns if len(cell.changes) == len(columns) else columns.take(cell.changes)
         kept: list[ChunkRefs] = []
         for part in parts:
             keep = part.inside(box)
             if len(ours):
                 keep &= ~rows_in(part.coords, ours.coords)
             kept.append(part if keep.all() else part.take(keep))
-        ours = ours.take(ours.kinds != Kind.DELETED)
+        there = ours.kinds != Kind.DELETED
+        if not there.all():
+            ours = ours.take(there)
         refs = ChunkRefs.concat([*kept, ours]).sort()
         if len(refs) == 0:
             return None
