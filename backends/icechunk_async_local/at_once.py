@@ -136,6 +136,28 @@ class ReadsAtOnce:
         """Whether it was not yet found out that no read here can be answered at once."""
         return self._calls is not None
 
+    def read_bytes(self, key: str, start: int, stop: int) -> memoryview | None:
+        """Answer bytes ``[start, stop)`` of a file, or None as :meth:`read`; the key is checked.
+
+        What is no file cannot be read at a position, so its kind need not be asked for.
+        """
+        calls = self._calls
+        if calls is None or stop - start > MOST_BYTES:
+            return None
+        try:
+            fd = calls.open(self._below + key.encode())
+            try:
+                return _read_all(fd, start, stop)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self._learn(error)
+            return None
+
+    def _learn(self, error: OSError) -> None:
+        if error.errno in _NEVER:
+            self._calls = None
+
     def read(self, place: Place, byte_range: RangeRequest) -> Retrieved | None:
         """Answer a file or part of it; None where that is to be tried on a thread.
 
@@ -151,8 +173,7 @@ class ReadsAtOnce:
             finally:
                 os.close(fd)
         except OSError as error:  # it is not in memory, as a rule
-            if error.errno in _NEVER:
-                self._calls = None
+            self._learn(error)
             return None
 
 
@@ -160,16 +181,26 @@ def _read(calls: _Calls, fd: int, byte_range: RangeRequest) -> Retrieved | None:
     found = calls.state(fd)
     size: int = found.size
     start, stop = slice_range(byte_range, size)
-    length = stop - start
-    if length > MOST_BYTES or not stat.S_ISREG(found.mode):
+    if stop - start > MOST_BYTES or not stat.S_ISREG(found.mode):
         return None
+    data = _read_all(fd, start, stop)
+    if data is None:  # it was cut off
+        return None
+    time_us = max(0, found.modified_seconds * 1_000_000 + found.modified_ns // 1000)
+    version = version_from(found.inode, time_us, size)
+    return Retrieved(data, version, size, modified_at_us(time_us))
+
+
+def _read_all(fd: int, start: int, stop: int) -> memoryview | None:
+    """Answer bytes of an open file; None if it ends before.
+
+    Raises:
+        OSError: they are not in memory, as a rule.
+    """
+    length = stop - start
     view = memoryview(np.empty(length, np.uint8))
     count = have = os.preadv(fd, (view,), start, _NOWAIT) if length else 0
     while have < length and count:  # a page that is busy for a moment ends a read early
         count = os.preadv(fd, (view[have:],), start + have, _NOWAIT)
         have += count
-    if have < length:  # it was cut off
-        return None
-    time_us = max(0, found.modified_seconds * 1_000_000 + found.modified_ns // 1000)
-    version = version_from(found.inode, time_us, size)
-    return Retrieved(view.toreadonly(), version, size, modified_at_us(time_us))
+    return view.toreadonly() if have == length else None

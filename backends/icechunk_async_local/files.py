@@ -70,6 +70,21 @@ class Files:
         assert retrieved is not None  # only an unchanged version answers None
         return retrieved
 
+    def read_bytes(self, place: Place, start: int, stop: int) -> bytes | None:
+        """Answer bytes ``[start, stop)`` of a file; None where :meth:`read` tells what is wrong.
+
+        What is no file cannot be read at a position, so its kind need not be asked for.
+        """
+        try:
+            fd = self.tree.open_file(place.folders, place.name, _READ)
+            try:
+                data = os.pread(fd, stop - start, start)
+            finally:
+                os.close(fd)
+        except OSError:
+            return None
+        return data if len(data) == stop - start else None
+
     def read_if_changed(self, place: Place, version: Version) -> Retrieved | None:
         """Read a file unless it is at ``version``, which costs no reading."""
         return self._read(place, None, version)

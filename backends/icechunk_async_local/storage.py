@@ -133,7 +133,8 @@ async def open_local(
 class LocalStorage:
     """A :class:`~icechunk_async.storage.Storage` in a directory; made by :func:`open_local`.
 
-    It also answers without an event loop (:class:`~icechunk_async.storage.BlockingStorage`).
+    It also answers without an event loop (:class:`~icechunk_async.storage.BlockingStorage`), and
+    bytes alone (:class:`~icechunk_async.storage.byte_reads.ByteReads`).
     """
 
     def __init__(
@@ -243,6 +244,20 @@ class LocalStorage:
     def get_blocking(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Read a file or part of it, on this thread."""
         return self._files.read(self._place(key), byte_range)
+
+    def read_bytes(self, key: str, start: int, stop: int) -> bytes | None:
+        """Answer bytes of a file, on this thread."""
+        return self._files.read_bytes(self._place(key), start, stop)
+
+    def read_bytes_at_once(self, key: str, start: int, stop: int) -> memoryview | None:
+        """Answer bytes of a file that are in memory, until it is the turn of others."""
+        self._place(key)
+        if self._read_this_turn > _TURN_BYTES:
+            return None
+        found = self._at_once.read_bytes(key, start, stop)
+        if found is not None:
+            self._read_this_turn += len(found) + _FILE_BYTES
+        return found
 
     def put_blocking(self, key: str, data: Data) -> Version:
         """Write one whole file, on this thread."""

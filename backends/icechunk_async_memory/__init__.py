@@ -100,7 +100,8 @@ class MemoryStorage:
     """A :class:`~icechunk_async.storage.Storage` in memory; made by :func:`open_memory`.
 
     No operation waits, so none can be cancelled half-way. It also answers without an event
-    loop (:class:`~icechunk_async.storage.BlockingStorage`).
+    loop (:class:`~icechunk_async.storage.BlockingStorage`), and bytes alone
+    (:class:`~icechunk_async.storage.byte_reads.ByteReads`).
     """
 
     def __init__(self, url: str, space: _Space) -> None:
@@ -186,6 +187,16 @@ class MemoryStorage:
         start, stop = slice_range(byte_range, len(stored.data))
         data = stored.data[start:stop]
         return Retrieved(data, stored.version, len(stored.data), stored.last_modified)
+
+    def read_bytes(self, key: str, start: int, stop: int) -> bytes | None:
+        """Answer bytes of an object, on this thread."""
+        self._check_open()
+        stored = self._space.objects.get(key)
+        return stored.data[start:stop] if stored and stop <= len(stored.data) else None
+
+    def read_bytes_at_once(self, key: str, start: int, stop: int) -> bytes | None:
+        """Answer bytes of an object, all of which are in memory."""
+        return self.read_bytes(key, start, stop)
 
     def put_blocking(self, key: str, data: Data) -> Version:
         """Write one whole object, on this thread."""

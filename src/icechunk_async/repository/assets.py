@@ -34,6 +34,7 @@ from icechunk_async.repository.seeking import (
     open_seekable,
 )
 from icechunk_async.storage import BlockingStorage, ByteRange
+from icechunk_async.storage.byte_reads import ByteReads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Data, RangeRequest, Retrieved, Version
 
     type _CachedManifest = Manifest | PackedManifest | SeekableManifest
+    type ByteRead = Callable[[str, int, int], bytes | memoryview | None]
 
 __all__ = ["AssetStorage", "Assets"]
 
@@ -84,6 +86,7 @@ class Assets:
         snapshot_nodes: int,
         chunk_refs: int,
         blocking: object = None,
+        bypass: bool = True,
     ) -> None:
         """Keep up to ``snapshot_nodes`` nodes and ``chunk_refs`` references in memory.
 
@@ -94,6 +97,8 @@ class Assets:
             snapshot_nodes: capacity of the snapshot cache.
             chunk_refs: capacity of the manifest cache.
             blocking: the storage's backend; used without an event loop where it can be.
+            bypass: ask the backend itself also on an event loop, for bytes of chunks that are
+                in memory; not where what wraps it has to see each read.
         """
         self.storage = storage
         self.spec_version = spec_version
@@ -103,6 +108,9 @@ class Assets:
         self._flights: SingleFlight[object, Any] | None = SingleFlight()
         self.direct: Assets | None = None
         """The same files without an event loop; None where the storage cannot."""
+        self._now: ByteRead | None = None
+        if bypass and isinstance(blocking, ByteReads):
+            self._now = blocking.read_bytes_at_once
         if isinstance(blocking, BlockingStorage):
             self.direct = self._directly(blocking)
 
@@ -111,7 +119,12 @@ class Assets:
         twin.__dict__.update(self.__dict__)
         twin.storage = DirectStorage(blocking)
         twin._flights = None
+        twin._now = blocking.read_bytes if isinstance(blocking, ByteReads) else None
         return twin
+
+    def read_now(self, key: str, start: int, stop: int) -> bytes | memoryview | None:
+        """Answer bytes of a chunk object without waiting; None where ``storage`` is to be asked."""
+        return None if self._now is None else self._now(key, start, stop)
 
     async def snapshot(self, snapshot_id: SnapshotId) -> Snapshot:
         """Answer a snapshot.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from icechunk_async import _telemetry
 from icechunk_async._concurrency import Background
 from icechunk_async.errors import UnsafeStorageError
 from icechunk_async.format.config import RepositoryConfig, merge
@@ -184,6 +185,7 @@ async def _assemble(
         snapshot_nodes=caching.effective_num_snapshot_nodes,
         chunk_refs=caching.effective_num_chunk_refs,
         blocking=storage,
+        bypass=cache is None and not _telemetry.is_listening(),
     )
     if found is None:
         found = await opening.create(limited, assets, spec_version, request.config, request.packing)

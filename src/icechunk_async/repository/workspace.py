@@ -7,29 +7,34 @@ one at a time; a lock, held over no ``await``, guards what they share.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from icechunk_async.errors import (
-    FormatError,
     NodeNotFoundError,
     ReadOnlyError,
     SessionStateError,
 )
 from icechunk_async.format.chunk_refs import InlineChunk, Kind, NativeChunk, VirtualChunk
 from icechunk_async.repository.changes import ChangeSet, WorkingTree
-from icechunk_async.repository.chunk_checks import bad_rank, covers, in_grid, no_bytes, outside
+from icechunk_async.repository.chunk_checks import bad_rank, in_grid, no_bytes, outside
 from icechunk_async.repository.chunk_listing import ArrayState, all_refs
+from icechunk_async.repository.chunk_lookup import (
+    ChunkHandle,
+    Undecided,
+    find_at_once,
+    find_in_manifests,
+    info_of,
+)
 from icechunk_async.repository.chunk_objects import read_native, store_native, store_packs
+from icechunk_async.repository.layout import chunk_key
 from icechunk_async.storage import slice_range
 
 if TYPE_CHECKING:
     from icechunk_async.format.chunk_refs import ChunkRef, ChunkRefs, Coordinates
     from icechunk_async.format.snapshot import (
         ArrayData,
-        ManifestFileInfo,
         ManifestRef,
         Node,
         Snapshot,
@@ -40,19 +45,6 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Data, RangeRequest
 
 __all__ = ["ChunkHandle", "Workspace"]
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkHandle:
-    """A chunk that exists: its reference and size."""
-
-    ref: ChunkRef
-    size_bytes: int
-
-    @property
-    def is_inline(self) -> bool:
-        """Whether the bytes are in memory with the reference."""
-        return isinstance(self.ref, InlineChunk)
 
 
 class Workspace:
@@ -272,28 +264,10 @@ class Workspace:
 
         Cost: at most one request, for the manifest; none once that is cached.
         """
-        with self.lock:
-            node = self.tree.get(path)
-            if node is None or node.array is None or not in_grid(coords, node.array):
-                return None
-            changes = self.changes.chunks.get(node.id)
-            if changes is not None:
-                known, ref = changes.find(coords)
-                if known or not changes.keeps(coords):
-                    return None if ref is None else _handle(ref)
-            base_node, base = self.tree.base_node(node), self.base
-        if base_node is None or base_node.array is None:
-            return None
-        for manifest_ref in base_node.array.manifests:
-            if covers(manifest_ref.extents, coords):
-                info = self._info(manifest_ref, base_node, base)
-                assets = self._direct if direct else self.assets
-                known, found = assets.find_known(info.id, base_node.id, coords)
-                if not known:
-                    found = await assets.find_ref(info.id, info.size_bytes, base_node.id, coords)
-                if found is not None:  # else another may have it: boxes can be too wide
-                    return _handle(found)
-        return None
+        found = find_at_once(self, path, coords)
+        if isinstance(found, Undecided):
+            found = await find_in_manifests(self._direct if direct else self.assets, found, coords)
+        return None if found is None else ChunkHandle(found)
 
     async def read_chunk(
         self,
@@ -313,20 +287,28 @@ class Workspace:
 
         Cost: one request, and one for the manifest unless that is cached.
         """
-        handle = await self.find_chunk(path, coords, direct=direct)
-        if handle is None:
-            return None
-        start, stop = slice_range(byte_range, handle.size_bytes)
-        match handle.ref:
-            case InlineChunk(data):
-                return data[start:stop]
-            case NativeChunk(chunk_id, offset, _):
-                storage = (self._direct if direct else self.assets).storage
+        ref = find_at_once(self, path, coords)
+        if isinstance(ref, Undecided):
+            ref = await find_in_manifests(self._direct if direct else self.assets, ref, coords)
+        match ref:
+            case None:
+                return None
+            case NativeChunk(chunk_id, offset, length):
+                start, stop = slice_range(byte_range, length)
+                key = chunk_key(chunk_id)
+                assets = self._direct if direct else self.assets
+                read = assets.read_now(key, offset + start, offset + stop)
+                if read is not None:
+                    return read
                 return await read_native(
-                    storage, self.packs, chunk_id, offset + start, offset + stop
+                    assets.storage, self.packs, chunk_id, offset + start, offset + stop
                 )
-            case VirtualChunk() as virtual:
-                return await self.virtual.read(virtual, start, stop, direct=direct)
+            case InlineChunk(data):
+                start, stop = slice_range(byte_range, len(data))
+                return data[start:stop]
+            case VirtualChunk():
+                start, stop = slice_range(byte_range, ref.length)
+                return await self.virtual.read(ref, start, stop, direct=direct)
 
     async def all_refs(self, path: str, *, direct: bool = False) -> ChunkRefs:
         """Answer the references of all chunks of an array, in ascending order.
@@ -339,16 +321,6 @@ class Workspace:
         """
         return await all_refs(self, ArrayState.of(self, path), direct=direct)
 
-    @staticmethod
-    def _info(ref: ManifestRef, node: Node, base: Snapshot) -> ManifestFileInfo:
-        info = base.manifests.get(ref.manifest_id)
-        if info is None:
-            raise FormatError(
-                f"Array {node.path!r} uses manifest {ref.manifest_id}, which snapshot {base.id} "
-                "does not list. The repository is damaged."
-            )
-        return info
-
     async def manifest_refs(
         self, ref: ManifestRef, node: Node, base: Snapshot, *, direct: bool = False
     ) -> ChunkRefs:
@@ -359,7 +331,7 @@ class Workspace:
 
         Cost: one request unless it is cached.
         """
-        info = self._info(ref, node, base)
+        info = info_of(ref, node, base)
         assets = self._direct if direct else self.assets
         manifest = await assets.manifest(info.id, info.size_bytes)
         assert node.array is not None
@@ -375,11 +347,3 @@ class Workspace:
         direct = self.assets.direct
         assert direct is not None  # callers asked can_work_directly
         return direct
-
-
-def _handle(ref: ChunkRef) -> ChunkHandle:
-    match ref:
-        case InlineChunk(data):
-            return ChunkHandle(ref, len(data))
-        case NativeChunk(length=length) | VirtualChunk(length=length):
-            return ChunkHandle(ref, length)

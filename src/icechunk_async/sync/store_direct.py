@@ -90,8 +90,11 @@ class DirectAccess:
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """Answer a value on the calling thread; as :meth:`get`."""
-        with translated():
-            return self._now().get_sync(key, prototype=prototype, byte_range=byte_range)
+        store = self._ready or self._now()
+        try:  # what translated() does, at a part of its cost
+            return store.get_sync(key, prototype=prototype, byte_range=byte_range)
+        except IcechunkError as error:
+            raise translate(error) from error
 
     def set_sync(self, key: str, value: Buffer) -> None:
         """Write a value on the calling thread; as :meth:`set`."""
