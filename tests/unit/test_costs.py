@@ -1,0 +1,206 @@
+"""What hot operations cost, as counts that must not grow: calls, copies, objects, threads.
+
+Requests and round trips are counted in ``tests/unit/repository/test_commit_cost.py`` and
+``test_upkeep_cost.py``. The bounds leave room for other versions of Python and Zarr, not for
+another layer on the way to a chunk.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tracemalloc
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from zarr.core.buffer import default_buffer_prototype
+
+from icechunk_async import Repository
+from icechunk_async.format.chunk_refs import ChunkRefs, Kind
+from icechunk_async.format.ids import ManifestId, NodeId
+from icechunk_async.format.manifest import decode_manifest
+from icechunk_async.format.manifest_write import encode_manifest
+from icechunk_async.storage import open_storage
+from icechunk_async.testing.latency import LatencyStorage
+from icechunk_async_local import batching
+from icechunk_async_local.at_once import ReadsAtOnce
+from tests.helpers import make_array, memory_url, write
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator
+    from pathlib import Path
+
+    from icechunk_async.zarr import IcechunkStore
+
+PROTOTYPE = default_buffer_prototype()
+MIB = 1 << 20
+
+
+@pytest.fixture(params=["memory", "local"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Answer where a repository can be."""
+    return memory_url() if request.param == "memory" else tmp_path.as_uri()
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncGenerator[IcechunkStore]:
+    """Open the store of a session that reads, with everything in memory that can be."""
+    async with Repository.create(url) as repository:
+        session = await repository.writable_session("main")
+        for name, size in (("inline", 100), ("native", 10_000), ("large", MIB)):
+            await make_array(session, name, (1000,), (1,))
+            for number in range(20):
+                await write(session, f"{name}/c/{number}", bytes(size))
+        await session.commit("filled")
+        reader = (await repository.readonly_session("main")).store
+        for key in KEYS:
+            await reader.get(key, PROTOTYPE)
+        yield reader
+
+
+KEYS = ("inline/c/3", "native/c/3", "large/c/3", "native/zarr.json")
+
+
+@contextmanager
+def counted_calls() -> Generator[list[str]]:
+    """Note the Python functions that are called, coroutines that go on included."""
+    calls: list[str] = []
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_qualname)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(before)
+
+
+async def _calls_of_get(store: IcechunkStore, key: str) -> list[str]:
+    with counted_calls() as calls:
+        assert await store.get(key, PROTOTYPE) is not None
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("key", "most"), [("native/zarr.json", 16), ("inline/c/3", 32), ("native/c/3", 46)]
+)
+async def test_reading_a_key_that_is_in_memory_is_few_calls(
+    store: IcechunkStore, key: str, most: int
+) -> None:
+    """Each costs about a tenth of a microsecond, and a coroutine several times that."""
+    calls = await _calls_of_get(store, key)
+    assert len(calls) <= most, calls
+
+
+@pytest.mark.parametrize(("key", "most"), [("inline/c/3", 32), ("native/c/3", 46)])
+async def test_reading_without_a_loop_is_few_calls(
+    store: IcechunkStore, key: str, most: int
+) -> None:
+    """Zarr's fused pipeline reads like this."""
+    with counted_calls() as calls:
+        assert store.get_sync(key, prototype=PROTOTYPE) is not None
+    assert len(calls) <= most, calls
+
+
+@pytest.mark.parametrize("url", ["local"], indirect=True)
+async def test_reading_what_is_in_memory_takes_no_thread(
+    store: IcechunkStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hop to a thread takes longer than all else."""
+    if not ReadsAtOnce(tmp_path).active:
+        pytest.skip("only Linux on a local file system reads without waiting")
+    hops: list[object] = []
+
+    async def hop(_: object, work: Callable[[], object]) -> object:
+        hops.append(work)
+        return work()
+
+    monkeypatch.setattr(batching.Lane, "run", hop)
+    for number in range(20):
+        assert await store.get(f"native/c/{number}", PROTOTYPE) is not None
+    assert hops == []
+
+
+async def test_a_large_chunk_is_copied_once(store: IcechunkStore) -> None:
+    """From the storage's memory into the answer, which takes no more than its bytes."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        value = await store.get("large/c/3", PROTOTYPE)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert value is not None
+    assert len(value) == MIB
+    assert peak - before < MIB + 32_768
+
+
+async def test_a_hot_read_leaves_nothing_behind(store: IcechunkStore) -> None:
+    """No entry, no cycle, no task is left of a thousand reads."""
+    keys = ["native/c/7", "inline/c/7", "native/zarr.json"]
+    for key in keys * 100:
+        await store.get(key, PROTOTYPE)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sys.getallocatedblocks()
+        for _ in range(1000):
+            for key in keys:
+                await store.get(key, PROTOTYPE)
+        left = sys.getallocatedblocks() - before
+        cycles = gc.collect()
+    finally:
+        gc.enable()
+    assert left < 1000  # of 3000 reads
+    assert cycles < 1000
+
+
+def test_references_are_no_objects() -> None:
+    """A manifest of a hundred thousand is as many Python objects as one of a hundred."""
+    made: dict[int, int] = {}
+    for count in (100, 100_000):
+        coords = np.arange(count, dtype=np.uint32)[:, None]
+        ids = np.arange(count * 12, dtype=np.uint32).astype(np.uint8).reshape(count, 12)
+        refs = ChunkRefs.build(
+            coords,
+            Kind.NATIVE,
+            objects=np.arange(count, dtype=np.uint32),
+            lengths=np.full(count, 5, np.uint64),
+            chunk_ids=ids,
+        )
+        node = NodeId(bytes(8))
+        payload = encode_manifest(ManifestId(bytes(12)), {node: refs})
+        gc.collect()
+        before = sys.getallocatedblocks()
+        manifest = decode_manifest(payload)
+        assert manifest.refs(node, 1).find((count - 1,)) == count - 1
+        made[count] = sys.getallocatedblocks() - before
+        del manifest
+    assert made[100_000] < made[100] + 200
+
+
+async def test_a_thousand_reads_of_documents_make_no_request() -> None:
+    """Nor do questions whether a chunk exists, once its manifest is known."""
+    url = memory_url()
+    async with Repository.create(url) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (10,), (1,))
+        await write(session, "a/c/0", bytes(10_000))
+        await session.commit("filled")
+    async with open_storage(url) as plain:
+        storage = LatencyStorage(plain, seconds=0)
+        async with Repository.open(storage) as repository:
+            store = (await repository.readonly_session("main")).store
+            assert await store.exists("a/c/0")
+            storage.forget()
+            for _ in range(1000):
+                assert await store.get("a/zarr.json", PROTOTYPE) is not None
+                assert await store.exists("a/c/0")
+                assert not await store.exists("a/c/1")
+            assert [key async for key in store.list_prefix("")] == ["a/zarr.json", "a/c/0"]
+            assert not storage.requests
