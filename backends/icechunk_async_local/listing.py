@@ -13,15 +13,18 @@ from errno import ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from icechunk_async.storage import MAX_KEY_BYTES, CommonPrefix, ListEntry, ObjectInfo
+from icechunk_async.storage.folders import ObjectStates
 from icechunk_async_local.failures import refuse_link
 from icechunk_async_local.paths import RESERVED_PREFIX, Place, Tree, is_reserved
 from icechunk_async_local.versions import modified_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["PAGE_ENTRIES", "next_page", "walk"]
+__all__ = ["PAGE_ENTRIES", "next_page", "states_in", "walk"]
 
 PAGE_ENTRIES: Final = 1000
 """Entries that are fetched with one hop."""
@@ -82,6 +85,27 @@ def walk(tree: Tree, prefix: str, start_after: str | None, *, grouped: bool) -> 
                 stack.append((inner, _entries_if_there(tree, inner, after)))
             elif _holds_object(tree, inner):
                 yield CommonPrefix(b"/".join(inner).decode() + "/")
+
+
+def states_in(tree: Tree, folders: _Path, names: Sequence[str]) -> ObjectStates:
+    """Answer the states of files directly in a folder."""
+    present = np.zeros(len(names), bool)
+    numbers = np.zeros((2, len(names)), np.int64)
+    try:
+        with tree.folder(folders) as fd:
+            for row, name in enumerate(names):
+                try:
+                    found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if stat.S_ISREG(found.st_mode):
+                    present[row] = True
+                    numbers[0, row] = found.st_size
+                    numbers[1, row] = found.st_mtime_ns // 1000
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+    return ObjectStates(present, numbers[0], numbers[1])
 
 
 def _can_be_folder(name: bytes) -> bool:

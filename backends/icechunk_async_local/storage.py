@@ -20,13 +20,13 @@ from icechunk_async_local.batching import Lane
 from icechunk_async_local.durability import Ledger
 from icechunk_async_local.failures import explain
 from icechunk_async_local.files import Files
-from icechunk_async_local.listing import PAGE_ENTRIES, next_page, walk
+from icechunk_async_local.listing import PAGE_ENTRIES, next_page, states_in, walk
 from icechunk_async_local.paths import Tree, place_of, root_of
 from icechunk_async_local.probe import probe, remove_abandoned
 from icechunk_async_local.publishing import Publisher
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from icechunk_async.storage import (
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         Retrieved,
         Version,
     )
+    from icechunk_async.storage.folders import ObjectStates
     from icechunk_async_local.paths import Place
     from icechunk_async_local.probe import Abilities
 
@@ -231,6 +232,17 @@ class LocalStorage:
             if len(page) < PAGE_ENTRIES:
                 return
 
+    async def list_names(self, folder: str) -> list[str]:
+        """Answer the names of what is directly in a folder, with one hop."""
+        place = self._place(folder)
+        return await self._readers.hop(partial(self._list_names, place))
+
+    async def states(self, folder: str, names: Sequence[str]) -> ObjectStates:
+        """Answer the states of files directly in a folder, with one hop."""
+        place = self._place(folder)
+        path = (*place.folders, place.name)
+        return await self._readers.hop(partial(states_in, self._files.tree, path, names))
+
     async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
         """Copy a file."""
         places = self._place(source), self._place(target)
@@ -278,6 +290,15 @@ class LocalStorage:
             return next_page(entries)
         except OSError as error:
             raise explain(error, f"list {prefix!r} in", self._files.tree.path(())) from error
+
+    def _list_names(self, place: Place) -> list[str]:
+        try:
+            with self._files.tree.folder((*place.folders, place.name), to_list=True) as fd:
+                return os.listdir(fd)  # noqa: PTH208 -- below a folder that is held open
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise explain(error, f"list {place.key!r} in", self._files.tree.path(())) from error
 
     def _sync(self) -> None:
         try:

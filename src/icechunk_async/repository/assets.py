@@ -108,6 +108,7 @@ class Assets:
         self._flights: SingleFlight[object, Any] | None = SingleFlight()
         self.direct: Assets | None = None
         """The same files without an event loop; None where the storage cannot."""
+        self.blocking = blocking
         self._now: ByteRead | None = None
         if bypass and isinstance(blocking, ByteReads):
             self._now = blocking.read_bytes_at_once

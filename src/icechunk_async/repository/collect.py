@@ -83,6 +83,7 @@ async def collect_garbage(
         cutoff,
         dry_run=dry_run,
         side_by_side=opened.assets.direct is None,  # memory and local disks answer at once
+        folders=opened.assets.blocking,
         progress=progress or no_progress,
     )
     tallies = {folder: Tally() for folder in FOLDERS}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from icechunk_async._concurrency import bounded_map, closing
 from icechunk_async.errors import StorageError
 from icechunk_async.format.id_set import parse_ids
 from icechunk_async.format.ids import ALPHABET
-from icechunk_async.repository.collect_marks import is_older
+from icechunk_async.repository.collect_marks import are_older, is_older
 from icechunk_async.repository.progress import Progress
 from icechunk_async.storage import DeleteFailure, ObjectInfo
+from icechunk_async.storage.folders import FolderListing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -35,6 +36,8 @@ BATCH: Final = 1000
 """Keys of one delete request, at most: what S3 takes."""
 _BATCHES: Final = 10
 """Delete requests that are made at a time."""
+_NAMES: Final = BATCH * _BATCHES
+"""Names that are looked at together."""
 _FEW: Final = 10_000
 """Objects of a folder that are listed one page after the other, before pages are fetched side by
 side: below this that costs more requests and saves nothing."""
@@ -51,6 +54,11 @@ class Tally:
     size_bytes: int = 0
     seen: int = 0
     failures: list[DeleteFailure] = field(default_factory=list[DeleteFailure])
+
+
+class _Doomed(NamedTuple):
+    key: str
+    size_bytes: int
 
 
 def object_name(key: str) -> str:
@@ -101,6 +109,7 @@ class Sweep:
         *,
         dry_run: bool,
         side_by_side: bool,
+        folders: object = None,
         progress: ProgressCallback,
     ) -> None:
         """Sweep a storage.
@@ -111,6 +120,7 @@ class Sweep:
             dry_run: only count.
             side_by_side: list parts of a large folder at the same time. Where each listing
                 looks at the whole folder, as on local disks, that is slower.
+            folders: the backend, if it may be asked for what is in a folder by itself.
             progress: told how many objects were looked at.
         """
         self._storage = storage
@@ -118,9 +128,13 @@ class Sweep:
         self._cutoff = cutoff
         self._dry_run = dry_run
         self._progress = progress
+        self._folders = folders if isinstance(folders, FolderListing) else None
 
     async def run(self, folder: str, keep: IdSet, tally: Tally) -> None:
         """Sweep a folder: its beginning alone, and the rest, if it is large, side by side."""
+        if self._folders is not None:
+            await self._by_name(self._folders, folder, keep, tally)
+            return
         most = _FEW if self._side_by_side else None
         last = await self._part(f"{folder}/", keep, tally, most=most)
         if last is None:
@@ -132,6 +146,26 @@ class Sweep:
             await self._part(prefix, keep, tally, start_after=last)
 
         await bounded_map(part, parts, limit=_SIDE_BY_SIDE)
+
+    async def _by_name(
+        self, listing: FolderListing, folder: str, keep: IdSet, tally: Tally
+    ) -> None:
+        """Sweep a folder; only of what is not kept the size and the time are asked for."""
+        names = await listing.list_names(folder)
+        for start in range(0, len(names), _NAMES):
+            if len(tally.failures) >= _MOST_FAILURES:
+                return
+            part = names[start : start + _NAMES]
+            ids, valid = parse_ids(part)
+            doomed = valid & ~keep.contains(ids)
+            chosen = [name for name, gone in zip(part, doomed.tolist(), strict=True) if gone]
+            found = await listing.states(folder, chosen)
+            old = found.present & are_older(found.modified_us, self._cutoff)
+            rows = zip(chosen, found.sizes_bytes.tolist(), old.tolist(), strict=True)
+            garbage = [_Doomed(f"{folder}/{name}", size) for name, size, gone in rows if gone]
+            tally.seen += len(part)
+            self._progress(Progress(f"deleting {folder}", tally.seen))
+            await self._delete(garbage, tally)
 
     async def _part(
         self,
@@ -145,13 +179,14 @@ class Sweep:
         """Sweep a part; answer the last key that was looked at, if that are ``most`` of them."""
         seen = 0
         last = None
-        garbage: list[ObjectInfo] = []
+        garbage: list[_Doomed] = []
         listed = pages(self._storage, prefix, start_after=start_after)
         async with closing(listed):
             async for page in listed:
                 if len(tally.failures) >= _MOST_FAILURES:
                     return None
-                garbage += garbage_in(page, keep, self._cutoff)
+                found = garbage_in(page, keep, self._cutoff)
+                garbage += [_Doomed(it.key, it.size_bytes) for it in found]
                 if len(garbage) >= BATCH * _BATCHES:
                     await self._delete(garbage, tally)
                     garbage = []
@@ -164,7 +199,7 @@ class Sweep:
         await self._delete(garbage, tally)
         return last
 
-    async def _delete(self, garbage: list[ObjectInfo], tally: Tally) -> None:
+    async def _delete(self, garbage: list[_Doomed], tally: Tally) -> None:
         starts = range(0, len(garbage), BATCH)
 
         async def batch(start: int) -> None:
@@ -172,7 +207,7 @@ class Sweep:
 
         await bounded_map(batch, starts, limit=_BATCHES)
 
-    async def _delete_batch(self, garbage: list[ObjectInfo], tally: Tally) -> None:
+    async def _delete_batch(self, garbage: list[_Doomed], tally: Tally) -> None:
         """Delete objects, unless only counting; note what could not be deleted."""
         failures: list[DeleteFailure] = []
         if not self._dry_run:

@@ -13,15 +13,18 @@ from icechunk_async.format.ids import ChunkId
 from icechunk_async.storage import BlockingStorage, open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
-from tests.helpers import memory_url
+from icechunk_async_local.storage import LocalStorage
+from tests.helpers import make_array, memory_url, write
 from tests.unit.repository.upkeep_tools import CHUNK, commit, littered, now
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from pathlib import Path
     from typing import Any
 
     from icechunk_async.storage import Data, RangeRequest, Retrieved, Storage, Version
+    from icechunk_async.storage.folders import ObjectStates
 
     type Prepare = Callable[[Storage], Awaitable[object]]
     type Operate = Callable[[Repository], Awaitable[object]]
@@ -203,3 +206,38 @@ def test_statistics_read_each_manifest_once(spec: int) -> None:
 
     run(scenario())
     assert counts == [3, 9]
+
+
+async def test_a_local_folder_is_listed_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only of what is not kept the size and the time are asked for; nothing is listed in order."""
+    asked: list[str] = []
+    walked: list[str] = []
+    states, list_prefix = LocalStorage.states, LocalStorage.list_prefix
+
+    async def noted(storage: LocalStorage, folder: str, names: Sequence[str]) -> ObjectStates:
+        asked.extend(f"{folder}/{name}" for name in names)
+        return await states(storage, folder, names)
+
+    def listed(storage: LocalStorage, prefix: str = "", **more: Any) -> Any:
+        walked.append(prefix)
+        return list_prefix(storage, prefix, **more)
+
+    monkeypatch.setattr(LocalStorage, "states", noted)
+    monkeypatch.setattr(LocalStorage, "list_prefix", listed)
+    async with Repository.create(tmp_path) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (10,), (1,))
+        await write(session, "a/c/0", bytes(1000))
+        await session.commit("kept")
+        async with open_storage(tmp_path) as storage:
+            for _ in range(3):
+                await storage.put(f"chunks/{ChunkId.random()}", b"12345")
+            await storage.put("chunks/of-somebody-else", b"")
+            report = await repository.garbage_collect(now())
+            left = [it async for it in storage.list_prefix("chunks/")]
+    assert (report.chunks_deleted, report.bytes_deleted) == (3, 15)
+    assert len(left) == 2
+    assert len(asked) == 3
+    assert "chunks/" not in walked[:-1]
