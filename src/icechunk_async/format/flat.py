@@ -59,13 +59,20 @@ class Buffer:
 
     def check(self, positions: Positions, size: Positions | int, align: int) -> None:
         """Make sure that ``size`` bytes at each position are in the buffer, and aligned."""
-        if len(positions) == 0:
+        count = len(positions)
+        if count == 0:
             return
-        # Reductions make no temporary arrays, which cost more than the looking.
-        end = positions.max() + size if isinstance(size, int) else (positions + size).max()
-        if positions.min() < 0 or end > self.size:
+        if count == 1 and isinstance(size, int):  # small files are full of these
+            first: int = positions.item(0)
+            inside, aligned = 0 <= first <= self.size - size, first % align == 0
+        else:
+            # Reductions make no temporary arrays, which cost more than the looking.
+            end = positions.max() + size if isinstance(size, int) else (positions + size).max()
+            inside = bool(positions.min() >= 0 and end <= self.size)
+            aligned = align == 1 or not int(np.bitwise_or.reduce(positions)) & (align - 1)
+        if not inside:
             raise FormatError("A FlatBuffer refers to bytes outside of itself.")
-        if align > 1 and int(np.bitwise_or.reduce(positions)) & (align - 1):
+        if not aligned:
             raise FormatError("A FlatBuffer holds a misaligned value.")
 
     def words(self, positions: Positions, width: int) -> npt.NDArray[Any]:
@@ -96,7 +103,7 @@ class Buffer:
     def targets(self, positions: Positions) -> Positions:
         """Follow the 32-bit offset at each position."""
         distances = self.words(positions, 4).astype(np.int64)
-        if np.any(distances == 0):
+        if not distances.all():
             raise FormatError("A FlatBuffer holds an offset that points at itself.")
         return positions + distances
 
@@ -215,7 +222,7 @@ class Tables:
         """Answer the field's position in every row, and in which rows it is (None: in all)."""
         distances = self._distances(slot)
         present = distances != 0
-        if np.any(present & (distances + size > self._table_sizes)):
+        if (present & (distances + size > self._table_sizes)).any():
             raise FormatError("A FlatBuffer table has a field outside of itself.")
         positions = self.positions + distances
         if present.all():
