@@ -20,7 +20,7 @@ if sys.platform != "win32":
     import fcntl
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
 __all__ = ["locked", "try_lock", "unlock"]
 
@@ -55,9 +55,15 @@ def unlock(directory: int) -> None:
 
 @contextmanager
 def locked(
-    directory: int, path: str, *, exclusive: bool, timeout_seconds: float
+    directory: int, path: Callable[[], str], *, exclusive: bool, timeout_seconds: float
 ) -> Generator[None]:
     """Hold the lock of an open directory; those who share it keep out only who wants it alone.
+
+    Args:
+        directory: an open directory.
+        path: answers where it is, for a message.
+        exclusive: keep out all others.
+        timeout_seconds: how long to wait for them.
 
     Raises:
         StorageUnavailableError: others held it all the time.
@@ -67,10 +73,10 @@ def locked(
     while not try_lock(directory, exclusive=exclusive):
         if time.monotonic() >= deadline:
             raise StorageUnavailableError(
-                f"Another writer has held the lock on {path!r} for {timeout_seconds:g} s"
+                f"Another writer has held the lock on {path()!r} for {timeout_seconds:g} s"
                 f"{_holders(directory)}. Look for a stopped or hanging process, end it (that "
                 "frees the lock), then try again.",
-                path=path,
+                path=path(),
             )
         # Jitter, so that writers who collided do not collide again.
         time.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))

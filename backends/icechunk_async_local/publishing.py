@@ -140,7 +140,7 @@ class Publisher:
             return nullcontext()
         return locked(
             folder,
-            self._tree.path(place.folders),
+            lambda: self._tree.path(place.folders),
             exclusive=exclusive,
             timeout_seconds=self._lock_timeout_seconds,
         )
