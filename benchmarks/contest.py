@@ -146,7 +146,7 @@ class Contest:
         contenders: Callable[[], Mapping[str, tuple[str, Mapping[str, object]]]],
         *,
         metrics: Mapping[str, Mapping[str, float]],
-        limit: float | None = None,
+        limits: Mapping[str, float] | None = None,
         rounds: int = 3,
         environment: Mapping[str, str] | None = None,
         floor: str = "",
@@ -159,7 +159,7 @@ class Contest:
             contenders: answers for each turn, by name, ``module:function`` and its keyword
                 arguments; the function answers figures by the name of the metric.
             metrics: those to keep, each with its targets by peer.
-            limit: what ours may be at most.
+            limits: by metric, what ours may be at most.
             rounds: how often each has its turn, within a minute or so.
             environment: variables of the processes, besides ours.
             floor: what the floor is.
@@ -182,7 +182,7 @@ class Contest:
                 {name: figures[metric] for name, figures in found.items() if metric in figures},
                 metric=metric,
                 targets=targets,
-                limit=limit,
+                limit=(limits or {}).get(metric),
                 floor=floor,
                 note=note,
                 busy=max(busy, self._look()),

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 
     from icechunk_async import Session
 
-__all__ = ["BUCKET", "OBSTORE", "PLAIN", "blocking_storage", "plain_store", "session_on_zarrs_loop"]
+__all__ = [
+    "BUCKET",
+    "OBSTORE",
+    "PLAIN",
+    "blocking_storage",
+    "plain_store",
+    "s3_options",
+    "session_on_zarrs_loop",
+]
 
 BUCKET: Final = "bench"
 OBSTORE: Final = "ours, obstore backend"
@@ -42,7 +50,8 @@ def blocking_storage(engine: str, endpoint: str, prefix: str) -> Any:
     )
 
 
-def _options(endpoint: str) -> dict[str, Any]:
+def s3_options(endpoint: str) -> dict[str, Any]:
+    """Answer what opens a storage of ours at an endpoint."""
     return {"endpoint_url": endpoint, "region": "us-east-1", "allow_http": True, **KEYS}
 
 
@@ -55,7 +64,7 @@ def session_on_zarrs_loop(
 
     async def opened() -> Session:
         url = f"{_SCHEMES[contender]}://{BUCKET}/{prefix}"
-        storage = await stack.enter_async_context(open_storage(url, **_options(endpoint)))
+        storage = await stack.enter_async_context(open_storage(url, **s3_options(endpoint)))
         repository = await stack.enter_async_context(Repository.open_or_create(storage))
         if writable:
             return await repository.writable_session("main")

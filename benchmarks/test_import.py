@@ -30,7 +30,7 @@ def test_import(contest: Contest) -> None:
             for name, module in MODULES.items()
         },
         metrics={"seconds": {}},
-        limit=0.150,
+        limits={"seconds": 0.150},
         rounds=7,
         environment={"PYTHONDONTWRITEBYTECODE": ""},
     )

@@ -1,0 +1,119 @@
+"""Small chunks that share objects.
+
+10,000 chunks of 10 KB, written through zarr, from numbers in memory to a commit. Ours once with
+packing and once without; on the local disk ours is synced, the official engine's is not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+import zarr
+
+from benchmarks.peers import chunked, create, numbers, pipeline
+from benchmarks.s3_peers import BUCKET, blocking_storage, s3_options
+from icechunk_async import Repository
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from benchmarks.contest import Contest
+    from benchmarks.s3_server import S3Server
+
+packing = pytest.importorskip(
+    "icechunk_async.repository.packing", reason="this version does not pack chunks"
+)
+CHUNK_BYTES = 10_000
+MOST_OBJECTS = 100
+UNPACKED = "ours, without packing"
+
+
+def _write(url: str, options: dict[str, Any], setting: Any, data: Any) -> None:
+    """Write with our asynchronous classes on the loop that zarr runs."""
+    sync = zarr.core.sync.sync
+    stack = AsyncExitStack()
+    creating: Any = Repository.create
+
+    async def opened() -> Any:
+        repository = creating(url, storage_options=options, packing=setting, probe=False)
+        return await (await stack.enter_async_context(repository)).writable_session("main")
+
+    try:
+        session = sync(opened())
+        chunked(session.store, len(data) * 8 // CHUNK_BYTES, CHUNK_BYTES)[:] = data
+        sync(session.commit("filled"))
+    finally:
+        sync(stack.aclose())
+
+
+def _write_official(storage: Any, data: Any) -> None:
+    session = create("official", storage).writable_session("main")
+    chunked(session.store, len(data) * 8 // CHUNK_BYTES, CHUNK_BYTES)[:] = data
+    session.commit("filled")
+
+
+@pytest.mark.parametrize("codecs", ["default", "fused"])
+def test_local(contest: Contest, tmp_path: Path, codecs: str) -> None:
+    """On the local disk."""
+    count = contest.pick(50, 10_000)
+    data = numbers(count, CHUNK_BYTES)
+
+    def fresh(name: str) -> str:
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+        os.sync()
+        return str(tmp_path / name)
+
+    def ours(setting: Any) -> Callable[[str], None]:
+        return lambda directory: _write(f"file://{directory}", {}, setting, data)
+
+    with pipeline(codecs):
+        contest.race(
+            f"local: write {count:,} chunks of 10 KB, packed, {codecs} pipeline",
+            {
+                "ours": ours(packing.Packing()),
+                UNPACKED: ours(packing.Packing.off()),
+                "official": lambda directory: _write_official(directory, data),
+            },
+            rounds=3,
+            setup=fresh,
+            targets={"official": 5},
+        )
+    objects = len(list((tmp_path / "ours" / "chunks").iterdir()))
+    assert objects <= MOST_OBJECTS
+    contest.add(
+        f"local: write {count:,} chunks of 10 KB, packed, {codecs} pipeline",
+        {"ours": [float(objects)], "official": [float(count)]},
+        metric="objects",
+    )
+
+
+@pytest.mark.parametrize("wire", ["20 ms"])
+def test_far(contest: Contest, s3: S3Server, wire: str) -> None:
+    """On S3, 20 ms away, 64 requests at a time."""
+    count = contest.pick(50, 10_000)
+    data = numbers(count, CHUNK_BYTES)
+    end = s3.endpoint("near" if contest.is_quick else wire)
+
+    def ours(setting: Any) -> Callable[[], None]:
+        url = f"s3://{BUCKET}"
+        return lambda: _write(f"{url}/{uuid4().hex}", s3_options(end), setting, data)
+
+    with zarr.config.set({"async.concurrency": 64}):
+        contest.race(
+            f"S3 {wire} away: write {count:,} chunks of 10 KB, packed",
+            {
+                "ours": ours(packing.Packing()),
+                UNPACKED: ours(packing.Packing.off()),
+                "official": lambda: _write_official(
+                    blocking_storage("official", end, uuid4().hex), data
+                ),
+            },
+            rounds=3,
+            targets={"official": 5},
+        )
