@@ -38,7 +38,10 @@ def tables(results: list[Result]) -> str:
 def _row(result: Result) -> str:
     found = {line.peer: line for line in lines([result])}
     official = found.pop(_OFFICIAL, None)
-    target = "" if result.limit is None else f"at most {shown(result.limit, result.metric)}"
+    target = ""
+    if result.limit is not None:
+        reached = "reached" if result.median(OURS) <= result.limit else "missed"
+        target = f"at most {shown(result.limit, result.metric)}, {reached}"
     others = ", ".join(_other(line.peer, line.ratio, result) for line in found.values())
     metric = "" if result.metric == "seconds" else f": {result.metric}"
     busy = " \\*" if result.busy > BUSY else ""

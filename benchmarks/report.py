@@ -38,7 +38,7 @@ def print_table(results: Iterable[Result]) -> None:
             line.peer,
             shown(line.theirs, line.result.metric),
             f"{line.ratio:.2f}",
-            "" if line.target is None else f"{line.target:g}",
+            _target(line),
             _verdict(line),
         )
     Console(width=150).print(table)
@@ -50,10 +50,19 @@ def _titled(result: Result) -> str:
     return f"{result.workload}{metric}{busy}"
 
 
+def _target(line: Line) -> str:
+    if line.target is not None:
+        return f"{line.target:.3g}"
+    limit = line.result.limit
+    return "" if limit is None else f"ours at most {shown(limit, line.result.metric)}"
+
+
 def _verdict(line: Line) -> str:
     if line.peer == "floor":
         return f"[dim]{line.result.floor}[/]"
-    missed = ", target missed" if line.is_met is False else ""
+    limit = line.result.limit
+    is_over = limit is not None and line.ours > limit
+    missed = ", target missed" if line.is_met is False or is_over else ""
     return f"[{_COLOURS[line.verdict]}]{line.verdict}[/]{missed}"
 
 
