@@ -95,6 +95,7 @@ class Contest:
             note: what a reader of the figures has to know.
         """
         samples: dict[str, list[float]] = defaultdict(list)
+        cpu_samples: dict[str, list[float]] = defaultdict(list)
         busy = self._look()
         turn = 0
         deadline = time.monotonic() + _BUDGET_SECONDS
@@ -110,6 +111,7 @@ class Contest:
             cpu = time.process_time() - cpu
             if turn > skipped:
                 samples[name].append((cpu if metric == "cpu seconds" else seconds) / operations)
+                cpu_samples[name].append(cpu / operations)
 
         def others() -> tuple[tuple[object], dict[str, object]]:
             nonlocal turn
@@ -134,6 +136,7 @@ class Contest:
             workload,
             {name: samples[name] for name in contenders},
             metric=metric,
+            cpu=dict(cpu_samples) if metric == "seconds" else {},
             targets=targets,
             floor=floor,
             note=note,
@@ -181,6 +184,9 @@ class Contest:
                 workload,
                 {name: figures[metric] for name, figures in found.items() if metric in figures},
                 metric=metric,
+                cpu={name: it["cpu seconds"] for name, it in found.items()}
+                if metric == "seconds"
+                else {},
                 targets=targets,
                 limit=(limits or {}).get(metric),
                 floor=floor,
@@ -208,6 +214,7 @@ class Contest:
         samples: dict[str, list[float]],
         *,
         metric: str,
+        cpu: dict[str, list[float]] | None = None,
         targets: Mapping[str, float] | None = None,
         limit: float | None = None,
         floor: str = "",
@@ -222,6 +229,7 @@ class Contest:
                 workload=workload,
                 metric=metric,
                 samples=samples,
+                cpu=cpu or {},
                 targets=dict(targets or {}),
                 limit=limit,
                 floor=floor,

@@ -28,8 +28,8 @@ def tables(results: list[Result]) -> str:
     """Answer a table for each operation."""
     found = []
     for (operation, about), group in groupby(results, key=lambda it: (it.operation, it.about)):
-        heads = "| Workload | Ours | Official | Ratio | Target | Others |\n"
-        rule = "| --- | --: | --: | --: | --: | --- |\n"
+        heads = "| Workload | Ours | Official | Ratio | CPU | Target | Others |\n"
+        rule = "| --- | --: | --: | --: | --: | --: | --- |\n"
         rows = "".join(map(_row, group))
         found.append(f"### {operation}\n\n{about}\n\n{heads}{rule}{rows}")
     return "\n".join(found)
@@ -47,12 +47,13 @@ def _row(result: Result) -> str:
     busy = " \\*" if result.busy > BUSY else ""
     cells = [f"{result.workload}{metric}{busy}", shown(result.median(OURS), result.metric)]
     if official is None:
-        cells += ["", ""]
+        cells += ["", "", ""]
     else:
         mark = "**" if official.verdict == "lost" else ""
         cells += [
             shown(official.theirs, result.metric),
             f"{mark}{_factor(official.ratio)}{' lost' if mark else ''}{mark}",
+            "" if official.cpu_ratio is None else _factor(official.cpu_ratio),
         ]
         if official.target is not None:
             reached = "reached" if official.is_met else "missed"

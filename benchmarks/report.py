@@ -22,9 +22,12 @@ _COLOURS: Final = {"won": "green", "level": "yellow", "lost": "red"}
 
 def print_table(results: Iterable[Result]) -> None:
     """Print wins and losses alike."""
-    table = Table(title="Medians; a ratio above 1: the peer takes more", title_justify="left")
-    for heading in ("workload", "ours", "peer", "theirs", "ratio", "target", "verdict"):
-        right = heading in {"ours", "theirs", "ratio", "target"}
+    table = Table(
+        title="Medians; ratios above 1: the peer takes more; CPU: of processor time",
+        title_justify="left",
+    )
+    for heading in ("workload", "ours", "peer", "theirs", "ratio", "CPU", "target", "verdict"):
+        right = heading in {"ours", "theirs", "ratio", "CPU", "target"}
         table.add_column(heading, justify="right" if right else "left", no_wrap=right)
     last = ""
     for line in lines(results):
@@ -38,6 +41,7 @@ def print_table(results: Iterable[Result]) -> None:
             line.peer,
             shown(line.theirs, line.result.metric),
             f"{line.ratio:.2f}",
+            "" if line.cpu_ratio is None else f"{line.cpu_ratio:.2f}",
             _target(line),
             _verdict(line),
         )

@@ -28,6 +28,8 @@ class Result:
     metric: str
     """``seconds``, ``cpu seconds``, ``peak memory`` (bytes) or a word for what was counted."""
     samples: dict[str, list[float]]
+    cpu: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """Seconds of processor time of the same turns: what else the machine does changes them less."""
     targets: dict[str, float] = field(default_factory=dict[str, float])
     """By peer: how many times as much it should take as we do."""
     limit: float | None = None
@@ -61,6 +63,8 @@ class Line:
     theirs: float
     ratio: float
     """Above 1: the peer takes more."""
+    cpu_ratio: float | None
+    """The same of processor time."""
     target: float | None
 
     @property
@@ -85,8 +89,17 @@ def lines(results: Iterable[Result]) -> list[Line]:
             if peer != OURS:
                 theirs = result.median(peer)
                 ratio = theirs / ours if ours else float("inf")
-                found.append(Line(result, peer, ours, theirs, ratio, result.targets.get(peer)))
+                target = result.targets.get(peer)
+                cpu = _cpu_ratio(result, peer)
+                found.append(Line(result, peer, ours, theirs, ratio, cpu, target))
     return found
+
+
+def _cpu_ratio(result: Result, peer: str) -> float | None:
+    ours, theirs = result.cpu.get(OURS), result.cpu.get(peer)
+    if not ours or not theirs or not statistics.median(ours):
+        return None
+    return statistics.median(theirs) / statistics.median(ours)
 
 
 def shown(value: float, metric: str) -> str:
