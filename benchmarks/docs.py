@@ -1,6 +1,6 @@
-"""Puts results into the documentation: ``python -m benchmarks.docs [RESULTS]``.
+"""Puts results into the documentation: ``python -m benchmarks.docs [RESULTS ...]``.
 
-Copies the JSON beside the page, draws the picture, and replaces the tables between the page's
+Of several files the later ones count where they say more. Keeps the JSON beside the page, draws the picture, and replaces the tables between the page's
 markers. Nothing in them is written by hand, so they say what was measured last.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -87,19 +88,20 @@ def machine_text(machine: dict[str, str], results: list[Result]) -> str:
     )
 
 
-def main(source: Path) -> None:
+def main(sources: list[Path]) -> None:
     """Refresh page, JSON and picture."""
-    text = source.read_text(encoding="utf-8")
-    document = json.loads(text)
-    results = [Result(**each) for each in document["results"].values()]
-    results.sort(key=lambda it: it.operation)
-    RESULTS.write_text(text, encoding="utf-8")
+    documents = [json.loads(source.read_text(encoding="utf-8")) for source in sources]
+    machine: dict[str, str] = documents[-1]["machine"]
+    merged = {key: each for document in documents for key, each in document["results"].items()}
+    results = sorted((Result(**each) for each in merged.values()), key=lambda it: it.operation)
+    document = {"machine": machine, "results": {it.key: asdict(it) for it in results}}
+    RESULTS.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
     draw(results, RESULTS.with_suffix(".png"))
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
     _, _, after = rest.partition(_END)
-    body = f"{machine_text(document['machine'], results)}\n{tables(results)}\n"
+    body = f"{machine_text(machine, results)}\n{tables(results)}\n"
     PAGE.write_text(f"{before}{_BEGIN}\n{body}{_END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS)
+    main([Path(name) for name in sys.argv[1:]] or [RESULTS])
