@@ -1,7 +1,8 @@
 """Puts results into the documentation: ``python -m benchmarks.docs [RESULTS ...]``.
 
-Of several files the later ones count where they say more. Keeps the JSON beside the page, draws the picture, and replaces the tables between the page's
-markers. Nothing in them is written by hand, so they say what was measured last.
+Of several files the later ones count where they say more. Keeps the JSON beside the page, draws the
+picture, and replaces the tables between the page's markers. Nothing in them is written by hand, so
+they say what was measured last.
 """
 
 from __future__ import annotations
