@@ -136,7 +136,7 @@ def test_workers_are_used_again_and_open_once(spark: SparkSession, place: str) -
 
     seen: dict[int, set[int]] = {}
     for _ in range(3):
-        schema = "worker long, opened long, same boolean, portals int"
+        schema = "worker long, opened long, same boolean, portals long"
         for row in spark.range(0, 2, 1, 2).mapInArrow(tell, schema).collect():
             assert row.same
             assert row.portals == 1
