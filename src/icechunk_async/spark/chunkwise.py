@@ -13,7 +13,6 @@ from icechunk_async.spark.arrays import open_array
 from icechunk_async.spark.chunk_grid import ChunkGrid, check_disjoint, share
 from icechunk_async.spark.cooperative import (
     CooperativeWrite,
-    executor_cores,
     run_tasks,
     total_cores,
 )
@@ -141,7 +140,7 @@ def map_chunks(
     repo = Repository.open(repository) if isinstance(repository, str) else repository
     if is_published(repo, branch, transaction):  # and so is an array that it made
         return Published(repo.lookup_branch(branch), committed=False)
-    write, grid, path = _begin(spark, repo, output, branch)
+    write, grid, path = _begin(repo, output, branch)
     reads = tuple(_checked(write, it, path, read_from) for it in inputs)
     count = tasks or max(1, min(grid.chunks, total_cores(spark) * _TASKS_PER_CORE))
 
@@ -205,7 +204,7 @@ def write_region[T](
     repo = Repository.open(repository) if isinstance(repository, str) else repository
     if is_published(repo, branch, transaction):  # and so is an array that it made
         return Published(repo.lookup_branch(branch), committed=False)
-    write, grid, path = _begin(spark, repo, output, branch)
+    write, grid, path = _begin(repo, output, branch)
     check_disjoint(grid, [region for region, _ in parts])
 
     def work(fork: ForkSession, task: int) -> None:
@@ -224,10 +223,10 @@ def write_region[T](
 
 
 def _begin(
-    spark: SparkSession, repository: Repository, output: str | NewArray, branch: str
+    repository: Repository, output: str | NewArray, branch: str
 ) -> tuple[CooperativeWrite, ChunkGrid, str]:
     prepare, path = (None, output) if isinstance(output, str) else (output.make, output.path)
-    write = CooperativeWrite.begin(repository, branch, prepare=prepare, cores=executor_cores(spark))
+    write = CooperativeWrite.begin(repository, branch, prepare=prepare)
     return write, ChunkGrid.of(open_array(write.fork().store, path)), path
 
 

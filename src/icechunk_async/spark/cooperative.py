@@ -236,7 +236,7 @@ def run_tasks(
 
 
 def executor_cores(spark: SparkSession) -> int:
-    """Answer how many tasks one executor runs at a time; 0 where the session does not tell."""
+    """Answer how many tasks one executor runs at a time; 1 where the session does not tell."""
     cores = spark.conf.get("spark.executor.cores", "")
     if cores:
         return max(1, int(cores))
@@ -244,7 +244,7 @@ def executor_cores(spark: SparkSession) -> int:
     inside = master.partition("local[")[2].partition("]")[0].partition(",")[0]
     if inside.isdigit():
         return int(inside)
-    return (os.cpu_count() or 1) if master.startswith("local[*") else 0
+    return (os.cpu_count() or 1) if master.startswith("local[*") else 1
 
 
 def total_cores(spark: SparkSession) -> int:

@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.axes import Steps
 from icechunk_async.spark.by_chunk import arrange, default_tasks
-from icechunk_async.spark.cooperative import check_answers, executor_cores
+from icechunk_async.spark.cooperative import check_answers
 from icechunk_async.spark.encoding import coordinate_column
 from icechunk_async.spark.growing import is_sorted
 from icechunk_async.spark.transactions import Published, is_published
@@ -108,7 +108,6 @@ def write_rows(
         options,
         frame.columns,
         overwrite=mode != "append",
-        cores=executor_cores(spark),
         repository=repo,
     )
     if plan.target is None:
