@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from icechunk_async.spark.sink import StreamWriter, stream_writer
 from icechunk_async.spark.source import IcechunkSource
-from tests.spark.failing_driver import once
+from tests.spark.failing_source import once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

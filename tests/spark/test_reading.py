@@ -21,7 +21,7 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, No
 from icechunk_async import Repository as AsyncRepository
 from icechunk_async.errors import IcechunkError, InvalidInputError, NodeNotFoundError
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind
-from icechunk_async.repository import workspace
+from icechunk_async.repository import chunk_objects, workspace
 from icechunk_async.spark.options import ReadOptions
 from icechunk_async.sync.xarray import to_icechunk
 from tests.spark.tables import make_reader, plan, read
@@ -301,7 +301,7 @@ def test_filters_prune_chunks_before_a_byte_is_read(
 def kept_bytes(url: str, reader: Any) -> int:
     """Answer the bytes of chunks that a reader reads: those whose storage is asked for them."""
     total = 0
-    real = workspace.read_native
+    real = chunk_objects.read_native
 
     async def counted(storage: Any, packs: Any, chunk_id: Any, start: int, stop: int) -> Any:
         nonlocal total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 import numpy as np
 
@@ -133,7 +133,13 @@ class Nodes(Mapping[str, Node]):
             node = self._known[path] = self._columns.node(row)
         return node
 
-    def get(self, path: str, default: Any = None) -> Any:
+    @overload
+    def get(self, path: str, /) -> Node | None: ...
+
+    @overload
+    def get[T](self, path: str, /, default: Node | T) -> Node | T: ...
+
+    def get(self, path: str, /, default: Any = None) -> Any:
         """Answer the node at ``path``, or the default; faster than through an exception."""
         node = self._known.get(path)
         if node is not None:

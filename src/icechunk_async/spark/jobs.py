@@ -17,7 +17,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from icechunk_async.repository.progress import Progress, no_progress
-from icechunk_async.spark.cooperative import executor_cores
+from icechunk_async.spark.cooperative import executor_cores, total_cores
 from icechunk_async.sync import Repository, RepositoryConfig
 from icechunk_async.sync.handles import RepositoryHandle
 from icechunk_async.sync.portal import run
@@ -69,7 +69,8 @@ class Shipped:
         self.repository = Repository.open(repository) if isinstance(repository, str) else repository
         handle = self.repository._repository  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         budget = handle.now().config.effective_max_concurrent_requests
-        share = RepositoryConfig(max_concurrent_requests=max(1, budget // executor_cores(spark)))
+        tasks = executor_cores(spark) or total_cores(spark)  # unless known better, all in one
+        share = RepositoryConfig(max_concurrent_requests=max(1, budget // tasks))
         self._handle = handle
         self.bytes = pickle.dumps(RepositoryHandle(handle.source.changed(share, None)))
 
@@ -85,11 +86,7 @@ def opened_of(repository: AsyncRepository) -> Opened:
 
 def default_tasks(spark: SparkSession, pieces: int) -> int:
     """Answer into how many tasks to divide many small pieces of work."""
-    try:
-        cores = int(spark.sparkContext.defaultParallelism)
-    except Exception:  # noqa: BLE001 -- Spark Connect has none, and says so with errors of its own
-        cores = int(spark.conf.get("spark.default.parallelism", "8") or 8)
-    return max(1, min(pieces, cores * _TASKS_PER_CORE))
+    return max(1, min(pieces, total_cores(spark) * _TASKS_PER_CORE))
 
 
 def shares[T](items: Sequence[T], count: int) -> list[tuple[T, ...]]:
