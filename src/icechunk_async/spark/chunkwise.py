@@ -133,7 +133,7 @@ def map_chunks(
         InvalidInputError: axes of an input cannot be matched.
         ContainsArrayError: a new array is there already.
         ConflictError: another writer was first, and ``rebase_with`` did not settle it.
-        Whatever Spark raises when a task failed too often; what ``fn`` raised is in its message.
+        PySparkException: a task failed too often; what ``fn`` raised is in the message.
 
     After an error nothing is visible. Memory of a task: the blocks of one chunk of the output.
     """
@@ -197,7 +197,7 @@ def write_region[T](
 
     Raises:
         InvalidInputError: regions are outside of the array, end inside of chunks or overlap.
-        ConflictError, and whatever Spark raises: as in :func:`map_chunks`.
+        ConflictError, PySparkException: as in :func:`map_chunks`.
 
     After an error nothing is visible.
     """

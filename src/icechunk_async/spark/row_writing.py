@@ -79,8 +79,8 @@ def write_rows(
         AlreadyExistsError: the mode is ``error``, and there are values; or a coordinate to append
             is there.
         ConflictError: another writer was first.
-        Whatever Spark raises when a task failed too often; DuplicateRowsError, OutsideGridError
-            or MissingCoordinatesError for a row without a place are in its message.
+        PySparkException: a task failed too often; DuplicateRowsError, OutsideGridError or
+            MissingCoordinatesError for a row without a place are in the message.
 
     After an error nothing is visible. Memory of a task: the rows of a chunk, and of those chunks
     that have not all.
