@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 DIED = 9
-CELLS = 6000
+CELLS = 420_000
+"""Six chunks, each too large to share an object with others."""
 
 
 def make_trouble(what: str, notes: Path) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FailingSource", "fail", "kill_executor", "once", "wait_for"]
 
-PATIENCE_SECONDS = 90
+PATIENCE_SECONDS = 600
 
 
 def once(notes: Path, name: str) -> bool:

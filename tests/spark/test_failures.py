@@ -36,6 +36,7 @@ DRIVER = Path(__file__).parent / "failing_driver.py"
 ROOT = Path(__file__).parents[2]
 LOCAL = "local[2,3]"
 KILLED = -9
+PATIENCE_SECONDS = 900
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def cluster(java: str | None, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def place(repository: Repository, url: str) -> str:
-    """Answer the URL of a repository with an array of six chunks, too large to be inline."""
+    """Answer the URL of a repository with an array of six chunks, an object each."""
     session = repository.writable_session("main")
     array = zarr.create_array(
         session.store,
@@ -94,7 +95,7 @@ def drive(java: str | None, place: str, notes: Path) -> Drive:
         ended = subprocess.run(
             [sys.executable, str(DRIVER), master, how, what, place, str(notes)],
             env=environment,
-            timeout=280,
+            timeout=PATIENCE_SECONDS,
             capture_output=True,
             text=True,
             encoding="utf-8",
@@ -170,6 +171,7 @@ def test_a_task_that_is_lost_for_good_leaves_garbage_only(
 
 
 @pytest.mark.spark_failures
+@pytest.mark.timeout(2 * PATIENCE_SECONDS)
 def test_a_worker_dies_and_its_task_is_run_again(drive: Drive, place: str, notes: Path) -> None:
     """Every value is doubled once, by one commit; the chunks of the first try are garbage."""
     assert drive(LOCAL, "chunks", "worker dies") == 0
@@ -181,6 +183,7 @@ def test_a_worker_dies_and_its_task_is_run_again(drive: Drive, place: str, notes
 
 
 @pytest.mark.spark_failures
+@pytest.mark.timeout(2 * PATIENCE_SECONDS)
 @pytest.mark.parametrize("what", ["task fails once", "reply is lost", "no reuse"])
 def test_the_job_ends_well(drive: Drive, place: str, notes: Path, what: str) -> None:
     """Every value is doubled once, by one commit, whatever was tried again."""
@@ -193,6 +196,7 @@ def test_the_job_ends_well(drive: Drive, place: str, notes: Path, what: str) -> 
 
 
 @pytest.mark.spark_failures
+@pytest.mark.timeout(2 * PATIENCE_SECONDS)
 @pytest.mark.parametrize(
     ("step", "doubled"),
     [
@@ -218,6 +222,7 @@ def test_a_driver_that_died_can_be_run_again(
 
 
 @pytest.mark.spark_failures
+@pytest.mark.timeout(2 * PATIENCE_SECONDS)
 @pytest.mark.parametrize(
     "case",
     [*product(["worker dies", "executor dies", "task is slow"], ["chunks", "rows"])],
@@ -237,6 +242,7 @@ def test_a_cluster_runs_tasks_again(
 
 
 @pytest.mark.spark_failures
+@pytest.mark.timeout(2 * PATIENCE_SECONDS)
 @pytest.mark.parametrize("how", ["chunks", "rows"])
 def test_a_driver_dies_while_tasks_run(cluster: str, drive: Drive, place: str, how: str) -> None:
     """Nothing is visible; the cluster goes on, and the second run commits."""
