@@ -21,7 +21,7 @@ def main(step: str, url: str, directory: Path) -> None:
     spark = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     spark.dataSource.register(DyingSource)
-    machine: Any = spark.sparkContext._jvm  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    machine: Any = spark.sparkContext._jvm  # pyright: ignore[reportPrivateUsage]
     notes = directory / "notes"
     for pid in (os.getpid(), machine.java.lang.ProcessHandle.current().pid()):
         (notes / f"driver-{pid}").touch()
