@@ -96,8 +96,8 @@ def garbage_collect(
     Raises:
         InvalidInputError: the time is in the future; nothing was deleted.
         RepositoryReadOnlyError, UnsafeStorageError: likewise.
-        FormatError, SnapshotNotFoundError: a file is damaged or missing that the repository needs;
-            nothing was deleted.
+        FormatError, SnapshotNotFoundError: a snapshot is damaged or missing; nothing was deleted.
+            Of a manifest the exception of Spark's says so, and likewise.
         ConflictError: the repository changed each time that its history was to be written;
             nothing was deleted.
         Whatever Spark raises when a task failed too often: part of the garbage may be deleted, and
