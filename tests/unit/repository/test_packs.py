@@ -34,12 +34,13 @@ from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import make_array, memory_url, objects, read, write
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
     from typing import Any
 
     from icechunk_async import Session
-    from icechunk_async.storage import Data, Expected, Retrieved, Version
+    from icechunk_async.conflicts import Answer, Clash
+    from icechunk_async.storage import Data, Expected, Retrieved, Storage, Version
 
 SMALL = Packing(target_bytes=10_000, max_chunk_bytes=2_000)
 """Ten chunks of :func:`chunk` to an object."""
@@ -80,10 +81,12 @@ class Faulty(WrappedStorage):
         self.puts: list[str] = []
 
     async def get(self, key: str, byte_range: Any = None) -> Retrieved:
+        """Count, and read."""
         self.reads += 1
         return await super().get(key, byte_range)
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Count, and write; or fail."""
         await anyio.lowlevel.checkpoint()
         if self.broken is not None and key.startswith("chunks/"):
             raise self.broken(key)
@@ -96,7 +99,9 @@ async def faulty_repository(spec: int = 2) -> AsyncGenerator[tuple[Faulty, Repos
     """Open an empty repository that packs, on a storage that can be broken."""
     async with open_storage(memory_url()) as plain:
         storage = Faulty(plain)
-        config = RepositoryConfig(storage=StorageSettings(retries=StorageRetriesSettings(max_tries=1)))
+        config = RepositoryConfig(
+            storage=StorageSettings(retries=StorageRetriesSettings(max_tries=1))
+        )
         async with Repository.create(
             storage, spec_version=spec, packing=SMALL, config=config
         ) as repository:
@@ -123,7 +128,9 @@ async def test_chunks_share_objects(spec: int) -> None:
         assert storage.puts == ["chunks"] * 9
         await check(session)
         await session.commit("packed")
-        assert storage.puts[:10] == ["chunks"] * 10, "chunks are stored before all that refers to them"
+        assert storage.puts[:10] == ["chunks"] * 10, (
+            "chunks are stored before all that refers to them"
+        )
         assert storage.puts.count("chunks") == 10
         assert await chunk_sizes(repository) == [5_000] + [10_000] * 9
         await check(await repository.readonly_session("main"))
@@ -343,9 +350,11 @@ async def test_threads_and_loops_write_at_once(tmp_path: Path) -> None:
                 for it in looping:
                     it.result()
 
-        await asyncio.gather(  # noqa: TID251 -- a test's own tasks
+        await asyncio.gather(
             asyncio.to_thread(work),
-            bounded_map(lambda it: write(session, f"a/c/{it}", chunk(it)), range(800, 900), limit=9),
+            bounded_map(
+                lambda it: write(session, f"a/c/{it}", chunk(it)), range(800, 900), limit=9
+            ),
         )
         await session.commit("from everywhere")
         reader = await repository.readonly_session("main")
@@ -393,9 +402,7 @@ async def test_neighbours_are_read_in_one_request() -> None:
         session = await repository.readonly_session("main")
         await read(session, "a/c/0")  # the manifest is known
         before = storage.reads
-        reads = await bounded_map(
-            lambda it: read(session, f"a/c/{it}"), range(COUNT), limit=COUNT
-        )
+        reads = await bounded_map(lambda it: read(session, f"a/c/{it}"), range(COUNT), limit=COUNT)
         assert reads == [chunk(it) for it in range(COUNT)]
         assert storage.reads - before == 10
 
@@ -406,9 +413,11 @@ class Nowhere:
     stored_bytes = 0
 
     async def get(self, key: str, byte_range: Any = None) -> Retrieved:
+        """Refuse: nobody reads."""
         raise AssertionError(key)
 
     async def put(self, key: str, data: Data) -> Version:
+        """Count the bytes."""
         assert isinstance(data, memoryview), "of the pack, not of a copy"
         self.stored_bytes += len(data)
         return None  # type: ignore[return-value]  # nobody looks at it
@@ -467,6 +476,12 @@ async def test_forks_store_their_chunks_before_they_travel() -> None:
         await check(await repository.readonly_session("main"), range(3))
 
 
+async def _write_and_fail(fork: ForkSession, storage: Storage) -> None:
+    async with fork.attached(storage):
+        await write(fork, "a/c/0", chunk(0))
+        raise KeyError
+
+
 async def test_a_fork_whose_block_failed_keeps_its_chunks() -> None:
     """It refuses to travel until it was attached again and its chunks are stored."""
     async with faulty_repository() as (storage, repository):
@@ -474,9 +489,7 @@ async def test_a_fork_whose_block_failed_keeps_its_chunks() -> None:
         await make_array(session, "a", (1_000,), (1,))
         fork = ForkSession.from_bytes((await session.fork()).to_bytes())
         with pytest.raises(KeyError):
-            async with fork.attached(repository.storage):
-                await write(fork, "a/c/0", chunk(0))
-                raise KeyError
+            await _write_and_fail(fork, repository.storage)
         assert fork.has_pending_chunks
         storage.broken = unavailable
         with pytest.raises(StorageUnavailableError):
@@ -522,6 +535,36 @@ async def test_a_lost_race_stores_no_chunk_again() -> None:
         await second.commit("second", rebase_with=ConflictDetector())
         assert storage.puts.count("chunks") == 2
         await check(await repository.readonly_session("main"), range(5))
+
+
+async def test_solvers_see_what_is_not_stored() -> None:
+    """While a session is rebased its chunks may be in memory still."""
+
+    class Joining:
+        """Puts both versions into one."""
+
+        async def solve(self, clash: Clash) -> list[Answer]:
+            """Join the halves."""
+            (conflict,) = clash.conflicts
+            ours, theirs = [
+                await side.read_chunk("/a", (3,)) or b"" for side in (clash.ours, clash.theirs)
+            ]
+            assert ours == chunk(33)
+            return [dict.fromkeys(conflict.coords, ours[:500] + theirs[:500])]
+
+    async with faulty_repository() as (_, repository):
+        session = await repository.writable_session("main")
+        await fill(session, range(3))
+        await session.commit("array")
+        ours, theirs = [await repository.writable_session("main") for _ in range(2)]
+        await write(ours, "a/c/3", chunk(33))
+        await write(theirs, "a/c/3", chunk(3))
+        await theirs.commit("theirs")
+        await ours.rebase(Joining())
+        assert ours.has_pending_chunks
+        await ours.commit("joined")
+        reader = await repository.readonly_session("main")
+        assert await read(reader, "a/c/3") == chunk(33)[:500] + chunk(3)[:500]
 
 
 async def test_amending_and_flushing_store_chunks_first() -> None:
@@ -580,10 +623,10 @@ async def test_format_1_has_no_place_for_the_setting() -> None:
         assert repository.packing == Packing.off()
 
 
-@pytest.mark.parametrize("wrong", [{"target_bytes": 0}, {"max_chunk_bytes": -1}, {"target_bytes": 5}])
+@pytest.mark.parametrize(
+    "wrong", [{"target_bytes": 0}, {"max_chunk_bytes": -1}, {"target_bytes": 5}]
+)
 def test_numbers_without_a_meaning_are_refused(wrong: dict[str, int]) -> None:
     """Such as chunks that are longer than an object."""
     with pytest.raises(ValueError, match="allowed: from"):
         Packing(**wrong)
-
-
