@@ -310,13 +310,6 @@ def _check_still_merging(workspace: Workspace) -> None:
         )
 
 
-async def stored_changes(fork: ForkSession) -> ChangeSet:
-    """Answer what was done in a fork, once all that it refers to is stored."""
-    changes = fork.changes_so_far()  # first: what is written meanwhile is not among them
-    await fork.store_pending_chunks()
-    return changes
-
-
 def wrong_base(fork: ForkSession, session_id: bytes, base_id: SnapshotId) -> SessionStateError:
     """Answer why a fork cannot be merged here."""
     if fork.session_id != session_id:
@@ -328,3 +321,10 @@ def wrong_base(fork: ForkSession, session_id: bytes, base_id: SnapshotId) -> Ses
         "was rebased or its changes were discarded since, or the fork is one of a fork, and must "
         "be merged into that first. What was written to it is lost unless that is done."
     )
+
+
+async def stored_changes(fork: ForkSession) -> ChangeSet:
+    """Answer what was done in a fork, once all that it refers to is stored."""
+    changes = fork.changes_so_far()  # first: what is written meanwhile is not among them
+    await fork.store_pending_chunks()
+    return changes
