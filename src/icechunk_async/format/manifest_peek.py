@@ -44,6 +44,8 @@ class PackedManifest:
         self.payload = self._view = self._buffer.payload
         root = self._buffer.root()
         self.id = ManifestId(root.struct(0, ManifestId.size_bytes, field="id").tobytes())
+        self.id_place = int(root.places(0, ManifestId.size_bytes, field="id")[0])
+        """Where the id is in the payload."""
         self.finds = 0
         """How often :meth:`find` was asked."""
         self._dictionary = location_dictionary(root)
@@ -77,16 +79,22 @@ class PackedManifest:
         Cost: about twenty tables are looked at in a manifest of a million.
         """
         self.finds += 1
+        entry = self.entry(node_id, coords, rows)
+        if entry is None:
+            return None
+        tables = Tables(self._buffer, np.array([self._follow(entry)], np.int64))
+        columns = np.array([coords], np.uint32).reshape(1, len(coords))
+        return decode_rows(tables, columns, self._dictionary).ref(0)
+
+    def entry(self, node_id: NodeId, coords: Coordinates, rows: range | None = None) -> int | None:
+        """Answer where the vector of references refers to a chunk; else as :meth:`find`."""
         first, count = self._arrays.get(bytes(node_id), (0, 0))
         low, high = (0, count) if rows is None else (rows.start, min(rows.stop, count))
         while low < high:
             middle = (low + high) // 2
-            table = self._follow(first + 4 * middle)
-            found = self._coords(table)
+            found = self._coords(self._follow(first + 4 * middle))
             if found == coords:
-                tables = Tables(self._buffer, np.array([table], np.int64))
-                columns = np.array([coords], np.uint32).reshape(1, len(coords))
-                return decode_rows(tables, columns, self._dictionary).ref(0)
+                return first + 4 * middle
             if found < coords:
                 low = middle + 1
             else:

@@ -141,19 +141,39 @@ class SeekableManifest:
             AbsentPiecesError: the search goes on once these pieces are here.
             FormatError: what the pieces hold is damaged, or another manifest.
         """
-        if self._packed is None:
-            packed = _PiecedManifest(self._buffer)
-            if packed.id != self.id:
-                raise FormatError(f"Manifest {self.id} calls itself {packed.id}.")
-            self._packed = packed
         rows = self.index.rows(node_id, coords)
         try:
-            found = self._packed.find(node_id, coords, rows)
+            found = self._opened().find(node_id, coords, rows)
         except AbsentPiecesError as absent:
             wanted = {*absent.pieces, *self._pieces_of(node_id, rows)}
             raise AbsentPiecesError(sorted(wanted)) from None
         self.finds += 1
         return found
+
+    def entry(self, node_id: NodeId, coords: Coordinates) -> int | None:
+        """Answer where the vector of references refers to a chunk.
+
+        Errors and doubt as with :meth:`find`.
+        """
+        return self._opened().entry(node_id, coords, self.index.rows(node_id, coords))
+
+    def id_place(self) -> int:
+        """Answer where in the payload the manifest's id is. Errors as :meth:`find`."""
+        return self._opened().id_place
+
+    def piece(self, number: int) -> bytes:
+        """Copy a piece of the payload, which must be here."""
+        start, stop = self.index.cuts[number : number + 2].tolist()
+        self._buffer.need(start, stop - start)
+        return self._buffer.data[start:stop].tobytes()
+
+    def _opened(self) -> _PiecedManifest:
+        if self._packed is None:
+            packed = _PiecedManifest(self._buffer)
+            if packed.id != self.id:
+                raise FormatError(f"Manifest {self.id} calls itself {packed.id}.")
+            self._packed = packed
+        return self._packed
 
     def _pieces_of(self, node_id: NodeId, rows: range) -> list[int]:
         """Answer the absent pieces among those of some rows, where the vector tells them.

@@ -20,7 +20,7 @@ from icechunk_async.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MAX_PIECE_BYTES", "Pieces", "compress_pieces", "decompress_piece"]
+__all__ = ["MAX_PIECE_BYTES", "Pieces", "compress_each", "compress_pieces", "decompress_piece"]
 
 MAX_PIECE_BYTES: Final = 1 << 20
 """What a piece may decompress to: one job of the compressor, so that it is not cut again."""
@@ -79,10 +79,32 @@ def compress_pieces(payload: memoryview, cuts: Sequence[int], level: int) -> Pie
     Returns:
         The pieces; None where the library has no threads, which are what makes them.
     """
+    raws = [payload[start:stop] for start, stop in pairwise(cuts)]
+    blocks = compress_each(raws, level, total=len(payload))
+    if blocks is None:
+        return None
+    size = zstandard.frame_header_size(blocks[0])
+    header, blocks[0] = blocks[0][:size], blocks[0][size:]
+    return Pieces(header, blocks, cuts)
+
+
+def compress_each(
+    raws: Sequence[bytes | memoryview], level: int, *, total: int = -1
+) -> list[bytes] | None:
+    """Compress each part of a frame by itself.
+
+    Args:
+        raws: the parts. The first must be the first of its frame, the last one its last.
+        level: zstd compression level.
+        total: bytes of the whole frame, if all of it is given.
+
+    Returns:
+        Their blocks, the first with a frame's header; None as with :func:`compress_pieces`.
+    """
     try:
         parameters = zstandard.ZstdCompressionParameters.from_level(  # pyright: ignore[reportUnknownMemberType]
             level,
-            source_size=len(payload),
+            source_size=max(total, 0),
             threads=1,
             job_size=MAX_PIECE_BYTES,
             overlap_log=1,
@@ -91,15 +113,13 @@ def compress_pieces(payload: memoryview, cuts: Sequence[int], level: int) -> Pie
         compressor = zstandard.ZstdCompressor(compression_params=parameters)
     except zstandard.ZstdError:
         return None
-    stream = compressor.compressobj(size=len(payload))
+    stream = compressor.compressobj(size=total)
     blocks: list[bytes] = []
-    for start, stop in pairwise(cuts):
-        whole = stop == len(payload)
-        end = zstandard.COMPRESSOBJ_FLUSH_FINISH if whole else zstandard.COMPRESSOBJ_FLUSH_BLOCK
-        blocks.append(stream.compress(payload[start:stop]) + stream.flush(end))
-    size = zstandard.frame_header_size(blocks[0])
-    header, blocks[0] = blocks[0][:size], blocks[0][size:]
-    return Pieces(header, blocks, cuts)
+    for number, raw in enumerate(raws):
+        last = number == len(raws) - 1
+        end = zstandard.COMPRESSOBJ_FLUSH_FINISH if last else zstandard.COMPRESSOBJ_FLUSH_BLOCK
+        blocks.append(stream.compress(raw) + stream.flush(end))
+    return blocks
 
 
 def decompress_piece(

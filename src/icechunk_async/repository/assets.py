@@ -6,7 +6,7 @@ a cached one is always right.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio.to_thread
 
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from icechunk_async.format.manifest_seek import Extent
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.format.transaction_log import TransactionLog
-    from icechunk_async.storage import Data, RangeRequest, Retrieved, Version
+    from icechunk_async.repository.direct import AssetStorage
 
     type _CachedManifest = Manifest | PackedManifest | SeekableManifest
     type ByteRead = Callable[[str, int, int], bytes | memoryview | None]
 
-__all__ = ["AssetStorage", "Assets"]
+__all__ = ["Assets"]
 
 _OFFLOAD_BYTES: Final = 1 << 18
 """Work on files from this size is done on a thread, so that the event loop goes on."""
@@ -60,18 +60,6 @@ looked for."""
 _PEEKS: Final = 16
 """So many chunks are looked for in a manifest that is not decoded."""
 _CONCURRENT_PIECES: Final = 8
-
-
-class AssetStorage(Protocol):
-    """The part of a storage that files written once need."""
-
-    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Read an object or part of it."""
-        ...
-
-    async def put(self, key: str, data: Data) -> Version:
-        """Write one whole object."""
-        ...
 
 
 class Assets:
@@ -102,7 +90,7 @@ class Assets:
         """
         self.storage = storage
         self.spec_version = spec_version
-        self._level = compression_level
+        self.compression_level = compression_level
         self._snapshots: WeightedCache[SnapshotId, Snapshot] = WeightedCache(snapshot_nodes)
         self._manifests: WeightedCache[ManifestId, _CachedManifest] = WeightedCache(chunk_refs)
         self._flights: SingleFlight[object, Any] | None = SingleFlight()
@@ -300,8 +288,13 @@ class Assets:
     async def _load_manifest(
         self, manifest_id: ManifestId, size_bytes: int
     ) -> Manifest | PackedManifest:
-        """Load a manifest; decode it if it is small."""
         data = await self._fetch_manifest(manifest_id, 0, size_bytes or None)
+        return await self.keep_manifest(manifest_id, data)
+
+    async def keep_manifest(
+        self, manifest_id: ManifestId, data: bytes | memoryview
+    ) -> Manifest | PackedManifest:
+        """Keep a manifest whose file was read; decode it if it is small. Errors as there."""
         manifest = await self.compute(lambda: _open_manifest(data), size_bytes=len(data))
         _check_id(manifest_key(manifest_id), manifest.id, manifest_id)
         if isinstance(manifest, Manifest):
@@ -321,6 +314,19 @@ class Assets:
         )
         _check_id(manifest_key(manifest_id), manifest.id, manifest_id)
         return manifest
+
+    async def seekable_file(
+        self, manifest_id: ManifestId, size_bytes: int
+    ) -> bytes | memoryview | None:
+        """Answer the file of a seekable manifest; None of others, and of those decoded already.
+
+        Args and errors as :meth:`manifest`. Cost: two requests; manifests of others are kept.
+        """
+        if size_bytes < MIN_SEEKABLE_FILE_BYTES:
+            return None
+        if not isinstance(await self._look_into(manifest_id, size_bytes), SeekableManifest):
+            return None
+        return await self._fetch_manifest(manifest_id, 0, size_bytes)
 
     async def _fetch_manifest(
         self, manifest_id: ManifestId, start: int, stop: int | None
@@ -356,11 +362,11 @@ class Assets:
 
     def pack_manifest(self, payload: memoryview) -> bytes:
         """Wrap the FlatBuffer of a manifest as this repository writes files."""
-        return pack_manifest(payload, self.spec_version, level=self._level)
+        return pack_manifest(payload, self.spec_version, level=self.compression_level)
 
     def pack(self, payload: bytes | memoryview, file_type: FileType) -> bytes:
         """Wrap a FlatBuffer as this repository writes files."""
-        return pack(payload, file_type, self.spec_version, level=self._level)
+        return pack(payload, file_type, self.spec_version, level=self.compression_level)
 
     async def put_snapshot(self, snapshot: Snapshot) -> None:
         """Store a snapshot, and keep it.

@@ -16,7 +16,7 @@ from icechunk_async.repository.layout import chunk_key
 from icechunk_async.storage import ByteRange
 
 if TYPE_CHECKING:
-    from icechunk_async.repository.assets import AssetStorage
+    from icechunk_async.repository.direct import AssetStorage
     from icechunk_async.repository.packs import Packs
     from icechunk_async.storage import Data
 

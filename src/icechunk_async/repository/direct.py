@@ -7,14 +7,26 @@ is no second implementation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from icechunk_async.storage import BlockingStorage, Data, RangeRequest, Retrieved, Version
 
-__all__ = ["DirectStorage", "run_directly"]
+__all__ = ["AssetStorage", "DirectStorage", "run_directly"]
+
+
+class AssetStorage(Protocol):
+    """The part of a storage that files written once need."""
+
+    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read an object or part of it."""
+        ...
+
+    async def put(self, key: str, data: Data) -> Version:
+        """Write one whole object."""
+        ...
 
 
 class DirectStorage:

@@ -15,6 +15,7 @@ from icechunk_async._concurrency import bounded_map
 from icechunk_async.errors import FormatError
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind
 from icechunk_async.format.ids import ManifestId
+from icechunk_async.format.manifest_patch import MAX_PATCHED_REFS, patch_manifest
 from icechunk_async.format.manifest_write import encode_manifest
 from icechunk_async.format.row_index import rows_in
 from icechunk_async.format.snapshot import ManifestFileInfo, ManifestRef, Nodes
@@ -26,6 +27,7 @@ from icechunk_async.repository.splitting import plan_manifests, split_sizes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from icechunk_async.format.chunk_refs import Extents
     from icechunk_async.format.config import ManifestSplittingConfig
     from icechunk_async.format.ids import NodeId
     from icechunk_async.format.manifest_write import LocationDictionary
@@ -271,6 +273,9 @@ class Flusher:
         base: Snapshot,
     ) -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
         """Build one cell's manifest; None if no reference is left in it."""
+        patched = await self._patch(node_id, cell, columns, changes, base)
+        if patched is not None:
+            return patched
         parts: list[ChunkRefs] = []
         for source in cell.sources:
             info = base.manifests.get(source.manifest_id)
@@ -283,6 +288,47 @@ class Flusher:
 
         count = sum(map(len, parts)) + len(cell.changes)
         return await self._assets.compute(encode, size_bytes=count * _BYTES_PER_REF)
+
+    async def _patch(
+        self,
+        node_id: NodeId,
+        cell: CellPlan,
+        columns: ChunkRefs,
+        changes: ArrayChanges,
+        base: Snapshot,
+    ) -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
+        """Build a cell's manifest from the bytes of the old one, where only little changes."""
+        source = cell.sources[0] if len(cell.sources) == 1 else None
+        info = None if source is None else base.manifests.get(source.manifest_id)
+        if source is None or info is None or not 0 < len(cell.changes) <= MAX_PATCHED_REFS:
+            return None
+        ours = columns.take(cell.changes)
+        if changes.kept_grid is not None or (ours.kinds == Kind.DELETED).any():
+            return None
+        if not (_within(source.extents, cell.box) and ours.inside(source.extents).all()):
+            return None
+        if self.options.location_dictionary is not None:
+            return None
+        data = await self._assets.seekable_file(info.id, info.size_bytes)
+        if data is None:
+            return None
+        manifest_id = ManifestId.random()
+        packed = await self._assets.compute(
+            lambda: patch_manifest(
+                data,
+                (info.id, manifest_id),
+                node_id,
+                ours.sort(),
+                self._assets.spec_version,
+                level=self._assets.compression_level,
+            ),
+            size_bytes=len(data),
+        )
+        if packed is None:
+            await self._assets.keep_manifest(info.id, data)  # it is needed whole
+            return None
+        new = ManifestFileInfo(manifest_id, len(packed), info.num_chunk_refs)
+        return ManifestRef(manifest_id, source.extents), new, packed
 
     def _encode(
         self,
@@ -315,6 +361,14 @@ class Flusher:
         packed = self._assets.pack_manifest(payload)
         info = ManifestFileInfo(manifest_id, len(packed), len(refs))
         return ManifestRef(manifest_id, refs.extents()), info, packed
+
+
+def _within(extents: Extents, box: Extents) -> bool:
+    """Answer whether all that lies in one box lies in another."""
+    return len(extents) == len(box) > 0 and all(
+        low <= start and stop <= high
+        for (start, stop), (low, high) in zip(extents, box, strict=True)
+    )
 
 
 def _with_manifests(node: Node, written: Written | None) -> Node:

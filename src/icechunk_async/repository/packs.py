@@ -23,7 +23,7 @@ from icechunk_async.format.ids import ChunkId
 from icechunk_async.repository.layout import chunk_key
 
 if TYPE_CHECKING:
-    from icechunk_async.repository.assets import AssetStorage
+    from icechunk_async.repository.direct import AssetStorage
     from icechunk_async.repository.packing import Packing
     from icechunk_async.storage import Data
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from icechunk_async.format.config import VirtualChunkContainer
-    from icechunk_async.repository.assets import AssetStorage
+    from icechunk_async.repository.direct import AssetStorage
     from icechunk_async.storage import RangeRequest, Retrieved, Storage
 
     type VirtualAccess = Credential | Storage | Mapping[str, object] | None

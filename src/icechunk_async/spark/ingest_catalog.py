@@ -86,7 +86,7 @@ class Catalog:
         """
         path = f"{group}/{CATALOG}/{_FILES}".strip("/")
         try:
-            array = zarr.open_array(store, path=path, mode="r")
+            array = zarr.open_array(store, path=path, mode="r")  # pyright: ignore[reportUnknownMemberType]
         except FileNotFoundError:
             return cls()
         try:
@@ -114,7 +114,7 @@ class Catalog:
             writer.write_table(table)
         written: Any = sink.getvalue()
         data = np.frombuffer(written, np.uint8)
-        array = zarr.create_array(
+        array = zarr.create_array(  # pyright: ignore[reportUnknownMemberType]
             store,
             name=f"{group}/{CATALOG}/{_FILES}".strip("/"),
             shape=data.shape,

@@ -220,4 +220,5 @@ def _decode(document: dict[str, Any], chunks: dict[str, bytes]) -> npt.NDArray[A
     make = default_buffer_prototype().buffer.from_bytes
     held = {"zarr.json": make(encode_document(document))}
     held.update({key: make(data) for key, data in chunks.items()})
-    return np.asarray(zarr.open_array(MemoryStore(held), mode="r")[...])
+    array = zarr.open_array(MemoryStore(held), mode="r")  # pyright: ignore[reportUnknownMemberType]
+    return np.asarray(array[...])

@@ -210,7 +210,8 @@ class _Writing:
         """Store what is no reference."""
         run(bounded_map(lambda it: self.workspace.write_chunk(*it), self._inline, limit=_AT_ONCE))
         for path, where, values in self._copied:
-            array = zarr.open_array(self._session.store, path=path.strip("/"), mode="r+")
+            place = path.strip("/")
+            array = zarr.open_array(self._session.store, path=place, mode="r+")  # pyright: ignore[reportUnknownMemberType]
             array[where or ...] = values
 
     def _set_node(self, path: str, document: Document) -> None:

@@ -16,7 +16,7 @@ from tests.unit.format.samples import manifest_id, node_id
 
 if TYPE_CHECKING:
     from icechunk_async.format.chunk_refs import ChunkRef, Coordinates
-    from icechunk_async.format.ids import NodeId
+    from icechunk_async.format.ids import ManifestId, NodeId
 
 __all__ = ["MANIFEST", "NODE", "Reader", "mixed", "natives", "seekable", "virtuals"]
 
@@ -83,10 +83,10 @@ def seekable(refs: ChunkRefs) -> tuple[memoryview, bytes]:
 class Reader:
     """Searches a file and counts what it takes."""
 
-    def __init__(self, packed: bytes) -> None:
+    def __init__(self, packed: bytes, name: ManifestId = MANIFEST) -> None:
         """Read the index."""
         self.packed = packed
-        self.manifest = SeekableManifest(MANIFEST, SeekIndex.decode(packed, len(packed)))
+        self.manifest = SeekableManifest(name, SeekIndex.decode(packed, len(packed)))
         self.read_bytes = 0
         self.rounds = 0
 

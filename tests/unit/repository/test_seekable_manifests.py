@@ -13,6 +13,8 @@ from icechunk_async._concurrency import bounded_map
 from icechunk_async.errors import FormatError
 from icechunk_async.format import manifest_seek_write
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind, NativeChunk
+from icechunk_async.format.ids import ChunkId
+from icechunk_async.format.manifest import Manifest, decode_manifest
 from icechunk_async.format.seek_index import index_size
 from icechunk_async.repository import assets
 from icechunk_async.repository.layout import manifest_key
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from icechunk_async import Session
+    from icechunk_async.format.chunk_refs import ChunkRef, Coordinates
 
 COUNT = 60_000
 SPECS = pytest.mark.parametrize("spec", [1, 2])
@@ -233,3 +236,40 @@ async def test_a_rewritten_manifest_is_seekable_again() -> None:
         for info in infos:
             file = await repository.storage.get(manifest_key(info.id))
             assert index_size(file.data) is not None
+
+
+@SPECS
+async def test_a_changed_reference_is_written_without_decoding_the_others(
+    spec: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor encoding them; where a chunk is new, or goes, all is done as ever."""
+    url = await made(spec)
+    decoded = 0
+
+    def noting(payload: bytes | memoryview) -> Manifest:
+        nonlocal decoded
+        decoded += 1
+        return decode_manifest(payload)
+
+    monkeypatch.setattr(assets, "decode_manifest", noting)
+    wanted = references().lengths.astype(object)
+    for turn, (chunk, full) in enumerate([(100, False), (100, False), (4000, False), (101, True)]):
+        async with Repository.open(url) as repository:
+            session = await repository.writable_session("main")
+            refs: dict[Coordinates, ChunkRef | None] = {
+                (chunk,): NativeChunk(ChunkId(bytes(12)), turn, 7 + turn)
+            }
+            session.workspace.set_refs("/a", ChunkRefs.from_mapping(1, refs))
+            await session.commit("one more")
+        assert decoded == full
+        async with Repository.open(url) as repository:
+            session = await repository.readonly_session("main")
+            assert await length(session, chunk) == 7 + turn
+            assert await length(session, 2 * COUNT - 2) == COUNT
+            decoded = 0
+            [info] = session.workspace.base.manifests.values()
+            assert info.num_chunk_refs == COUNT + full
+            found = await session.workspace.all_refs("/a")
+            wanted[chunk // 2] = wanted[chunk // 2] if full else 7 + turn
+            assert found.lengths[found.coords[:, 0] % 2 == 0].tolist() == wanted.tolist()
+            decoded = 0
