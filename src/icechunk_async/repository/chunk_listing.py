@@ -228,16 +228,21 @@ class ChunkBatch:
             VirtualContainerError: there is no container of such a name.
         """
         refs = self._refs.narrow()
-        texts = np.full(len(refs), "", np.dtypes.StringDType())
         native, virtual = refs.kinds == Kind.NATIVE, refs.kinds == Kind.VIRTUAL
+        if len(refs) and virtual.all():
+            return self._urls(refs, refs.objects)
+        texts = np.full(len(refs), "", np.dtypes.StringDType())
         if native.any():
             texts[native] = _texts(refs.chunk_ids[refs.objects[native]])
         if virtual.any():
-            places, pool = refs.locations.distinct()
-            urls = [self._locations.absolute(location) for location in pool.strings]
-            distinct = np.array(urls, np.dtypes.StringDType())
-            texts[virtual] = distinct[places[refs.objects[virtual]]]
+            texts[virtual] = self._urls(refs, refs.objects[virtual])
         return texts
+
+    def _urls(self, refs: ChunkRefs, objects: npt.NDArray[np.uint32]) -> npt.NDArray[Any]:
+        places, pool = refs.locations.distinct()
+        urls = [self._locations.absolute(location) for location in pool.strings]
+        distinct: npt.NDArray[Any] = np.array(urls, np.dtypes.StringDType())
+        return distinct[places[objects]]
 
     @property
     def inlined(self) -> dict[int, memoryview]:
