@@ -192,6 +192,18 @@ def test_damage_is_found_out(sample: tuple[ChunkRefs, bytes]) -> None:
     assert 5 < answered < 200  # where the damage was elsewhere
 
 
+def test_every_byte_of_an_index_counts(sample: tuple[ChunkRefs, bytes]) -> None:
+    """Whichever is another, the index is not used."""
+    _, packed = sample
+    size = index_size(packed)
+    assert size is not None
+    for at in range(1, size + 1):
+        damaged = bytearray(packed)
+        damaged[-at] ^= 0x10
+        with pytest.raises(FormatError):
+            SeekIndex.decode(bytes(damaged), len(damaged))
+
+
 _TRAILER = Struct("<6I8s")
 
 
