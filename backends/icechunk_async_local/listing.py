@@ -89,8 +89,9 @@ def walk(tree: Tree, prefix: str, start_after: str | None, *, grouped: bool) -> 
 
 def states_in(tree: Tree, folders: _Path, names: Sequence[str]) -> ObjectStates:
     """Answer the states of files directly in a folder."""
-    present = np.zeros(len(names), bool)
-    numbers = np.zeros((2, len(names)), np.int64)
+    rows: list[int] = []
+    sizes: list[int] = []
+    times: list[int] = []
     try:
         with tree.folder(folders) as fd:
             for row, name in enumerate(names):
@@ -99,13 +100,17 @@ def states_in(tree: Tree, folders: _Path, names: Sequence[str]) -> ObjectStates:
                 except FileNotFoundError:
                     continue
                 if stat.S_ISREG(found.st_mode):
-                    present[row] = True
-                    numbers[0, row] = found.st_size
-                    numbers[1, row] = found.st_mtime_ns // 1000
+                    rows.append(row)
+                    sizes.append(found.st_size)
+                    times.append(found.st_mtime_ns)
     except OSError as error:
         if error.errno not in _GONE:
             raise
-    return ObjectStates(present, numbers[0], numbers[1])
+    present = np.zeros(len(names), bool)
+    numbers = np.zeros((2, len(names)), np.int64)
+    present[rows] = True
+    numbers[:, rows] = sizes, times
+    return ObjectStates(present, numbers[0], numbers[1] // 1000)
 
 
 def _can_be_folder(name: bytes) -> bool:

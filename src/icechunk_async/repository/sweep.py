@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from icechunk_async._concurrency import bounded_map, closing
 from icechunk_async.errors import StorageError
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from icechunk_async.format.id_set import IdSet
     from icechunk_async.repository.progress import ProgressCallback
     from icechunk_async.storage import Storage
+
+    type _Garbage = list[tuple[str, int]]
+    """Keys, and the sizes of what they name."""
 
 __all__ = [
     "BATCH",
@@ -54,11 +57,6 @@ class Tally:
     size_bytes: int = 0
     seen: int = 0
     failures: list[DeleteFailure] = field(default_factory=list[DeleteFailure])
-
-
-class _Doomed(NamedTuple):
-    key: str
-    size_bytes: int
 
 
 def object_name(key: str) -> str:
@@ -162,7 +160,7 @@ class Sweep:
             found = await listing.states(folder, chosen)
             old = found.present & are_older(found.modified_us, self._cutoff)
             rows = zip(chosen, found.sizes_bytes.tolist(), old.tolist(), strict=True)
-            garbage = [_Doomed(f"{folder}/{name}", size) for name, size, gone in rows if gone]
+            garbage = [(f"{folder}/{name}", size) for name, size, gone in rows if gone]
             tally.seen += len(part)
             self._progress(Progress(f"deleting {folder}", tally.seen))
             await self._delete(garbage, tally)
@@ -179,14 +177,14 @@ class Sweep:
         """Sweep a part; answer the last key that was looked at, if that are ``most`` of them."""
         seen = 0
         last = None
-        garbage: list[_Doomed] = []
+        garbage: _Garbage = []
         listed = pages(self._storage, prefix, start_after=start_after)
         async with closing(listed):
             async for page in listed:
                 if len(tally.failures) >= _MOST_FAILURES:
                     return None
                 found = garbage_in(page, keep, self._cutoff)
-                garbage += [_Doomed(it.key, it.size_bytes) for it in found]
+                garbage += [(it.key, it.size_bytes) for it in found]
                 if len(garbage) >= BATCH * _BATCHES:
                     await self._delete(garbage, tally)
                     garbage = []
@@ -199,7 +197,7 @@ class Sweep:
         await self._delete(garbage, tally)
         return last
 
-    async def _delete(self, garbage: list[_Doomed], tally: Tally) -> None:
+    async def _delete(self, garbage: _Garbage, tally: Tally) -> None:
         starts = range(0, len(garbage), BATCH)
 
         async def batch(start: int) -> None:
@@ -207,12 +205,12 @@ class Sweep:
 
         await bounded_map(batch, starts, limit=_BATCHES)
 
-    async def _delete_batch(self, garbage: list[_Doomed], tally: Tally) -> None:
+    async def _delete_batch(self, garbage: _Garbage, tally: Tally) -> None:
         """Delete objects, unless only counting; note what could not be deleted."""
         failures: list[DeleteFailure] = []
         if not self._dry_run:
-            failures = await delete_batch(self._storage, [it.key for it in garbage])
+            failures = await delete_batch(self._storage, [key for key, _ in garbage])
         failed = {it.key for it in failures}
         tally.failures += failures
         tally.count += len(garbage) - len(failed)
-        tally.size_bytes += sum(it.size_bytes for it in garbage if it.key not in failed)
+        tally.size_bytes += sum(size for key, size in garbage if key not in failed)
