@@ -227,21 +227,35 @@ class ChunkBatch:
         Raises:
             VirtualContainerError: there is no container of such a name.
         """
+        return self._paths("T")
+
+    def path_list(self) -> list[str]:
+        """Answer ``paths`` as a list, in which equal locations are one object.
+
+        Raises:
+            VirtualContainerError: there is no container of such a name.
+        """
+        found: list[str] = self._paths("O").tolist()
+        return found
+
+    def _paths(self, dtype: str) -> npt.NDArray[Any]:
         refs = self._refs.narrow()
         native, virtual = refs.kinds == Kind.NATIVE, refs.kinds == Kind.VIRTUAL
         if len(refs) and virtual.all():
-            return self._urls(refs, refs.objects)
-        texts = np.full(len(refs), "", np.dtypes.StringDType())
+            return self._urls(refs, refs.objects, dtype)
+        texts = np.full(len(refs), "", dtype)
         if native.any():
             texts[native] = _texts(refs.chunk_ids[refs.objects[native]])
         if virtual.any():
-            texts[virtual] = self._urls(refs, refs.objects[virtual])
+            texts[virtual] = self._urls(refs, refs.objects[virtual], dtype)
         return texts
 
-    def _urls(self, refs: ChunkRefs, objects: npt.NDArray[np.uint32]) -> npt.NDArray[Any]:
+    def _urls(
+        self, refs: ChunkRefs, objects: npt.NDArray[np.uint32], dtype: str
+    ) -> npt.NDArray[Any]:
         places, pool = refs.locations.distinct()
         urls = [self._locations.absolute(location) for location in pool.strings]
-        distinct: npt.NDArray[Any] = np.array(urls, np.dtypes.StringDType())
+        distinct: npt.NDArray[Any] = np.array(urls, dtype)
         return distinct[places[objects]]
 
     @property

@@ -210,7 +210,7 @@ class VirtualWrites(DirectAccess):
             session = await self._store.session()
             async for it in session.array_chunk_iterator(array_path, batch_size):
                 inlined = {row: bytes(data) for row, data in it.inlined.items()}
-                yield it.coords, it.kinds, it.paths.tolist(), it.offsets, it.lengths, inlined
+                yield it.coords, it.kinds, it.path_list(), it.offsets, it.lengths, inlined
 
 
 def _uncovered(store: AsyncStore, locations: Sequence[str], validate: bool) -> set[str]:  # noqa: FBT001

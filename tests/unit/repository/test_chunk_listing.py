@@ -123,6 +123,21 @@ async def test_the_columns_tell_all_about_each_chunk(session: Session, batch_siz
     assert await _columns(session, batch_size) == sorted(wanted)
 
 
+async def test_a_list_of_paths_holds_each_location_once(session: Session) -> None:
+    """A million references to a thousand files are a thousand strings."""
+    for at in (5, 6, 7):
+        location = "https://example.org/data/f"
+        session.store.set_virtual_ref(f"a/c/{at}", location, offset=at, length=7)
+    found: list[str] = []
+    async for batch in session.array_chunk_iterator("a", 100):
+        texts = batch.path_list()
+        assert texts == batch.paths.tolist()
+        found += texts
+    equal = [text for text in found if text == "https://example.org/data/f"]
+    assert len(equal) == 3
+    assert len({id(text) for text in equal}) == 1
+
+
 async def test_single_chunks_have_the_same_kinds(session: Session) -> None:
     """What is not there, or has no place, is uninitialized."""
     listed = {row[0]: row[1] for row in await _columns(session, 100)}
