@@ -91,6 +91,7 @@ def test_write(
                 FLOOR: raw,
             },
             rounds=3,
+            warmup_rounds=0,
             setup=fresh,
             targets={} if target is None else {"official": target},
             floor="create, write and close the files",
