@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import psutil
@@ -305,18 +305,29 @@ def reader_of(given: dict[str, str]) -> IcechunkReader:
     return IcechunkReader(options, schema)
 
 
+MEASURES: Final[dict[str, Callable[[Place], list[Measured]]]] = {
+    "scan": scan,
+    "map": chunkwise,
+    "write": write,
+    "select": select,
+    "plan": plan,
+}
+
+
 def main() -> None:
     """Measure everything, and print one table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--days", type=int, default=1000, help="of 18,000 cells each")
-    days: int = parser.parse_args().days
+    parser.add_argument("--only", nargs="+", choices=list(MEASURES), default=list(MEASURES))
+    given = parser.parse_args()
+    days: int = given.days
     table = Table(title=f"Spark, local[{WIDTH}], {days * ROWS * COLUMNS:,} cells of float32")
     for heading in ("what", "here", "beside", "ratio", "target"):
         table.add_column(heading, justify="left" if heading == "what" else "right")
     with tempfile.TemporaryDirectory() as directory:
         place = Place(Path(directory), days)
-        for measure in (scan, chunkwise, write, select, plan):
-            for it in measure(place):
+        for name in given.only:
+            for it in MEASURES[name](place):
                 table.add_row(it.what, it.value, it.peer, it.ratio, it.target)
                 Console(stderr=True).print(it)
         place.spark.stop()
