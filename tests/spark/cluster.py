@@ -30,7 +30,9 @@ def standalone_cluster(directory: Path, workers: int) -> Generator[str]:
         running.append(_start("master.Master", arguments, logs[0]))
         _wait_for(running[0], logs[0], "Starting Spark master")
         for number, log in enumerate(logs[1:]):
-            arguments = ["--host", "127.0.0.1", "--webui-port", "0", "--cores", "1"]
+            # Spark runs no second try of a slow task on the host of the first.
+            host = f"127.0.0.{number + 1}"
+            arguments = ["--host", host, "--webui-port", "0", "--cores", "1"]
             arguments += ["--memory", "1g", "--work-dir", str(directory / f"work-{number}"), master]
             running.append(_start("worker.Worker", arguments, log))
         for process, log in zip(running[1:], logs[1:], strict=True):
