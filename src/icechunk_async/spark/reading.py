@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +43,7 @@ __all__ = [
     "Part",
     "PushingReader",
     "Reading",
+    "arrow_schema",
     "grid_of",
     "width_of",
 ]
@@ -60,6 +62,15 @@ class Part(InputPartition):
         super().__init__(None)
         self.boxes = boxes
         self.array = array
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Answer the columns of a schema of Spark; moments are in UTC.
+
+    PySpark 4.1 takes no time zone: its moments are in UTC.
+    """
+    zoned = "timezone" in signature(to_arrow_schema).parameters
+    return to_arrow_schema(schema, timezone="UTC") if zoned else to_arrow_schema(schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +119,7 @@ class IcechunkReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         """Stay with the snapshot of now."""
         self.options = Reading.begin(options).options
-        self.schema = to_arrow_schema(schema, timezone="UTC")
+        self.schema = arrow_schema(schema)
         self.predicates: tuple[Predicate, ...] = ()
 
     def partitions(self) -> list[InputPartition]:

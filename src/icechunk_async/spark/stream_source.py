@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from icechunk_async.errors import InvalidInputError, StreamPositionLostError
 from icechunk_async.spark.datasets import ask
-from icechunk_async.spark.reading import Reading
+from icechunk_async.spark.reading import Reading, arrow_schema
 from icechunk_async.spark.stream_chunks import ChunksState, changed_chunks, chunk_parts
 from icechunk_async.spark.stream_history import commits_after, first_snapshot, tip_of
 from icechunk_async.spark.stream_options import CHANGE_COLUMNS, EARLIEST, LATEST, StreamOptions
@@ -79,7 +79,7 @@ class StreamReader(DataSourceStreamReader):
         self.options = options
         fields = [it for it in schema.fields if it.name not in CHANGE_COLUMNS.names]
         self.table = StructType(fields)
-        self.wanted = to_arrow_schema(schema, timezone="UTC")
+        self.wanted = arrow_schema(schema)
         if not fields or (options.read.where and options.read.layout == "chunks"):
             raise InvalidInputError(
                 "A stream needs columns of the table, not only those that tell of changes."
@@ -149,7 +149,7 @@ class StreamReader(DataSourceStreamReader):
         assert isinstance(partition, ChangePart)
         options, every = self.options.read, self.options.every_change
         if options.layout == "chunks":
-            schema = to_arrow_schema(self.table, timezone="UTC")
+            schema = arrow_schema(self.table)
             for kind, batch in changed_chunks(partition, options, schema, every_change=every):
                 yield self._shown(batch, kind, partition.commit)
             return
@@ -159,7 +159,7 @@ class StreamReader(DataSourceStreamReader):
     def _plan(self, commit: Commit, before: Any) -> tuple[Any, list[ChangePart]]:
         """Plan one commit; answer the state after it, which the next one begins with."""
         options, every = self.options.read, self.options.every_change
-        schema = to_arrow_schema(self.table, timezone="UTC")
+        schema = arrow_schema(self.table)
         touched = ask(options, lambda it: _touched(it, commit, options.group))
         old = None if commit.parent_id is None else options.pinned(commit.parent_id)
         new = options.pinned(commit.snapshot_id)
