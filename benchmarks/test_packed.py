@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from benchmarks.contest import Contest
     from benchmarks.s3_server import S3Server
 
-packing = pytest.importorskip(
-    "icechunk_async.repository.packing", reason="this version does not pack chunks"
-)
 CHUNK_BYTES = 10_000
 MOST_OBJECTS = 100
 UNPACKED = "ours, without packing"

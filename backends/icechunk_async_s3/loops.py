@@ -104,11 +104,19 @@ class Connections:
             if loop is here:
                 await keeper.aclose()
                 continue
-            closing = _close(keeper)
-            try:
-                asyncio.run_coroutine_threadsafe(closing, loop)
-            except RuntimeError:  # it has ended just now, and closed its generators
-                closing.close()
+            with suppress(RuntimeError):  # it has ended just now, and closed its generators
+                loop.call_soon_threadsafe(_begin_closing, loop, keeper)
+
+
+_closing: set[asyncio.Task[None]] = set()
+"""Keeps the tasks alive: a loop does not."""
+
+
+def _begin_closing(loop: asyncio.AbstractEventLoop, keeper: AsyncGenerator[Connection]) -> None:
+    # Made only here: a loop that stopped without being closed never gets to it.
+    task = loop.create_task(_close(keeper))
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
 
 
 async def _close(keeper: AsyncGenerator[Connection]) -> None:
