@@ -26,18 +26,20 @@ from matplotlib.figure import Figure
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
-from xarray.backends.zarr import FillValueCoder
-from zarr.codecs import BytesCodec
 
-from icechunk_async.cli.demo.netcdf import read_netcdf
 from icechunk_async.spark import (
     Input,
     NewArray,
     Transaction,
+    check_references,
+    garbage_collect,
+    ingest_virtual,
     map_chunks,
     publish,
     published_version,
     register,
+    rewrite_manifests,
+    storage_statistics,
 )
 from icechunk_async.sync import (
     Repository,
@@ -61,6 +63,8 @@ type Decades = dict[int, float]
 
 SAMPLES = Path(iris_sample_data.path).resolve()
 COPIED, REFERRED, OCEAN = "A1B", "E1", "ocean"
+FILES = {"E1_north_america.nc": REFERRED, "ostia_monthly.nc": OCEAN}
+"""Files that are referred to, and the groups for them."""
 FIRST_YEAR, REFERENCE = 1860, slice(1, 31)
 """Warming is told against the mean of 1861 to 1890."""
 MISSING = 1e19
@@ -113,43 +117,17 @@ class Pipeline:
         return newest is not None and newest >= version
 
 
-def refer(pipeline: Pipeline, file: Path, group: str) -> None:
-    """Make the chunks of a file chunks of arrays; its bytes stay where they are."""
-    if pipeline.is_done(f"refer {group}"):
-        return
-    session = pipeline.repository.writable_session("staging")
-    source = read_netcdf(file)
-    modified = datetime.fromtimestamp(file.stat().st_mtime, UTC)
-    made = zarr.create_group(session.store, path=group, attributes=source.attributes)
-    for it in source.variables.values():
-        attributes = dict(it.attributes)
-        if "_FillValue" in attributes:
-            attributes["_FillValue"] = FillValueCoder.encode(it.fill_value.item(), it.dtype)
-        made.create_array(
-            it.name,
-            shape=it.shape,
-            chunks=it.chunk_shape,
-            dtype=it.dtype.newbyteorder("="),
-            serializer=BytesCodec(endian=it.endian),
-            filters=None,
-            compressors=None,
-            fill_value=it.fill_value,
-            dimension_names=it.dimensions,
-            attributes=attributes,
-        )
-        session.store.set_virtual_refs_arr(
-            f"{group}/{it.name}",
-            it.grid,
-            [file.as_uri() if length else "" for length in it.lengths],
-            it.offsets,
-            it.lengths,
-            checksum=modified,
-        )
-    publish(
+def refer(pipeline: Pipeline) -> None:
+    """Make the chunks of two files chunks of arrays; their bytes stay where they are."""
+    groups = {(SAMPLES / name).as_uri(): group for name, group in FILES.items()}
+    ingest_virtual(
+        pipeline.spark,
         pipeline.repository,
-        session,
-        f"Refer to {file.name}",
-        transaction=Transaction(f"refer {group}", 1),
+        groups,
+        branch="staging",
+        group_of=groups.__getitem__,
+        on_error="fail",
+        message="Refer to " + " and ".join(FILES),
     )
 
 
@@ -357,21 +335,22 @@ def release(pipeline: Pipeline, tag: str | None = None) -> None:
 
 def maintain(pipeline: Pipeline, tag: str) -> dict[str, int]:
     """Drop what led to a release, and write its references in as few objects as possible."""
-    repository = pipeline.repository
+    spark, repository = pipeline.spark, pipeline.repository
     message = f"Rewrote the manifests of {tag}"
     tip = next(iter(repository.ancestry(branch="staging")))
     if tip.message != message:
-        repository.rewrite_manifests(message, branch="staging")
+        rewrite_manifests(spark, repository, message, branch="staging")
     release(pipeline)  # also where an earlier run ended before it
     tagged = next(iter(repository.ancestry(tag=tag)))
     expired = repository.expire_snapshots(tagged.written_at)
-    deleted = repository.garbage_collect(pipeline.started)
-    stats = repository.chunk_storage_stats()
+    deleted = garbage_collect(spark, repository, pipeline.started).result
+    stats = storage_statistics(spark, repository).result
     return {
         "snapshots expired": len(expired),
         "bytes deleted": deleted.bytes_deleted,
-        "bytes in the repository": stats.non_virtual_bytes(),
+        "bytes in the repository": stats.native_bytes + stats.inlined_bytes,
         "bytes referred to": stats.virtual_bytes,
+        "objects missing": len(check_references(spark, repository).result.broken),
     }
 
 
@@ -391,8 +370,7 @@ def draw(curves: dict[str, Decades], months: list[float], path: Path) -> None:
 
 def run(pipeline: Pipeline, deliveries: Sequence[int], console: Console) -> dict[str, Decades]:
     """Publish a release for each delivery; answer warming as the last ones tell it."""
-    refer(pipeline, SAMPLES / f"{REFERRED}_north_america.nc", REFERRED)
-    refer(pipeline, SAMPLES / "ostia_monthly.nc", OCEAN)
+    refer(pipeline)
     begin(pipeline)
     for until in deliveries:
         console.print(f"Decades before {until}")

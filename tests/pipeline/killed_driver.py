@@ -23,16 +23,18 @@ from icechunk_async.sync import Repository
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DELIVERIES", "KILLED"]
+__all__ = ["DELIVERIES", "KILLED", "STEPS"]
 
-DELIVERIES: Final = [1900, 1910]
+DELIVERIES: Final = [1900]
 KILLED: Final = 9
-STEPS: Final[dict[str, tuple[Any, str, int]]] = {
+CALLS: Final[dict[str, tuple[Any, str, int]]] = {
     "between two arrays": (example, "map_chunks", 3),
     "before the tag": (Repository, "create_tag", 0),
-    "before manifests are published": (Repository, "reset_branch", 2),
+    "before manifests are published": (Repository, "reset_branch", 0),
 }
 """Functions that the process dies in, instead of calling them once more."""
+STEPS: Final = ("while decades are appended", *CALLS)
+"""Where to die, in the order of the pipeline."""
 
 
 def arrange(where: str, pipeline: example.Pipeline, died: Path) -> None:
@@ -43,15 +45,15 @@ def arrange(where: str, pipeline: example.Pipeline, died: Path) -> None:
         os._exit(KILLED)
 
     def watch() -> None:
-        # The first snapshot, three of ingest, and two decades.
-        while len(list(pipeline.repository.ancestry(branch="staging"))) < 6:
+        # The first snapshot, two of ingest, and two decades.
+        while len(list(pipeline.repository.ancestry(branch="staging"))) < 5:
             time.sleep(0.01)
         die()
 
-    if where == "while decades are appended":
+    if where == STEPS[0]:
         threading.Thread(target=watch, daemon=True).start()
     elif where != "never":
-        owner, name, times = STEPS[where]
+        owner, name, times = CALLS[where]
         die_at_call(owner, name, times, die)
 
 
