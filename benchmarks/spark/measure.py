@@ -72,6 +72,13 @@ class Spent:
     """Seconds of CPU of Spark's Python processes."""
     read_bytes: int = 0
     """Bytes that these read from files and sockets."""
+    own: float = 0.0
+    """Seconds of CPU of this process and of those of its pool."""
+
+    @property
+    def cpu(self) -> float:
+        """Seconds of CPU in all."""
+        return self.jvm + self.python + self.own
 
 
 class Place:
@@ -121,13 +128,18 @@ class Place:
         return self.spark.read.format("icechunk").options(arrays="t", **options).load(self.url)
 
 
-def processes() -> tuple[float, float, int]:
-    """Answer CPU seconds of the JVM and of its Python processes, and bytes these have read."""
-    jvms = [it for it in psutil.Process().children() if it.name() == "java"]
-    jvm = python = 0.0
+def processes() -> tuple[float, float, int, float]:
+    """Answer CPU seconds of the JVM, and of its Python processes and bytes these have read.
+
+    Then the CPU seconds of this process and its pool.
+    """
+    jvm = python = own = 0.0
     read = 0
-    for it in jvms:
+    for it in (psutil.Process(), *psutil.Process().children()):
         times = it.cpu_times()
+        if it.name() != "java":
+            own += times.user + times.system
+            continue
         jvm += times.user + times.system
         python += times.children_user + times.children_system
         for child in it.children(recursive=True):
@@ -146,7 +158,7 @@ def best(*work: Callable[[], object], times: int = 3) -> list[Spent]:
             each()
             seconds, after = time.perf_counter() - begun, processes()
             spent = [b - a for a, b in zip(before, after, strict=True)]
-            found[at].append(Spent(seconds, spent[0], spent[1], int(spent[2])))
+            found[at].append(Spent(seconds, spent[0], spent[1], int(spent[2]), spent[3]))
     return [min(them, key=lambda it: it.seconds) for them in found]
 
 
@@ -173,6 +185,10 @@ def scan(place: Place) -> list[Measured]:
                  f"{parquet.seconds / ours.seconds:.2f}"),
         Measured("CPU of the scan: Python", f"{ours.python:.1f} s",
                  f"JVM {ours.jvm:.1f} s", f"{ours.python / whole:.0%} : {ours.jvm / whole:.0%}"),
+        Measured("CPU of the scan", f"{ours.cpu:.1f} s",
+                 f"Parquet {parquet.cpu:.1f} s", f"{ours.cpu / parquet.cpu:.2f} x its CPU"),
+        Measured("CPU of the scan", f"{ours.cpu:.1f} s",
+                 f"xarray {xarray.cpu:.1f} s", f"{ours.cpu / xarray.cpu:.2f} x its CPU"),
     ]  # fmt: skip
 
 
@@ -211,6 +227,8 @@ def chunkwise(place: Place) -> list[Measured]:
         Measured("map_chunks, less a job that does nothing", f"{idle.seconds:.2f} s less",
                  f"pool of {WIDTH} {pooled.seconds:.2f} s",
                  f"{(ours.seconds - idle.seconds) / pooled.seconds:.2f} x its time", "1.3"),
+        Measured("CPU of map_chunks", f"{ours.cpu:.1f} s", f"pool of {WIDTH} {pooled.cpu:.1f} s",
+                 f"{ours.cpu / pooled.cpu:.2f} x its CPU"),
         Measured("map_chunks", rate, f"one process {place.cells / alone.seconds / 1e6:.1f}",
                  f"{ours.seconds / alone.seconds:.2f} x its time"),
     ]  # fmt: skip
@@ -232,6 +250,8 @@ def write(place: Place) -> list[Measured]:
         Measured("df.write", f"{place.cells / ours.seconds / 1e6:.2f} M rows/s",
                  f"Parquet {place.cells / parquet.seconds / 1e6:.2f}",
                  f"{parquet.seconds / ours.seconds:.2f}"),
+        Measured("CPU of df.write", f"{ours.cpu:.1f} s",
+                 f"Parquet {parquet.cpu:.1f} s", f"{ours.cpu / parquet.cpu:.2f} x its CPU"),
     ]  # fmt: skip
 
 
