@@ -17,7 +17,7 @@ import zarr
 
 from benchmarks.peers import chunked, create, numbers, pipeline
 from benchmarks.s3_peers import BUCKET, blocking_storage, s3_options
-from icechunk_async import Repository
+from icechunk_async import Packing, Repository
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,8 +73,8 @@ def test_local(contest: Contest, tmp_path: Path, codecs: str) -> None:
         contest.race(
             f"local: write {count:,} chunks of 10 KB, packed, {codecs} pipeline",
             {
-                "ours": ours(packing.Packing()),
-                UNPACKED: ours(packing.Packing.off()),
+                "ours": ours(Packing()),
+                UNPACKED: ours(Packing.off()),
                 "official": lambda directory: _write_official(directory, data),
             },
             rounds=3,
@@ -105,8 +105,8 @@ def test_far(contest: Contest, s3: S3Server, wire: str) -> None:
         contest.race(
             f"S3 {wire} away: write {count:,} chunks of 10 KB, packed",
             {
-                "ours": ours(packing.Packing()),
-                UNPACKED: ours(packing.Packing.off()),
+                "ours": ours(Packing()),
+                UNPACKED: ours(Packing.off()),
                 "official": lambda: _write_official(
                     blocking_storage("official", end, uuid4().hex), data
                 ),

@@ -146,7 +146,7 @@ def processes() -> tuple[float, float, int, float]:
             times = child.cpu_times()
             python += times.user + times.system + times.children_user + times.children_system
             read += child.io_counters().read_chars
-    return jvm, python, read
+    return jvm, python, read, own
 
 
 def best(*work: Callable[[], object], times: int = 3) -> list[Spent]:

@@ -147,7 +147,8 @@ async def open_parts(
     """Find the repository, or create one as ``creation`` says, and put its parts together."""
     async with open_location(request) as storage:
         reads = early(request, storage)
-        found = await opening.find(reads)
+        find = opening.find_expected if creation is None else opening.find
+        found = await find(reads)
         if found is not None:
             if creation is not None and not or_open:
                 raise opening.exists(storage, "a repository")

@@ -179,7 +179,7 @@ class Repository(
         """Answer the format version of the repository at a location; 0 if there is none."""
         request = _request(location, storage_options, None, None)
         async with open_location(request) as storage:
-            found = await opening.find(early(request, storage))
+            found = await opening.find_expected(early(request, storage))
             return 0 if found is None else found.spec_version
 
     @staticmethod
@@ -193,7 +193,7 @@ class Repository(
         """
         request = _request(location, storage_options, None, None)
         async with open_location(request) as storage:
-            found = await opening.find(early(request, storage))
+            found = await opening.find_expected(early(request, storage))
             if found is None:
                 raise opening.missing(storage)
             return found.config

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from icechunk_async.repository.packing import Packing
     from icechunk_async.storage import Retrieved, Storage, Version
 
-__all__ = ["Found", "check_empty", "create", "find", "missing"]
+__all__ = ["Found", "check_empty", "create", "find", "find_expected", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,11 @@ async def find(storage: Storage) -> Found | None:
     A repo info decides for spec 2, whatever else is there: refs beside it are left over from a
     migration.
 
-    Cost: three requests at once, and one more where neither of the first two is there.
+    None is no proof, see :func:`find_expected`. Cost: three requests at once.
     """
     info, main, config = await gather(
         _try(storage, REPO_INFO), _try(storage, branch_key(MAIN)), _try(storage, CONFIG)
     )
-    if info is None and main is None:
-        # A migration writes the one and then removes the other, maybe between these two reads.
-        info = await _try(storage, REPO_INFO)
     if info is not None:
         state = read_state(info)
         raw = state.info.raw_config
@@ -76,6 +73,15 @@ async def find(storage: Storage) -> Found | None:
         stored = None if config is None else decode_config(config.data, 1)
         return Found(stored, SeenRef(decode_ref(main.data), main.version))
     return None
+
+
+async def find_expected(storage: Storage) -> Found | None:
+    """Answer what repository a storage holds that should hold one; None if none.
+
+    A migration writes what version 2 begins with and then removes what version 1 did, maybe
+    between the looks for the two: so where nothing was found, it looks again.
+    """
+    return await find(storage) or await find(storage)
 
 
 async def _try(storage: Storage, key: str) -> Retrieved | None:
