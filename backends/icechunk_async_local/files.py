@@ -46,6 +46,7 @@ __all__ = ["Files"]
 
 _ATTEMPTS: Final = 100
 _STEP_BYTES: Final = 1 << 20
+_MOST_AT_ONCE: Final = 2 << 20
 _READ: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
 _NOT_IN_KERNEL: Final = frozenset(
     {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF}
@@ -73,8 +74,11 @@ class Files:
     def read_bytes(self, place: Place, start: int, stop: int) -> bytes | None:
         """Answer bytes ``[start, stop)`` of a file; None where :meth:`read` tells what is wrong.
 
-        What is no file cannot be read at a position, so its kind need not be asked for.
+        What is no file cannot be read at a position, so its kind need not be asked for. Nor is its
+        size, and so no more is asked for than may be set aside on anybody's word.
         """
+        if stop - start > _MOST_AT_ONCE:
+            return None
         try:
             fd = self.tree.open_file(place.folders, place.name, _READ)
             try:

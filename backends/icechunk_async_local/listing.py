@@ -19,7 +19,7 @@ from icechunk_async.storage import MAX_KEY_BYTES, CommonPrefix, ListEntry, Objec
 from icechunk_async.storage.folders import ObjectStates
 from icechunk_async_local.failures import refuse_link
 from icechunk_async_local.paths import RESERVED_PREFIX, Place, Tree, is_reserved
-from icechunk_async_local.versions import modified_at
+from icechunk_async_local.versions import LAST_US, modified_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -102,7 +102,7 @@ def states_in(tree: Tree, folders: _Path, names: Sequence[str]) -> ObjectStates:
                 if stat.S_ISREG(found.st_mode):
                     rows.append(row)
                     sizes.append(found.st_size)
-                    times.append(found.st_mtime_ns)
+                    times.append(min(found.st_mtime_ns // 1000, LAST_US))
     except OSError as error:
         if error.errno not in _GONE:
             raise
@@ -110,7 +110,7 @@ def states_in(tree: Tree, folders: _Path, names: Sequence[str]) -> ObjectStates:
     numbers = np.zeros((2, len(names)), np.int64)
     present[rows] = True
     numbers[:, rows] = sizes, times
-    return ObjectStates(present, numbers[0], numbers[1] // 1000)
+    return ObjectStates(present, numbers[0], numbers[1])
 
 
 def _can_be_folder(name: bytes) -> bool:

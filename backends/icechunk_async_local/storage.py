@@ -241,7 +241,7 @@ class LocalStorage:
         """Answer the states of files directly in a folder, with one hop."""
         place = self._place(folder)
         path = (*place.folders, place.name)
-        return await self._readers.hop(partial(states_in, self._files.tree, path, names))
+        return await self._readers.hop(partial(self._states, path, names, folder))
 
     async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
         """Copy a file."""
@@ -290,6 +290,12 @@ class LocalStorage:
             return next_page(entries)
         except OSError as error:
             raise explain(error, f"list {prefix!r} in", self._files.tree.path(())) from error
+
+    def _states(self, path: tuple[bytes, ...], names: Sequence[str], folder: str) -> ObjectStates:
+        try:
+            return states_in(self._files.tree, path, names)
+        except OSError as error:
+            raise explain(error, f"list {folder!r} in", self._files.tree.path(())) from error
 
     def _list_names(self, place: Place) -> list[str]:
         try:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import os
 
 __all__ = [
+    "LAST_US",
     "modified_at",
     "modified_at_us",
     "next_time_us",
@@ -26,7 +27,8 @@ __all__ = [
 ]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST_US: Final = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+LAST_US: Final = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+"""The last time that can be told."""
 
 
 class _Times:
@@ -63,7 +65,7 @@ def modified_at(found: os.stat_result) -> datetime:
 
 def modified_at_us(since_us: int) -> datetime:
     """Answer the moment so many microseconds after the beginning of 1970."""
-    return _EPOCH + timedelta(microseconds=min(since_us, _LAST_US))
+    return _EPOCH + timedelta(microseconds=min(since_us, LAST_US))
 
 
 def time_us(found: os.stat_result) -> int:

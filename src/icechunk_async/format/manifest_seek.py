@@ -62,7 +62,8 @@ class _PiecedBuffer(Buffer):
         self.present = bytearray(len(index))
         self.data = np.zeros(int(index.cuts[-1]), np.uint8)
         self._cuts: list[int] = index.cuts.tolist()
-        super().__init__(memoryview(self.data))
+        # What is found in it is handed out, and must not be changed.
+        super().__init__(memoryview(self.data).toreadonly())
 
     def _read(self, positions: Positions, width: int) -> npt.NDArray[Any]:
         self.require(positions, width)

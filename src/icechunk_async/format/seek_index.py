@@ -36,6 +36,8 @@ _PIECE: Final = np.dtype([("packed", "<u4"), ("raw", "<u4"), ("checksum", "<u4")
 _ARRAY: Final = Struct("<8s5I")
 _MAX_ARRAYS: Final = 64
 _MAX_RANK: Final = 64
+_MAX_STEP: Final = 1 << 16
+"""References between fences: a lookup may look at all of them."""
 _MAX_HEADER_BYTES: Final = 18
 """Of a zstd frame (RFC 8878, 3.1.1.1)."""
 
@@ -115,8 +117,10 @@ class SeekIndex:
         num_pieces, num_arrays, step, header, _ = numbers
         table = _Reader(body)
         pieces = table.take(num_pieces * _PIECE.itemsize).view(_PIECE)
-        if not num_pieces or header > _MAX_HEADER_BYTES or num_arrays > _MAX_ARRAYS or not step:
+        if not num_pieces or header > _MAX_HEADER_BYTES or num_arrays > _MAX_ARRAYS:
             raise _damaged("it makes no sense")
+        if not 0 < step <= _MAX_STEP:
+            raise _damaged("its steps are too long")
         raw = pieces["raw"].astype(np.int64)
         places, cuts = _running(pieces["packed"], HEADER_BYTES + header), _running(raw, 0)
         if int(places[-1]) != object_bytes - size:
@@ -125,6 +129,8 @@ class SeekIndex:
         if raw.min() < 1 or raw.max() > MAX_PIECE_BYTES or int(cuts[-1]) > limit:
             raise _damaged("pieces are too small or too large")
         arrays = dict(table.array(step) for _ in range(num_arrays))
+        if any(it.first + 4 * it.count > int(cuts[-1]) for it in arrays.values()):
+            raise _damaged("an array is outside of the payload")
         return cls(places, cuts, pieces["checksum"], step, arrays)
 
     def covering(self, start: int, stop: int) -> range:

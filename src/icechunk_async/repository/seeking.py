@@ -56,7 +56,7 @@ async def open_seekable(
         tail = await read((size_bytes - size, size_bytes))
     try:
         return SeekableManifest(manifest_id, SeekIndex.decode(tail, size_bytes))
-    except FormatError:
+    except (FormatError, MemoryError):  # nobody has as much as it says
         return None
 
 

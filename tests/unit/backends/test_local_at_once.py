@@ -13,6 +13,7 @@ from icechunk_async.storage import ByteRange, SuffixRange, open_storage
 from icechunk_async_local import batching
 from icechunk_async_local.at_once import MOST_BYTES, ReadsAtOnce
 from icechunk_async_local.paths import place_of
+from icechunk_async_local.storage import open_local
 from tests.unit.backends.local_tools import make_files, open_descriptors, write
 
 if TYPE_CHECKING:
@@ -175,3 +176,16 @@ async def test_others_on_the_loop_get_their_turn(tmp_path: Path) -> None:
                 await storage.get("a")
             task.cancel()
     assert turns >= 10
+
+
+def test_no_memory_is_set_aside_on_a_claim(tmp_path: Path) -> None:
+    """Of a length that a damaged manifest names; the caller then reads what there is."""
+
+    async def scenario() -> None:
+        async with open_local(tmp_path.as_uri()) as storage:
+            await storage.put("a", b"abc")
+            assert storage.read_bytes("a", 0, 3) == b"abc"
+            for length in (1 << 40, 1 << 62):
+                assert storage.read_bytes("a", 0, length) is None
+
+    asyncio.run(scenario())

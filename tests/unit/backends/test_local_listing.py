@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from icechunk_async.errors import InvalidObjectKeyError
+from icechunk_async.errors import InvalidObjectKeyError, PermissionDeniedError
 from icechunk_async.storage import ABSENT, open_storage
 from icechunk_async_local.listing import PAGE_ENTRIES, next_page, walk
 from icechunk_async_local.paths import Tree
+from icechunk_async_local.storage import LocalStorage
 from icechunk_async_memory import MemoryStorage, forget, open_memory
 from tests.unit.backends.local_tools import make_files, names, open_descriptors, write
 
@@ -184,3 +186,24 @@ async def put_where_possible(memory: MemoryStorage, local: Any, key: str) -> Non
     except InvalidObjectKeyError:
         return
     await memory.put(key, b"x")
+
+
+async def test_states_of_odd_files_and_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times of far centuries are told; a folder that may not be entered is an error of ours."""
+    async with open_storage(tmp_path.as_uri()) as storage:
+        assert isinstance(storage, LocalStorage)
+        await storage.put("chunks/A", b"abc")
+        far = 13_569_465_600  # the year 2400
+        os.utime(tmp_path / "chunks/A", (far, far))
+        states = await storage.states("chunks", ["A", "B"])
+        assert states.present.tolist() == [True, False]
+        assert states.modified_us[0] == far * 1_000_000
+
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(errno.EACCES, "refused")
+
+        monkeypatch.setattr("icechunk_async_local.listing.os.stat", refuse)
+        with pytest.raises(PermissionDeniedError, match="chunks"):
+            await storage.states("chunks", ["A"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from dataclasses import replace
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import pytest
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format import manifest_seek_write
-from icechunk_async.format.chunk_refs import ChunkRefs, Kind
+from icechunk_async.format.chunk_refs import ChunkRefs, InlineChunk, Kind
 from icechunk_async.format.envelope import FileType, unpack
 from icechunk_async.format.manifest import decode_manifest
 from icechunk_async.format.manifest_seek import AbsentPiecesError, SeekableManifest
@@ -273,3 +274,36 @@ def test_kinds_are_as_many_as_they_should_be() -> None:
     """The samples hold what they promise."""
     kinds = set(np.unique(mixed(10).kinds).tolist())
     assert kinds == {Kind.INLINE, Kind.NATIVE, Kind.VIRTUAL}
+
+
+def test_an_index_claims_no_more_than_there_is(sample: tuple[ChunkRefs, bytes]) -> None:
+    """Neither references beyond the payload nor more between two fences than a lookup can read."""
+    _, data = sample
+    size = index_size(data)
+    assert size is not None
+    index = SeekIndex.decode(data, len(data))
+    fences = index.arrays[NODE]
+    most = (1 << 32) - 1
+    few = replace(fences, count=most, coords=fences.coords[:1], pieces=fences.pieces[:1])
+    long = replace(index, step=most, arrays={NODE: few})
+    every = -(-most // (1 << 16))
+    wide = replace(
+        fences,
+        count=most,
+        coords=np.repeat(fences.coords[:1], every, axis=0),
+        pieces=np.repeat(fences.pieces[:1], every, axis=0),
+    )
+    for forged in (long, replace(index, step=1 << 16, arrays={NODE: wide})):
+        whole = data[:-size] + forged.encode()
+        with pytest.raises(FormatError):
+            SeekIndex.decode(whole, len(whole))
+
+
+def test_what_is_found_cannot_be_written_to() -> None:
+    """It is part of what other lookups read."""
+    refs = mixed(20_000)
+    _, packed = seekable(refs)
+    row = int(np.flatnonzero(refs.kinds == Kind.INLINE)[5])
+    found = Reader(packed).find(tuple(refs.coords[row].tolist()))
+    assert isinstance(found, InlineChunk)
+    assert memoryview(found.data).readonly
