@@ -28,6 +28,10 @@ class AssetStorage(Protocol):
         """Write one whole object."""
         ...
 
+    async def sync(self) -> None:
+        """Return when all that was written is durable."""
+        ...
+
 
 class DirectStorage:
     """The reading and writing half of a storage, answering on the calling thread."""
@@ -43,6 +47,9 @@ class DirectStorage:
     async def put(self, key: str, data: Data) -> Version:
         """Write one whole object, without ever waiting."""
         return self._storage.put_blocking(key, data)
+
+    async def sync(self) -> None:
+        """Do nothing: who publishes syncs the storage itself, which knows what this half wrote."""
 
 
 def run_directly[T](coroutine: Coroutine[Any, Any, T]) -> T:

@@ -93,14 +93,16 @@ class ForkSession(Session):
     def to_bytes(self) -> bytes:
         """Answer what was done in the fork, without where the repository is and any secret.
 
-        Equal states give equal bytes. Cost: some 12 to 25 bytes a chunk.
+        Equal states give equal bytes. Cost: some 12 to 25 bytes a chunk. On local disks, what the
+        bytes refer to is durable after the end of ``attached()``, or ``store_pending_chunks``.
 
         Raises:
             SessionStateError: chunks wait to be packed; see ``store_pending_chunks``.
         """
+        changes = self.changes_so_far()  # first: a thread may write while this looks
         if self.has_pending_chunks:
             raise _pending()
-        return encode_fork(ForkState(self._session_id, self._base_id, self.changes_so_far()))
+        return encode_fork(ForkState(self._session_id, self._base_id, changes))
 
     def __reduce__(self) -> tuple[object, ...]:  # type: ignore[override] # a session refuses
         """Pickle as plain data."""

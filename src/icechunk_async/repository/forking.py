@@ -146,11 +146,12 @@ class Forking(Publishing):
         return packs is not None and not packs.are_stored
 
     async def store_pending_chunks(self) -> None:
-        """Return when every chunk written so far is in the storage.
+        """Return when every chunk written so far is in the storage, and durable there.
 
-        Only where small chunks are packed do some wait in memory, until there are enough of them;
-        committing, merging and forking store them by themselves. A fork that was written to where
-        it was made needs this call before its bytes are taken or it is pickled.
+        Where small chunks are packed, some wait in memory until there are enough of them, and
+        local disks are synced only by a commit, which can sync what its own process wrote. So a
+        fork needs this call before its bytes leave the process; the end of ``attached()``, the
+        blocking facade and Spark's tasks make it by themselves.
 
         Raises:
             StorageError: some are not; they stay in the session. Call again.
@@ -158,6 +159,7 @@ class Forking(Publishing):
         Cancellation: likewise.
         """
         await self.workspace.store_packs()
+        await self.workspace.assets.storage.sync()
 
     async def merge(self, *forks: ForkSession, allow_overlaps: bool = True) -> None:
         """Take over what was done in forks; nothing, if any of it clashes.
@@ -237,6 +239,7 @@ class Forking(Publishing):
                     "This session has changes of its own, and cannot go on in place of another. "
                     "Begin a new one with Repository.writable_session."
                 )
+            before = (self._session_id, self._points, self._points_of)
             began, changes = workspace.base, done
             point = ForkPoint(changes.copy())
             self._session_id = root.session_id
@@ -249,6 +252,7 @@ class Forking(Publishing):
             await self.merge(*forks, allow_overlaps=allow_overlaps)
         except BaseException:
             workspace.rebase_to(began, ChangeSet())
+            self._session_id, self._points, self._points_of = before
             raise
 
     def _point_of(self, fork: ForkSession) -> ForkPoint:
@@ -326,5 +330,8 @@ def wrong_base(fork: ForkSession, session_id: bytes, base_id: SnapshotId) -> Ses
 async def stored_changes(fork: ForkSession) -> ChangeSet:
     """Answer what was done in a fork, once all that it refers to is stored."""
     changes = fork.changes_so_far()  # first: what is written meanwhile is not among them
-    await fork.store_pending_chunks()
+    if fork.is_attached:  # the commit syncs what this process wrote
+        await fork.workspace.store_packs()
+    else:
+        await fork.store_pending_chunks()
     return changes

@@ -66,7 +66,9 @@ class Packs:
     def __init__(self, packing: Packing) -> None:
         """Begin with none."""
         self._packing = packing
-        self._lock = threading.Lock()  # held over no await
+        # Held over no await. The collector may end a suspended task of a loop that is gone, which
+        # asks for it, on the very thread that holds it.
+        self._lock = threading.RLock()
         self._kept: dict[ChunkId, _Pack] = {}
         """All of them: the open one, those that wait, those that are being stored."""
         self._open: _Pack | None = None

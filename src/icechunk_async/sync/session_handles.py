@@ -116,9 +116,9 @@ class SessionHandle:
         return self._session
 
     def fork_bytes(self) -> bytes:
-        """Answer what was written in the fork; blocks while chunks of it wait to be stored."""
+        """Answer what was written in the fork; blocks until all of it is stored and durable."""
         fork = self.fork
-        if fork.is_attached and fork.has_pending_chunks:
+        if fork.is_attached and fork.has_uncommitted_changes:
             with translated():
                 run(fork.store_pending_chunks())
         return fork.to_bytes()

@@ -17,6 +17,7 @@ from icechunk_async.conflicts import ConflictDetector
 from icechunk_async.credentials import LocalFileSystemAccess
 from icechunk_async.errors import (
     FormatError,
+    MergeFailedError,
     ReadOnlyError,
     SessionStateError,
     StorageUnavailableError,
@@ -244,6 +245,21 @@ async def test_a_fork_that_is_detached_during_a_merge_refuses_it(filled: Reposit
     await away.merge(*others)
     async with away.attached():
         assert await read(away, "a/c/5") == b"5"
+
+
+async def test_a_session_that_could_not_resume_is_itself_again(filled: Repository) -> None:
+    """Its own forks can be merged still."""
+    root = await (await filled.writable_session("main")).fork()
+    one, other = await root.fork(), await root.fork()
+    for fork in (one, other):
+        await write(fork, "a/c/0", b"0")
+    session = await filled.writable_session("main")
+    mine = await session.fork()
+    await write(mine, "a/c/3", b"3")
+    with pytest.raises(MergeFailedError):
+        await session.resume(root, one, other)
+    await session.merge(mine)
+    assert await read(session, "a/c/3") == b"3"
 
 
 async def test_what_travels_is_the_same_for_the_same_work(filled: Repository) -> None:

@@ -422,6 +422,10 @@ class Nowhere:
         self.stored_bytes += len(data)
         return None  # type: ignore[return-value]  # nobody looks at it
 
+    async def sync(self) -> None:
+        """Refuse: only those sync who publish."""
+        raise AssertionError
+
 
 async def test_each_byte_is_copied_once() -> None:
     """A chunk is copied into its pack, and the pack is handed to the storage as it is."""
@@ -630,3 +634,25 @@ def test_numbers_without_a_meaning_are_refused(wrong: dict[str, int]) -> None:
     """Such as chunks that are longer than an object."""
     with pytest.raises(ValueError, match="allowed: from"):
         Packing(**wrong)
+
+
+@pytest.mark.blocks_the_loop
+async def test_a_fork_never_leaves_without_what_a_thread_writes_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fused pipeline of Zarr writes on threads, perhaps while the fork is made into bytes."""
+    async with Repository.create(memory_url(), packing=SMALL) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (100,), (1,))
+        fork = await session.fork()
+        store, late = fork.store, default_buffer_prototype().buffer.from_bytes(chunk(7))
+        looked = ForkSession.changes_so_far
+
+        def meanwhile(self: ForkSession) -> Any:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(store.set_sync, "a/c/7", late).result()
+            return looked(self)
+
+        monkeypatch.setattr(ForkSession, "changes_so_far", meanwhile)
+        with pytest.raises(SessionStateError, match="wait in memory"):
+            fork.to_bytes()

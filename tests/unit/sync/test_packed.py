@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import zarr
 import icechunk_async
 from icechunk_async import Packing
 from icechunk_async.sync import Repository, local_filesystem_storage
+from icechunk_async_local.durability import Ledger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,3 +78,30 @@ def test_forks_travel_with_all_they_wrote(directory: Path) -> None:
     session.commit("sevens")
     found = ZARR.open_array(repository.readonly_session("main").store, path="a", mode="r")
     assert found[:, 0].tolist() == [7, 7] + [1] * 18
+
+
+@pytest.mark.parametrize("packing", [Packing(), Packing.off()])
+def test_what_leaves_a_process_is_durable(
+    tmp_path: Path, packing: Packing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever commits can sync only what it wrote itself."""
+    synced: list[Path] = []
+    flush = Ledger._sync_file
+
+    def noticed(ledger: Ledger, file: tuple[bytes, ...]) -> None:
+        synced.append(tmp_path / os.fsdecode(b"/".join(file)))
+        flush(ledger, file)
+
+    async def create() -> None:
+        async with icechunk_async.Repository.create(tmp_path, packing=packing):
+            pass
+
+    asyncio.run(create())
+    session = Repository.open(local_filesystem_storage(str(tmp_path))).writable_session("main")
+    ZARR.create_array(session.store, name="a", shape=(9000,), chunks=(3000,), dtype="i4")
+    away = pickle.loads(pickle.dumps(session.fork()))
+    ZARR.open_array(away.store, path="a")[:] = np.random.default_rng(1).integers(0, 1 << 30, 9000)
+    monkeypatch.setattr(Ledger, "_sync_file", noticed)
+    pickle.dumps(away)
+    assert set((tmp_path / "chunks").iterdir()) <= set(synced)
+    assert len(synced) >= (1 if packing.is_on else 3)
