@@ -60,7 +60,7 @@ class LiveShares:
     def within(self, refs: ChunkRefs, objects: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """Answer which references are to some objects, in the order of their bytes there."""
         rows, places = self._places(refs)
-        chosen = objects[places]
+        chosen = objects[places] & (refs.lengths[rows] > 0)  # else there is nothing to write anew
         rows, places = rows[chosen], places[chosen]
         return rows[np.lexsort((refs.offsets[rows], places))]
 

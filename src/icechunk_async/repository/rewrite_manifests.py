@@ -19,6 +19,7 @@ from icechunk_async.format.config.codec import splitting_to_json
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.snapshot import Snapshot
 from icechunk_async.format.transaction_log import TransactionLog
+from icechunk_async.repository.carried import carried_from
 from icechunk_async.repository.changes import ChangeSet, WorkingTree
 from icechunk_async.repository.flush import Flusher
 from icechunk_async.repository.history import Amend, Commit
@@ -90,7 +91,7 @@ async def publish_rewritten(
         base.id,
         max(_clock.now_us(), base.flushed_at + 1),  # a clock that lags must not stop anyone
         message,
-        _properties(metadata, opened.manifest_options.splitting),
+        _properties({**carried_from(base), **metadata}, opened.manifest_options.splitting),
         flushed.nodes,
         flushed.files,
     )

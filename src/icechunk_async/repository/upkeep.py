@@ -189,6 +189,7 @@ class UpkeepOperations:
             InvalidInputError: the share is none.
             RepositoryReadOnlyError: the repository's status forbids changes.
             ConflictError: the branch was reset meanwhile; nothing was published.
+            RebaseFailedError: somebody moved nodes meanwhile; likewise. Call again.
             OutcomeUnknownError: the storage never answered; calling again is safe.
 
         Cancellation: the commit may have been published; else there is more garbage.

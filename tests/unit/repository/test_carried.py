@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+import pytest
 
 from icechunk_async.conflicts import ConflictDetector
 from icechunk_async.repository.carried import WRITTEN_ONCE
@@ -40,3 +43,20 @@ async def test_later_snapshots_carry_which_writes_a_branch_holds(
     newer = {WRITTEN_ONCE: {"daily": 8}}
     newest = await session.commit("newer", newer, allow_empty=True)
     assert (await filled.lookup_snapshot(newest)).metadata == newer
+
+
+@pytest.mark.parametrize("method", ["amend", "new_commit"])
+async def test_rewritten_manifests_carry_it_too(
+    filled: Repository, spec: int, method: Literal["amend", "new_commit"]
+) -> None:
+    """So that it is there when older snapshots have expired."""
+    if spec == 1 and method == "amend":
+        pytest.skip("format version 1 has no amendments")
+    session = await filled.writable_session("main")
+    await session.commit("held", HELD, allow_empty=True)
+    await filled.rewrite_manifests("rewritten", branch="main", commit_method=method)
+    await filled.expire_snapshots(datetime.now(UTC))
+    session = await filled.writable_session("main")
+    await write(session, "g/zarr.json", group_document())
+    tip = await filled.lookup_snapshot(await session.commit("more"))
+    assert tip.metadata[WRITTEN_ONCE] == HELD[WRITTEN_ONCE]

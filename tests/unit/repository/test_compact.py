@@ -212,3 +212,15 @@ def test_shares_are_those_of_a_plain_count() -> None:
             for row in range(len(refs))
         )
         assert len(chosen) == count
+
+
+async def test_a_reference_to_no_bytes_is_left_alone(packed: Repository) -> None:
+    """Nobody writes one, and there is nothing to write anew."""
+    session = await packed.writable_session("main")
+    found = await session.workspace.find_chunk("/a", (0,))
+    assert found is not None
+    assert isinstance(found.ref, NativeChunk)
+    session.workspace.set_ref("/a", (500,), NativeChunk(found.ref.chunk_id, 0, 0))
+    await session.commit("hostile")
+    assert (await packed.compact("main")).chunks == 30
+    assert await contents(packed) == EXPECTED
