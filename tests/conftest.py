@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,12 @@ def _importable(name: str) -> bool:
     except ModuleNotFoundError:
         return False
     return True
+
+
+def pytest_configure() -> None:
+    """Let interrupts reach tests and what they start, also where a shell ignores them."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _OURS = [

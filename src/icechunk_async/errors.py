@@ -34,7 +34,8 @@
     │   ├── OutsideGridError
     │   ├── MissingCoordinatesError
     │   ├── AmbiguousCoordinatesError
-    │   └── UnsortedCoordinatesError
+    │   ├── UnsortedCoordinatesError
+    │   └── IngestError
     ├── MissingDriverError (ImportError)
     ├── NotFoundError (KeyError)
     │   ├── RepositoryNotFoundError
