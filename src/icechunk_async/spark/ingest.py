@@ -14,8 +14,9 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.repository.paths import check_path
-from icechunk_async.spark.ingest_catalog import CATALOG, Catalog, Entry
+from icechunk_async.repository.paths import ancestors, check_path
+from icechunk_async.spark.ingest_catalog import Catalog, Entry
+from icechunk_async.spark.ingest_groups import groups_of
 from icechunk_async.spark.ingest_plan import Answered, plan_concat, plan_groups
 from icechunk_async.spark.ingest_report import check_report, references_of, report_of
 from icechunk_async.spark.ingest_scan import Scanned
@@ -127,7 +128,8 @@ def ingest_virtual(
 
     Raises:
         VirtualContainerError: no container covers a location.
-        InvalidInputError: arguments contradict each other or what was ingested before.
+        InvalidInputError: arguments contradict each other or what was ingested before; or the
+            group of a file would lie within that of another.
         IngestError: with ``on_error="fail"``: some files cannot be ingested.
         NodeExistsError: something that was not ingested is in the output's place.
         ConflictError: another writer was first.
@@ -146,7 +148,10 @@ def ingest_virtual(
     ingest = _Ingest(spark, shipped, session, root, options, files_per_task, progress)
     locations = _locations(shipped, files)
     catalog = ingest.catalog()
-    groups = {} if concat_dim is not None else _groups(root, locations, group_of)
+    groups: dict[str, str] = {}
+    if concat_dim is None:
+        stay = catalog.entries if mode == "append" else ()
+        groups = groups_of(root, locations, group_of, stay)
     answers = ingest.scan([(it, catalog.by_location.get(it)) for it in locations])
 
     def decide() -> Plan:
@@ -244,6 +249,8 @@ class _Ingest:
 
     def catalog(self) -> Catalog:
         """Answer what was ingested and is there still."""
+        for above in ancestors(self.group):
+            self._check_outside(above)
         found = Catalog.read(self.session.store, self.group)
         if found.entries and found.concat_dim != self.concat_dim:
             raise InvalidInputError(
@@ -255,6 +262,17 @@ class _Ingest:
             if self.template is None:
                 return Catalog((), self.concat_dim, found.arrays)
         return found
+
+    def _check_outside(self, above: str) -> None:
+        """Refuse to write into a group that an ingest further up replaces as a whole."""
+        outer = Catalog.read(self.session.store, above)
+        for it in outer.entries if outer.concat_dim is None else ():
+            if check_path(it.group) in (self.group, *ancestors(self.group)):
+                raise InvalidInputError(
+                    f"{self.group!r} lies in the group {it.group!r} of {it.location!r}, which was "
+                    "ingested and is replaced as a whole when that file changes. Ingest into "
+                    "another group."
+                )
 
     def scan(self, wanted: Sequence[tuple[str, Entry | None]]) -> dict[str, Answered]:
         """Look at files, and scan those without an entry or that changed since."""
@@ -342,32 +360,3 @@ def _locations(shipped: Shipped, files: Iterable[str]) -> list[str]:
     if len(found) < len(urls):
         raise InvalidInputError(f"{len(urls) - len(found)} of the files are given twice.")
     return found
-
-
-def _groups(
-    root: str, locations: Sequence[str], group_of: Callable[[str], str] | None
-) -> dict[str, str]:
-    """Answer the group of each file."""
-    found = {it: check_path(f"{root}/{(group_of or _stem)(it).strip('/')}") for it in locations}
-    taken: dict[str, str] = {}
-    for location, path in found.items():
-        if path == root or path == check_path(f"{root}/{CATALOG}"):
-            raise InvalidInputError(f"{location!r} cannot become the group {path!r}.")
-        other = next((it for it in _above(path) if it in taken), None)
-        if other is not None:
-            raise InvalidInputError(
-                f"{location!r} and {taken[other]!r} would become the groups {path!r} and "
-                f"{other!r}, one within the other or the same. Give group_of=."
-            )
-        taken[path] = location
-    return found
-
-
-def _above(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[: count + 1]) for count in range(1, len(parts))]
-
-
-def _stem(location: str) -> str:
-    name = location.rstrip("/").rpartition("/")[2]
-    return name.rpartition(".")[0] or name

@@ -9,6 +9,7 @@ import cftime
 import numpy as np
 
 from icechunk_async.errors import InvalidInputError
+from icechunk_async.spark.ingest_groups import check_apart
 from icechunk_async.spark.ingest_scan import attributes_of, chunk_shape
 
 if TYPE_CHECKING:
@@ -299,7 +300,12 @@ def plan_groups(
     *,
     mode: Mode,
 ) -> Plan:
-    """Decide which file becomes which group."""
+    """Decide which file becomes which group.
+
+    Raises:
+        InvalidInputError: a file that cannot be read now stays in a group that another is to
+            have, or that lies within or around it.
+    """
     plan = Plan()
     order = order_of(catalog, files, mode)
     plan.removed = [it for it in catalog.entries if it.location not in set(order)]
@@ -315,6 +321,8 @@ def plan_groups(
             )
         elif old is not None:
             plan.placed.append(Placed(location, old.stamp, old.group, 0, 0, None, old))
+    if not plan.moved:
+        check_apart((it.location, it.group) for it in plan.placed)
     return plan
 
 

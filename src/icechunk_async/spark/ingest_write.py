@@ -107,13 +107,12 @@ def write_groups(session: Session, plan: Plan, guard: Guard) -> None:
     for placed in changed:
         if placed.old is None or placed.old.group != placed.group:
             writing.check_free(placed.group)
-    for gone in plan.removed:
+    # All before any is made: one may come to lie within what another was.
+    for gone in (*plan.removed, *(it.old for it in changed if it.old is not None)):
         writing.workspace.delete_node(check_path(gone.group))
     for placed in changed:
         scanned = placed.scanned
         assert scanned is not None  # see above
-        if placed.old is not None:
-            writing.workspace.delete_node(check_path(placed.old.group))
         writing.make_groups(placed.group, scanned.groups)
         for path, array in scanned.arrays.items():
             writing.place(placed.group, path, scanned, array)
