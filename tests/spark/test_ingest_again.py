@@ -98,3 +98,15 @@ def test_what_stays_in_its_group_is_not_written_into(repo: Repository, sources: 
     (sources / "a.zarr" / "zarr.json").write_text("broken")
     with pytest.raises(InvalidInputError, match=r"'/x/y' and '/x'"):
         ingest(repo, [a, b], group_of=group_of)
+
+
+def test_a_group_that_was_deleted_is_ingested_again(repo: Repository, sources: Path) -> None:
+    """What the catalog says of a file is believed only while its group is there."""
+    files = [write_store(sources / name, 1) for name in ("a.zarr", "b.zarr")]
+    ingest(repo, files)
+    session = repo.writable_session("main")
+    del zarr.open_group(session.store, mode="a")["a"]
+    session.commit("Deleted one")
+    assert ingest(repo, files) == ["ingested", "unchanged"]
+    assert read(repo, "a/v") == [1] * 4
+    assert ingest(repo, files) == ["unchanged"] * 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,12 @@ from icechunk_async.spark.ingest_plan import Answered, plan_concat, plan_groups
 from icechunk_async.spark.ingest_report import check_report, references_of, report_of
 from icechunk_async.spark.ingest_scan import Scanned
 from icechunk_async.spark.ingest_tasks import COLUMNS, FileWork, ScanOptions, scan_files
-from icechunk_async.spark.ingest_write import existing_template, write_concatenated, write_groups
+from icechunk_async.spark.ingest_write import (
+    existing_groups,
+    existing_template,
+    write_concatenated,
+    write_groups,
+)
 from icechunk_async.spark.jobs import Shipped, opened_of, run_job
 from icechunk_async.spark.transactions import Published, publish
 from icechunk_async.zarr.virtual_references import location_of
@@ -257,10 +262,11 @@ class _Ingest:
                 f"Into {self.group!r} files were ingested with concat_dim={found.concat_dim!r}, "
                 f"not {self.concat_dim!r}. Ingest into another group."
             )
-        if self.concat_dim is not None:
-            self.template = existing_template(self.session, found, self.group)
-            if self.template is None:
-                return Catalog((), self.concat_dim, found.arrays)
+        if self.concat_dim is None:
+            return replace(found, entries=existing_groups(self.session, found))
+        self.template = existing_template(self.session, found, self.group)
+        if self.template is None:
+            return Catalog((), self.concat_dim, found.arrays)
         return found
 
     def _check_outside(self, above: str) -> None:

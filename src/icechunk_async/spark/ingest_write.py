@@ -23,16 +23,23 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.chunk_refs import Coordinates
     from icechunk_async.repository.workspace import Workspace
-    from icechunk_async.spark.ingest_catalog import Catalog
+    from icechunk_async.spark.ingest_catalog import Catalog, Entry
     from icechunk_async.spark.ingest_plan import Placed, Plan
     from icechunk_async.spark.ingest_scan import Document, Guard, Scanned, ScannedArray
     from icechunk_async.sync import Session
 
-__all__ = ["existing_template", "write_concatenated", "write_groups"]
+__all__ = ["existing_groups", "existing_template", "write_concatenated", "write_groups"]
 
 _AT_ONCE: Final = 32
 _COPIED_STEPS: Final = 4096
 """Steps of the dimension of concatenation in a chunk of an array that is copied."""
+
+
+def existing_groups(session: Session, catalog: Catalog) -> tuple[Entry, ...]:
+    """Answer the files of a catalog whose groups are there still."""
+    workspace = _workspace(session)
+    nodes = [(it, workspace.node(check_path(it.group))) for it in catalog.entries]
+    return tuple(it for it, node in nodes if node is not None and node.array is None)
 
 
 def existing_template(session: Session, catalog: Catalog, group: str) -> Template | None:
