@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zarr
 
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark import ingest_virtual
+from icechunk_async.spark.ingest_tasks import ScanOptions, scan_source
+from icechunk_async.spark.jobs import opened_of
+from icechunk_async.sync.portal import run
 from tests.spark.here import session_here
-from tests.spark.sources import open_for
+from tests.spark.sources import make_newer, open_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,3 +117,59 @@ def test_a_group_that_was_deleted_is_ingested_again(repo: Repository, sources: P
     assert ingest(repo, files) == ["ingested", "unchanged"]
     assert read(repo, "a/v") == [1] * 4
     assert ingest(repo, files) == ["unchanged"] * 2
+
+
+def write_references(sources: Path, *, as_parquet: bool) -> str:
+    """Write references of kerchunk to ``data.bin``."""
+    array = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "<i8", "fill_value": 0}
+    array |= {"compressor": None, "filters": None, "order": "C"}
+    metadata = {".zgroup": {"zarr_format": 2}, "v/.zarray": array}
+    data = str(sources / "data.bin")
+    if not as_parquet:
+        refs = {**metadata, "v/0": [data, 0, 32]}
+        (sources / "k.json").write_text(json.dumps({"version": 1, "refs": refs}))
+        return str(sources / "k.json")
+    (sources / "k.parq" / "v").mkdir(parents=True)
+    about = json.dumps({"metadata": metadata, "record_size": 1})
+    (sources / "k.parq" / ".zmetadata").write_text(about)
+    table = pa.Table.from_pydict({"path": [data], "offset": [0], "size": [32]})
+    pq.write_table(table, str(sources / "k.parq" / "v" / "refs.0.parq"))
+    return str(sources / "k.parq")
+
+
+@pytest.mark.parametrize("as_parquet", [False, True])
+def test_references_are_ingested_again_when_what_they_refer_to_changed(
+    repo: Repository, sources: Path, *, as_parquet: bool
+) -> None:
+    """Else nothing would be said to have changed, and guards would refuse every read."""
+    data = sources / "data.bin"
+    data.write_bytes(np.full(4, 1, "<i8").tobytes())
+    file = write_references(sources, as_parquet=as_parquet)
+    assert [ingest(repo, [file]) for _ in range(2)] == [["ingested"], ["unchanged"]]
+    data.write_bytes(np.full(4, 2, "<i8").tobytes())
+    make_newer(data)
+    assert ingest(repo, [file]) == ["ingested"]
+    assert read(repo, "k/v") == [2] * 4
+
+
+def test_an_index_is_scanned_again_when_its_file_changed(repo: Repository, sources: Path) -> None:
+    """Of GRIB: two looks tell, and nothing is read where neither is another."""
+    file, index = sources / "f.grib2", sources / "f.grib2.idx"
+    section = struct.pack(">IB7xH16xII", 72, 3, 0, 1, 1)
+    message = b"GRIB\0\0\0\2" + bytes(8) + section + bytes(40)
+    file.write_bytes(message)
+    index.write_text("1:0:d=2020010100:TMP:2 m above ground:anl:")
+    options = ScanOptions(grib_codec={"name": "bytes"})
+
+    async def scan(native: Any) -> tuple[str, Any]:
+        return await scan_source(opened_of(native).virtual, index.as_uri(), options, known)
+
+    known: str | None = None
+    first, found = run(repo._repository.ask(scan))
+    assert found is not None
+    known = first
+    assert run(repo._repository.ask(scan)) == (first, None)
+    make_newer(file)
+    second, found = run(repo._repository.ask(scan))
+    assert found is not None
+    assert second != first

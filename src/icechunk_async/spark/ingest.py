@@ -140,8 +140,9 @@ def ingest_virtual(
         ConflictError: another writer was first.
         Whatever Spark raises when a task failed too often.
 
-    After an error nothing is visible. Cost: one task and one request for each unchanged file. The
-    driver holds all new references in columns, some 30 bytes each.
+    After an error nothing is visible. Cost: one task and one request for each unchanged file; of
+    references of kerchunk, one for each object that they refer to. The driver
+    holds all new references in columns, some 30 bytes each.
     """
     if files_per_task < 1:
         raise InvalidInputError(f"files_per_task must be at least 1, not {files_per_task}.")

@@ -23,9 +23,7 @@ from icechunk_async.storage import ByteRange
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from icechunk_async.repository.virtual import VirtualChunks
-
-__all__ = ["Grid", "Message", "grid_of", "read_index", "scan_grib_index"]
+__all__ = ["Grid", "Message", "grib_file", "grid_of", "read_index", "scan_grib_index"]
 
 _HEAD_BYTES: Final = 16 << 10
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9]+")
@@ -134,14 +132,17 @@ def grid_of(head: bytes, url: str) -> Grid:
     raise InvalidInputError(f"A message of {url!r} does not begin with its grid.")
 
 
-async def scan_grib_index(
-    virtual: VirtualChunks, index: Source, codec: Mapping[str, Any] | None
-) -> Scanned:
+async def grib_file(index: Source) -> Source:
+    """Answer the file that an index is of. Cost: one request."""
+    return await Source.open(index.virtual, _file_of(index.url))
+
+
+async def scan_grib_index(index: Source, file: Source, codec: Mapping[str, Any] | None) -> Scanned:
     """Read an index and the beginnings of some messages.
 
     Args:
-        virtual: where the files are.
-        index: the index, beside its file.
+        index: the index.
+        file: what it is of; see :func:`grib_file`.
         codec: decodes messages; that of the package ``gribberish`` for None.
 
     Raises:
@@ -159,7 +160,6 @@ async def scan_grib_index(
             "are read, or name a codec in grib_codec=."
         ) from None
     messages = read_index((await index.read()).decode(), index.url)
-    file = await Source.open(virtual, _file_of(index.url))
     groups: dict[str, list[Message]] = {}
     for message in messages:
         groups.setdefault(message.name, []).append(message)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import numpy as np
@@ -145,6 +147,13 @@ class Scanned:
         """Read what :meth:`to_bytes` wrote."""
         found: Self = pickle.loads(zstandard.decompress(data))  # noqa: S301 -- our own tasks'
         return found
+
+    def stamp_with(self, index: str) -> str:
+        """Answer a stamp of an index, given its own, and of all objects that it refers to."""
+        digest = blake2b(index.encode(), digest_size=16)
+        for url, state in sorted(zip(self.urls, self.states, strict=True), key=itemgetter(0)):
+            digest.update(f"\0{url}\0{state.stamp}".encode())
+        return digest.hexdigest()
 
     @property
     def num_references(self) -> int:

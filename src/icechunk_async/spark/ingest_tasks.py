@@ -15,7 +15,7 @@ from zarr.storage import MemoryStore
 
 from icechunk_async._concurrency import bounded_map
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.ingest_grib import scan_grib_index
+from icechunk_async.spark.ingest_grib import grib_file, scan_grib_index
 from icechunk_async.spark.ingest_hdf5 import MAGIC, scan_hdf5
 from icechunk_async.spark.ingest_kerchunk import scan_kerchunk, scan_kerchunk_parquet
 from icechunk_async.spark.ingest_scan import Scanned, ScannedArray, encode_document
@@ -92,28 +92,39 @@ async def scan_source(
         VirtualChunkError, StorageError: it could not be read.
         OSError: it is damaged.
 
-    Cost: one request if it is unchanged; a store of Zarr is listed.
+    Cost: one request if it is unchanged; two for an index of GRIB, since its file must not have
+    changed either; a store of Zarr is listed. References of kerchunk are always read, with a
+    request for each object that they refer to.
     """
     kind = _kind(location) if options.kind == "auto" else options.kind
     if kind == "zarr" or (kind == "kerchunk" and location.endswith(("/", ".parq", ".parquet"))):
         listing = await list_zarr(virtual, location)
         stamp = listing.state.stamp
-        if stamp == known:
-            return stamp, None
-        scan = scan_zarr if kind == "zarr" else scan_kerchunk_parquet
-        found = await scan(virtual, listing)
+        if kind == "zarr":
+            if stamp == known:
+                return stamp, None
+            found = await scan_zarr(virtual, listing)
+        else:
+            found = await scan_kerchunk_parquet(virtual, listing)
+            stamp = found.stamp_with(stamp)
     else:
         source = await Source.open(virtual, location)
         stamp = source.state.stamp
-        if stamp == known:
+        if kind == "kerchunk":
+            found = await scan_kerchunk(virtual, await source.read())
+            stamp = found.stamp_with(stamp)
+        elif kind == "grib-index":
+            file = await grib_file(source)
+            stamp = f"{stamp}+{file.state.stamp}"
+            if stamp == known:
+                return stamp, None
+            found = await scan_grib_index(source, file, options.grib_codec)
+        elif stamp == known:
             return stamp, None
-        match kind:
-            case "kerchunk":
-                found = await scan_kerchunk(virtual, await source.read())
-            case "grib-index":
-                found = await scan_grib_index(virtual, source, options.grib_codec)
-            case _:
-                found = await _scan_hdf5(source, options)
+        else:
+            found = await _scan_hdf5(source, options)
+    if stamp == known:
+        return stamp, None
     found = found.without(options.skip)
     found = await load_values(virtual, found, _loaded(found, options))
     found.check()
