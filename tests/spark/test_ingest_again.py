@@ -11,12 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
+from anyio import to_thread
 
-from icechunk_async.errors import InvalidInputError
+from icechunk_async.errors import InvalidInputError, VirtualSourceChangedError
 from icechunk_async.spark import ingest_virtual
-from icechunk_async.spark.ingest_tasks import ScanOptions, scan_source
+from icechunk_async.spark.ingest_scan import SourceState
+from icechunk_async.spark.ingest_tasks import ScanOptions, load_values, scan_source
 from icechunk_async.spark.jobs import opened_of
 from icechunk_async.sync.portal import run
+from icechunk_async.zarr.virtual_references import location_of
 from tests.spark.here import session_here
 from tests.spark.sources import make_newer, open_for
 
@@ -173,3 +176,36 @@ def test_an_index_is_scanned_again_when_its_file_changed(repo: Repository, sourc
     second, found = run(repo._repository.ask(scan))
     assert found is not None
     assert second != first
+
+
+@pytest.mark.parametrize("kind", ["zarr", "kerchunk"])
+def test_values_are_not_copied_of_a_file_that_changed_meanwhile(
+    repo: Repository, sources: Path, kind: str
+) -> None:
+    """Between the scan and the copy; they would be stored under the stamp of the earlier state."""
+    data = sources / "a.zarr" / "v" / "c" / "0"
+    file = f"{write_store(sources / 'a.zarr', 1)}/"
+    if kind == "kerchunk":
+        data = sources / "data.bin"
+        data.write_bytes(np.full(4, 1, "<i8").tobytes())
+        file = write_references(sources, as_parquet=False)
+
+    async def copy(native: Any) -> Any:
+        virtual = opened_of(native).virtual
+        _, found = await scan_source(virtual, location_of(file, {}), ScanOptions())
+        assert found is not None
+        copied = await load_values(virtual, found, ["v"])
+        await to_thread.run_sync(make_newer, data)
+        with pytest.raises(VirtualSourceChangedError, match="changed while it was read"):
+            await load_values(virtual, found, ["v"])
+        return copied.arrays["v"].values
+
+    np.testing.assert_array_equal(run(repo._repository.ask(copy)), [1] * 4)
+
+
+def test_a_listed_state_is_compared_as_finely_as_replies_tell() -> None:
+    """Some stores list milliseconds, and reply whole seconds."""
+    listed = SourceState(4, "", None, 1_700_000)
+    for modified, holds in ((1_700_000, True), (1_000_000, True), (2_000_000, False)):
+        assert listed.holds_for(SourceState(4, "v", None, modified)) is holds
+    assert not listed.holds_for(SourceState(5, "v", None, 1_700_000))

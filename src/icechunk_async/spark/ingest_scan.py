@@ -48,7 +48,7 @@ class SourceState:
 
     size_bytes: int
     version: str
-    """Another text once the object was written again, by us alone."""
+    """Another text once the object was written again, by us alone; empty if it was only listed."""
     etag: str | None
     """The ETag that every reader sees."""
     modified_us: int | None
@@ -58,6 +58,15 @@ class SourceState:
     def stamp(self) -> str:
         """Text that is another one once the object has changed."""
         return f"{self.version}/{self.modified_us or 0}/{self.size_bytes}"
+
+    def holds_for(self, read: SourceState) -> bool:
+        """Tell whether the object still was in this state when something of it was read."""
+        if self.version:
+            return self.stamp == read.stamp
+        times = {self.modified_us}
+        if self.modified_us is not None:  # listings of some stores are finer than replies
+            times.add(self.modified_us // _MICROSECONDS * _MICROSECONDS)
+        return self.size_bytes == read.size_bytes and read.modified_us in times
 
     def guard(self, kind: Guard) -> tuple[str | None, int]:
         """Answer the ETag and the time, in whole seconds, that references are guarded with."""

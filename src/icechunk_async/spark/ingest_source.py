@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         def __len__(self) -> int: ...
 
 
-__all__ = ["RemoteFile", "Source", "state_of"]
+__all__ = ["RemoteFile", "Source", "check_state", "state_of"]
 
 _BLOCK_BYTES: Final = 1 << 20
 _BLOCKS: Final = 32
@@ -46,6 +46,18 @@ def state_of(retrieved: Retrieved, url: str) -> SourceState:
         etag,
         None if modified is None else _clock.to_us(modified),
     )
+
+
+def check_state(retrieved: Retrieved, url: str, known: SourceState) -> None:
+    """Compare the state of an object of which something was read with one that is known.
+
+    Raises:
+        VirtualSourceChangedError: it is another one.
+    """
+    if not known.holds_for(state_of(retrieved, url)):
+        raise VirtualSourceChangedError(
+            f"{url!r} changed while it was read. Ingest it again.", location=url
+        )
 
 
 class Source:
@@ -73,10 +85,7 @@ class Source:
             VirtualSourceChangedError: it is in another state by now.
         """
         retrieved = await self.virtual.fetch(self.url, wanted)
-        if state_of(retrieved, self.url).stamp != self.state.stamp:
-            raise VirtualSourceChangedError(
-                f"{self.url!r} changed while it was read. Ingest it again.", location=self.url
-            )
+        check_state(retrieved, self.url, self.state)
         return bytes(retrieved.data)
 
     def read_blocking(self, start: int, stop: int) -> bytes:

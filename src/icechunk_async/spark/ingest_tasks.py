@@ -19,7 +19,7 @@ from icechunk_async.spark.ingest_grib import grib_file, scan_grib_index
 from icechunk_async.spark.ingest_hdf5 import MAGIC, scan_hdf5
 from icechunk_async.spark.ingest_kerchunk import scan_kerchunk, scan_kerchunk_parquet
 from icechunk_async.spark.ingest_scan import Scanned, ScannedArray, encode_document
-from icechunk_async.spark.ingest_source import Source
+from icechunk_async.spark.ingest_source import Source, check_state
 from icechunk_async.spark.ingest_zarr import list_zarr, scan_zarr
 from icechunk_async.spark.jobs import columns_of, opened_of
 from icechunk_async.storage import ByteRange
@@ -194,6 +194,7 @@ async def load_values(virtual: VirtualChunks, found: Scanned, paths: Sequence[st
 
     Raises:
         InvalidInputError: one is too large.
+        VirtualSourceChangedError: the source is in another state than when it was scanned.
     """
     arrays = dict(found.arrays)
     for path in paths:
@@ -216,7 +217,9 @@ async def _chunks(virtual: VirtualChunks, found: Scanned, array: ScannedArray) -
     async def read(row: int) -> tuple[str, bytes]:
         start = int(places.offsets[row])
         wanted = ByteRange(start, start + int(places.lengths[row]))
-        retrieved = await virtual.fetch(found.urls[int(places.codes[row])], wanted)
+        code = int(places.codes[row])
+        retrieved = await virtual.fetch(found.urls[code], wanted)
+        check_state(retrieved, found.urls[code], found.states[code])
         return _key(places.coords[row].tolist()), bytes(retrieved.data)
 
     read_chunks = dict(await bounded_map(read, range(len(places)), limit=_AT_ONCE))
