@@ -9,15 +9,27 @@ import pytest
 import zarr
 
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark import Input, NewArray, Transaction, map_chunks, write_region
+from icechunk_async.spark import (
+    Answer,
+    CooperativeWrite,
+    Input,
+    NewArray,
+    Transaction,
+    chunkwise,
+    map_chunks,
+    write_region,
+)
 from icechunk_async.spark.chunkwise import match_axes, place_block
 from icechunk_async.sync import Repository
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import numpy.typing as npt
     from pyspark.sql import SparkSession
+
+    from icechunk_async.sync import ForkSession
 
 DATA = np.arange(24 * 10 * 7, dtype=np.float32).reshape(24, 10, 7)
 NAMES = ("time", "lat", "lon")
@@ -166,3 +178,32 @@ def test_axes_that_cannot_be_matched_are_refused() -> None:
         match_axes([None], (3,), ["a", "b"], (3, 3), "x")
     with pytest.raises(InvalidInputError, match="has 4 places"):
         match_axes(["a"], (4,), ["a"], (3,), "x")
+
+
+def here(
+    spark: None, write: CooperativeWrite, tasks: int, work: Callable[[ForkSession, int], None]
+) -> list[Answer]:
+    """Run tasks one after the other, without Spark."""
+    assert spark is None
+    answers: list[Answer] = []
+    for task in range(tasks):
+        fork = write.fork()
+        work(fork, task)
+        answers.append(Answer(task, CooperativeWrite.changes(fork)))
+    return answers
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_an_output_that_is_read_as_well_is_read_as_it_was(
+    url: str, monkeypatch: pytest.MonkeyPatch, tasks: int
+) -> None:
+    """Each chunk takes the place before it, which the same task has written just now."""
+    monkeypatch.setattr(chunkwise, "run_tasks", here)
+    session = Repository.open(url).writable_session("main")
+    array = zarr.create_array(session.store, name="s", shape=(8,), chunks=(2,), dtype="i4")
+    array[:] = np.arange(8)
+    session.commit("made")
+    before = Input("s", lambda at: (slice(max(0, at[0].start - 1), at[0].stop),))
+    none: Any = None
+    map_chunks(none, url, lambda it: np.full(2, it[0], "i4"), [before], "s", tasks=tasks)
+    np.testing.assert_array_equal(read(url, "s"), [0, 0, 1, 1, 3, 3, 5, 5])

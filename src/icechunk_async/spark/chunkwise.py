@@ -146,7 +146,8 @@ def map_chunks(
 
     def work(fork: ForkSession, task: int) -> None:
         target = open_array(fork.store, path, write=True)
-        source = fork.store if read_from is None else read_from.store
+        # Its own fork: else it would read what it wrote, where the output is an input.
+        source = write.fork().store if read_from is None else read_from.store
         arrays = [open_array(source, it.path) for it in reads]
         for chunk in share(grid.chunks, count, task):
             region = grid.region(chunk)
