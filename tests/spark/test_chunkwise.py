@@ -126,6 +126,25 @@ def test_a_block_that_the_array_cannot_hold_is_refused() -> None:
         place_block(target, (slice(0, 2),), np.ones(2, "c8"))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "fits", "values"),
+    [
+        ("i2", np.array([7, -7], "i8"), np.array([7, 70000], "i8")),
+        ("i4", np.array([7, 8], "u8"), np.array([7, 2**63], "u8")),
+        ("<U2", np.array(["ab", "c"], "U5"), np.array(["ab", "cde"])),
+    ],
+)
+def test_values_that_would_become_others_are_refused(
+    dtype: str, fits: npt.NDArray[Any], values: npt.NDArray[Any]
+) -> None:
+    """Integers do not wrap around, and texts are not cut; nothing of the block is stored."""
+    target = zarr.create_array({}, shape=(2,), chunks=(2,), dtype=dtype)
+    place_block(target, (slice(0, 2),), fits)
+    with pytest.raises(InvalidInputError, match=f"has {values[1]}.*cannot hold"):
+        place_block(target, (slice(0, 2),), values)
+    np.testing.assert_array_equal(np.asarray(target[:]), fits)
+
+
 def test_the_same_transaction_runs_once(spark: SparkSession, url: str) -> None:
     """The second call, which is the same, finds it on the branch, and runs no job."""
     once = Transaction("derive", 3)

@@ -302,7 +302,8 @@ def place_block(target: zarr.Array[Any], region: Region, block: npt.NDArray[Any]
     """Write a block.
 
     Raises:
-        InvalidInputError: it is of another shape, or a type that could lose more than precision.
+        InvalidInputError: it is of another shape, of a type that could lose more than precision,
+            or has an integer or a text that the array cannot hold.
     """
     if block is None:
         return
@@ -321,4 +322,11 @@ def place_block(target: zarr.Array[Any], region: Region, block: npt.NDArray[Any]
             f"The block for {region} of {target.path!r} is of {values.dtype}, which the array's "
             f"{target.dtype} cannot hold. Convert it, for example with astype."
         )
-    target[region] = values.astype(target.dtype, copy=False)
+    stored = values.astype(target.dtype, copy=False)
+    if target.dtype.kind in "iuSU" and not np.array_equal(stored, values):
+        value = values[stored != values][0]
+        raise InvalidInputError(
+            f"The block for {region} of {target.path!r} has {value!s}, which the array's "
+            f"{target.dtype} cannot hold. Make the array with a larger type, or change such values."
+        )
+    target[region] = stored
