@@ -20,6 +20,7 @@ from pyspark.sql.types import (
 )
 
 from icechunk_async.errors import BranchNotFoundError, InvalidInputError, StreamPositionLostError
+from icechunk_async.spark import register
 from icechunk_async.spark.stream_options import StreamOptions
 from icechunk_async.spark.stream_source import UnlimitedReader
 from icechunk_async.sync import Repository, SpecVersion
@@ -344,3 +345,24 @@ def test_a_query_of_all_changes_of_chunks(
     names = spark.readStream.format("icechunk").option("changes", "all").load(url).columns
     assert names == ["time", "x", "v", "_change", "_snapshot_id", "_written_at"]
     assert [row[-3:-1] for row in batch] == [("updated", commits[2]), ("updated", commits[3])]
+
+
+def test_plans_show_no_secret(spark: SparkSession, url: str) -> None:
+    """Of a stream Spark prints the options; what was hidden before still is."""
+    source = spark.readStream.format("icechunk").schema("x long").option("branch", "shown")
+    source = source.option("storage.account_key", "HUNTER1").option("url", "HUNTER2")
+    access = '{"az://a/c/": {"account_key": "HUNTER3"}}'
+    frame = source.option("Virtual-Chunk-Access", access).load(url)
+    plan = str(frame._jdf.queryExecution().toString())
+    assert "shown" in plan
+    assert "HUNTER" not in plan
+    name = "spark.sql.redaction.options.regex"
+    before = spark.conf.get(name)
+    register(spark)
+    assert spark.conf.get(name) == before
+    try:
+        spark.conf.set(name, "mine")
+        register(spark)
+        assert spark.conf.get(name) == r"mine|(?i)storage\.|virtual-chunk-access"
+    finally:
+        spark.conf.set(name, before or "")

@@ -5,7 +5,7 @@ Nothing alive is kept on a source or a reader: PySpark pickles them between shor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 __all__ = ["IcechunkSource", "register"]
+
+_REDACTION: Final = "spark.sql.redaction.options.regex"
+_USUAL: Final = "(?i)url"
+_HIDDEN: Final = r"(?i)storage\.|virtual-chunk-access"
 
 
 class IcechunkSource(DataSource):
@@ -98,7 +102,13 @@ def register(spark: SparkSession) -> None:
     Spark finds it by itself in processes where this package is installed; this is for sessions
     that looked before it was, and for those of Spark Connect.
 
+    It also keeps the options that may hold secrets out of the plans that the session shows, where
+    Spark prints the options of streams: it adds them to ``spark.sql.redaction.options.regex``.
+
     Args:
         spark: the session; one of Spark Connect will do.
     """
     spark.dataSource.register(IcechunkSource)
+    hidden = spark.conf.get(_REDACTION, _USUAL) or ""
+    if _HIDDEN not in hidden:
+        spark.conf.set(_REDACTION, f"{hidden}|{_HIDDEN}" if hidden else _HIDDEN)
