@@ -15,7 +15,7 @@ import pytest
 import zarr
 from pyspark.sql.types import FloatType, LongType, StructField, StructType
 
-from icechunk_async.errors import ConflictError, IncompleteWriteError
+from icechunk_async.errors import ConflictError, IncompleteWriteError, InvalidInputError
 from icechunk_async.spark import sink
 from icechunk_async.spark.sink import BatchWritten, StreamWriter, stream_writer
 from icechunk_async.spark.transactions import published_version
@@ -213,6 +213,20 @@ def write(writer: StreamWriter, number: int, times: list[int]) -> BatchWritten:
     copy: StreamWriter = pickle.loads(pickle.dumps(writer))
     written: BatchWritten = pickle.loads(pickle.dumps(copy.write(iter([table]))))
     return written
+
+
+@pytest.mark.parametrize(
+    "option", [{"if-written": "error"}, {"if-written": "ignore"}, {"append-values": "[20]"}]
+)
+def test_options_that_hold_for_one_write_only_are_refused(
+    place: str, option: dict[str, str]
+) -> None:
+    """Else a batch that is tried again would find what it wrote itself, and fail for good."""
+    given = {"path": place, "append-dim": "time", "txnAppId": APP}
+    schema = StructType([StructField("time", LongType())])
+    with pytest.raises(InvalidInputError, match=f"{next(iter(option))}.*does not go with a stream"):
+        stream_writer({**given, **option}, schema, overwrite=False)
+    stream_writer({**given, "if-written": "replace"}, schema, overwrite=False)
 
 
 def touch(place: str, name: str, *, amend: bool = False) -> None:

@@ -36,13 +36,21 @@ def stream_writer(
     """Answer the sink of a streaming query, as the data source is asked for it.
 
     Raises:
-        InvalidInputError: no application is named, or a version is.
+        InvalidInputError: no application is named, or a version is; or an option would refuse a
+            batch that is tried again after its commit landed.
     """
     parsed = WriteOptions.parse(options)
     if parsed.app_id is None or parsed.version is not None:
         raise InvalidInputError(
             "A stream needs the option 'txnAppId', which names the query for good, and no "
             "'txnVersion': that is the number of the batch."
+        )
+    if parsed.if_written != "replace" or parsed.append_values is not None:
+        name = "if-written" if parsed.append_values is None else "append-values"
+        raise InvalidInputError(
+            f"The option {name!r} does not go with a stream: it speaks of one write, and what it "
+            "asks for does not hold for the next batch, nor for one that is tried again. Leave it "
+            "out; write_rows in foreachBatch, with a transaction, takes such options."
         )
     return StreamWriter(parsed, parsed.app_id, schema.names, overwrite=overwrite)
 
