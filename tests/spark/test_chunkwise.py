@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zarr
 
-from icechunk_async.errors import InvalidInputError
+from icechunk_async.errors import ConflictError, InvalidInputError
 from icechunk_async.spark import (
     Answer,
     CooperativeWrite,
@@ -21,6 +21,7 @@ from icechunk_async.spark import (
 )
 from icechunk_async.spark.chunkwise import match_axes, place_block
 from icechunk_async.sync import Repository
+from icechunk_async.sync.conflicts import ConflictDetector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,3 +227,33 @@ def test_an_output_that_is_read_as_well_is_read_as_it_was(
     none: Any = None
     map_chunks(none, url, lambda it: np.full(2, it[0], "i4"), [before], "s", tasks=tasks)
     np.testing.assert_array_equal(read(url, "s"), [0, 0, 1, 1, 3, 3, 5, 5])
+
+
+def test_an_input_that_others_changed_meanwhile_is_a_conflict(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the solver says; a commit that touched something else is none."""
+    repository = Repository.open(url)
+
+    def racing(*given: Any) -> list[Answer]:
+        answers = here(*given)
+        session = repository.writable_session("main")
+        root = zarr.open_group(session.store, mode="a")
+        root.create_group("other", overwrite=True)
+        if changes:
+            array: Any = root["t"]
+            array[0] = 50
+        session.commit("by others")
+        return answers
+
+    monkeypatch.setattr(chunkwise, "run_tasks", racing)
+    none: Any = None
+    out = NewArray("out", DATA.shape, DATA.shape, "f4", NAMES)
+    solver = ConflictDetector()
+    changes = True
+    with pytest.raises(ConflictError, match="changed '/t'"):
+        map_chunks(none, url, lambda it: it, ["t"], out, tasks=1, rebase_with=solver)
+    assert "out" not in zarr.open_group(repository.readonly_session("main").store, mode="r")
+    changes = False
+    map_chunks(none, url, lambda it: it, ["t"], out, tasks=1, rebase_with=solver)
+    np.testing.assert_array_equal(read(url, "out"), read(url, "t"))

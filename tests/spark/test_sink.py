@@ -297,6 +297,31 @@ def test_tasks_do_not_write_to_arrays_that_others_changed(place: str, writer: St
     assert read(place) == ([0, 10, 20], [1, 1, 5])
 
 
+@pytest.mark.parametrize("made", [False, True])
+def test_coordinates_that_others_changed_meanwhile_are_a_conflict(
+    place: str, monkeypatch: pytest.MonkeyPatch, *, made: bool
+) -> None:
+    """Else rows would be in cells of other coordinates; also where there were none."""
+    monkeypatch.setattr(sink, "TaskContext", _Task)
+    kinds = {"time": LongType(), "x": LongType(), "v": FloatType()}
+    schema = StructType([StructField(name, kind) for name, kind in kinds.items()])
+    writer = stream_writer({"path": place, "txnAppId": APP}, schema, overwrite=True)
+    assert isinstance(writer, StreamWriter)
+    messages = [write(writer, 0, [0])]
+    session = Repository.open(place).writable_session("main")
+    group: Any = zarr.open_group(session.store, mode="a")
+    if made:
+        group.create_array("x", shape=3, dtype="i8", dimension_names=["x"])[:] = [2, 1, 0]
+    else:
+        group["time"][:] = [10, 0]
+    session.commit("by others")
+    with pytest.raises(ConflictError, match="changed '/x'" if made else "changed '/time'"):
+        writer.commit(messages, 0)
+    assert read(place)[1] == [1, 1]
+    writer.commit([write(writer, 0, [0])], 0)
+    assert read(place)[1] == ([5, 1] if made else [1, 5])
+
+
 def test_a_stream_of_one_repository_goes_to_another(
     spark: SparkSession, place: str, tmp_path: Path
 ) -> None:

@@ -125,14 +125,16 @@ def map_chunks(
         message: of the commit.
         metadata: of the commit.
         transaction: names the write: where the branch holds it already, no job is run.
-        rebase_with: decides conflicts with commits that came meanwhile.
+        rebase_with: decides conflicts with commits that came meanwhile; those that touched an
+            input are refused whatever it says.
         tasks: how many; each computes a part of the chunks, one after the other. Without it, four
             for each core.
 
     Raises:
         InvalidInputError: axes of an input cannot be matched.
         ContainsArrayError: a new array is there already.
-        ConflictError: another writer was first, and ``rebase_with`` did not settle it.
+        ConflictError: another writer was first, and ``rebase_with`` did not settle it, or it
+            changed an input that was read from the branch.
         PySparkException: a task failed too often; what ``fn`` raised is in the message.
 
     After an error nothing is visible. Memory of a task: the blocks of one chunk of the output.
@@ -165,6 +167,7 @@ def map_chunks(
         metadata=metadata,
         transaction=transaction,
         rebase_with=rebase_with,
+        unchanged=[it.path for it in reads] if read_from is None else (),
     )
 
 

@@ -24,7 +24,7 @@ from icechunk_async.sync.portal import run
 from icechunk_async.sync.session_handles import SessionHandle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -162,6 +162,7 @@ class CooperativeWrite:
         rebase_with: ConflictSolver | None = None,
         rebase_tries: int = 1000,
         finish: Callable[[IcechunkStore], None] | None = None,
+        unchanged: Collection[str] = (),
     ) -> Published:
         """Publish what all tasks wrote, at once.
 
@@ -175,6 +176,8 @@ class CooperativeWrite:
                 it any such commit is a conflict.
             rebase_tries: how often at most.
             finish: does what can be done only now, in the same commit.
+            unchanged: paths of arrays that what was written was computed from: commits that
+                touched one of them since :meth:`begin` are a conflict that no solver decides.
 
         Raises:
             IncompleteWriteError: not every task answered exactly once.
@@ -201,6 +204,7 @@ class CooperativeWrite:
             transaction=transaction,
             rebase_with=rebase_with,
             rebase_tries=rebase_tries,
+            unchanged=unchanged,
         )
 
 

@@ -16,7 +16,7 @@ from icechunk_async.repository.retry import Backoff
 from icechunk_async.sync.portal import run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from icechunk_async.sync import Repository, Session
     from icechunk_async.sync.conflicts import ConflictSolver
@@ -105,6 +105,7 @@ def publish(
     transaction: Transaction | None = None,
     rebase_with: ConflictSolver | None = None,
     rebase_tries: int = 1000,
+    unchanged: Collection[str] = (),
 ) -> Published:
     """Commit a session once.
 
@@ -118,6 +119,8 @@ def publish(
         rebase_with: where another writer was first, replay the changes on top and try again,
             letting this solver decide conflicts. Without it such a race is lost.
         rebase_tries: how often at most.
+        unchanged: paths of arrays that what is written was computed from: commits that touched
+            one of them since the session began are a conflict that no solver decides.
 
     Raises:
         ConflictError: another writer was first; nothing was published.
@@ -126,7 +129,7 @@ def publish(
     An interrupt may come after the commit was published: with a transaction, call again to find
     out.
     """
-    branch = session.branch
+    branch, base = session.branch, session.snapshot_id
     assert branch is not None  # it is writable
     for attempt in range(rebase_tries + 1):
         tip = repository.lookup_branch(branch)
@@ -154,7 +157,32 @@ def publish(
                 raise
         run(_RACE.wait(attempt + 1))
         session.rebase(rebase_with)
+        # The session's base is the only snapshot that the next try can land on.
+        _check_unchanged(repository, branch, base, session.snapshot_id, unchanged)
     raise AssertionError("the last try returns or raises")
+
+
+def _check_unchanged(
+    repository: Repository, branch: str, base: str, tip: str, paths: Collection[str]
+) -> None:
+    """Raise ConflictError if commits after a snapshot up to another touched one of some arrays."""
+    if not paths or base == tip:
+        return
+    diff = repository.diff(from_snapshot_id=base, to_snapshot_id=tip)
+    touched = {*diff.new_arrays, *diff.deleted_arrays, *diff.updated_arrays, *diff.updated_chunks}
+    for name in paths:
+        path = f"/{name.strip('/')}"
+        moved = any(
+            path == end or path.startswith(f"{end}/") for move in diff.moved_nodes for end in move
+        )
+        if moved or path in touched:
+            raise ConflictError(
+                f"Others committed to {branch!r} and changed {path!r}, which what is written was "
+                "computed from. Nothing was published; write again.",
+                branch=branch,
+                expected_parent=base,
+                actual_parent=tip,
+            )
 
 
 def _properties(

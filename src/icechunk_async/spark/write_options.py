@@ -111,6 +111,10 @@ class WriteOptions:
         """What decides conflicts with commits that came meanwhile."""
         return ConflictDetector() if self.rebase else None
 
+    def path_of(self, name: str) -> str:
+        """Answer the path of an array of the group."""
+        return f"{self.group}/{name}" if self.group else name
+
     def open(self) -> Repository:
         """Open the repository."""
         return Repository.open(self.storage)

@@ -58,7 +58,7 @@ class WriteTarget:
         dims, names = _variables(dataset, columns)
         variables = tuple(
             (path, Encoding.of(dataset.variables[it], it, open_array(store, path).dtype))
-            for it, path in ((it, _path(options, it)) for it in names)
+            for it, path in ((it, options.path_of(it)) for it in names)
         )
         growth = _growth(store, options, dataset, dims) if options.append_dim else None
         axes = tuple(
@@ -205,17 +205,13 @@ def _growth(
     indexed = dim not in dataset.variables
     axis, most = axis_to_append(dim, values, options.append_values, indexed=indexed)
     arrays = tuple(
-        (_path(options, str(name)), it.dims.index(dim))
+        (options.path_of(str(name)), it.dims.index(dim))
         for name, it in dataset.variables.items()
         if dim in it.dims
     )
     coordinate = None
     if not indexed:
-        path = _path(options, dim)
+        path = options.path_of(dim)
         stored = open_array(store, path).dtype
         coordinate = path, Encoding.of(dataset.variables[dim], dim, stored)
     return Growth(axis, len(values), most, arrays, coordinate)
-
-
-def _path(options: WriteOptions, name: str) -> str:
-    return f"{options.group}/{name}" if options.group else name

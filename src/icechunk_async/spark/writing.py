@@ -163,7 +163,8 @@ def commit_rows(
     Raises:
         IncompleteWriteError: a task did not answer.
         MergeFailedError: two tasks had rows of one chunk.
-        ConflictError: another writer was first.
+        ConflictError: another writer was first, or changed coordinates that rows found their
+            places by.
     """
     written = [it for it in messages if isinstance(it, RowsWritten)]
     if len(written) < len(messages):
@@ -194,4 +195,6 @@ def commit_rows(
         transaction=transaction,
         rebase_with=rebase_with or plan.options.solver,
         finish=finish,
+        # Of a dimension without an array others may have made one.
+        unchanged=[plan.options.path_of(axis.name) for axis in plan.target.axes],
     )
