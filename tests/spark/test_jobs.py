@@ -17,6 +17,7 @@ from icechunk_async.spark import (
     rewrite_manifests,
     storage_statistics,
 )
+from icechunk_async.spark.jobs import Shipped, run_job
 from icechunk_async.sync import (
     ManifestConfig,
     ManifestSplitCondition,
@@ -26,6 +27,7 @@ from icechunk_async.sync import (
     RepositoryConfig,
 )
 from icechunk_async.sync.portal import run
+from tests.spark.here import session_here
 from tests.spark.sources import make_newer, open_for, write_netcdf
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from icechunk_async.repository.check import ReferenceReport
+    from icechunk_async.repository.repository import Repository as AsyncRepository
 
 DATA = np.arange(40 * 20, dtype="f8").reshape(40, 20)
 
@@ -191,3 +194,35 @@ def test_virtual_objects_are_looked_at(spark: SparkSession, url: str, tmp_path: 
     blind = Repository.open(url)
     unread = check_references(spark, blind).result
     assert (unread.virtual_objects, unread.virtual_not_authorized) == (3, 3)
+
+
+async def budget_in_a_task(native: AsyncRepository, number: int) -> dict[str, list[int]]:
+    """Answer how many requests a task may have under way."""
+    return {"number": [number], "requests": [native.config.effective_max_concurrent_requests]}
+
+
+def test_a_task_has_its_share_of_the_budget(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a cluster whose driver does not know how many cores executors have."""
+    properties = {"spark.master": "spark://elsewhere:7077", "resource.executor.cores": "4"}
+
+    class Task:
+        """What an executor of four cores tells a task."""
+
+        getLocalProperty = staticmethod(properties.get)  # noqa: N815 -- Spark's
+
+        def cpus(self) -> int:
+            return 1
+
+    monkeypatch.setattr("icechunk_async.spark.budget.TaskContext.get", Task)
+    shipped = Shipped(repository)
+    table = run_job(
+        session_here(),
+        shipped,
+        [0, 1],
+        budget_in_a_task,
+        "number long, requests long",
+        phase="asking",
+    )
+    assert table.column("requests").to_pylist() == [shipped.budget.requests // 4] * 2

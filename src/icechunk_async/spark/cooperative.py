@@ -6,7 +6,6 @@ the one that began need not live on; nothing is visible before.
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections import Counter
 from dataclasses import dataclass
@@ -36,7 +35,6 @@ __all__ = [
     "Answer",
     "CooperativeWrite",
     "check_answers",
-    "executor_cores",
     "run_tasks",
     "total_cores",
 ]
@@ -237,18 +235,6 @@ def run_tasks(
 
     rows = spark.range(0, tasks, 1, tasks).mapInArrow(each, _ANSWERS).collect()
     return [Answer(int(row["task"]), bytes(row["changes"])) for row in rows]
-
-
-def executor_cores(spark: SparkSession) -> int:
-    """Answer how many tasks one executor runs at a time; 1 where the session does not tell."""
-    cores = spark.conf.get("spark.executor.cores", "")
-    if cores:
-        return max(1, int(cores))
-    master = spark.conf.get("spark.master", "") or ""
-    inside = master.partition("local[")[2].partition("]")[0].partition(",")[0]
-    if inside.isdigit():
-        return int(inside)
-    return (os.cpu_count() or 1) if master.startswith("local[*") else 1
 
 
 def total_cores(spark: SparkSession) -> int:

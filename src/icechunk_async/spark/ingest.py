@@ -148,7 +148,7 @@ def ingest_virtual(
         raise InvalidInputError(f"files_per_task must be at least 1, not {files_per_task}.")
     loaded = None if load is None else tuple(load)
     options = ScanOptions(kind, concat_dim, tuple(skip), loaded, grib_codec)
-    shipped = Shipped(repository, spark)
+    shipped = Shipped(repository)
     root = check_path(group)
     session = shipped.repository.writable_session(branch)
     ingest = _Ingest(spark, shipped, session, root, options, files_per_task, progress)

@@ -17,8 +17,9 @@ from uuid import uuid4
 import pyarrow as pa
 
 from icechunk_async.repository.progress import Progress, no_progress
-from icechunk_async.spark.cooperative import executor_cores, total_cores
-from icechunk_async.sync import Repository, RepositoryConfig
+from icechunk_async.spark.budget import Budget, shared_handle
+from icechunk_async.spark.cooperative import total_cores
+from icechunk_async.sync import Repository
 from icechunk_async.sync.handles import RepositoryHandle
 from icechunk_async.sync.portal import run
 
@@ -62,17 +63,15 @@ class JobReport[T]:
 
 
 class Shipped:
-    """A repository as it is on the driver, and as tasks get it: with their share of requests."""
+    """A repository as it is on the driver, and as it is sent to tasks, which share its budget."""
 
-    def __init__(self, repository: Repository | str, spark: SparkSession) -> None:
+    def __init__(self, repository: Repository | str) -> None:
         """Take an open repository, or open one by its URL."""
         self.repository = Repository.open(repository) if isinstance(repository, str) else repository
         handle = self.repository._repository  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        budget = handle.now().config.effective_max_concurrent_requests
-        tasks = executor_cores(spark) or total_cores(spark)  # unless known better, all in one
-        share = RepositoryConfig(max_concurrent_requests=max(1, budget // tasks))
         self._handle = handle
-        self.bytes = pickle.dumps(RepositoryHandle(handle.source.changed(share, None)))
+        self.budget = Budget(handle.now().config.effective_max_concurrent_requests)
+        self.bytes = pickle.dumps(RepositoryHandle(handle.source.changed(None, None)))
 
     def ask[T](self, question: Callable[[AsyncRepository], Awaitable[T]]) -> T:
         """Answer a question to the repository, on the driver."""
@@ -130,12 +129,13 @@ def run_job[P](
 
     Raises whatever Spark raises when a task failed too often.
     """
-    handle = shipped.bytes
+    handle, budget = shipped.bytes, shipped.budget
 
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                repository: RepositoryHandle = pickle.loads(handle)  # noqa: S301 -- our own
+                whole: RepositoryHandle = pickle.loads(handle)  # noqa: S301 -- our own
+                repository = shared_handle(whole.source.changed(budget.of_task(), None))
                 answered = run(repository.ask(partial(_done_by, work, parts[number])))
                 yield pa.RecordBatch.from_pydict(dict(answered), schema=schema)
 

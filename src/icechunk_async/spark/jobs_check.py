@@ -80,7 +80,7 @@ def check_references(
     Cost: as in one process, divided; the driver reads every snapshot. Memory of the driver: some
     40 bytes for each chunk object in use.
     """
-    shipped = Shipped(repository, spark)
+    shipped = Shipped(repository)
     history = shipped.ask(lambda it: survey_history(opened_of(it)))
     count = tasks or default_tasks(spark, len(history.manifests))
     table = run_job(

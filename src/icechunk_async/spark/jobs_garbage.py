@@ -107,7 +107,7 @@ def garbage_collect(
     key for each object of garbage.
     """
     cutoff = checked_cutoff(delete_object_older_than)
-    shipped = Shipped(repository, spark)
+    shipped = Shipped(repository)
     collection = _Collection(spark, shipped, cutoff, dry_run, tasks, progress)
     if not dry_run:
         shipped.ask(_checked)

@@ -93,7 +93,7 @@ def storage_statistics(
     Cost: the driver reads every snapshot, tasks every manifest. Memory of the driver: 32 bytes
     for each range of bytes that chunks have.
     """
-    shipped = Shipped(repository, spark)
+    shipped = Shipped(repository)
     manifests = shipped.ask(lambda it: discover_manifests(it, progress))
     parts = shares(manifests, tasks or default_tasks(spark, len(manifests)))
     table = run_job(
@@ -174,7 +174,7 @@ def rewrite_manifests(
 
     What tasks stored before a failure, or twice, is garbage.
     """
-    shipped = Shipped(repository, spark)
+    shipped = Shipped(repository)
     begun = shipped.ask(lambda it: begin_rewriting(opened_of(it), branch, commit_method))
     arrays = {node.path: node for node in begun.base.nodes.values() if node.array is not None}
 
