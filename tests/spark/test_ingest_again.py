@@ -209,3 +209,28 @@ def test_a_listed_state_is_compared_as_finely_as_replies_tell() -> None:
     for modified, holds in ((1_700_000, True), (1_000_000, True), (2_000_000, False)):
         assert listed.holds_for(SourceState(4, "v", None, modified)) is holds
     assert not listed.holds_for(SourceState(5, "v", None, 1_700_000))
+
+
+def test_groups_have_the_attributes_of_the_first_file_as_it_is_now(
+    repo: Repository, sources: Path
+) -> None:
+    """Where files are concatenated; what others added stays."""
+
+    def attributes() -> dict[str, Any]:
+        store = repo.readonly_session("main").store
+        return zarr.open_group(store, path="all", mode="r").attrs.asdict()
+
+    options: dict[str, Any] = {"group": "all", "concat_dim": "t", "load": []}
+    session = repo.writable_session("main")
+    zarr.open_group(session.store, path="all", mode="a", attributes={"by": "us"})
+    session.commit("Made the group")
+    a = write_store(sources / "a.zarr", 1, version=1)
+    b = write_store(sources / "b.zarr", 2, version=7)
+    ingest(repo, [a, b], **options)
+    assert attributes() == {"by": "us", "version": 1}
+    write_store(sources / "a.zarr", 3, version=2)
+    assert ingest(repo, [a, b], **options) == ["ingested", "unchanged"]
+    assert attributes() == {"by": "us", "version": 2}
+    ingest(repo, [b], **options, mode="overwrite")
+    assert attributes() == {"by": "us", "version": 7}
+    assert read(repo, "all/v") == [2] * 4

@@ -156,13 +156,22 @@ class _Writing:
             self.workspace.delete_node(check_path(f"{group}/{path}"))
 
     def make_groups(self, group: str, groups: Mapping[str, Mapping[str, Any]]) -> None:
-        """Make groups that are not there, and all above them."""
+        """Make groups that are not there, and all above them, and give them their attributes.
+
+        Other attributes of theirs stay: they may be somebody else's.
+        """
         for path in sorted({"", *groups}):
             place = check_path(f"{group}/{path}")
             for above in reversed(ancestors(place)):
                 self.workspace.set_node(above, group_document({}), None, if_absent=True)
-            document = group_document(groups.get(path, {}))
-            self.workspace.set_node(place, document, None, if_absent=True)
+            self.workspace.set_node(place, group_document({}), None, if_absent=True)
+            if new := groups.get(path):
+                attributes = {**self._group_attributes(place), **new}
+                self.workspace.set_node(place, group_document(attributes), None)
+
+    def _group_attributes(self, path: str) -> dict[str, Any]:
+        node = self.workspace.node(path)
+        return {} if node is None else attributes_of(json.loads(node.user_data))
 
     def place(self, group: str, path: str, scanned: Scanned, array: ScannedArray) -> None:
         """Make an array that is of one file alone."""
