@@ -17,16 +17,19 @@ from icechunk_async.errors import (
     MergeFailedError,
     RebaseFailedError,
 )
-from icechunk_async.spark import Answer, CooperativeWrite, Transaction, run_tasks
+from icechunk_async.spark import Answer, CooperativeWrite, Transaction, run_tasks, transactions
 from icechunk_async.spark.cooperative import check_answers
 from icechunk_async.sync import Repository
 from icechunk_async.sync.conflicts import ConflictDetector
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
     from pyspark.sql import SparkSession
 
     from icechunk_async.sync import ForkSession
+    from icechunk_async.sync.snapshots import SnapshotInfo
     from icechunk_async.sync.store import IcechunkStore
 
 
@@ -198,6 +201,29 @@ def test_a_transaction_is_recognised_under_commits_of_others(place: str) -> None
     assert not fresh.is_done(None)
     with pytest.raises(InvalidInputError):
         Transaction("", 1)
+
+
+def test_a_transaction_that_another_won_on_the_last_try_is_no_error(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked for the transaction before the other one had published it."""
+    once = Transaction("app", 1)
+    repository = Repository.open(place)
+    sessions = [repository.writable_session("main") for _ in range(2)]
+    look = transactions.newest_versions
+
+    def racing(ancestry: Iterable[SnapshotInfo]) -> dict[str, int]:
+        found = look(ancestry)
+        monkeypatch.undo()
+        first = transactions.publish(repository, sessions[0], "first", transaction=once)
+        assert first.committed
+        return found
+
+    monkeypatch.setattr(transactions, "newest_versions", racing)
+    ended = transactions.publish(
+        repository, sessions[1], "second", transaction=once, rebase_tries=0
+    )
+    assert ended == transactions.Published(repository.lookup_branch("main"), committed=False)
 
 
 def test_a_branch_must_be_there(place: str) -> None:

@@ -152,7 +152,8 @@ def publish(
             )
         except ConflictError:
             if is_published(repository, branch, transaction):
-                continue  # the winner did the same: another try of this one, or this one itself
+                # The winner did the same: another try of this one, or this one itself.
+                return Published(repository.lookup_branch(branch), committed=False)
             if rebase_with is None or attempt == rebase_tries:
                 raise
         run(_RACE.wait(attempt + 1))
