@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -320,6 +321,25 @@ def test_coordinates_that_others_changed_meanwhile_are_a_conflict(
     assert read(place)[1] == [1, 1]
     writer.commit([write(writer, 0, [0])], 0)
     assert read(place)[1] == ([5, 1] if made else [1, 5])
+
+
+def test_what_an_array_had_when_it_was_longer_does_not_come_back(
+    place: str, writer: StreamWriter
+) -> None:
+    """A chunk still holds it; cells without a row have no value."""
+    session = Repository.open(place).writable_session("main")
+    group: Any = zarr.open_group(session.store, mode="a")
+    group["v"][:] = [[2], [3]]
+    for name, shape in (("time", (1,)), ("v", (1, 3))):
+        group[name].resize(shape)
+    session.commit("shorter")
+    _Task.number = 0
+    kinds = [("time", pa.int64()), ("x", pa.int64()), ("v", pa.float32())]
+    one = {"time": [10], "x": [2], "v": [5.0]}
+    writer.options = replace(writer.options, append_values=(10,))
+    writer.commit([writer.write(iter([pa.RecordBatch.from_pydict(one, pa.schema(kinds))]))], 0)
+    group = zarr.open_group(Repository.open(place).readonly_session("main").store, mode="r")
+    assert np.asarray(group["v"][:]).tolist() == [[2, 2, 2], [0, 0, 5]]
 
 
 def test_a_stream_of_one_repository_goes_to_another(

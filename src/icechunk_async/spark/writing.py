@@ -114,6 +114,8 @@ def write_batches(plan: WritePlan, task: int, batches: Iterator[pa.RecordBatch])
     assembly = ChunkAssembly(grid, next(iter(arrays)))
     finders = [it.finder() for it in target.axes]
     length = 0
+    growth = target.growth
+    old = None if growth is None else (target.axes.index(growth.axis), growth.length)
     for batch in batches:
         places = [
             finder.places(coordinate_column(batch.column(axis.name), axis.name))
@@ -123,22 +125,38 @@ def write_batches(plan: WritePlan, task: int, batches: Iterator[pa.RecordBatch])
             it.name: it.encode(value_column(batch.column(it.name), it))
             for _, it in target.variables
         }
-        if target.growth is not None and batch.num_rows:
-            at = target.axes.index(target.growth.axis)
-            length = max(length, int(places[at].max()) + 1)
+        if old is not None and batch.num_rows:
+            length = max(length, int(places[old[0]].max()) + 1)
         for block in assembly.add(places, columns):
-            _put(arrays, grid, block)
+            _put(arrays, grid, block, old)
     for block in assembly.rest():
-        _put(arrays, grid, block)
+        _put(arrays, grid, block, old)
     return RowsWritten(Answer(task, CooperativeWrite.changes(fork)), length)
 
 
-def _put(arrays: Mapping[str, zarr.Array[Any]], grid: ChunkGrid, block: Block) -> None:
-    """Write a chunk of every array, once; what has no row keeps its value."""
+def _put(
+    arrays: Mapping[str, zarr.Array[Any]],
+    grid: ChunkGrid,
+    block: Block,
+    old: tuple[int, int] | None,
+) -> None:
+    """Write a chunk of every array, once; what has no row keeps its value.
+
+    Args:
+        arrays: by name.
+        grid: of all of them.
+        block: the rows of the chunk.
+        old: the axis that is appended to and its length before, if there is one. What follows had
+            no value, although the chunk may hold some from when the array was longer.
+    """
     region = grid.region(block.chunk)
     shape = tuple(at.stop - at.start for at in region)
     for name, array in arrays.items():
         values = np.empty(shape, array.dtype) if block.whole else np.array(array[region])
+        if old is not None and not block.whole:
+            axis, length = old
+            new = slice(max(0, length - region[axis].start), None)
+            values[(*[slice(None)] * axis, new)] = array.fill_value
         values.reshape(-1)[block.cells] = block.values[name]
         array[region] = values
 
