@@ -243,6 +243,16 @@ def test_a_branch_that_was_reset_ends_the_stream(commits: list[str], url: str) -
         reader.latestOffset({"files": 3}, NOTHING)
 
 
+def test_a_batch_does_not_end_before_it_begins(commits: list[str], url: str) -> None:
+    """Else what follows the end would come again after the branch is where it was."""
+    reader = follower(url)
+    start, end = {"snapshot-id": commits[-1]}, {"snapshot-id": commits[1]}
+    with pytest.raises(StreamPositionLostError, match=f"{commits[-1]}.*reset"):
+        reader.partitions(start, end)
+    assert not reader.partitions(start, start)
+    assert not follower(url, starting_snapshot="latest").partitions(start, end)
+
+
 def test_an_amended_tip_counts_as_a_reset(commits: list[str], url: str) -> None:
     """Its rows were read, and may be others now; before it the stream goes on."""
     reader = follower(url)

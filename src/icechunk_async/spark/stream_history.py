@@ -53,7 +53,12 @@ async def first_snapshot(repository: Repository, branch: str) -> str:
 
 
 async def commits_after(
-    repository: Repository, branch: str, start: str, end: str | None = None
+    repository: Repository,
+    branch: str,
+    start: str,
+    end: str | None = None,
+    *,
+    may_be_older: bool = False,
 ) -> list[Commit]:
     """Answer the commits of a branch after one snapshot, oldest first.
 
@@ -61,10 +66,13 @@ async def commits_after(
         repository: an open one.
         branch: whose history must have both snapshots.
         start: the last snapshot that was read.
-        end: the last to read; the tip if None. Nothing is answered where it is ``start`` or older.
+        end: the last to read; the tip if None. Nothing is answered where it is ``start``.
+        may_be_older: nothing is answered either where ``end`` is older than ``start``, as it may be
+            in the first batch of a query that begins at the tip.
 
     Raises:
-        StreamPositionLostError: the history of the branch has one of them no longer.
+        StreamPositionLostError: the history of the branch has one of them no longer, or ``end``
+            is older: the branch was reset, and what follows ``end`` was read already.
         BranchNotFoundError: there is no such branch.
 
     Cost: with format version 2 one request, with version 1 one for each commit back to ``start``.
@@ -78,6 +86,8 @@ async def commits_after(
             if not seen_end:
                 assert end is not None  # it was seen otherwise
                 await _check_older(repository, branch, info, end)
+                if not may_be_older:
+                    raise await _lost(repository, branch, start)
             return _commits(newer, info)
         if seen_end:
             newer.append(info)

@@ -119,10 +119,13 @@ class StreamReader(DataSourceStreamReader):
         Raises:
             StreamPositionLostError: history has one of them no longer.
         """
+        # Of a query that began again at a newer tip, the first batch may have been planned.
+        begins_again = self.options.starting == LATEST
+        last = None if end is None else _place(end)
         return ask(
             self.options.read,
             lambda it: commits_after(
-                it, self.options.branch, _place(start), None if end is None else _place(end)
+                it, self.options.branch, _place(start), last, may_be_older=begins_again
             ),
         )
 
