@@ -138,7 +138,7 @@ def ingest_virtual(
         IngestError: with ``on_error="fail"``: some files cannot be ingested.
         NodeExistsError: something that was not ingested is in the output's place.
         ConflictError: another writer was first.
-        Whatever Spark raises when a task failed too often.
+        PySparkException: a task failed too often.
 
     After an error nothing is visible. Cost: one task and one request for each unchanged file; of
     references of kerchunk, one for each object that they refer to. The driver

@@ -100,7 +100,7 @@ def garbage_collect(
             Of a manifest the exception of Spark's says so, and likewise.
         ConflictError: the repository changed each time that its history was to be written;
             nothing was deleted.
-        Whatever Spark raises when a task failed too often: part of the garbage may be deleted, and
+        PySparkException: a task failed too often: part of the garbage may be deleted, and
             nothing else is. Calling again finishes the work.
 
     Cost: as in one process, divided. Memory of the driver: 12 bytes for each chunk in use, and a

@@ -88,7 +88,7 @@ def storage_statistics(
 
     Raises:
         FormatError, SnapshotNotFoundError: a snapshot is damaged or missing.
-        Whatever Spark raises when a task failed too often.
+        PySparkException: a task failed too often.
 
     Cost: the driver reads every snapshot, tasks every manifest. Memory of the driver: 32 bytes
     for each range of bytes that chunks have.
@@ -170,7 +170,7 @@ def rewrite_manifests(
         BranchNotFoundError, RepositoryReadOnlyError, UnsupportedBySpecError, SessionStateError: as
             ``Repository.rewrite_manifests``; nothing was published.
         ConflictError: somebody committed meanwhile; nothing was published. Try again.
-        Whatever Spark raises when a task failed too often; likewise.
+        PySparkException: a task failed too often; likewise.
 
     What tasks stored before a failure, or twice, is garbage.
     """
