@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from icechunk_async.spark.budget import Budget
     from icechunk_async.spark.pushdown import Predicate
 
-__all__ = ["STORAGE", "ReadOptions", "storage_options"]
+__all__ = ["STORAGE", "ReadOptions", "given_options", "storage_options"]
 
 STORAGE: Final = "storage."
 """Begins the names of options for the storage backend."""
@@ -86,15 +86,7 @@ class ReadOptions:
         Raises:
             InvalidInputError: an option is unknown, or its value is none of its kind.
         """
-        given = {name.lower(): value for name, value in options.items()}
-        unknown = [it for it in given if it not in _KNOWN and not it.startswith(STORAGE)]
-        if unknown:
-            raise InvalidInputError(
-                f"Unknown option {unknown[0]!r} for reading the format 'icechunk'. Known are "
-                f"{', '.join(_KNOWN[1:])}, and {STORAGE}<name> for the storage."
-            )
-        if "path" not in given:
-            raise InvalidInputError("No repository was named. Give its URL: load('s3://...').")
+        given = given_options(options, _KNOWN, "reading", "load")
         parsed = cls(
             url=normalize_url(given["path"]),
             branch=given.get("branch"),
@@ -143,6 +135,32 @@ class ReadOptions:
     def pinned(self, snapshot_id: str) -> Self:
         """Answer the request for one snapshot, whatever happens to branches and tags."""
         return replace(self, branch=None, tag=None, as_of=None, snapshot_id=snapshot_id)
+
+
+def given_options(
+    options: Mapping[str, str], known: tuple[str, ...], what: str, method: str
+) -> dict[str, str]:
+    """Answer options with their names in lower case, once all are known and ``path`` is there.
+
+    Args:
+        options: names and values as Spark gives them.
+        known: the names, ``path`` first; the storage's own are known as well.
+        what: is done with them, for messages.
+        method: is given the path, likewise.
+
+    Raises:
+        InvalidInputError: an option is unknown, or no repository is named.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    unknown = [it for it in given if it not in known and not it.startswith(STORAGE)]
+    if unknown:
+        raise InvalidInputError(
+            f"Unknown option {unknown[0]!r} for {what} the format 'icechunk'. Known are "
+            f"{', '.join(known[1:])}, and {STORAGE}<name> for the storage."
+        )
+    if "path" not in given:
+        raise InvalidInputError(f"No repository was named. Give its URL: {method}('s3://...').")
+    return given
 
 
 def storage_options(given: Mapping[str, str]) -> dict[str, object]:

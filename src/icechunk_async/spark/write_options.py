@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.options import STORAGE, storage_options
+from icechunk_async.spark.options import given_options, storage_options
 from icechunk_async.spark.transactions import Transaction
 from icechunk_async.storage.registry import normalize_url
 from icechunk_async.sync import Repository
@@ -65,15 +65,7 @@ class WriteOptions:
         Raises:
             InvalidInputError: an option is unknown, or its value is none of its kind.
         """
-        given = {name.lower(): value for name, value in options.items()}
-        unknown = [it for it in given if it not in _KNOWN and not it.startswith(STORAGE)]
-        if unknown:
-            raise InvalidInputError(
-                f"Unknown option {unknown[0]!r} for writing the format 'icechunk'. Known are "
-                f"{', '.join(_KNOWN[1:])}, and {STORAGE}<name> for the storage."
-            )
-        if "path" not in given:
-            raise InvalidInputError("No repository was named. Give its URL: save('s3://...').")
+        given = given_options(options, _KNOWN, "writing", "save")
         apps = [given[name] for name in _APP if name in given]
         values = given.get("append-values")
         return cls(
