@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import xarray as xr
 import zarr
 
 from icechunk_async import Repository as AsyncRepository
 from icechunk_async.errors import InvalidInputError
+from icechunk_async.spark.chunk_statistics import STATISTICS
+from icechunk_async.sync.xarray import to_icechunk
 from icechunk_async.tables import TABLES, read_table
 from tests.spark.tables import make_reader, plan, read
 
@@ -111,6 +114,35 @@ def test_chunks_as_rows(history: list[str], url: str) -> None:
         read(url, layout="chunks", where="a > 1")
     with pytest.raises(InvalidInputError, match="names 'b'"):
         read(url, layout="chunks", arrays="b")
+
+
+def test_chunks_are_summed_up_where_a_schema_asks(repository: Repository, url: str) -> None:
+    """Values as rows show them: scaled, gaps counted, times in seconds; text has no order."""
+    days = np.datetime64("1970-01-02", "ns") + np.arange(4) * np.timedelta64(1, "D")
+    values = np.array([[1.5, np.nan], [0.5, 1.0], [np.nan, np.nan], [2.0, 2.5]])
+    names = np.array(["a", "b", "c", "d"], np.dtypes.StringDType())
+    dataset = xr.Dataset(
+        {"v": (("time", "x"), values), "name": ("time", names)}, coords={"time": days}
+    )
+    session = repository.writable_session("main")
+    scaled = {"dtype": "i2", "scale_factor": 0.5, "_FillValue": -9, "chunks": (3, 1)}
+    to_icechunk(dataset, session, mode="w", encoding={"v": scaled})
+    session.commit("data")
+    wanted = pa.schema([("chunk", pa.list_(pa.int64())), ("statistics", STATISTICS)])
+
+    def summed_up(name: str, **options: str) -> list[tuple[Any, ...]]:
+        found = read(url, layout="chunks", schema=wanted, arrays=name, **options)
+        return [tuple(it.values()) for it in found["statistics"].to_pylist()]
+
+    assert summed_up("v") == [
+        (2, 1, 0.5, 1.5, 1.0),
+        (1, 2, 1.0, 1.0, 1.0),
+        (1, 0, 2.0, 2.0, 2.0),
+        (1, 0, 2.5, 2.5, 2.5),
+    ]
+    assert summed_up("v", decode="false")[0] == (3, 0, -9.0, 3.0, pytest.approx(-5 / 3))
+    assert summed_up("time") == [(4, 0, 86_400.0, 4 * 86_400.0, 2.5 * 86_400)]
+    assert summed_up("name") == [(4, 0, None, None, None)]
 
 
 def test_chunks_are_shared_out_by_their_size(history: list[str], url: str) -> None:

@@ -12,7 +12,8 @@ import pyarrow as pa
 from icechunk_async._concurrency import bounded_map
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
 from icechunk_async.repository.chunk_listing import ArrayState, ChunkBatch, ChunkType
-from icechunk_async.spark.datasets import arrays_of, ask
+from icechunk_async.spark.chunk_statistics import STATISTICS, statistics_of
+from icechunk_async.spark.datasets import arrays_of, ask, open_group
 from icechunk_async.spark.planning import cut, grouped
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from icechunk_async.spark.planning import Box
 
 __all__ = [
+    "LOADED",
     "SCHEMA",
-    "TENSOR",
     "chunk_bytes",
     "chunk_shape",
     "listed",
@@ -57,6 +58,10 @@ SCHEMA: Final = pa.schema(
 )
 TENSOR: Final = pa.field("tensor", pa.binary())
 """The decoded values in C order; only where the caller's schema names it."""
+SUMMARY: Final = pa.field("statistics", STATISTICS)
+"""What the values are like, as rows show them; likewise."""
+LOADED: Final = frozenset({"data", "tensor", "statistics"})
+"""Columns that need the bytes of chunks."""
 _CONCURRENT: Final = 16
 _BATCH_BYTES: Final = 32 << 20
 _MAX_CHUNKS: Final = 4096
@@ -79,7 +84,7 @@ def parts(options: ReadOptions, schema: pa.Schema) -> list[tuple[str, tuple[Box,
             raise InvalidInputError(
                 f"The option 'arrays' names {name!r}, but the group has {', '.join(arrays)}."
             )
-    loads = bool({"data", "tensor"} & set(schema.names))
+    loads = not LOADED.isdisjoint(schema.names)
     planned: list[tuple[str, tuple[Box, ...]]] = []
     for name in options.arrays or arrays:
         array = arrays[name]
@@ -106,9 +111,9 @@ def read(
                 yield rows_of(options, name, array, (batch, rows), loads)
 
 
-def loading(array: Any, schema: pa.Schema) -> tuple[set[str], int]:
+def loading(array: Any, schema: pa.Schema) -> tuple[frozenset[str], int]:
     """Answer which columns need chunks' bytes, and how many chunks go into one batch."""
-    loads = {"data", "tensor"} & set(schema.names)
+    loads = LOADED.intersection(schema.names)
     size = chunk_bytes(array)
     return loads, max(1, min(_MAX_CHUNKS, _BATCH_BYTES // size)) if loads else _MAX_CHUNKS
 
@@ -140,7 +145,7 @@ def rows_of(
     name: str,
     array: Any,
     part: tuple[ChunkBatch, slice | npt.NDArray[np.int64]],
-    loads: set[str],
+    loads: frozenset[str],
 ) -> pa.RecordBatch:
     """Make the rows of some chunks of an array."""
     batch, rows = part
@@ -166,10 +171,13 @@ def rows_of(
     if "data" in loads:
         stored = ask(options, lambda it: _stored(it, options, name, coords))
         columns["data"] = pa.array(stored, pa.binary())
-    if "tensor" in loads:
-        boxes = zip(start.tolist(), stop.tolist(), strict=True)
-        values = [array[tuple(map(slice, *box))].tobytes() for box in boxes]
-        columns["tensor"] = pa.array(values, pa.binary())
+    boxes = [tuple(map(slice, *it)) for it in zip(start.tolist(), stop.tolist(), strict=True)]
+    if TENSOR.name in loads:
+        columns["tensor"] = pa.array([array[box].tobytes() for box in boxes], TENSOR.type)
+    if SUMMARY.name in loads:
+        shown = open_group(options).variables[name]
+        found = [statistics_of(shown[box].to_numpy()) for box in boxes]
+        columns["statistics"] = pa.array(found, SUMMARY.type)
     return pa.RecordBatch.from_pydict(columns)
 
 

@@ -10,6 +10,7 @@ from icechunk_async.errors import NodeNotFoundError
 from icechunk_async.format.row_index import rows_in
 from icechunk_async.spark.changed_boxes import boxes_of_cells, outside
 from icechunk_async.spark.chunk_rows import (
+    LOADED,
     chunk_bytes,
     chunk_shape,
     listed,
@@ -79,7 +80,7 @@ def chunk_parts(
     """
     options = after.options
     found = options.arrays or sorted({*(before.arrays if before else ()), *after.arrays})
-    loads = bool({"data", "tensor"} & set(schema.names))
+    loads = not LOADED.isdisjoint(schema.names)
     parts: list[ChangePart] = []
     for name in found:
         for kind, boxes in _changes(before, after, name, touched.get(name)):
