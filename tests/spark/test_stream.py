@@ -94,6 +94,40 @@ def test_rows_that_were_appended(commits: list[str], url: str) -> None:
     assert times(follow(follower(url, where="time < 20"))) == [0, 10]
 
 
+def test_coordinates_that_changed_in_very_many_places(repository: Repository, url: str) -> None:
+    """Bring their own rows and no others; of the rest come those with other values."""
+    count = 3000
+
+    def begin(group: zarr.Group) -> None:
+        for name in ("time", "v"):
+            array = group.create_array(
+                name, shape=(count,), chunks=(1000,), dtype="i8", dimension_names=["time"]
+            )
+            array[:] = np.arange(count)
+
+    def change(group: zarr.Group) -> None:
+        time: Any = group["time"]
+        time[::2] = np.arange(0, count, 2) + 10_000
+        values: Any = group["v"]
+        values[2:5] = -1
+
+    commit(url, begin)
+    last = commit(url, change)
+    moved = np.arange(0, count, 2)
+    new = {10_000 + it: -1 if it in {2, 4} else it for it in moved.tolist()}
+    rows = follow(follower(url))[count:]
+    assert {row["time"]: row["v"] for row in rows} == new
+    assert len(rows) == len(new)
+    every = [row for row in follow(follower(url, changes="all")) if row["_snapshot_id"] == last]
+    kinds = {
+        kind: {row["time"]: row["v"] for row in every if row["_change"] == kind}
+        for kind in ("appended", "deleted", "updated")
+    }
+    gone = {it: it for it in moved.tolist()}
+    assert kinds == {"appended": new, "deleted": gone, "updated": {3: -1}}
+    assert len(every) == 2 * len(new) + 1
+
+
 def test_every_change_with_its_kind(commits: list[str], url: str) -> None:
     """With the commit that did it; a value that was stored again is no change."""
     rows = follow(follower(url, changes="all", starting_snapshot=commits[0]))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import tempfile
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 import zarr
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
+from icechunk_async.spark import changed_boxes
 from icechunk_async.sync import Repository
 from icechunk_async.sync.storage import local_filesystem_storage
 from tests.spark.streams import follow, follower
@@ -138,10 +140,19 @@ def commit(repository: Repository, changes: Callable[[zarr.Group], object]) -> s
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],
 )
-@given(chunk=st.integers(1, 4), steps=STEPS)
-def test_changes_make_each_table_from_the_one_before(chunk: int, steps: list[Step]) -> None:
-    """Rows that were appended, changed and removed, with none that is the same again."""
-    with tempfile.TemporaryDirectory() as directory:
+@example(chunk=2, steps=[("move time", 1, 0, 1), ("set", 2, 1, 1)], most=1)
+@given(chunk=st.integers(1, 4), steps=STEPS, most=st.sampled_from([1, 1024]))
+def test_changes_make_each_table_from_the_one_before(
+    chunk: int, steps: list[Step], most: int
+) -> None:
+    """Rows that were appended, changed and removed, with none that is the same again.
+
+    So also where what changed makes more boxes than a plan should have.
+    """
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        patch.object(changed_boxes, "_MAX_BOXES", most),
+    ):
         repository = Repository.create(local_filesystem_storage(directory))
         url = f"file://{directory}"
         first = commit(repository, lambda group: make(group, chunk))
@@ -163,6 +174,7 @@ def test_changes_make_each_table_from_the_one_before(chunk: int, steps: list[Ste
             for key, values in told["deleted"].items():
                 assert state.pop(key) == values
             assert not state.keys() & told["appended"].keys()
+            assert not told["deleted"].keys() & told["appended"].keys()
             state |= told["appended"]
             for key, values in told["updated"].items():
                 assert state[key] != values

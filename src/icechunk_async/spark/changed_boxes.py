@@ -15,7 +15,20 @@ if TYPE_CHECKING:
 
     from icechunk_async.spark.planning import Box, Span
 
-__all__ = ["boxes_of_cells", "cells_of_chunks", "clipped", "inside", "limited", "outside", "runs"]
+    type Window = tuple[int, bytes]
+
+__all__ = [
+    "boxes_of_cells",
+    "cells_of_chunks",
+    "clipped",
+    "inside",
+    "is_many",
+    "kept_cells",
+    "limited",
+    "outside",
+    "runs",
+    "windows",
+]
 
 _MAX_BOXES: Final = 1024
 
@@ -27,16 +40,46 @@ def runs(mask: npt.NDArray[np.bool_]) -> list[Span]:
     return [(start, stop) for start, stop in edges.tolist()]
 
 
-def limited(kept: Sequence[npt.NDArray[np.bool_]]) -> list[npt.NDArray[np.bool_]]:
-    """Answer masks that make few boxes: where they would make many, a dimension keeps nothing.
+def is_many(kept: Sequence[npt.NDArray[np.bool_]]) -> bool:
+    """Tell whether masks make more boxes than a plan should have."""
+    return prod(max(1, len(runs(mask))) for mask in kept) > _MAX_BOXES
 
-    What is kept may so be told as gone and new instead, which is true as well.
+
+def limited(kept: Sequence[npt.NDArray[np.bool_]], *, instead: bool) -> list[npt.NDArray[np.bool_]]:
+    """Answer masks that make few boxes: where they would make many, a dimension is all one.
+
+    Args:
+        kept: the masks.
+        instead: whether such a dimension keeps all or nothing. Boxes then have places that they
+            should not, and who reads them leaves out what `windows` tells.
     """
     masks = list(kept)
-    while prod(max(1, len(runs(mask))) for mask in masks) > _MAX_BOXES:
+    while is_many(masks):
         worst = max(range(len(masks)), key=lambda axis: len(runs(masks[axis])))
-        masks[worst] = np.zeros_like(masks[worst])
+        masks[worst] = np.full_like(masks[worst], instead)
     return masks
+
+
+def windows(kept: Sequence[npt.NDArray[np.bool_]], boxes: Sequence[Box]) -> tuple[Window, ...]:
+    """Answer the part of each mask that boxes span, as plain data of a bit for each place."""
+    found: list[Window] = []
+    for axis, mask in enumerate(kept):
+        start = min(box[axis][0] for box in boxes)
+        stop = max(box[axis][1] for box in boxes)
+        found.append((start, np.packbits(mask[start:stop]).tobytes()))
+    return tuple(found)
+
+
+def kept_cells(kept: Sequence[Window], box: Box) -> npt.NDArray[np.bool_]:
+    """Tell of each cell of a box, in C order, whether every dimension keeps its place."""
+    cells = np.ones((), np.bool_)
+    for (first, packed), (start, stop) in zip(kept, box, strict=True):
+        # What follows the end of a mask is not kept.
+        bits = np.zeros(stop - start, np.bool_)
+        known = np.unpackbits(np.frombuffer(packed, np.uint8))[start - first : stop - first]
+        bits[: len(known)] = known
+        cells = cells[..., np.newaxis] & bits
+    return cells.reshape(-1)
 
 
 def inside(kept: Sequence[npt.NDArray[np.bool_]]) -> list[Box]:

@@ -9,6 +9,7 @@ from pyspark.sql.datasource import InputPartition
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from icechunk_async.spark.changed_boxes import Window
     from icechunk_async.spark.planning import Box
     from icechunk_async.spark.stream_history import Commit
 
@@ -32,6 +33,7 @@ class ChangePart(InputPartition):
         *,
         chunks: tuple[int, ...] = (),
         array: str = "",
+        kept: tuple[Window, ...] | None = None,
     ) -> None:
         """Name the boxes.
 
@@ -41,6 +43,8 @@ class ChangePart(InputPartition):
             boxes: disjoint.
             chunks: elements of a chunk of the table's grid.
             array: with the layout ``chunks`` its path.
+            kept: along each dimension the places whose rows were there before and still are;
+                only where boxes do not tell it.
         """
         super().__init__(None)
         self.commit = commit
@@ -48,3 +52,4 @@ class ChangePart(InputPartition):
         self.boxes = tuple(boxes)
         self.chunks = chunks
         self.array = array
+        self.kept = kept

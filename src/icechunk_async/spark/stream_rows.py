@@ -16,8 +16,11 @@ from icechunk_async.spark.changed_boxes import (
     cells_of_chunks,
     clipped,
     inside,
+    is_many,
+    kept_cells,
     limited,
     outside,
+    windows,
 )
 from icechunk_async.spark.datasets import nodes_of, open_group
 from icechunk_async.spark.planning import cut, grouped
@@ -136,16 +139,23 @@ def row_parts(
     Cost: coordinates are read where the commit touched them; no value of any other array.
     """
     kept = None if before is None or after is None else _kept(before, after, touched)
+    exact = kept if kept is not None and is_many(kept) else None
     parts: list[ChangePart] = []
     if after is not None:
-        new = [_whole(after)] if kept is None else outside(kept, after.lengths)
-        parts += _parts(after, commit, APPENDED, new)
+        parts += _parts(after, commit, APPENDED, _others(after, kept), exact)
     if before is not None and every_change:
-        gone = [_whole(before)] if kept is None else outside(kept, before.lengths)
-        parts += _parts(before, commit, DELETED, gone)
+        parts += _parts(before, commit, DELETED, _others(before, kept), exact)
         if after is not None and kept is not None:
-            parts += _parts(after, commit, UPDATED, _candidates(before, after, touched, kept))
+            rest = _candidates(before, after, touched, limited(kept, instead=True))
+            parts += _parts(after, commit, UPDATED, rest, exact)
     return parts
+
+
+def _others(state: TableState, kept: Masks | None) -> Iterator[Box]:
+    """Answer the boxes of what is in one state only; of what is kept also some, if it is much."""
+    if kept is None:
+        return iter([_whole(state)])
+    return outside(limited(kept, instead=False), state.lengths)
 
 
 def _whole(state: TableState) -> Box:
@@ -153,7 +163,7 @@ def _whole(state: TableState) -> Box:
 
 
 def _parts(
-    state: TableState, commit: Commit, kind: str, boxes: Iterable[Box]
+    state: TableState, commit: Commit, kind: str, boxes: Iterable[Box], kept: Masks | None
 ) -> Iterator[ChangePart]:
     found = list(boxes)
     if not found:
@@ -163,7 +173,8 @@ def _parts(
     rows = max(1, state.options.partition_bytes // width)
     pieces = (part for box in found for part in cut(box, grid.chunks, rows, grid.breaks))
     for group in grouped(pieces, rows):
-        yield ChangePart(commit, kind, group, chunks=grid.chunks)
+        exact = None if kept is None else windows(kept, group)
+        yield ChangePart(commit, kind, group, chunks=grid.chunks, kept=exact)
 
 
 def _kept(
@@ -186,7 +197,7 @@ def _kept(
             ]
             mask = ~_differing(*values)
         masks.append(mask)
-    return limited(masks)
+    return masks
 
 
 def _candidates(
@@ -284,21 +295,35 @@ def changed_rows(
     Memory: about 32 MiB of values at a time, twice for rows that may have changed.
     """
     commit = part.commit
-    if part.kind != UPDATED:
-        shown = commit.parent_id if part.kind == DELETED else commit.snapshot_id
-        assert shown is not None  # what was deleted was there before
-        yield from IcechunkReader(options.pinned(shown), schema).read(Part(part.boxes))
+    shown = commit.parent_id if part.kind == DELETED else commit.snapshot_id
+    assert shown is not None  # what was deleted was there before
+    new = IcechunkReader(options.pinned(shown), schema)
+    if part.kind != UPDATED and part.kept is None:
+        yield from new.read(Part(part.boxes))
         return
-    assert commit.parent_id is not None  # likewise
-    old = IcechunkReader(options.pinned(commit.parent_id), schema)
-    new = IcechunkReader(options.pinned(commit.snapshot_id), schema)
+    old = None
+    if part.kind == UPDATED:
+        assert commit.parent_id is not None  # likewise
+        old = IcechunkReader(options.pinned(commit.parent_id), schema)
     width = max(1, sum(width_of(it) for it in new.schema.types))
     for box in part.boxes:
         for piece in cut(box, part.chunks, max(1, LOAD_BYTES // width)):
-            tables = [
-                pa.Table.from_batches(it.read(Part((piece,))), new.schema) for it in (old, new)
-            ]
-            mask = np.zeros(tables[1].num_rows, np.bool_)
-            for name in new.schema.names:
-                mask |= _differing(*(it.column(name).combine_chunks() for it in tables))
-            yield from tables[1].filter(pa.array(mask)).to_batches(options.batch_rows)
+            rows = _piece(new, piece)
+            mask = np.ones(rows.num_rows, np.bool_)
+            if old is not None:
+                mask = _any_differing(_piece(old, piece), rows)
+            if part.kept is not None:
+                kept = kept_cells(part.kept, piece)
+                mask &= kept if part.kind == UPDATED else ~kept
+            yield from rows.filter(pa.array(mask)).to_batches(options.batch_rows)
+
+
+def _piece(reader: IcechunkReader, piece: Box) -> pa.Table:
+    return pa.Table.from_batches(reader.read(Part((piece,))), reader.schema)
+
+
+def _any_differing(old: pa.Table, new: pa.Table) -> npt.NDArray[np.bool_]:
+    mask = np.zeros(new.num_rows, np.bool_)
+    for name in new.schema.names:
+        mask |= _differing(*(it.column(name).combine_chunks() for it in (old, new)))
+    return mask
