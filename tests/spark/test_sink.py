@@ -298,6 +298,31 @@ def test_tasks_do_not_write_to_arrays_that_others_changed(place: str, writer: St
     assert read(place) == ([0, 10, 20], [1, 1, 5])
 
 
+def test_tasks_do_not_write_to_arrays_that_others_made_anew(
+    place: str, writer: StreamWriter
+) -> None:
+    """Alike in all that one sees; the chunks of the one are not those of the other."""
+    messages = [write(writer, 0, [20])]
+    session = Repository.open(place).writable_session("main")
+    group: Any = zarr.open_group(session.store, mode="a")
+    old = group["v"]
+    group.create_array(
+        "v",
+        shape=old.shape,
+        chunks=old.chunks,
+        dtype=old.dtype,
+        fill_value=old.fill_value,
+        dimension_names=old.metadata.dimension_names,
+        attributes=dict(old.attrs),
+        overwrite=True,
+    )[:] = 1
+    session.commit("by others")
+    messages.append(write(writer, 1, [30]))
+    with pytest.raises(ConflictError, match=r"different arrays.*start the query again"):
+        writer.commit(messages, 1)
+    assert read(place) == ([0, 10], [1, 1])
+
+
 @pytest.mark.parametrize("made", [False, True])
 def test_coordinates_that_others_changed_meanwhile_are_a_conflict(
     place: str, monkeypatch: pytest.MonkeyPatch, *, made: bool

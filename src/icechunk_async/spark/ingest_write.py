@@ -12,6 +12,7 @@ from icechunk_async._concurrency import bounded_map
 from icechunk_async.errors import NodeExistsError
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind
 from icechunk_async.repository.paths import ancestors, check_path
+from icechunk_async.spark.arrays import workspace_of
 from icechunk_async.spark.ingest_plan import Template, to_units, with_shape
 from icechunk_async.spark.ingest_scan import attributes_of, chunk_shape, encode_document, grid
 from icechunk_async.sync.portal import run
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from icechunk_async.format.chunk_refs import Coordinates
-    from icechunk_async.repository.workspace import Workspace
     from icechunk_async.spark.ingest_catalog import Catalog, Entry
     from icechunk_async.spark.ingest_plan import Placed, Plan
     from icechunk_async.spark.ingest_scan import Document, Guard, Scanned, ScannedArray
@@ -37,14 +37,14 @@ _COPIED_STEPS: Final = 4096
 
 def existing_groups(session: Session, catalog: Catalog) -> tuple[Entry, ...]:
     """Answer the files of a catalog whose groups are there still."""
-    workspace = _workspace(session)
+    workspace = workspace_of(session)
     nodes = [(it, workspace.node(check_path(it.group))) for it in catalog.entries]
     return tuple(it for it, node in nodes if node is not None and node.array is None)
 
 
 def existing_template(session: Session, catalog: Catalog, group: str) -> Template | None:
     """Answer what the files of a catalog were concatenated to; None if it is not there whole."""
-    workspace = _workspace(session)
+    workspace = workspace_of(session)
     documents: dict[str, Document] = {}
     for path in catalog.arrays:
         node = workspace.node(check_path(f"{group}/{path}"))
@@ -132,7 +132,7 @@ class _Writing:
     def __init__(self, session: Session, guard: Guard) -> None:
         self._session = session
         self._guard: Guard = guard
-        self.workspace = _workspace(session)
+        self.workspace = workspace_of(session)
         self._normalize = self.workspace.virtual.locations.normalize
         self._inline: list[tuple[str, Coordinates, bytes]] = []
         self._copied: list[tuple[str, tuple[slice, ...], Any]] = []
@@ -267,8 +267,3 @@ def _deletions(document: Document, first: Sequence[int], limits: Sequence[int]) 
     ).reshape(-1, len(counts))
     within = np.all(coords < np.array(limits), axis=1)
     return ChunkRefs.build(coords[within].astype(np.uint32), Kind.DELETED)
-
-
-def _workspace(session: Session) -> Workspace:
-    handle = session._session  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    return handle.now().workspace

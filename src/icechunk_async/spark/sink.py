@@ -167,7 +167,7 @@ def _alike(one: WritePlan, other: WritePlan) -> bool:
     a, b = one.target, other.target
     if a is None or b is None:
         return a is b
-    same = (a.variables, a.growth is None) == (b.variables, b.growth is None)
+    same = (a.nodes, a.variables, a.growth is None) == (b.nodes, b.variables, b.growth is None)
     if a.growth is not None and b.growth is not None:
         same &= (a.growth.length, a.growth.most) == (b.growth.length, b.growth.most)
         same &= a.growth.arrays == b.growth.arrays

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from icechunk_async.errors import InvalidInputError, MissingCoordinatesError, NodeNotFoundError
-from icechunk_async.spark.arrays import open_array
+from icechunk_async.spark.arrays import open_array, workspace_of
 from icechunk_async.spark.axes import Axis, check_unambiguous
 from icechunk_async.spark.chunk_grid import ChunkGrid
 from icechunk_async.spark.encoding import Encoding
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import xarray
 
+    from icechunk_async.format.ids import NodeId
     from icechunk_async.spark.write_options import WriteOptions
     from icechunk_async.sync.store import IcechunkStore
 
@@ -35,11 +36,13 @@ class WriteTarget:
         axes: the dimensions of the arrays, in their order.
         variables: paths of the arrays, and how each stores its values.
         growth: of the dimension that is appended to.
+        nodes: ids of all that is written to: an array that was made anew is another one.
     """
 
     axes: tuple[Axis, ...]
     variables: tuple[tuple[str, Encoding], ...]
     growth: Growth | None
+    nodes: tuple[NodeId, ...]
 
     @classmethod
     def look(
@@ -69,7 +72,8 @@ class WriteTarget:
         )
         for it in axes:
             check_unambiguous(it.name, it.values)
-        return cls(axes, variables, growth)
+        written = [path for path, _ in (*variables, *(growth.arrays if growth else ()))]
+        return cls(axes, variables, growth, _ids(store, written))
 
     def grid(self, store: IcechunkStore) -> ChunkGrid:
         """Answer the grid that all arrays share, as long as they may become.
@@ -159,6 +163,12 @@ def coordinates_of(dataset: xarray.Dataset, dim: str) -> npt.NDArray[Any]:
             "of a table can be. Write such arrays with map_chunks."
         )
     return values
+
+
+def _ids(store: IcechunkStore, paths: Sequence[str]) -> tuple[NodeId, ...]:
+    workspace = workspace_of(store.session)
+    nodes = [workspace.node(f"/{path}") for path in paths]
+    return tuple(node.id for node in nodes if node is not None)
 
 
 def _variables(
