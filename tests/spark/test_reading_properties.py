@@ -95,13 +95,15 @@ def expected(case: Case) -> list[tuple[Any, ...]]:
     return rows
 
 
-def stored(case: Case, directory: Path) -> str:
-    """Commit the dataset of a case to a new repository."""
+def stored(case: Case, directory: Path, *, scaled: bool = False) -> str:
+    """Commit the dataset of a case to a new repository, with NaN as it is or as a fill value."""
     dataset, chunks, _ = case
     place = directory / str(len(list(directory.iterdir())))
     repository = Repository.create(local_filesystem_storage(str(place)))
     session = repository.writable_session("main")
-    to_icechunk(dataset, session, encoding={"v": {"chunks": chunks}})
+    packed = {"dtype": "i2", "scale_factor": 0.5, "add_offset": 1.0, "_FillValue": -99}
+    encoding = {"chunks": chunks, **(packed if scaled else {})}
+    to_icechunk(dataset, session, encoding={"v": encoding})
     session.commit("case")
     return place.as_uri()
 
@@ -117,10 +119,15 @@ def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(case=cases(), small=st.booleans())
-def test_the_rows_are_those_of_numpy(tmp_path: Path, case: Case, small: bool) -> None:  # noqa: FBT001
+@given(case=cases(), small=st.booleans(), scaled=st.booleans())
+def test_the_rows_are_those_of_numpy(
+    tmp_path: Path,
+    case: Case,
+    small: bool,  # noqa: FBT001
+    scaled: bool,  # noqa: FBT001
+) -> None:
     """With the option ``where``; filters of Spark leave out no row that counts."""
-    url = stored(case, tmp_path)
+    url = stored(case, tmp_path, scaled=scaled)
     wanted = expected(case)
     where = " and ".join(f"{d} {op} {v}" for d, op, v in case[2])
     sizes = {"partition_bytes": "24", "batch_rows": "3"} if small else {}

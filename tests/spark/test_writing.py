@@ -133,6 +133,20 @@ def test_a_row_without_a_place_fails_the_job(spark: SparkSession, place: str) ->
     assert commits(place) == 2
 
 
+def test_what_a_write_says_of_itself_has_no_secret(
+    spark: SparkSession, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its options, its logs, and the error of one that cannot open."""
+    secret = {"storage.secret_key": "hunter2"}
+    assert "hunter2" not in repr(WriteOptions.parse({"path": place, **secret}))
+    frame = table(spark, dataset())
+    with pytest.raises(Exception, match="secret_key") as caught:
+        save(frame, place, "overwrite", **secret)
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in caplog.text
+    assert commits(place) == 2
+
+
 def test_a_chunk_of_two_tasks_is_refused(spark: SparkSession, place: str) -> None:
     """Whichever was last would win; the message says what to do."""
     frame = table(spark, dataset()).repartition(2, "lat", "lon")
