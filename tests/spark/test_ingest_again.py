@@ -231,6 +231,12 @@ def test_groups_have_the_attributes_of_the_first_file_as_it_is_now(
     write_store(sources / "a.zarr", 3, version=2)
     assert ingest(repo, [a, b], **options) == ["ingested", "unchanged"]
     assert attributes() == {"by": "us", "version": 2}
+    write_store(sources / "a.zarr", 4, title="new")
+    assert ingest(repo, [a, b], **options) == ["ingested", "unchanged"]
+    assert attributes() == {"by": "us", "title": "new"}
+    write_store(sources / "b.zarr", 2, version=8)
+    assert ingest(repo, [a, b], **options) == ["unchanged", "ingested"]
+    assert attributes() == {"by": "us", "title": "new"}
     ingest(repo, [b], **options, mode="overwrite")
-    assert attributes() == {"by": "us", "version": 7}
+    assert attributes() == {"by": "us", "version": 8}
     assert read(repo, "all/v") == [2] * 4

@@ -267,7 +267,7 @@ class _Ingest:
             return replace(found, entries=existing_groups(self.session, found))
         self.template = existing_template(self.session, found, self.group)
         if self.template is None:
-            return Catalog((), self.concat_dim, found.arrays)
+            return replace(found, entries=(), loaded=())
         return found
 
     def _check_outside(self, above: str) -> None:
@@ -314,11 +314,12 @@ class _Ingest:
         """Put everything into the session."""
         arrays: tuple[str, ...] = ()
         loaded: tuple[str, ...] = ()
+        attributes: Mapping[str, Sequence[str]] = {}
         if self.concat_dim is None:
             write_groups(self.session, plan, guard)
         else:
             assert plan.template is not None  # there is something to write
-            write_concatenated(
+            attributes = write_concatenated(
                 self.session,
                 plan,
                 catalog,
@@ -338,7 +339,8 @@ class _Ingest:
             )
             for it in plan.placed
         )
-        Catalog(entries, self.concat_dim, arrays, loaded).write(self.session.store, self.group)
+        after = Catalog(entries, self.concat_dim, arrays, loaded, attributes)
+        after.write(self.session.store, self.group)
 
 
 def _location(given: str) -> str:

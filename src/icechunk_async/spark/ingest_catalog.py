@@ -17,7 +17,7 @@ from pyarrow import ipc
 from icechunk_async.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from zarr.abc.store import Store
 
@@ -66,6 +66,8 @@ class Catalog:
     """Paths of the arrays that files were concatenated to, relative to the group."""
     loaded: tuple[str, ...] = ()
     """Those of them whose data was copied."""
+    attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Names of the attributes that the groups of concatenated files were given, by path."""
     by_location: dict[str, Entry] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +101,7 @@ class Catalog:
                 settings["concat_dim"],
                 tuple(settings["arrays"]),
                 tuple(settings["loaded"]),
+                dict(settings["attributes"]),
             )
         except (KeyError, TypeError, ValueError, pa.ArrowInvalid) as error:
             raise FormatError(
@@ -128,6 +131,7 @@ class Catalog:
                     "concat_dim": self.concat_dim,
                     "arrays": list(self.arrays),
                     "loaded": list(self.loaded),
+                    "attributes": {path: list(names) for path, names in self.attributes.items()},
                 },
             },
         )

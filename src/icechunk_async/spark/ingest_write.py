@@ -64,8 +64,10 @@ def write_concatenated(
     *,
     fresh: bool,
     guard: Guard,
-) -> None:
+) -> Mapping[str, Sequence[str]]:
     """Put the files of a plan into the arrays of a group.
+
+    Answers the names of the attributes that its groups have of the files.
 
     Args:
         session: a writable one.
@@ -84,21 +86,19 @@ def write_concatenated(
     writing = _Writing(session, guard)
     if fresh:
         writing.clear(group, catalog, template.documents)
-    groups = {
-        path: it
-        for placed in plan.placed[:1]
-        if placed.scanned
-        for path, it in placed.scanned.groups.items()
-    }
-    writing.make_groups(group, groups)
-    old_total = 0 if fresh else sum(it.count for it in catalog.entries)
     first = plan.placed[0].scanned if plan.placed else None
+    groups = {} if first is None else first.groups
+    writing.make_groups(group, groups, {} if first is None else catalog.attributes)
+    old_total = 0 if fresh else sum(it.count for it in catalog.entries)
     for path in template.documents:
         if template.axis(path) is not None:
             writing.concatenate(group, path, template, plan.placed, old_total=old_total)
         elif first is not None:
             writing.place(group, path, first, first.arrays[path])
     writing.finish()
+    if first is None:
+        return catalog.attributes
+    return {path: sorted(it) for path, it in groups.items()}
 
 
 def write_groups(session: Session, plan: Plan, guard: Guard) -> None:
@@ -120,7 +120,7 @@ def write_groups(session: Session, plan: Plan, guard: Guard) -> None:
     for placed in changed:
         scanned = placed.scanned
         assert scanned is not None  # see above
-        writing.make_groups(placed.group, scanned.groups)
+        writing.make_groups(placed.group, scanned.groups, {})
         for path, array in scanned.arrays.items():
             writing.place(placed.group, path, scanned, array)
     writing.finish()
@@ -155,19 +155,25 @@ class _Writing:
         for path in catalog.arrays:
             self.workspace.delete_node(check_path(f"{group}/{path}"))
 
-    def make_groups(self, group: str, groups: Mapping[str, Mapping[str, Any]]) -> None:
+    def make_groups(
+        self,
+        group: str,
+        groups: Mapping[str, Mapping[str, Any]],
+        given: Mapping[str, Sequence[str]],
+    ) -> None:
         """Make groups that are not there, and all above them, and give them their attributes.
 
-        Other attributes of theirs stay: they may be somebody else's.
+        Of other attributes those go that were ``given`` before; the rest may be somebody else's.
         """
-        for path in sorted({"", *groups}):
+        for path in sorted({"", *groups, *given}):
             place = check_path(f"{group}/{path}")
-            for above in reversed(ancestors(place)):
-                self.workspace.set_node(above, group_document({}), None, if_absent=True)
-            self.workspace.set_node(place, group_document({}), None, if_absent=True)
-            if new := groups.get(path):
-                attributes = {**self._group_attributes(place), **new}
-                self.workspace.set_node(place, group_document(attributes), None)
+            if path in groups or not path:
+                for above in (*reversed(ancestors(place)), place):
+                    self.workspace.set_node(above, group_document({}), None, if_absent=True)
+            old = self._group_attributes(place)
+            rest = {name: it for name, it in old.items() if name not in given.get(path, ())}
+            if old != (new := {**rest, **groups.get(path, {})}):
+                self.workspace.set_node(place, group_document(new), None)
 
     def _group_attributes(self, path: str) -> dict[str, Any]:
         node = self.workspace.node(path)
