@@ -76,7 +76,8 @@ class Azurite(ServerProcess):
             flags += ["--cert", str(certificate[0]), "--key", str(certificate[1])]
             flags += ["--oauth", "basic"]
         self._certificate = certificate
-        super().__init__([node, install(), *where, *place, *flags], port, log)
+        keeping = ["--require", _PACKAGES / "keep_extents.js"]
+        super().__init__([node, *keeping, install(), *where, *place, *flags], port, log)
 
     @property
     @override
