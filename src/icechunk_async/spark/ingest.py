@@ -115,7 +115,7 @@ def ingest_virtual(
         mode: ``"append"``: files that were not ingested before come after those that were, and
             changed ones take their own place again. ``"overwrite"``: the files are all there is to
             be, in this order; what is not among them is removed.
-        kind: what the files are; by default their names tell, and else they are taken as HDF5.
+        kind: what the files are; by default their names tell, and else they are HDF5 or NetCDF.
         skip: paths of arrays and groups within the files to leave out.
         load: paths of arrays to copy, and not to refer to. By default, where files are
             concatenated, those with no other axis, and their bounds.

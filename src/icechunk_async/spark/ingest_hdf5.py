@@ -6,13 +6,13 @@ be worse than none.
 
 from __future__ import annotations
 
-import math
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from icechunk_async.errors import InvalidInputError, MissingDriverError
+from icechunk_async.spark.ingest_pieces import divided, fill_value, pieces, plain
 from icechunk_async.spark.ingest_scan import Places, Scanned, ScannedArray, document_of
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ _INTERNAL: Final = frozenset(
 _CONTIGUOUS: Final = 1
 _CHUNKED: Final = 2
 """Layouts of HDF5's own header."""
-_LARGE_BYTES: Final = 32 << 20
-"""What is stored in one piece, and larger, is divided along its first axis."""
 _BLOSC: Final = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 _REFUSED: Final = {
     4: "szip",
@@ -123,7 +121,7 @@ def _array(
         "shape": list(dataset.shape),
         "chunks": list(chunks),
         "dtype": dtype.str,
-        "fill_value": _fill_value(dataset.fillvalue, dtype),
+        "fill_value": fill_value(dataset.fillvalue, dtype),
         "order": "C",
         "filters": _filters(path, dataset, dtype) or None,
         "compressor": None,
@@ -174,15 +172,9 @@ def _chunks(dataset: Any, names: Sequence[str], concat_dim: str | None) -> tuple
     """Answer the shape of chunks; what is stored in one piece can be divided at will."""
     if dataset.chunks is not None:
         return tuple(dataset.chunks)
-    shape: tuple[int, ...] = tuple(max(size, 1) for size in dataset.shape)
-    if len(shape) == 0 or dataset.id.get_create_plist().get_layout() != _CONTIGUOUS:
-        return shape
-    if names[0] == concat_dim and len(shape) > 1:
-        return (1, *shape[1:])
-    row_bytes = math.prod(shape[1:]) * dataset.dtype.itemsize
-    most = max(1, min(shape[0], _LARGE_BYTES // max(1, row_bytes)))
-    # A chunk that reaches beyond the end of its array would be no whole one.
-    return (next(it for it in range(most, 0, -1) if shape[0] % it == 0), *shape[1:])
+    if dataset.id.get_create_plist().get_layout() != _CONTIGUOUS:
+        return tuple(max(size, 1) for size in dataset.shape)
+    return divided(dataset.shape, names, dataset.dtype.itemsize, concat_dim)
 
 
 def _chunked(path: str, dataset: Any, chunks: tuple[int, ...]) -> Places:
@@ -213,27 +205,7 @@ def _contiguous(dataset: Any, chunks: tuple[int, ...]) -> Places:
     offset: int | None = dataset.id.get_offset()
     if offset is None:  # never written
         return Places.none(len(chunks))
-    if not chunks:
-        return Places.of_one(np.empty((1, 0)), [offset], [dataset.dtype.itemsize])
-    rows = chunks[0]
-    size_bytes = math.prod(chunks) * dataset.dtype.itemsize
-    count: int = dataset.shape[0] // rows
-    pieces = np.arange(count)
-    coords = np.zeros((len(pieces), len(chunks)), np.uint32)
-    coords[:, 0] = pieces
-    return Places.of_one(coords, offset + pieces * size_bytes, [size_bytes] * count)
-
-
-def _fill_value(fill: Any, dtype: np.dtype[Any]) -> Any:
-    """Answer what stands for chunks that are not there, as metadata of format 2 has it."""
-    value = np.asarray(fill, dtype)[()]
-    match dtype.kind:
-        case "f" if not np.isfinite(value):
-            return "NaN" if np.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        case "c" | "S":
-            return None
-        case _:
-            return value.item()
+    return pieces(offset, dataset.shape, chunks, dataset.dtype.itemsize)
 
 
 def _filters(path: str, dataset: Any, dtype: np.dtype[Any]) -> list[dict[str, Any]]:
@@ -281,19 +253,10 @@ def _attributes(holder: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Answer an attribute as JSON; one of length 1 is a scalar, as in NetCDF."""
+    """Answer an attribute as JSON."""
     if isinstance(value, _h5py().Empty):
         return ""
-    array = np.atleast_1d(value)
-    if array.dtype.fields is not None or array.dtype.kind not in "biufSUO":
-        return None
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        return None
-    items: list[Any] = array.tolist()
-    plain = [it.decode(errors="replace") if isinstance(it, bytes) else it for it in items]
-    if not all(isinstance(it, (str, int, float, bool, list)) for it in plain):
-        return None
-    return plain[0] if len(plain) == 1 else plain
+    return plain(value)
 
 
 def _refused(path: str, why: str) -> InvalidInputError:

@@ -15,6 +15,7 @@ from zarr.storage import MemoryStore
 
 from icechunk_async._concurrency import bounded_map
 from icechunk_async.errors import InvalidInputError
+from icechunk_async.spark import ingest_netcdf3
 from icechunk_async.spark.ingest_grib import grib_file, scan_grib_index
 from icechunk_async.spark.ingest_hdf5 import MAGIC, scan_hdf5
 from icechunk_async.spark.ingest_kerchunk import scan_kerchunk, scan_kerchunk_parquet
@@ -122,7 +123,7 @@ async def scan_source(
         elif stamp == known:
             return stamp, None
         else:
-            found = await _scan_hdf5(source, options)
+            found = await _scan_file(source, options)
     if stamp == known:
         return stamp, None
     found = found.without(options.skip)
@@ -141,28 +142,26 @@ def _kind(location: str) -> Kind:
     return "zarr" if name.endswith(".zarr") or location.endswith("/") else "hdf5"
 
 
-async def _scan_hdf5(source: Source, options: ScanOptions) -> Scanned:
+async def _scan_file(source: Source, options: ScanOptions) -> Scanned:
     start = await source.read(ByteRange(0, len(MAGIC)))
-    if start[:3] == b"CDF":
-        raise InvalidInputError(
-            f"{source.url!r} is of the classic format of NetCDF, not of HDF5. Describe it with "
-            "kerchunk.netCDF3, and ingest its references; or convert it to NetCDF-4."
-        )
     if start[:4] == b"GRIB":
         raise InvalidInputError(
             f"{source.url!r} is a GRIB file. Ingest its index ('.idx' or '.index') in its place."
         )
-    if start != MAGIC:
+    is_classic = start[:3] == ingest_netcdf3.MAGIC
+    if not is_classic and start != MAGIC:
         raise InvalidInputError(
-            f"{source.url!r} is no HDF5 file: it begins with {start!r}. If it is something else, "
-            "say so with kind=."
+            f"{source.url!r} is no HDF5 or NetCDF file: it begins with {start!r}. If it is "
+            "something else, say so with kind=."
         )
 
     def scan() -> Scanned:
+        about = source.url, source.state
+        dim = options.concat_dim
         with source.file() as file:
-            return scan_hdf5(
-                file, source.url, source.state, concat_dim=options.concat_dim, skip=options.skip
-            )
+            if is_classic:
+                return ingest_netcdf3.scan_netcdf3(file, *about, concat_dim=dim)
+            return scan_hdf5(file, *about, concat_dim=dim, skip=options.skip)
 
     return await anyio.to_thread.run_sync(scan)
 
