@@ -105,7 +105,7 @@ def test_a_list_of_all_files_moves_and_removes(
 def test_what_cannot_be_read_is_reported_and_the_rest_is_ingested(
     spark: SparkSession, repo: Repository, sources: Path
 ) -> None:
-    """Damaged, missing, of another shape, no HDF5 file at all: each with its reason."""
+    """Damaged, missing, of another shape, no HDF5 or NetCDF file at all: each with its reason."""
     (sources / "text.nc").write_text("no data")
     whole = (sources / "f1.nc").read_bytes()
     (sources / "cut.nc").write_bytes(whole[: len(whole) // 2])
@@ -121,7 +121,7 @@ def test_what_cannot_be_read_is_reported_and_the_rest_is_ingested(
     made = ingest_virtual(spark, repo, paths, concat_dim="time", files_per_task=2)
     assert made.counts == {"ingested": 2, "failed": 5}
     reasons = made.report.column("reason").to_pylist()
-    expected = [None, "no HDF5 file", "OSError", "'lzf'", "chunk_grid", "is gone", None]
+    expected = [None, "no HDF5 or NetCDF file", "OSError", "'lzf'", "chunk_grid", "is gone", None]
     for reason, words in zip(reasons, expected, strict=True):
         assert (reason is None) if words is None else (words in reason)
     np.testing.assert_array_equal(dataset(repo)["t"], field(0, 8))
