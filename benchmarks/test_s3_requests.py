@@ -135,7 +135,7 @@ def test_beside_the_stock_client(contest: Contest, s3: S3Server, method: str) ->
         storage = open_storage(f"s3://{BUCKET}/{uuid4().hex}", **options)
         ours = runner.run(storage.__aenter__())
         wiring = prepare(make_options(None, options), BUCKET)
-        client: Any = wiring.client
+        client: Any = runner.run(wiring.stock.client())
 
         async def one_of_ours(key: str) -> None:
             if method == "GET":
@@ -170,7 +170,7 @@ def test_beside_the_stock_client(contest: Contest, s3: S3Server, method: str) ->
             metric="cpu seconds",
             rounds=5,
         )
-        runner.run(wiring.manager.__aexit__(None, None, None))
+        runner.run(wiring.stock.close())
         runner.run(storage.__aexit__(None, None, None))
 
 

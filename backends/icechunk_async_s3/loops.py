@@ -9,12 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from icechunk_async.errors import StorageClosedError
-from icechunk_async_s3.wiring import Connection, connect, prepare
+from icechunk_async_s3.wiring import Connection, connect, prepare, rewire
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from icechunk_async_s3.options import Options, Place
+    from icechunk_async_s3.routes import Route
     from icechunk_async_s3.wiring import Wiring
 
 __all__ = ["Connections"]
@@ -36,6 +37,7 @@ class Connections:
         """Make none yet."""
         self._place = place
         self._options = options
+        self._route: Route | None = None  # found out by the loop that comes first
         self._entries: dict[asyncio.AbstractEventLoop, _Entry] = {}
         self._lock = threading.Lock()  # held over no await
         self._closed = False
@@ -74,6 +76,7 @@ class Connections:
                 self._entries.pop(loop, None)
             raise
         self.check_open()
+        self._route = wiring.route
         if entry.connection is None:  # making it does not wait, so nobody comes in between
             entry.keeper = connect(wiring, self._options)
             entry.connection = await anext(entry.keeper)
@@ -83,10 +86,17 @@ class Connections:
         with self._lock:
             for other in [it for it in self._entries if it.is_closed()]:
                 del self._entries[other]
-            work = partial(prepare, self._options, self._place.bucket)
-            entry = _Entry(loop.run_in_executor(None, work))
+            entry = _Entry(self._wire(loop))
             self._entries[loop] = entry
             return entry
+
+    def _wire(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Wiring]:
+        options, bucket = self._options, self._place.bucket
+        if self._route is not None and (wiring := rewire(self._route, options, bucket)):
+            known: asyncio.Future[Wiring] = loop.create_future()
+            known.set_result(wiring)
+            return known
+        return loop.run_in_executor(None, partial(prepare, options, bucket))
 
     async def close(self) -> None:
         """Close the connection of this loop, and have other loops close theirs.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -15,7 +14,7 @@ from icechunk_async.errors import StorageClosedError
 from icechunk_async_s3.checksums import checksum_header, content_sha256
 from icechunk_async_s3.failures import LostReplyError, Refusal, explain, lost, not_sent, of_driver
 from icechunk_async_s3.signing import EMPTY_SHA256, UNSIGNED_PAYLOAD, encode_key, encode_query, sign
-from icechunk_async_s3.wiring import sent_always
+from icechunk_async_s3.stock import sent_always
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -122,11 +121,13 @@ class Transport:
             RefusedError: the server said no.
             IcechunkError: nothing was sent.
         """
-        connection = await self._connections.here()
-        keys = connection.wiring.keys
+        wiring = (await self._connections.here()).wiring
+        client = await wiring.stock.client()
+        self.check_open()
+        keys = wiring.keys
         for again in (True, False):
             used = keys.last
-            method = getattr(connection.wiring.client, operation)
+            method = getattr(client, operation)
             try:
                 answer: dict[str, Any] = await method(Bucket=self.place.bucket, **parameters)
             except Exception as error:
@@ -145,7 +146,7 @@ class Transport:
         said = self._options.conditional_multipart
         if said is not None:
             return said
-        return (await self._connections.here()).wiring.is_aws
+        return (await self._connections.here()).wiring.route.is_aws
 
     async def refusal(self, reply: Reply) -> Refusal:
         """Read an answer that is not the one hoped for."""
@@ -175,14 +176,14 @@ class Transport:
         self, request: _Request, wiring: Wiring, keys: S3Credentials | None
     ) -> dict[str, str]:
         body = request.body
-        headers = {"host": wiring.host, **self._always, **request.headers}
+        headers = {"host": wiring.route.host, **self._always, **request.headers}
         algorithm = self._options.checksum_algorithm
         payload = EMPTY_SHA256
         if request.method == "PUT":
             if algorithm is not None:
                 name, value = await _hashed(lambda: checksum_header(algorithm, body), body)
                 headers[name] = value
-            if algorithm is not None and wiring.tls is not None:
+            if algorithm is not None and wiring.route.tls is not None:
                 payload = UNSIGNED_PAYLOAD
             elif keys is not None:
                 payload = await _hashed(lambda: content_sha256(body), body)
@@ -190,19 +191,19 @@ class Transport:
             return headers
         return sign(
             request.method,
-            _path(wiring.base_url) + encode_key(request.key),
+            wiring.route.path + encode_key(request.key),
             request.query,
             headers,
             payload=payload,
             credentials=keys,
-            region=wiring.region,
+            region=wiring.route.region,
             now=datetime.now(UTC),
         )
 
     async def _exchange(
         self, request: _Request, connection: Connection, headers: dict[str, str]
     ) -> Reply:
-        url = connection.wiring.base_url + encode_key(request.key)
+        url = connection.wiring.route.base_url + encode_key(request.key)
         if request.query:
             url += "?" + request.query
         # Signed or not makes no difference to these; intermediaries change them.
@@ -220,7 +221,7 @@ class Transport:
                 headers=headers,
                 data=data,
                 allow_redirects=False,
-                proxy=connection.wiring.proxy,
+                proxy=connection.wiring.route.proxy,
             ) as response:
                 return Reply(response.status, response.headers, await response.read())
         except (*_TRANSPORT_ERRORS, RuntimeError) as error:
@@ -239,11 +240,6 @@ class RefusedError(Exception):
         """Keep what the server answered."""
         super().__init__(refusal.said)
         self.refusal = refusal
-
-
-@lru_cache(maxsize=64)
-def _path(base_url: str) -> str:
-    return "/" + base_url.split("/", 3)[3]
 
 
 async def _pieces(body: Body) -> AsyncIterator[Body]:

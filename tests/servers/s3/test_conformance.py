@@ -32,7 +32,7 @@ class OnServer(StorageConformance):
 
 @asynccontextmanager
 async def _keeping(storage: Any, key: str) -> AsyncIterator[None]:
-    events = (await storage._connections.here()).wiring.client.meta.events
+    events = (await (await storage._connections.here()).wiring.stock.client()).meta.events
 
     def leave_out(params: dict[str, Any], **_: object) -> None:
         objects = params["Delete"]["Objects"]

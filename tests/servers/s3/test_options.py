@@ -134,7 +134,7 @@ def test_the_bucket_is_where_botocore_says(
         for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"):
             patch.delenv(name, raising=False)
         wiring = prepare(make_options(preset, given), bucket)
-    assert (wiring.base_url, wiring.region) == (base_url, region or options["region"])
+    assert (wiring.route.base_url, wiring.route.region) == (base_url, region or options["region"])
 
 
 def test_the_prefix_counts_for_the_length_of_a_key() -> None:
