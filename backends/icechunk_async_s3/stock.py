@@ -18,7 +18,7 @@ from icechunk_async.errors import InvalidInputError
 from icechunk_async_s3.keys import CallbackKeys, ChainKeys, FixedKeys, S3Credentials
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Coroutine, Generator
 
     import aiohttp
 
@@ -150,7 +150,7 @@ class Stock:
         }
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translated(self) -> Generator[None]:
         try:
             yield
         except (botocore_errors.BotoCoreError, ValueError) as error:

@@ -147,8 +147,12 @@ async def open_parts(
     """Find the repository, or create one as ``creation`` says, and put its parts together."""
     async with open_location(request) as storage:
         reads = early(request, storage)
-        find = opening.find_expected if creation is None else opening.find
-        found = await find(reads)
+        if creation is None:
+            found = await opening.find_expected(reads)
+        elif creation.check_clean_root and not or_open:
+            found = await opening.find_or_check_empty(reads)
+        else:
+            found = await opening.find(reads)
         if found is not None:
             if creation is not None and not or_open:
                 raise opening.exists(storage, "a repository")
@@ -156,7 +160,7 @@ async def open_parts(
         elif creation is None:
             raise opening.missing(storage)
         else:
-            if creation.check_clean_root:
+            if creation.check_clean_root and or_open:
                 await opening.check_empty(reads)
             await _make_sure(storage, probe=creation.probe)
             version = creation.spec_version

@@ -1,16 +1,20 @@
 """The trials of :mod:`icechunk_async.storage.probe`: one function for each promise.
 
 Each answers a sentence about what it saw, and raises :class:`BrokenPromiseError` with one about
-what it should not have seen.
+what it should not have seen. What does not depend on one another is asked at the same time: far
+from the storage a trial takes as long as its longest line of requests.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+import anyio
+
 from icechunk_async import _clock
-from icechunk_async._concurrency import bounded_map
+from icechunk_async._concurrency import bounded_map, gather
 from icechunk_async.errors import (
     IcechunkError,
     ObjectNotFoundError,
@@ -27,6 +31,8 @@ from icechunk_async.storage.protocol import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from icechunk_async.storage.protocol import Expected, Storage
 
 __all__ = [
@@ -42,6 +48,7 @@ __all__ = [
     "times",
 ]
 
+_READ_KEYS: Final = 3
 _WRITERS: Final = 8
 _ROUNDS: Final = 4
 _MOST_SKEW: Final = timedelta(seconds=60)
@@ -61,6 +68,9 @@ class Trial:
         self.storage = storage
         self.prefix = prefix
         self._written: set[str] = set()
+        self.racing = anyio.Lock()
+        """Held by the races of one kind: all at once would need twice as many connections, and
+        the writers of a race should not have to wait for one."""
 
     def key(self, name: str) -> str:
         """Answer a key below the prefix, which will be removed."""
@@ -96,36 +106,45 @@ class Trial:
 
 async def read_after_write(trial: Trial) -> str:
     """What was written, and written over, is read at once."""
-    key = trial.key("read")
-    for number in range(3):
-        body = b"state %d" % number * 20
+    await bounded_map(partial(_reads_what_it_wrote, trial), range(_READ_KEYS), limit=_READ_KEYS)
+    return "writes and overwrites are read at once"
+
+
+async def _reads_what_it_wrote(trial: Trial, number: int) -> None:
+    key = trial.key(f"read/{number}")
+    for state in range(2):
+        body = b"state %d" % state * 20
         version = await trial.storage.put(key, body)
-        found = await trial.storage.get(key)
+        found, changed = await gather(
+            trial.storage.get(key), trial.storage.get_if_changed(key, version)
+        )
         if bytes(found.data) != body:
             raise BrokenPromiseError("a read after a write answered other bytes")
         if found.version != version:
             raise BrokenPromiseError("a read after a write answered another version")
-        if await trial.storage.get_if_changed(key, version) is not None:
+        if changed is not None:
             raise BrokenPromiseError("an object that did not change was said to have changed")
-    return "writes and overwrites are read at once"
 
 
 async def ranges(trial: Trial) -> str:
     """Ranges behave like slices."""
     key, body = trial.key("ranges"), bytes(range(100))
     await trial.storage.put(key, body)
-    asked = (
-        (ByteRange(10, 20), body[10:20]),
-        (ByteRange(90), body[90:]),
-        (ByteRange(95, 200), body[95:]),
-        (ByteRange(100, 200), b""),
-        (SuffixRange(7), body[-7:]),
-        (SuffixRange(500), body),
-    )
-    for request, expected in asked:
+    asked: dict[ByteRange | SuffixRange, bytes] = {
+        ByteRange(10, 20): body[10:20],
+        ByteRange(90): body[90:],
+        ByteRange(95, 200): body[95:],
+        ByteRange(100, 200): b"",
+        SuffixRange(7): body[-7:],
+        SuffixRange(500): body,
+    }
+
+    async def ask(request: ByteRange | SuffixRange) -> None:
         found = await trial.storage.get(key, request)
-        if bytes(found.data) != expected or found.size_bytes != len(body):
+        if bytes(found.data) != asked[request] or found.size_bytes != len(body):
             raise BrokenPromiseError(f"{request} of 100 bytes was answered wrongly")
+
+    await bounded_map(ask, asked, limit=len(asked))
     return f"{len(asked)} kinds of ranges are answered like slices"
 
 
@@ -133,35 +152,61 @@ async def conditional_create(trial: Trial) -> str:
     """Of several creators exactly one lands."""
     storage, key = trial.storage, trial.key("create/alone")
     await storage.put(key, b"first", if_version=ABSENT)
-    await _refused(trial, key, ABSENT, "a creation where an object is")
-    for number in range(_ROUNDS):
-        await _race(trial, trial.key(f"create/race-{number}"), ABSENT)
+
+    races = {trial.key(f"create/race-{number}"): ABSENT for number in range(_ROUNDS)}
+    await gather(
+        _refused(trial, key, ABSENT, b"first", "a creation where an object is"),
+        _race(trial, races),
+    )
     return f"of {_WRITERS} creators at once one landed, {_ROUNDS} times"
 
 
 async def conditional_update(trial: Trial) -> str:
     """Of several updaters of one version exactly one lands."""
-    storage, key = trial.storage, trial.key("update/alone")
-    old = await storage.put(key, b"old")
-    current = await storage.put(key, b"newer", if_version=old)
-    await _refused(trial, key, old, "an update of an older version")
-    await storage.put(key, b"newest", if_version=current)
-    await _refused(trial, trial.key("update/never"), current, "an update of a missing object")
-    for number in range(_ROUNDS):
-        key = trial.key(f"update/race-{number}")
-        await _race(trial, key, await storage.put(key, b"before"))
+
+    async def race() -> None:
+        keys = [trial.key(f"update/race-{number}") for number in range(_ROUNDS)]
+        before = await bounded_map(
+            lambda key: trial.storage.put(key, b"before"), keys, limit=len(keys)
+        )
+        await _race(trial, dict(zip(keys, before, strict=True)))
+
+    await gather(_updates(trial), race())
     return f"of {_WRITERS} updaters at once one landed, {_ROUNDS} times"
 
 
-async def _refused(trial: Trial, key: str, expected: Expected, what: str) -> None:
-    before = await _read(trial, key)
+async def _updates(trial: Trial) -> None:
+    """One writer alone updates, and does not where the object is in another state."""
+    storage, key, again = trial.storage, trial.key("update/alone"), trial.key("update/again")
+    old, other = await gather(storage.put(key, b"old"), storage.put(again, b"other"))
+    missing = trial.key("update/never")
+
+    async def land_twice() -> None:
+        newer = await storage.put(again, b"newer", if_version=other)
+        await storage.put(again, b"newest", if_version=newer)
+
+    async def come_late() -> None:
+        await storage.put(key, b"newer", if_version=old)
+        await _refused(trial, key, old, b"newer", "an update of an older version")
+
+    await gather(
+        land_twice(),
+        come_late(),
+        _refused(trial, missing, old, None, "an update of a missing object"),
+    )
+
+
+async def _refused(
+    trial: Trial, key: str, expected: Expected, there: bytes | None, what: str
+) -> None:
+    """Try what must be refused and leave what is ``there``."""
     try:
         await trial.storage.put(key, b"must not land", if_version=expected)
     except PreconditionFailedError:
         pass
     else:
         raise BrokenPromiseError(f"{what} was not refused: the condition is ignored")
-    if await _read(trial, key) != before:
+    if await _read(trial, key) != there:
         raise BrokenPromiseError(f"{what} was refused and changed the object")
 
 
@@ -172,19 +217,36 @@ async def _read(trial: Trial, key: str) -> bytes | None:
         return None
 
 
-async def _race(trial: Trial, key: str, expected: Version | Absent) -> None:
-    """Let writers that expect the same state write at once; one must land, and stay."""
+async def _race(trial: Trial, races: Mapping[str, Version | Absent]) -> None:
+    """Hold races at once, in each of which writers expect the same state; one must stay.
+
+    Args:
+        trial: what is tried.
+        races: by key, the state that is expected.
+    """
+    async with trial.racing:
+        answers = await bounded_map(partial(_compete, trial, races), races, limit=len(races))
+    told = dict(zip(races, answers, strict=True))
+    await bounded_map(lambda key: _judge(trial, key, told[key]), told, limit=len(told))
+
+
+async def _compete(trial: Trial, races: Mapping[str, Version | Absent], key: str) -> list[str]:
+    """Let writers write at once; answer what each was told."""
 
     async def write(number: int) -> str:
         try:
-            await trial.storage.put(key, b"writer %d" % number, if_version=expected)
+            await trial.storage.put(key, b"writer %d" % number, if_version=races[key])
         except PreconditionFailedError:
             return "refused"
         except OutcomeUnknownError:
             return "unknown"
         return "landed"
 
-    told = await bounded_map(write, range(_WRITERS), limit=_WRITERS)
+    return await bounded_map(write, range(_WRITERS), limit=_WRITERS)
+
+
+async def _judge(trial: Trial, key: str, told: list[str]) -> None:
+    """Find that one writer landed, was told so, and that its bytes are there."""
     winners = [number for number, outcome in enumerate(told) if outcome == "landed"]
     if len(winners) > 1:
         raise BrokenPromiseError(
@@ -202,8 +264,8 @@ async def _race(trial: Trial, key: str, expected: Version | Absent) -> None:
 async def list_after_write(trial: Trial) -> str:
     """A listing shows what was just written, and not what was just deleted."""
     names = [f"{number}" for number in range(5)]
-    for name in names:
-        await trial.storage.put(trial.key(f"listed/{name}"), b"x")
+    await _fill(trial, "listed", names[:-1])
+    await trial.storage.put(trial.key(f"listed/{names[-1]}"), b"x")
     if await trial.names("listed/") != names:
         raise BrokenPromiseError("a listing does not show objects that were just written")
     await _delete(trial, ["listed/0"])
@@ -215,29 +277,37 @@ async def list_after_write(trial: Trial) -> str:
 async def list_order(trial: Trial) -> str:
     """Listings are in the order of UTF-8 bytes, and can be continued anywhere."""
     names = sorted(_NAMES, key=str.encode)
-    for name in reversed(names):
-        await trial.storage.put(trial.key(f"order/{name}"), b"x")
-    found = await trial.names("order/")
+    await _fill(trial, "order", names[::-1])
+    found, rest = await gather(trial.names("order/"), trial.names("order/", start_after=names[3]))
     if found != names:
         if sorted(found, key=str.encode) != names:
             raise BrokenPromiseError(f"of {names} a listing shows {found}")
         ascii_only = [name for name in found if name.isascii()]
         scope = "keys" if ascii_only != sorted(ascii_only) else "keys that are not ASCII"
         raise BrokenPromiseError(f"{scope} are not listed in the order of UTF-8 bytes: {found}")
-    if await trial.names("order/", start_after=names[3]) != names[4:]:
+    if rest != names[4:]:
         raise BrokenPromiseError("a listing that is to start after a key does not")
     return "in the order of UTF-8 bytes, also from the middle on"
 
 
 async def deletion(trial: Trial) -> str:
     """What was deleted is gone, what was not stays, what never was is no failure."""
-    for name in ("a", "b", "c"):
-        await trial.storage.put(trial.key(f"deleted/{name}"), b"x")
+    names = ["a", "b", "c"]
+    await _fill(trial, "deleted", names)
     await _delete(trial, ["deleted/a", "deleted/b", "deleted/never"])
-    left = [name for name in ("a", "b", "c") if await _read(trial, trial.key(f"deleted/{name}"))]
+    found = await bounded_map(
+        lambda name: _read(trial, trial.key(f"deleted/{name}")), names, limit=len(names)
+    )
+    left = [name for name, body in zip(names, found, strict=True) if body is not None]
     if left != ["c"]:
         raise BrokenPromiseError(f"of three objects two were deleted, and {left} are left")
     return "deleted objects are gone, the others stay"
+
+
+async def _fill(trial: Trial, folder: str, names: Sequence[str]) -> None:
+    await bounded_map(
+        lambda name: trial.storage.put(trial.key(f"{folder}/{name}"), b"x"), names, limit=len(names)
+    )
 
 
 async def _delete(trial: Trial, names: list[str]) -> None:

@@ -161,7 +161,8 @@ async def probe_storage(
     Cancellation: the objects are removed first, for up to 15 seconds. Where that fails, or the
     process is killed, some of them stay.
 
-    Cost: about 150 small requests, some 25 of them in a row; passing trouble is retried.
+    Cost: about 140 small requests, seven of them in a row and up to 48 at the same time; some
+    backends need two for a write that is refused. Passing trouble is retried.
     """
     async with _opened(location, options) as storage:
         return await _probe(storage, timeout_seconds)

@@ -37,7 +37,15 @@ if TYPE_CHECKING:
     from icechunk_async.repository.packing import Packing
     from icechunk_async.storage import Retrieved, Storage, Version
 
-__all__ = ["Found", "check_empty", "create", "find", "find_expected", "missing"]
+__all__ = [
+    "Found",
+    "check_empty",
+    "create",
+    "find",
+    "find_expected",
+    "find_or_check_empty",
+    "missing",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +129,22 @@ async def check_empty(storage: Storage) -> None:
         if isinstance(entry, ObjectInfo) and entry.key.startswith(PROBE_PREFIX):
             continue  # somebody else may be about to create a repository as well
         raise exists(storage, repr(getattr(entry, "key", entry)))
+
+
+async def find_or_check_empty(storage: Storage) -> Found | None:
+    """Do what :func:`find` does and, where it finds none, :func:`check_empty`: both at once."""
+    found, other = await gather(find(storage), _other(storage))
+    if found is None and other is not None:
+        raise other
+    return found
+
+
+async def _other(storage: Storage) -> RepositoryExistsError | None:
+    try:
+        await check_empty(storage)
+    except RepositoryExistsError as error:
+        return error
+    return None
 
 
 async def create(
