@@ -12,7 +12,6 @@ from icechunk_async.format.config import RepositoryConfig, merge
 from icechunk_async.format.ids import ManifestId
 from icechunk_async.format.updates import Availability as RepoAvailability
 from icechunk_async.format.updates import RepoStatus as StoredStatus
-from icechunk_async.repository import inspect, rewrite_manifests
 from icechunk_async.repository.history import administration as edits
 from icechunk_async.repository.history.administration import FeatureFlag, unsupported_by_spec_1
 from icechunk_async.repository.opened import check_safe, open_parts
@@ -244,6 +243,8 @@ class AdministrationOperations:
         Raises:
             SnapshotNotFoundError: there is no such snapshot.
         """
+        from icechunk_async.repository import inspect  # noqa: PLC0415 -- not without need
+
         return await inspect.inspect_snapshot(self._opened, as_snapshot_id(snapshot_id))
 
     async def inspect_repo_info(self) -> dict[str, JSON]:
@@ -252,6 +253,8 @@ class AdministrationOperations:
         Raises:
             UnsupportedBySpecError: the repository is of format version 1.
         """
+        from icechunk_async.repository import inspect  # noqa: PLC0415 -- not without need
+
         return await inspect.inspect_repo_info(self._opened)
 
     async def inspect_manifest(self, manifest_id: ManifestId | str) -> dict[str, JSON]:
@@ -262,6 +265,8 @@ class AdministrationOperations:
         """
         if not isinstance(manifest_id, ManifestId):
             manifest_id = ManifestId.parse(manifest_id)
+        from icechunk_async.repository import inspect  # noqa: PLC0415 -- not without need
+
         return await inspect.inspect_manifest(self._opened, manifest_id)
 
     async def inspect_transaction_log(self, snapshot_id: SnapshotId | str) -> dict[str, JSON]:
@@ -272,6 +277,8 @@ class AdministrationOperations:
         Raises:
             ObjectNotFoundError: there is no such log; format 1 has none for the first snapshot.
         """
+        from icechunk_async.repository import inspect  # noqa: PLC0415 -- not without need
+
         return await inspect.inspect_transaction_log(self._opened, as_snapshot_id(snapshot_id))
 
     async def rewrite_manifests(
@@ -307,7 +314,11 @@ class AdministrationOperations:
 
         Cost: reads and writes every manifest once, a few at a time; those few are in memory.
         """
-        return await rewrite_manifests.rewrite_manifests(
+        from icechunk_async.repository.rewrite_manifests import (  # noqa: PLC0415 -- as above
+            rewrite_manifests,
+        )
+
+        return await rewrite_manifests(
             self._opened,
             message,
             branch=branch,

@@ -26,7 +26,6 @@ from icechunk_async.repository.virtual import open_virtual
 from icechunk_async.storage import open_storage
 from icechunk_async.storage.cache import Cached
 from icechunk_async.storage.limit import Budget
-from icechunk_async.storage.probe import probe_storage
 
 if TYPE_CHECKING:
     import os
@@ -137,6 +136,8 @@ async def _make_sure(storage: Storage, *, probe: bool | None) -> None:
     """Refuse to create a repository where commits could be lost."""
     check_safe(storage)
     if probe or (probe is None and not storage.capabilities.verified):
+        from icechunk_async.storage.probe import probe_storage  # noqa: PLC0415 -- not without need
+
         (await probe_storage(storage)).check()
 
 

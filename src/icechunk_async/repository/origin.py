@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from icechunk_async.credentials import Credential
+from icechunk_async.credentials._refresh import Credential
 from icechunk_async.repository.opened import Request
 
 if TYPE_CHECKING:

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 from icechunk_async._concurrency import gather
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.repository.ancestry_graph import AncestryGraph, lay_out
-from icechunk_async.repository.diff import diff_snapshots
 from icechunk_async.repository.refs import RefOperations, as_snapshot_id
 
 if TYPE_CHECKING:
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.updates import Update
+    from icechunk_async.repository.ancestry_graph import AncestryGraph
     from icechunk_async.repository.diff import Diff
 
 __all__ = ["HistoryOperations"]
@@ -64,6 +63,8 @@ class HistoryOperations(RefOperations):
         Raises:
             InvalidInputError: the older is not an ancestor of the newer.
         """
+        from icechunk_async.repository.diff import diff_snapshots  # noqa: PLC0415 -- not without need
+
         start, end = await gather(
             self._resolve(from_branch, from_tag, from_snapshot_id, default=None),
             self._resolve(to_branch, to_tag, to_snapshot_id, default=None),
@@ -103,6 +104,11 @@ class HistoryOperations(RefOperations):
 
         Cost: as :meth:`ancestry`, for each branch down to what is known already.
         """
+        from icechunk_async.repository.ancestry_graph import (  # noqa: PLC0415 -- as above
+            AncestryGraph,
+            lay_out,
+        )
+
         history = self._opened.history
         branches, tags = await gather(history.branches(), history.tags())
         starts = list(branches.values())

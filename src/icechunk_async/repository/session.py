@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from icechunk_async.errors import SessionStateError
 from icechunk_async.repository.changes import ChangeSet
-from icechunk_async.repository.diff import diff_of_log
 from icechunk_async.repository.forking import Forking
 from icechunk_async.repository.node_operations import NodeOperations
 from icechunk_async.repository.publishing import SessionMode
@@ -80,6 +79,8 @@ class Session(NodeOperations, Forking):
 
     def status(self) -> Diff:
         """Answer what the session changed so far."""
+        from icechunk_async.repository.diff import diff_of_log  # noqa: PLC0415 -- not without need
+
         workspace = self.workspace
         with workspace.lock:
             tree, changes = workspace.tree, workspace.changes

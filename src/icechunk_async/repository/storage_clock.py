@@ -10,7 +10,6 @@ import anyio
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.ids import BackupId
 from icechunk_async.storage import ObjectInfo
-from icechunk_async.storage.probe import PROBE_PREFIX
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -35,6 +34,8 @@ async def check_is_past(storage: Storage, moment: datetime) -> None:
     Cancellation: waits for the deletion, for a while. An object that stays all the same is no part
     of the repository, and in nobody's way.
     """
+    from icechunk_async.storage.probe import PROBE_PREFIX  # noqa: PLC0415 -- not without need
+
     key = f"{PROBE_PREFIX}{BackupId.random()}"
     try:
         await storage.put(key, b"")

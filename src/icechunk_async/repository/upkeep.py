@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING
 
 from icechunk_async import _clock, _telemetry
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.repository.check import check_references
-from icechunk_async.repository.collect import collect_garbage
-from icechunk_async.repository.compact import compact
 from icechunk_async.repository.history.protocol import Expiration
 from icechunk_async.repository.opened import check_safe
 from icechunk_async.repository.progress import no_progress
-from icechunk_async.repository.statistics import measure_chunks
 from icechunk_async.repository.survey import Limits
 
 if TYPE_CHECKING:
@@ -143,6 +139,8 @@ class UpkeepOperations:
         cutoff = checked_cutoff(delete_object_older_than)
         if not dry_run:
             check_safe(self._opened.storage)
+        from icechunk_async.repository.collect import collect_garbage  # noqa: PLC0415 -- not without need
+
         with _telemetry.span("garbage_collect", dry_run=dry_run):
             report = await collect_garbage(
                 self._opened,
@@ -198,6 +196,8 @@ class UpkeepOperations:
         chunks that move, neighbours together. Memory: 28 bytes for each chunk object, the
         references of one array, and what is read at a time.
         """
+        from icechunk_async.repository.compact import compact  # noqa: PLC0415 -- not without need
+
         with _telemetry.span("compact", branch=branch, dry_run=dry_run):
             report = await compact(
                 self._opened,
@@ -238,6 +238,8 @@ class UpkeepOperations:
             max_concurrent_manifest_fetches,
             max_compressed_manifest_mem_bytes,
         )
+        from icechunk_async.repository.statistics import measure_chunks  # noqa: PLC0415 -- not without need
+
         return await measure_chunks(self._opened, limits, progress)
 
     async def check_references(
@@ -264,6 +266,8 @@ class UpkeepOperations:
 
         Cancellation: no effect.
         """
+        from icechunk_async.repository.check import check_references  # noqa: PLC0415 -- not without need
+
         with _telemetry.span("check_references"):
             return await check_references(self._opened, progress or no_progress)
 

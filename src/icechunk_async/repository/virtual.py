@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from icechunk_async._concurrency import closing
-from icechunk_async.credentials import Credential
+from icechunk_async.credentials._refresh import Credential
 from icechunk_async.errors import (
     InvalidInputError,
     InvalidObjectKeyError,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import unquote, urlsplit
 
-from icechunk_async.credentials import Credential
+from icechunk_async.credentials._refresh import Credential
 from icechunk_async.errors import InvalidInputError, VirtualAccessError
 from icechunk_async.format.config import (
     AzureStore,

@@ -10,7 +10,7 @@ from icechunk_async.errors import InvalidInputError
 from icechunk_async.sync._mirrors import to_native
 from icechunk_async.sync._states import Attribution, SpecVersion
 from icechunk_async.sync.errors import translated
-from icechunk_async.sync.storage import Storage
+from icechunk_async.sync.storage._storage import Storage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

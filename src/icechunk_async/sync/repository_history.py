@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from icechunk_async.sync.asking import Asking
 from icechunk_async.sync.conversion import check_one
 from icechunk_async.sync.iterators import AsyncCloseableIterator
-from icechunk_async.sync.ops import Update
 from icechunk_async.sync.snapshots import Diff, ManifestFileInfo, SnapshotInfo
 
 if TYPE_CHECKING:
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from icechunk_async.repository.ancestry_graph import AncestryGraph
     from icechunk_async.repository.diff import Diff as AsyncDiff
     from icechunk_async.repository.repository import Repository as AsyncRepository
+    from icechunk_async.sync.ops import Update
 
 __all__ = ["HistoryOperations"]
 
@@ -98,6 +98,8 @@ class HistoryOperations(Asking):
 
     def ops_log_async(self) -> AsyncCloseableIterator[Update]:
         """Iterate asynchronously over what :meth:`ops_log` answers."""
+        from icechunk_async.sync.ops import Update  # noqa: PLC0415 -- not without need
+
         return AsyncCloseableIterator(
             self._repository.each(lambda it: it.ops_log(), Update.from_native)
         )

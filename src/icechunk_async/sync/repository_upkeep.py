@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from icechunk_async.sync._states import ChunkStorageStats
 from icechunk_async.sync.asking import Asking
 from icechunk_async.sync.conversion import check_aware
-from icechunk_async.sync.ops import GCSummary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
+    from icechunk_async.repository.collect import GarbageReport
     from icechunk_async.repository.compact import CompactReport
+    from icechunk_async.sync.ops import GCSummary
     from icechunk_async.sync.types import CommitMethod
 
 __all__ = ["UpkeepOperations"]
@@ -193,7 +194,7 @@ class UpkeepOperations(Asking):
             max_concurrent_listings: accepted.
         """
         check_aware(delete_object_older_than, "delete_object_older_than")
-        return GCSummary.from_native(
+        return _summary(
             self._ask(
                 lambda it: it.garbage_collect(
                     delete_object_older_than,
@@ -220,7 +221,7 @@ class UpkeepOperations(Asking):
     ) -> GCSummary:
         """Await what :meth:`garbage_collect` does."""
         check_aware(delete_object_older_than, "delete_object_older_than")
-        return GCSummary.from_native(
+        return _summary(
             await self._ask_async(
                 lambda it: it.garbage_collect(
                     delete_object_older_than,
@@ -322,3 +323,9 @@ def _deprecated(old: str, new: str) -> None:
         DeprecationWarning,
         stacklevel=3,
     )
+
+
+def _summary(report: GarbageReport) -> GCSummary:
+    from icechunk_async.sync.ops import GCSummary  # noqa: PLC0415 -- not without need
+
+    return GCSummary.from_native(report)

@@ -63,6 +63,29 @@ def test_importing_is_quick() -> None:
     _run(script)
 
 
+@pytest.mark.parametrize(
+    ("package", "most"), [("icechunk_async", 125), ("icechunk_async.sync", 170)]
+)
+def test_importing_the_repository_brings_what_every_program_needs(package: str, most: int) -> None:
+    """What upkeep, inspection, credentials and trials of storages take comes when it is used."""
+    script = f"""
+    import sys
+    from {package} import Repository
+    ours = {{it for it in sys.modules if it.startswith("icechunk_async")}}
+    unasked = {{
+        *("credentials.azure", "credentials.gcs", "credentials.s3", "credentials.web"),
+        *("repository.check", "repository.collect", "repository.compact", "repository.inspect"),
+        *("repository.migrate", "repository.rewrite_manifests", "repository.statistics"),
+        *("repository.storage_clock", "storage.probe", "sync._credential_kinds", "sync.ops"),
+        *("sync.credentials", "sync.storage._buckets", "zarr.store"),
+    }}
+    assert not {{f"icechunk_async.{{it}}" for it in unasked}} & ours
+    assert not {{"aiobotocore", "aiohttp", "fsspec", "rich", "xarray"}} & set(sys.modules)
+    assert len(ours) <= {most}, len(ours)
+    """
+    _run(script)
+
+
 @pytest.mark.parametrize("end", ["", "sys.exit(3)"])
 def test_the_interpreter_exits_with_repositories_open(place: str, end: str) -> None:
     """And with sessions, stores and arrays that refer to them."""

@@ -30,7 +30,6 @@ from icechunk_async.repository.history.spec2 import RepoState, read_state
 from icechunk_async.repository.layout import CONFIG, REPO_INFO, branch_key
 from icechunk_async.repository.packing import raw_packing
 from icechunk_async.storage import ABSENT, ObjectInfo
-from icechunk_async.storage.probe import PROBE_PREFIX
 
 if TYPE_CHECKING:
     from icechunk_async.repository.assets import Assets
@@ -125,6 +124,8 @@ async def check_empty(storage: Storage) -> None:
     Raises:
         RepositoryExistsError: it does.
     """
+    from icechunk_async.storage.probe import PROBE_PREFIX  # noqa: PLC0415 -- not without need
+
     async for entry in storage.list_prefix():
         if isinstance(entry, ObjectInfo) and entry.key.startswith(PROBE_PREFIX):
             continue  # somebody else may be about to create a repository as well
