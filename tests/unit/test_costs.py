@@ -18,10 +18,11 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 
 from icechunk_async import Repository
-from icechunk_async.format.chunk_refs import ChunkRefs, Kind
-from icechunk_async.format.ids import ManifestId, NodeId
+from icechunk_async.format.chunk_refs import ChunkRefs, Kind, NativeChunk
+from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
 from icechunk_async.format.manifest import decode_manifest
 from icechunk_async.format.manifest_write import encode_manifest
+from icechunk_async.repository.chunk_changes import ArrayChanges
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async_local import batching
@@ -182,6 +183,21 @@ def test_references_are_no_objects() -> None:
         made[count] = sys.getallocatedblocks() - before
         del manifest
     assert made[100_000] < made[100] + 200
+
+
+def test_single_references_become_columns_without_a_call_for_each() -> None:
+    """What waits of them for a commit is bounded, and turned into columns at once."""
+    ids = [ChunkId(number.to_bytes(12)) for number in range(20_000)]
+    changes = ArrayChanges(1)
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for number, chunk_id in enumerate(ids):
+        changes.set((number,), NativeChunk(chunk_id, 0, 5))
+    assert sys.getallocatedblocks() - before < 20_000  # one each would be a tuple, and a reference
+    with counted_calls() as calls:
+        columns = changes.columns()
+    assert len(columns) == 20_000
+    assert len(calls) < 500, calls
 
 
 async def test_a_thousand_reads_of_documents_make_no_request() -> None:

@@ -8,7 +8,6 @@ Python objects wholesale; :meth:`ChunkRefs.ref` makes one on demand.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -17,8 +16,19 @@ import numpy as np
 from icechunk_async.errors import FormatError
 from icechunk_async.format.flat_write import copy_pieces
 from icechunk_async.format.ids import ChunkId
-from icechunk_async.format.locations import EMPTY_POOL, StringPool, Strings, merge_pools
+from icechunk_async.format.locations import EMPTY_POOL, StringPool, merge_pools
 from icechunk_async.format.row_index import RowIndex
+from icechunk_async.format.single_refs import (
+    NO_ETAG,
+    ChunkRef,
+    Coordinates,
+    Extents,
+    InlineChunk,
+    Kind,
+    NativeChunk,
+    VirtualChunk,
+    columns_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,56 +46,6 @@ __all__ = [
     "VirtualChunk",
 ]
 
-type Coordinates = tuple[int, ...]
-"""Where a chunk is in its array's grid, one number an axis."""
-type Extents = tuple[tuple[int, int], ...]
-"""A box of the chunk grid: ``(start, stop)`` along each axis, half-open."""
-
-
-class Kind(IntEnum):
-    """Where a chunk's bytes are."""
-
-    INLINE = 0
-    NATIVE = 1
-    VIRTUAL = 2
-    DELETED = 3
-    """In a session: the chunk was deleted. Never stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class InlineChunk:
-    """The bytes themselves."""
-
-    data: bytes | memoryview = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class NativeChunk:
-    """Bytes ``[offset, offset + length)`` of a chunk object of the repository."""
-
-    chunk_id: ChunkId
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class VirtualChunk:
-    """Bytes ``[offset, offset + length)`` of an object outside the repository.
-
-    At most one of ``etag`` and ``last_modified`` guards against a changed source.
-    """
-
-    location: str
-    offset: int
-    length: int
-    etag: str | None = None
-    last_modified: int | None = None
-    """Seconds since the epoch: the source must not be newer."""
-
-
-type ChunkRef = InlineChunk | NativeChunk | VirtualChunk
-
-_NO_ETAG: Final = -1
 _NOTHING: Final = memoryview(b"")
 
 
@@ -134,7 +94,7 @@ class ChunkRefs:
         columns.setdefault("objects", _constant(0, count, "u4"))
         columns.setdefault("offsets", _constant(0, count, "u8"))
         columns.setdefault("lengths", _constant(0, count, "u8"))
-        columns.setdefault("etags", _constant(_NO_ETAG, count, "i4"))
+        columns.setdefault("etags", _constant(NO_ETAG, count, "i4"))
         columns.setdefault("modified", _constant(0, count, "u4"))
         return cls(coords, kinds, **columns)
 
@@ -146,34 +106,8 @@ class ChunkRefs:
     @classmethod
     def from_mapping(cls, rank: int, refs: Mapping[Coordinates, ChunkRef | None]) -> Self:
         """Make columns of single references; None is a deleted chunk."""
-        rows = [_Row.of(ref) for ref in refs.values()]
-        objects = np.zeros(len(rows), np.uint32)
-        natives = [row.chunk_id for row in rows if row.kind == Kind.NATIVE]
-        virtual = np.array([row.kind == Kind.VIRTUAL for row in rows], bool)
-        objects[virtual], locations = Strings.factorize(
-            row.location for row in rows if row.kind == Kind.VIRTUAL
-        )
-        objects[[row.kind == Kind.NATIVE for row in rows]] = np.arange(len(natives))
-        etags, etag_pool = Strings.factorize(row.etag or "" for row in rows)
-        sizes = np.array([len(row.data) for row in rows], np.uint64)
-        offsets = np.array([row.offset for row in rows], np.uint64)
-        inline = np.array([row.kind == Kind.INLINE for row in rows], bool)
-        offsets[inline] = (np.cumsum(sizes) - sizes)[inline]
-        return cls.build(
-            np.array(list(refs), np.uint32).reshape(len(rows), rank),
-            np.array([row.kind for row in rows], np.uint8),
-            objects=objects,
-            offsets=offsets,
-            lengths=np.where(inline, sizes, np.array([row.length for row in rows], np.uint64)),
-            etags=np.where([row.etag is None for row in rows], _NO_ETAG, etags.astype(np.int32)),
-            modified=np.array([row.modified for row in rows], np.uint32),
-            chunk_ids=np.frombuffer(b"".join(natives), np.uint8).reshape(len(natives), -1)
-            if natives
-            else np.empty((0, ChunkId.size_bytes), np.uint8),
-            locations=locations,
-            etag_pool=etag_pool,
-            inline=memoryview(b"".join(row.data for row in rows)),
-        )
+        coords, kinds, columns = columns_of(rank, refs)
+        return cls.build(coords, kinds, **columns)
 
     def __len__(self) -> int:
         """Count the references."""
@@ -199,7 +133,7 @@ class ChunkRefs:
                     self.locations.get(self.objects.item(row)),
                     offset,
                     length,
-                    None if etag == _NO_ETAG else self.etag_pool.get(etag),
+                    None if etag == NO_ETAG else self.etag_pool.get(etag),
                     modified or None,
                 )
             case _:
@@ -288,7 +222,7 @@ class ChunkRefs:
             objects[part.kinds == Kind.NATIVE] += np.uint32(id_base)
             virtual = part.kinds == Kind.VIRTUAL
             objects[virtual] = location_map[objects[virtual]]
-            guarded = etags != _NO_ETAG
+            guarded = etags != NO_ETAG
             etags[guarded] = etag_map[etags[guarded]]
             offsets[part.kinds == Kind.INLINE] += np.uint64(inline_base)
             for name, column in (("objects", objects), ("offsets", offsets), ("etags", etags)):
@@ -313,7 +247,7 @@ class ChunkRefs:
         objects = np.array(self.objects)
         ids, id_rows = _used(objects, self.kinds == Kind.NATIVE, len(self.chunk_ids))
         names, name_rows = _used(objects, self.kinds == Kind.VIRTUAL, len(self.locations))
-        etags, etag_rows = _used(self.etags, self.etags != _NO_ETAG, len(self.etag_pool))
+        etags, etag_rows = _used(self.etags, self.etags != NO_ETAG, len(self.etag_pool))
         if id_rows is None and name_rows is None and etag_rows is None:
             return self
         return replace(
@@ -356,36 +290,3 @@ def _used(
     renumbered = np.array(indices)
     renumbered[chosen] = places[indices[chosen]]
     return renumbered, np.flatnonzero(used)
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One reference, flattened."""
-
-    kind: Kind
-    offset: int = 0
-    length: int = 0
-    chunk_id: bytes = b""
-    location: str = ""
-    etag: str | None = None
-    modified: int = 0
-    data: bytes | memoryview = b""
-
-    @classmethod
-    def of(cls, ref: ChunkRef | None) -> _Row:
-        match ref:
-            case None:
-                return cls(Kind.DELETED)
-            case InlineChunk(data):
-                return cls(Kind.INLINE, data=data)
-            case NativeChunk(chunk_id, offset, length):
-                return cls(Kind.NATIVE, offset, length, chunk_id=chunk_id)
-            case VirtualChunk(location, offset, length, etag, modified):
-                return cls(
-                    Kind.VIRTUAL,
-                    offset,
-                    length,
-                    location=location,
-                    etag=etag,
-                    modified=modified or 0,
-                )

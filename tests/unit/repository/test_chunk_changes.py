@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from icechunk_async.format.chunk_refs import ChunkRefs, InlineChunk
+from icechunk_async.repository import chunk_changes
 from icechunk_async.repository.chunk_changes import ArrayChanges
 
 if TYPE_CHECKING:
@@ -82,6 +84,23 @@ class ChangesMachine(RuleBasedStateMachine):
 
 TestChanges = ChangesMachine.TestCase
 TestChanges.settings = settings(max_examples=60, stateful_step_count=12, deadline=None)
+
+
+class EarlyBlocksMachine(ChangesMachine):
+    """The same, with columns made of two changes in place of thousands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(chunk_changes, "_MAX_SINGLES", 2)
+
+    def teardown(self) -> None:
+        """Let thousands wait again."""
+        self.patch.undo()
+
+
+TestEarlyBlocks = EarlyBlocksMachine.TestCase
+TestEarlyBlocks.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
 
 
 def test_revisions_never_repeat() -> None:
