@@ -18,6 +18,7 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 
 from icechunk_async import Repository
+from icechunk_async.config import RepositoryConfig
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind, NativeChunk
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
 from icechunk_async.format.manifest import decode_manifest
@@ -198,6 +199,29 @@ def test_single_references_become_columns_without_a_call_for_each() -> None:
         columns = changes.columns()
     assert len(columns) == 20_000
     assert len(calls) < 500, calls
+
+
+@pytest.mark.parametrize("chunks", [1, 3000])
+async def test_what_was_just_committed_is_found_without_a_request(chunks: int) -> None:
+    """A session that begins on a commit of this repository, and a commit after it, read nothing."""
+    async with open_storage(memory_url()) as plain:
+        storage = LatencyStorage(plain, seconds=0)
+        config = RepositoryConfig(inline_chunk_threshold_bytes=0)
+        async with Repository.create(storage, config=config) as repository:
+            for start in (0, chunks):
+                session = await repository.writable_session("main")
+                if start == 0:
+                    await make_array(session, "a", (10_000,), (1,))
+                for number in range(chunks):
+                    await write(session, f"a/c/{start + number}", bytes(2))
+                storage.forget()
+                await session.commit("filled")
+                assert storage.requests["get"] == 0
+            store = (await repository.readonly_session("main")).store
+            storage.forget()
+            for number in (0, 2 * chunks - 1):
+                assert await store.exists(f"a/c/{number}")
+            assert not storage.requests
 
 
 async def test_a_thousand_reads_of_documents_make_no_request() -> None:

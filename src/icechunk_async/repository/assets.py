@@ -19,7 +19,7 @@ from icechunk_async.errors import (
 )
 from icechunk_async.format.envelope import FileType, pack, unpack
 from icechunk_async.format.manifest import Manifest, decode_manifest
-from icechunk_async.format.manifest_peek import PackedManifest
+from icechunk_async.format.manifest_peek import BYTES_PER_REF, PackedManifest
 from icechunk_async.format.manifest_seek import SeekableManifest
 from icechunk_async.format.manifest_seek_write import pack_manifest
 from icechunk_async.format.snapshot import decode_snapshot
@@ -46,7 +46,9 @@ if TYPE_CHECKING:
     from icechunk_async.format.transaction_log import TransactionLog
     from icechunk_async.repository.direct import AssetStorage
 
-    type _CachedManifest = Manifest | PackedManifest | SeekableManifest
+    type _OpenManifest = Manifest | PackedManifest | SeekableManifest
+    type _CachedManifest = _OpenManifest | bytes
+    """Bytes are a file as it was stored, which nobody has looked into since."""
     type ByteRead = Callable[[str, int, int], bytes | memoryview | None]
 
 __all__ = ["Assets"]
@@ -216,7 +218,7 @@ class Assets:
         row = refs.find(coords)
         return None if row is None else refs.ref(row)
 
-    async def _look_into(self, manifest_id: ManifestId, size_bytes: int) -> _CachedManifest:
+    async def _look_into(self, manifest_id: ManifestId, size_bytes: int) -> _OpenManifest:
         """Have as much of a manifest as a first lookup needs."""
 
         async def load() -> SeekableManifest | None:
@@ -227,10 +229,12 @@ class Assets:
                 self._manifests.put(manifest_id, opened, 1)
             return opened
 
-        opened: _CachedManifest | None = self._manifests.get(manifest_id)
-        if opened is None and size_bytes >= MIN_SEEKABLE_FILE_BYTES:
-            opened = await self._once((manifest_id, "index"), load)
-        return opened or await self.manifest_file(manifest_id, size_bytes)
+        cached = self._manifests.get(manifest_id)
+        if cached is None and size_bytes >= MIN_SEEKABLE_FILE_BYTES:
+            cached = await self._once((manifest_id, "index"), load)
+        if cached is None or isinstance(cached, bytes):
+            return await self.manifest_file(manifest_id, size_bytes)
+        return cached
 
     async def _seek(
         self, manifest: SeekableManifest, node_id: NodeId, coords: Coordinates
@@ -279,7 +283,7 @@ class Assets:
         Args and errors as :meth:`manifest`. Cost: one request unless cached.
         """
         cached = self._manifests.get(manifest_id)
-        if cached is not None and not isinstance(cached, SeekableManifest):
+        if isinstance(cached, Manifest | PackedManifest):
             return cached
         return await self._once(
             (manifest_id, "packed"), lambda: self._load_manifest(manifest_id, size_bytes)
@@ -331,6 +335,9 @@ class Assets:
     async def _fetch_manifest(
         self, manifest_id: ManifestId, start: int, stop: int | None
     ) -> bytes | memoryview:
+        stored = self._manifests.get(manifest_id)
+        if isinstance(stored, bytes):
+            return memoryview(stored)[start:stop]
         key = manifest_key(manifest_id)
         try:
             return (await self.storage.get(key, ByteRange(start, stop))).data
@@ -393,12 +400,22 @@ class Assets:
         )
         await self.storage.put(transaction_key(log.id), packed)
 
-    async def put_manifest(self, manifest_id: ManifestId, packed: bytes) -> None:
+    async def put_manifest(
+        self, manifest_id: ManifestId, packed: bytes, *, keep: bool = False
+    ) -> None:
         """Store a manifest that is already encoded.
+
+        Args:
+            manifest_id: which one.
+            packed: its file.
+            keep: it may be read soon, so that its file stays in memory; not if it is so large
+                that readers take only pieces of it.
 
         Cancellation: the object may exist; nothing refers to it.
         """
         await self.storage.put(manifest_key(manifest_id), packed)
+        if keep and len(packed) < MIN_SEEKABLE_FILE_BYTES:
+            self._manifests.put(manifest_id, packed, 1 + len(packed) // BYTES_PER_REF)
 
     async def compute[T](self, work: Callable[[], T], *, size_bytes: int) -> T:
         """Run ``work``: on a thread if it handles many bytes, so that the event loop goes on."""

@@ -189,7 +189,8 @@ class Flusher:
         """Store the manifests that are not stored yet, several at a time."""
 
         async def put(manifest_id: ManifestId) -> None:
-            await self._assets.put_manifest(manifest_id, flushed.manifests[manifest_id])
+            packed = flushed.manifests[manifest_id]
+            await self._assets.put_manifest(manifest_id, packed, keep=True)
             self._stored.add(manifest_id)
 
         await bounded_map(put, list(flushed.manifests), limit=_CONCURRENT_MANIFESTS)
