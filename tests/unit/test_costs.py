@@ -20,9 +20,17 @@ from zarr.core.buffer import default_buffer_prototype
 from icechunk_async import Repository
 from icechunk_async.config import RepositoryConfig
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind, NativeChunk
-from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
+from icechunk_async.format.envelope import Envelope
+from icechunk_async.format.ids import ChunkId, ManifestId, NodeId, SnapshotId
 from icechunk_async.format.manifest import decode_manifest
 from icechunk_async.format.manifest_write import encode_manifest
+from icechunk_async.format.repo_info import (
+    RepoInfo,
+    SnapshotInfo,
+    decode_repo_info,
+    encode_repo_info,
+)
+from icechunk_async.format.updates import Availability, NewCommit, RepoStatus, Update
 from icechunk_async.repository.chunk_changes import ArrayChanges
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
@@ -222,6 +230,29 @@ async def test_what_was_just_committed_is_found_without_a_request(chunks: int) -
             for number in (0, 2 * chunks - 1):
                 assert await store.exists(f"a/c/{number}")
             assert not storage.requests
+
+
+def test_the_history_is_written_with_few_calls_an_entry() -> None:
+    """Every commit writes all of it again: each snapshot, and each entry of the operations log."""
+    ids = [SnapshotId(number.to_bytes(12)) for number in range(501)]
+    infos = [
+        SnapshotInfo(ids[number], ids[number - 1], number, "a message", (("a", b"b"),))
+        for number in range(1, 501)
+    ]
+    updates = [Update(NewCommit("main", it.id), it.flushed_at, "backup") for it in reversed(infos)]
+    root = SnapshotInfo(ids[0], None, 0, "first")
+    info = RepoInfo(
+        {"main": ids[-1]},
+        {},
+        frozenset(),
+        {it.id: it for it in (root, *infos)},
+        RepoStatus(Availability.ONLINE, 0),
+        tuple(updates),
+    )
+    with counted_calls() as calls:
+        payload = encode_repo_info(info)
+    assert len(calls) < 500 * 25
+    assert decode_repo_info(Envelope(2, payload)) == info
 
 
 async def test_a_thousand_reads_of_documents_make_no_request() -> None:

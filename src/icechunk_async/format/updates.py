@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.builder import Offset, Scalar, Struct, TableBuilder
+from icechunk_async.format.blocks import REF, Shape, string, table
 from icechunk_async.format.ids import SnapshotId
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from icechunk_async.format.builder import Field
+    from icechunk_async.format.blocks import Block
     from icechunk_async.format.flat import Tables
 
 __all__ = [
@@ -215,7 +215,18 @@ _MEMBERS: Final[dict[int, tuple[type[Any], tuple[int, ...]]]] = {
     15: (FeatureFlagChanged, (_SHORT, _BOOL, _BOOL)),
     16: (RepoStatusChanged, (_STATUS,)),
 }
-_NUMBERS: Final = {cls: number for number, (cls, _) in _MEMBERS.items()}
+_CODES: Final = {_TEXT: REF, _SNAPSHOT: "12s", _BYTE: "B", _SHORT: "H", _BOOL: "B", _STATUS: REF}
+_WRITTEN: Final[dict[type, tuple[int, tuple[str, ...], tuple[int, ...], Shape]]] = {
+    cls: (
+        number,
+        tuple(cls.__dataclass_fields__),
+        forms,
+        Shape(*(_CODES[form] for form in forms)),
+    )
+    for number, (cls, forms) in _MEMBERS.items()
+}
+_UPDATE: Final = Shape("B", REF, "Q", REF)
+_STATUS_SHAPE: Final = Shape("B", "Q", REF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,28 +282,27 @@ def _decode_slot(tables: Tables, slot: int, form: int) -> Sequence[Any]:
             return numbers
 
 
-def encode_update(out: TableBuilder, update: Update) -> Offset:
-    """Write an Update table."""
-    cls = type(update.detail)
-    number = _NUMBERS[cls]
-    values = [getattr(update.detail, name) for name in cls.__dataclass_fields__]
-    forms = _MEMBERS[number][1]
-    fields = [_encode_slot(out, value, form) for value, form in zip(values, forms, strict=True)]
-    detail = out.table(dict(enumerate(fields)))
-    backup = None if update.backup_path is None else out.string(update.backup_path)
-    return out.table({0: Scalar(number, 1), 1: detail, 2: Scalar(update.updated_at, 8), 3: backup})
+def encode_update(update: Update) -> Block:
+    """Build an Update table."""
+    detail = update.detail
+    number, names, forms, shape = _WRITTEN[type(detail)]
+    values = [
+        _encode_slot(getattr(detail, name), form) for name, form in zip(names, forms, strict=True)
+    ]
+    backup = None if update.backup_path is None else string(update.backup_path)
+    return table(_UPDATE, number, table(shape, *values), update.updated_at, backup)
 
 
-def _encode_slot(out: TableBuilder, value: Any, form: int) -> Field:
+def _encode_slot(value: Any, form: int) -> Block | bytes | int:
     match form:
         case _ if form == _TEXT:
-            return out.string(value)
+            return string(value)
         case _ if form == _SNAPSHOT:
-            return Struct(value)
+            return bytes(value)
         case _ if form == _STATUS:
-            return encode_status(out, value)
+            return encode_status(value)
         case _:
-            return Scalar(int(value), 2 if form == _SHORT else 1)
+            return int(value)
 
 
 def decode_status(table: Tables) -> RepoStatus:
@@ -304,7 +314,7 @@ def decode_status(table: Tables) -> RepoStatus:
     return RepoStatus(Availability(availability), int(table.scalar(1, 8)[0]), reason)
 
 
-def encode_status(out: TableBuilder, status: RepoStatus) -> Offset:
-    """Write a RepoStatus table."""
-    reason = None if status.reason is None else out.string(status.reason)
-    return out.table({0: Scalar(status.availability, 1), 1: Scalar(status.set_at, 8), 2: reason})
+def encode_status(status: RepoStatus) -> Block:
+    """Build a RepoStatus table."""
+    reason = None if status.reason is None else string(status.reason)
+    return table(_STATUS_SHAPE, int(status.availability), status.set_at, reason)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from icechunk_async.format.builder import Offset, Scalar, Struct, TableBuilder
+from tests.unit.format.table_builder import Offset, Scalar, Struct, TableBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from icechunk_async.format.builder import Field
     from icechunk_async.format.chunk_refs import Coordinates
     from icechunk_async.format.ids import ManifestId, NodeId
+    from tests.unit.format.table_builder import Field
 
 __all__ = ["OtherManifest"]
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.format.builder import Field, Scalar, Struct, TableBuilder
 from icechunk_async.format.envelope import MAX_PAYLOAD_BYTES
 from icechunk_async.format.flat import Buffer
 from icechunk_async.format.flat_write import Layout, vtable
+from tests.unit.format.table_builder import Field, Scalar, Struct, TableBuilder
 from tests.unit.format.wire import root
 
 

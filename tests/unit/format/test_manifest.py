@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.builder import Field, Scalar, Struct, TableBuilder
 from icechunk_async.format.chunk_refs import (
     ChunkRef,
     ChunkRefs,
@@ -21,6 +20,7 @@ from icechunk_async.format.manifest import decode_manifest
 from icechunk_async.format.manifest_write import encode_manifest
 from tests.unit.format.other_writer import OtherManifest
 from tests.unit.format.samples import as_dict, chunk_id, manifest_id, node_id, refs_of
+from tests.unit.format.table_builder import Field, Scalar, Struct, TableBuilder
 from tests.unit.format.wire import Table, root
 
 KINDS: dict[Coordinates, ChunkRef | None] = {

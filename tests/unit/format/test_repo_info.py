@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.builder import Offset, Scalar, Struct, TableBuilder
 from icechunk_async.format.envelope import Envelope
 from icechunk_async.format.metadata import encode_items
 from icechunk_async.format.repo_info import (
@@ -22,14 +21,15 @@ from icechunk_async.format.repo_info import (
 )
 from icechunk_async.format.updates import Availability, RepoInitialized, RepoStatus, Update
 from tests.unit.format.samples import SNAPSHOT_IDS, TEXTS, TIMES, snapshot_id
+from tests.unit.format.table_builder import Offset, Scalar, Struct, TableBuilder
 from tests.unit.format.update_samples import STATUSES, UPDATES
 from tests.unit.format.wire import Table, root
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from icechunk_async.format.builder import Field
     from icechunk_async.format.ids import SnapshotId
+    from tests.unit.format.table_builder import Field
 
 ONLINE = RepoStatus(Availability.ONLINE, 5)
 FIRST = SnapshotInfo(snapshot_id(5), None, 10, "Repository initialized")

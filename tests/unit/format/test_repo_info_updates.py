@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.builder import Field, Scalar, Struct, TableBuilder
+from icechunk_async.format.blocks import REF, Shape, finish, table, vector
 from icechunk_async.format.flat import Buffer
 from icechunk_async.format.updates import (
     Availability,
@@ -24,13 +24,14 @@ from icechunk_async.format.updates import (
     encode_update,
 )
 from tests.unit.format.samples import snapshot_id
+from tests.unit.format.table_builder import Field, Scalar, Struct, TableBuilder
 from tests.unit.format.update_samples import EVERY_KIND, UPDATES
 from tests.unit.format.wire import Table, root
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from icechunk_async.format.builder import Offset
+    from tests.unit.format.table_builder import Offset
 
 EVERY = pytest.mark.parametrize(
     ("number", "detail"), EVERY_KIND.items(), ids=[type(it).__name__ for it in EVERY_KIND.values()]
@@ -39,9 +40,7 @@ EVERY = pytest.mark.parametrize(
 
 def written(updates: Sequence[Update]) -> bytes:
     """Write a buffer whose root has the log in slot 0."""
-    out = TableBuilder()
-    vector = out.offsets([encode_update(out, update) for update in updates])
-    return out.finish(out.table({0: vector}))
+    return finish(table(Shape(REF), vector([encode_update(update) for update in updates])))
 
 
 def decoded(payload: bytes) -> tuple[Update, ...]:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.builder import Offset, Scalar, Struct, TableBuilder
 from icechunk_async.format.envelope import Envelope
 from icechunk_async.format.snapshot import ManifestFileInfo, ManifestRef, Snapshot, decode_snapshot
 from icechunk_async.format.snapshot_write import encode_snapshot
 from tests.unit.format.samples import manifest_id, node_id, snapshot_id
+from tests.unit.format.table_builder import Offset, Scalar, Struct, TableBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from icechunk_async.format.builder import Field
     from icechunk_async.format.chunk_refs import Extents
+    from tests.unit.format.table_builder import Field
 
 
 class OtherSnapshot:

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.builder import Field, Scalar, Struct, TableBuilder
 from icechunk_async.format.envelope import Envelope
 from icechunk_async.format.snapshot import (
     ArrayData,
@@ -32,6 +31,7 @@ from tests.unit.format.samples import (
     node_id,
     snapshot_id,
 )
+from tests.unit.format.table_builder import Field, Scalar, Struct, TableBuilder
 from tests.unit.format.wire import root
 
 if TYPE_CHECKING:

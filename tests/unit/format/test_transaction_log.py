@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.builder import Field, Offset, Scalar, Struct, TableBuilder
 from icechunk_async.format.transaction_log import (
     Move,
     TransactionLog,
@@ -29,6 +28,7 @@ from tests.unit.format.samples import (
     node_id,
     snapshot_id,
 )
+from tests.unit.format.table_builder import Field, Offset, Scalar, Struct, TableBuilder
 from tests.unit.format.wire import Table, root
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.builder import Field, Offset, Scalar, Struct, TableBuilder
 from icechunk_async.format.envelope import Envelope, FileType, pack, unpack
 from icechunk_async.format.manifest import decode_manifest
 from tests.unit.format.damage import look_at, look_at_file, within_bounds
 from tests.unit.format.forge import Forge
 from tests.unit.format.other_writer import OtherManifest
 from tests.unit.format.samples import manifest_id, node_id, snapshot_id
+from tests.unit.format.table_builder import Field, Offset, Scalar, Struct, TableBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

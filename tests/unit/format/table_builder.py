@@ -1,4 +1,4 @@
-"""Building FlatBuffers table by table, for files that have few of them.
+"""Building FlatBuffers table by table, also such as no writer makes.
 
 A thin, typed layer over the ``flatbuffers`` library: it knows the inline structs of the schema
 and the rule that whatever a table refers to is written before the table.
