@@ -11,6 +11,7 @@ import gc
 import sys
 import tracemalloc
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -253,6 +254,9 @@ def test_the_history_is_written_with_few_calls_an_entry() -> None:
         payload = encode_repo_info(info)
     assert len(calls) < 500 * 25
     assert decode_repo_info(Envelope(2, payload)) == info
+    with counted_calls() as calls:
+        assert encode_repo_info(replace(info, status=RepoStatus(Availability.ONLINE, 1)))
+    assert len(calls) < 500 * 5  # what did not change was written before
 
 
 async def test_a_thousand_reads_of_documents_make_no_request() -> None:

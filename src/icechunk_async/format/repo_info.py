@@ -30,7 +30,6 @@ from icechunk_async.format.updates import (
     decode_status,
     decode_updates,
     encode_status,
-    encode_update,
 )
 
 if TYPE_CHECKING:
@@ -78,6 +77,14 @@ class SnapshotInfo:
     def metadata(self) -> dict[str, JSON]:
         """The commit's properties."""
         return decode_items(list(self.raw_metadata), _SPEC)
+
+    @cached_property
+    def blocks(self) -> tuple[Block, Block, Block | None]:
+        """Message, properties and logs as written; kept, since every commit writes them again."""
+        pruned = None
+        if self.pruned_ancestor_logs:  # an empty list is never written
+            pruned = structs(b"".join(self.pruned_ancestor_logs), SnapshotId.size_bytes)
+        return string(self.message), _encode_items(self.raw_metadata), pruned
 
     @classmethod
     def of(
@@ -230,7 +237,7 @@ def encode_repo_info(info: RepoInfo) -> bytes:
             vector([_encode_snapshot(info.snapshots[it], places) for it in ids]),
             encode_status(info.status),
             _encode_items(info.raw_metadata),
-            vector([encode_update(update) for update in info.updates]),
+            vector([update.block for update in info.updates]),
             None if info.before_updates is None else string(info.before_updates),
             None if info.raw_config is None else blob(info.raw_config),
             _encode_flags(info.enabled_flags),
@@ -240,18 +247,8 @@ def encode_repo_info(info: RepoInfo) -> bytes:
 
 
 def _encode_snapshot(info: SnapshotInfo, places: Mapping[SnapshotId, int]) -> Block:
-    pruned = None
-    if info.pruned_ancestor_logs:  # an empty list is never written
-        pruned = structs(b"".join(info.pruned_ancestor_logs), SnapshotId.size_bytes)
-    return table(
-        _SNAPSHOT,
-        bytes(info.id),
-        _NO_PARENT if info.parent_id is None else places[info.parent_id],
-        info.flushed_at,
-        string(info.message),
-        _encode_items(info.raw_metadata),
-        pruned,
-    )
+    parent = _NO_PARENT if info.parent_id is None else places[info.parent_id]
+    return table(_SNAPSHOT, bytes(info.id), parent, info.flushed_at, *info.blocks)
 
 
 def _encode_items(items: RawMetadata) -> Block:

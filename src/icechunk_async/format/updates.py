@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -42,7 +43,6 @@ __all__ = [
     "decode_status",
     "decode_updates",
     "encode_status",
-    "encode_update",
 ]
 
 
@@ -229,7 +229,7 @@ _UPDATE: Final = Shape("B", REF, "Q", REF)
 _STATUS_SHAPE: Final = Shape("B", "Q", REF)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Update:
     """One entry of the operations log."""
 
@@ -238,6 +238,17 @@ class Update:
     """Microseconds since the epoch; strictly descending along the log."""
     backup_path: str | None = None
     """Name of the backup in which this entry is the newest; None for the newest of all."""
+
+    @cached_property
+    def block(self) -> Block:
+        """The Update table; kept, since every change of a repository writes the log again."""
+        number, names, forms, shape = _WRITTEN[type(self.detail)]
+        values = [
+            _encode_slot(getattr(self.detail, name), form)
+            for name, form in zip(names, forms, strict=True)
+        ]
+        backup = None if self.backup_path is None else string(self.backup_path)
+        return table(_UPDATE, number, table(shape, *values), self.updated_at, backup)
 
 
 def decode_updates(tables: Tables) -> tuple[Update, ...]:
@@ -280,17 +291,6 @@ def _decode_slot(tables: Tables, slot: int, form: int) -> Sequence[Any]:
         case _:
             numbers: list[int] = tables.scalar(slot, 1 if form == _BYTE else 2).tolist()
             return numbers
-
-
-def encode_update(update: Update) -> Block:
-    """Build an Update table."""
-    detail = update.detail
-    number, names, forms, shape = _WRITTEN[type(detail)]
-    values = [
-        _encode_slot(getattr(detail, name), form) for name, form in zip(names, forms, strict=True)
-    ]
-    backup = None if update.backup_path is None else string(update.backup_path)
-    return table(_UPDATE, number, table(shape, *values), update.updated_at, backup)
 
 
 def _encode_slot(value: Any, form: int) -> Block | bytes | int:

@@ -21,7 +21,6 @@ from icechunk_async.format.updates import (
     Update,
     UpdateDetail,
     decode_updates,
-    encode_update,
 )
 from tests.unit.format.samples import snapshot_id
 from tests.unit.format.table_builder import Field, Scalar, Struct, TableBuilder
@@ -40,7 +39,7 @@ EVERY = pytest.mark.parametrize(
 
 def written(updates: Sequence[Update]) -> bytes:
     """Write a buffer whose root has the log in slot 0."""
-    return finish(table(Shape(REF), vector([encode_update(update) for update in updates])))
+    return finish(table(Shape(REF), vector([update.block for update in updates])))
 
 
 def decoded(payload: bytes) -> tuple[Update, ...]:
