@@ -13,6 +13,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async.errors import StorageError
@@ -23,7 +24,7 @@ if sys.platform == "darwin":
     import fcntl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from icechunk_async_local.paths import Place, Tree
@@ -37,6 +38,8 @@ FEW: Final = 64
 """So many entries are synced one by one; more are left to one ``syncfs`` where that is sound."""
 
 _THREADS: Final = 8
+_WORTH_THREADS: Final = 3
+"""A thread starts in a fiftieth of the time that a disk takes for one entry."""
 _GONE: Final = MISSING | {errno.ELOOP}
 _NOTHING_TO_SYNC: Final = frozenset({errno.EINVAL, errno.EBADF, errno.EROFS})
 """How file systems say that a directory is durable anyway."""
@@ -212,25 +215,29 @@ class Ledger:
                     home.at_once = False
                 else:
                     continue
-            self._each(self._sync_file, pending.files)
             ways = {folders[:n] for folders in pending.folders for n in range(len(folders) + 1)}
-            self._each(self._sync_folder, ways)
+            self._each(
+                [
+                    *(partial(self._sync_file, file) for file in pending.files),
+                    *(partial(self._sync_folder, folders) for folders in ways),
+                ]
+            )
         if self._above_root or at_home.folders or at_home.uncounted or elsewhere.folders:
             self._sync_above_root()
 
-    def _each(self, sync: Callable[[_Path], None], entries: Iterable[_Path]) -> None:
-        work = list(entries)
-        if len(work) >= 2 * _THREADS:
-            with ThreadPoolExecutor(_THREADS, "icechunk-sync") as threads:
-                try:
-                    calls = threads.map(sync, work)
-                except RuntimeError:  # the interpreter exits and begins nothing more on threads
-                    calls = map(sync, work)
-                for _ in calls:
-                    pass
+    def _each(self, work: Sequence[Callable[[], None]]) -> None:
+        """Sync entries at the same time: journals make those last together that ask together."""
+        if len(work) < _WORTH_THREADS:
+            for sync in work:
+                sync()
             return
-        for entry in work:
-            sync(entry)
+        with ThreadPoolExecutor(min(_THREADS, len(work)), "icechunk-sync") as threads:
+            try:
+                calls = threads.map(_call, work)
+            except RuntimeError:  # the interpreter exits and begins nothing more on threads
+                calls = map(_call, work)
+            for _ in calls:
+                pass
 
     def _sync_file(self, file: _Path) -> None:
         try:
@@ -295,6 +302,10 @@ def _sync_directory(fd: int) -> None:
             raise
     finally:
         os.close(fd)
+
+
+def _call(work: Callable[[], None]) -> None:
+    work()
 
 
 def _or_lost(sync: Callable[[int], None], fd: int) -> None:

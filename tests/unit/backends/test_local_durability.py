@@ -376,6 +376,25 @@ async def test_who_finds_nothing_pending_waits_for_who_took_it(tmp_path: Path) -
     assert order.index("second returned") > order.index("synced")
 
 
+def test_what_a_commit_wrote_is_synced_at_the_same_time(tmp_path: Path) -> None:
+    """A disk takes milliseconds for each, and makes those last together that ask together."""
+    files = make_files(tmp_path)
+    for key in ("chunks/a", "manifests/b", "snapshots/c"):
+        write(files, key, b"x")
+    together = threading.Barrier(7)  # with three folders and the root
+    original = os.fsync
+
+    def sync(fd: int) -> None:
+        together.wait(10)
+        original(fd)
+
+    files.ledger._root_entered = True  # the parent's turn comes afterwards
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", sync)
+        files.ledger.sync()
+    assert not together.broken
+
+
 def test_a_put_that_is_written_during_a_sync_belongs_to_the_next(tmp_path: Path) -> None:
     """What is acknowledged while a sync runs is still remembered afterwards."""
     files = make_files(tmp_path)
