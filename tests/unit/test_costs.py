@@ -35,8 +35,9 @@ from icechunk_async.format.updates import Availability, NewCommit, RepoStatus, U
 from icechunk_async.repository.chunk_changes import ArrayChanges
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
-from icechunk_async_local import batching
+from icechunk_async_local import batching, locks
 from icechunk_async_local.at_once import ReadsAtOnce
+from icechunk_async_local.durability import Ledger
 from tests.helpers import make_array, memory_url, write
 
 if TYPE_CHECKING:
@@ -257,6 +258,33 @@ def test_the_history_is_written_with_few_calls_an_entry() -> None:
     with counted_calls() as calls:
         assert encode_repo_info(replace(info, status=RepoStatus(Availability.ONLINE, 1)))
     assert len(calls) < 500 * 5  # what did not change was written before
+
+
+async def test_deleting_files_takes_few_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a lock nor a note of what is to be synced for each."""
+    asked: list[str] = []
+
+    def count(owner: object, name: str) -> None:
+        original: Callable[..., object] = getattr(owner, name)
+
+        def noted(*arguments: Any, **options: Any) -> object:
+            asked.append(name)
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    keys = [f"chunks/{number}" for number in range(500)]
+    async with open_storage(tmp_path) as storage:
+        for key in keys:
+            await storage.put(key, b"x")
+        count(locks, "try_lock")
+        count(Ledger, "changed")
+        assert await storage.delete(keys) == []
+        assert asked.count("try_lock") <= 10
+        assert asked.count("changed") <= 10
+        assert [it async for it in storage.list_prefix("chunks/")] == []
 
 
 async def test_a_thousand_reads_of_documents_make_no_request() -> None:
