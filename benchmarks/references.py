@@ -13,6 +13,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 from benchmarks.machine import Meter
 from benchmarks.peers import PACKAGES, PREFIX, create, open_repository
+from icechunk_async import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,6 +103,27 @@ def iterate(engine: str, directory: str, count: int) -> dict[str, float]:
     with Meter() as meter:
         store = open_repository(engine, directory).readonly_session("main").store
         assert asyncio.run(work(store)) == count
+    return meter.figures()
+
+
+def iterate_columns(directory: str, count: int) -> dict[str, float]:
+    """Do the same with our asynchronous classes: files are a table, not a text for each chunk."""
+    warm_up("ours")
+
+    async def work() -> int:
+        total = 0
+        async with Repository.open(f"file://{directory}") as repository:
+            session = await repository.readonly_session("main")
+            async for batch in session.array_chunk_iterator("a"):
+                paths, codes = batch.path_table()
+                assert len(paths) > int(codes.max())
+                assert len(batch.coords) == len(codes) == len(batch.offsets)
+                assert int(batch.lengths.sum()) == CHUNK_BYTES * len(batch)
+                total += len(batch)
+        return total
+
+    with Meter() as meter:
+        assert asyncio.run(work()) == count
     return meter.figures()
 
 

@@ -98,16 +98,15 @@ def test_iterate(contest: Contest, tmp_path: Path, writer: str, spec: int) -> No
     count = _counted(contest, MILLION)
     directory = str(tmp_path / "repository")
     _prepare(contest, writer, tmp_path, count, spec)
+    listed = {"directory": directory, "count": count}
     contest.children(
         f"iterate over {count:,} references by {_by(writer)} as columns, format {spec}",
         lambda: {
-            engine: (
-                f"{HERE}:iterate",
-                {"engine": engine, "directory": directory, "count": count},
-            )
-            for engine in ENGINES
+            **{engine: (f"{HERE}:iterate", {"engine": engine, **listed}) for engine in ENGINES},
+            "ours, a table of files": (f"{HERE}:iterate_columns", listed),
         },
         metrics={"seconds": {"official": 5}, "peak memory": {}},
+        note="both answer a list with a text for each reference, but for the table of files",
     )
 
 

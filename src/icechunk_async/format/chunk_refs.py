@@ -139,8 +139,11 @@ class ChunkRefs:
             case _:
                 return None
 
-    def take(self, rows: npt.NDArray[Any]) -> ChunkRefs:
-        """Answer some rows: indices or a mask. Pools are shared with the original."""
+    def take(self, rows: npt.NDArray[Any] | slice) -> ChunkRefs:
+        """Answer some rows: indices, a mask, or a slice, which copies nothing.
+
+        Pools are shared with the original.
+        """
         return replace(
             self,
             coords=self.coords[rows],

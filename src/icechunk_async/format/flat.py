@@ -18,8 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.repeats import differ
+from icechunk_async.format.vtables import VTables
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     import numpy.typing as npt
 
     type Positions = npt.NDArray[np.int64]
@@ -33,8 +37,6 @@ _MAX_SHARING: Final = 16
 Writers may let several tables point at one string or vector. A file in which everything points
 at everything would unfold without end; genuine ones stay far below this.
 """
-_COMPARED_BYTES: Final = 1 << 22
-"""So much is copied at a time to compare strings."""
 _MAX_REPEATED_TABLES: Final = 1
 """The same for vectors of tables, which writers do not share: each item costs far more."""
 
@@ -123,14 +125,7 @@ class Tables:
         self.buffer = buffer
         self.positions = positions
         back = buffer.words(positions, 4).astype(np.int32)
-        self._vtables: Positions = positions - back
-        if len(positions) > 1 and (self._vtables == self._vtables[0]).all():
-            self._vtables = self._vtables[:1]  # one for all: every field is at one distance
-        buffer.check(self._vtables, 4, 2)
-        self._vtable_sizes = buffer.words(self._vtables, 2).astype(np.int64)
-        self._table_sizes = buffer.words(self._vtables + 2, 2).astype(np.int64)
-        buffer.check(self._vtables, self._vtable_sizes, 2)
-        buffer.check(positions, self._table_sizes, 4)
+        self._vtables = VTables(buffer, positions, positions - back)
 
     def __len__(self) -> int:
         """Count the tables."""
@@ -139,7 +134,7 @@ class Tables:
     @property
     def first_vtable(self) -> int:
         """Where the vtable of the first table is; there must be one."""
-        return int(self._vtables[0])
+        return self._vtables.first
 
     def select(self, rows: npt.NDArray[Any]) -> Tables:
         """Answer the tables of some rows: indices or a mask."""
@@ -151,7 +146,7 @@ class Tables:
 
     def has(self, slot: int) -> npt.NDArray[np.bool_]:
         """Answer in which rows the field is present."""
-        return np.broadcast_to(self._distances(slot) != 0, len(self))
+        return np.broadcast_to(self._vtables.has(slot), len(self))
 
     def places(self, slot: int, size: int, *, field: str) -> Positions:
         """Answer where a required inline struct of ``size`` bytes is in the buffer."""
@@ -207,27 +202,11 @@ class Tables:
         _require(present, required)
         return Tables(self.buffer, self.buffer.targets(positions))
 
-    def _distances(self, slot: int) -> Positions:
-        """Where the field lies in its table, 0 if absent: a row each, or one for all."""
-        place = 4 + 2 * slot
-        known = self._vtable_sizes >= place + 2
-        if known.all():
-            all_known: Positions = self.buffer.words(self._vtables + place, 2).astype(np.int64)
-            return all_known
-        distances = np.zeros(len(known), np.int64)
-        distances[known] = self.buffer.words(self._vtables[known] + place, 2)
-        return distances
-
     def _field(self, slot: int, size: int) -> tuple[Positions, npt.NDArray[np.bool_] | None]:
         """Answer the field's position in every row, and in which rows it is (None: in all)."""
-        distances = self._distances(slot)
-        present = distances != 0
-        if (present & (distances + size > self._table_sizes)).any():
-            raise FormatError("A FlatBuffer table has a field outside of itself.")
+        distances, present = self._vtables.field(slot, size)
         positions = self.positions + distances
-        if present.all():
-            return positions, None
-        return positions, np.broadcast_to(present, len(self))
+        return positions, None if present is None else np.broadcast_to(present, len(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +227,13 @@ class Vectors:
         buffer.check(starts, counts * item_size, 1)
         buffer.check(starts[counts > 0], 0, align)
         return cls(buffer, starts, counts, item_size)
+
+    @classmethod
+    def join(cls, parts: Sequence[Vectors]) -> Vectors:
+        """Answer the rows of all parts, which are of one buffer and one type."""
+        starts = np.concatenate([part.starts for part in parts])
+        counts = np.concatenate([part.counts for part in parts])
+        return cls(parts[0].buffer, starts, counts, parts[0].item_size)
 
     def __len__(self) -> int:
         """Count the rows."""
@@ -292,6 +278,14 @@ class Vectors:
             if self.counts[rows[0]] <= max_columns
         ]
 
+    def blocks(self, size: int) -> Iterator[Vectors]:
+        """Iterate over the items of the only row, ``size`` of them at a time; at least once."""
+        start, count = int(self.starts[0]), int(self.counts[0])
+        for first in range(0, max(count, 1), size):
+            at = np.array([start + first * self.item_size], np.int64)
+            number = np.array([min(size, count - first)], np.int64)
+            yield Vectors(self.buffer, at, number, self.item_size)
+
     def structs(self) -> Bytes:
         """Read the inline structs of all rows: ``(total, item_size)``."""
         return self.buffer.rows(self.items(), self.item_size)
@@ -332,22 +326,25 @@ class Vectors:
         start = int(self.starts[index])
         return self.buffer.payload[start : start + int(self.counts[index]) * self.item_size]
 
-    def changes(self) -> npt.NDArray[np.bool_]:
-        """Answer which rows hold other bytes than the row before; the first one does."""
+    def changes(self, longest: int | None = None) -> npt.NDArray[np.bool_]:
+        """Answer which rows hold other bytes than the row before; the first one does.
+
+        Args:
+            longest: rows of more bytes count as different unless they share their place; None to
+                compare all, within the bounds of a genuine file.
+        """
         different = np.ones(len(self), bool)
-        self.buffer.check_unfolded(int(self.counts.sum()) * self.item_size)
-        self.buffer.require(self.starts, self.counts * self.item_size)
-        alike = np.flatnonzero(self.counts[1:] == self.counts[:-1]) + 1
-        sizes = self.counts[alike] * self.item_size
-        for size in np.unique(sizes).tolist():
-            if size == 0:
-                different[alike[sizes == 0]] = False
-                continue
-            windows = np.lib.stride_tricks.sliding_window_view(self.buffer.u8, size)
-            rows = alike[sizes == size]
-            for some in np.array_split(rows, 1 + len(rows) * size // _COMPARED_BYTES):
-                now, before = windows[self.starts[some]], windows[self.starts[some - 1]]
-                different[some] = (now != before).any(axis=1)
+        long = self.counts[1:] == self.counts[:-1]
+        apart = self.starts[1:] != self.starts[:-1]
+        different[1:] = ~long | apart
+        if longest is not None:
+            apart &= self.counts[1:] * self.item_size <= longest
+        alike = np.flatnonzero(long & apart) + 1
+        if len(alike):
+            starts, sizes = self.starts, self.counts[alike] * self.item_size
+            self.buffer.check_unfolded(int(sizes.sum()))
+            self.buffer.require(self.starts, self.counts * self.item_size)
+            different[alike] = differ(self.buffer.u8, starts[alike], starts[alike - 1], sizes)
         return different
 
     def bytes(self) -> list[bytes]:

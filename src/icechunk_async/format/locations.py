@@ -16,15 +16,15 @@ import numpy as np
 import zstandard
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.flat import Vectors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import numpy.typing as npt
 
-    from icechunk_async.format.flat import Vectors
 
-__all__ = ["EMPTY_POOL", "StoredStrings", "StringPool", "Strings", "merge_pools"]
+__all__ = ["EMPTY_POOL", "StoredStrings", "StringPool", "Strings", "join_stored", "merge_pools"]
 
 _MAX_LOCATION_BYTES: Final = 1 << 16
 """What one compressed location may decompress to. The official reader allows 1024 bytes."""
@@ -158,6 +158,18 @@ def _changes(values: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
 
 
 type StringPool = Strings | StoredStrings
+
+
+def join_stored(pools: Sequence[StringPool]) -> StringPool:
+    """Join pools of one manifest; nothing is decoded."""
+    stored = [pool for pool in pools if isinstance(pool, StoredStrings)]
+    if not stored:
+        return EMPTY_POOL  # nothing else is made from a file
+    return StoredStrings(
+        Vectors.join([pool.raw for pool in stored]),
+        np.concatenate([pool.compressed for pool in stored]),
+        stored[0].dictionary,
+    )
 
 
 def merge_pools(pools: list[StringPool]) -> tuple[list[npt.NDArray[np.uint32]], Strings]:

@@ -11,20 +11,24 @@ from icechunk_async.errors import FormatError
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind
 from icechunk_async.format.flat import Buffer
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
-from icechunk_async.format.locations import StoredStrings
+from icechunk_async.format.locations import StoredStrings, join_stored
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy.typing as npt
 
-    from icechunk_async.format.flat import Tables
+    from icechunk_async.format.flat import Tables, Vectors
 
 __all__ = ["MAX_RANK", "Manifest", "decode_manifest", "decode_rows", "location_dictionary"]
 
 _ZSTD: Final = 1
 MAX_RANK: Final = 64
 """NumPy has no arrays of more axes, so Zarr has none either."""
+_BLOCK: Final = 1 << 14
+"""References that are decoded at a time."""
+_COMPARED_BYTES: Final = 256
+"""Locations up to this size are compared with the one before while they are decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +80,79 @@ def decode_manifest(payload: bytes | memoryview) -> Manifest:
         node = NodeId(nodes[row].tobytes())
         if node in decoded:
             raise FormatError(f"Manifest {identifier} lists the array {node} twice.")
-        tables = refs.row(row).tables()
-        for rows, coords in tables.vector(0, 4, 4, required="index").matrices(MAX_RANK):
-            chosen = tables if rows is None else tables.select(rows)
-            found = decode_rows(chosen, coords, dictionary)
+        for found in _decode_array(refs.row(row), dictionary):
             if decoded.setdefault(node, found) is not found:
                 strays[node, found.rank] = found
     return Manifest(identifier, decoded, strays)
+
+
+def _decode_array(vector: Vectors, dictionary: bytes | None) -> list[ChunkRefs]:
+    """Read the references of one array: those of each rank, the commonest first.
+
+    They are read a block at a time, so that what is computed on the way stays in the processor's
+    cache and takes no memory.
+    """
+    by_rank: dict[int, list[ChunkRefs]] = {}
+    axes = unfolded = 0
+    for block in vector.blocks(_BLOCK):
+        tables = block.tables()
+        index = tables.vector(0, 4, 4, required="index")
+        if len(index) and index.counts.min() > MAX_RANK:
+            axes = int(index.counts[0])
+            continue
+        for rows, coords in index.matrices(MAX_RANK):
+            unfolded += coords.nbytes
+            vector.buffer.check_unfolded(unfolded)
+            chosen = tables if rows is None else tables.select(rows)
+            part = decode_rows(chosen, coords, dictionary)
+            by_rank.setdefault(part.rank, []).append(part)
+    if not by_rank:
+        raise FormatError(f"A file has chunk coordinates of {axes} axes.")
+    found = [_join(by_rank.pop(rank)) for rank in sorted(by_rank)]
+    for refs in found:
+        refs.check_sorted()
+    return sorted(found, key=len, reverse=True)
+
+
+def _join(parts: list[ChunkRefs]) -> ChunkRefs:
+    """Join parts of one array and rank, decoded from one file."""
+    if len(parts) == 1:
+        return parts[0]
+    columns: dict[str, Any] = {
+        name: _joined([getattr(part, name) for part in parts])
+        for name in ("offsets", "lengths", "modified", "chunk_ids")
+    }
+    objects, etags = [], []
+    ids = names = guards = 0
+    for part in parts:
+        virtual = part.kinds == Kind.VIRTUAL
+        objects.append(part.objects + np.where(virtual, np.uint32(names), np.uint32(ids)))
+        etags.append(part.etags if guards == 0 else _moved(part.etags, guards))
+        ids += len(part.chunk_ids)
+        names += len(part.locations)
+        guards += len(part.etag_pool)
+    return ChunkRefs.build(
+        np.concatenate([part.coords for part in parts]),
+        np.concatenate([part.kinds for part in parts]),
+        objects=np.concatenate(objects),
+        etags=_joined(etags),
+        locations=join_stored([part.locations for part in parts]),
+        etag_pool=join_stored([part.etag_pool for part in parts]),
+        inline=max((part.inline for part in parts), key=len),  # of all parts the file, or nothing
+        **columns,
+    )
+
+
+def _joined(columns: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Join pieces of a column; one value for all rows goes on taking no memory."""
+    first = columns[0]
+    if all(it.strides == (0,) and it[0] == first[0] for it in columns):
+        return np.broadcast_to(first[0], sum(map(len, columns)))
+    return np.concatenate(columns)
+
+
+def _moved(etags: npt.NDArray[np.int32], base: int) -> npt.NDArray[np.int32]:
+    return np.where(etags >= 0, etags + np.int32(base), etags)
 
 
 def location_dictionary(root: Tables) -> bytes | None:
@@ -95,10 +165,10 @@ def location_dictionary(root: Tables) -> bytes | None:
 def decode_rows(
     tables: Tables, coords: npt.NDArray[np.uint32], dictionary: bytes | None
 ) -> ChunkRefs:
-    """Read ChunkRef tables of one array and one rank, whose coordinates are known, ascending.
+    """Read ChunkRef tables of one array and one rank, whose coordinates are known.
 
     Raises:
-        FormatError: a table is damaged, or they are out of order.
+        FormatError: a table is damaged.
     """
     count = len(tables)
     native, packed, plain, inline = (tables.has(slot) for slot in (4, 8, 5, 1))
@@ -120,8 +190,9 @@ def decode_rows(
 
     rows = np.flatnonzero(kinds == Kind.VIRTUAL)
     if len(rows):
-        objects[rows] = np.arange(len(rows))
-        columns |= _virtual(tables, rows, packed[rows], dictionary)
+        runs, found = _virtual(tables, rows, packed[rows], dictionary)
+        objects[rows] = runs
+        columns |= found
 
     rows = np.flatnonzero(kinds == Kind.INLINE)
     if len(rows):
@@ -132,11 +203,9 @@ def decode_rows(
         offsets[rows], lengths[rows] = data.starts, data.counts
         columns["inline"] = tables.buffer.payload
 
-    refs = ChunkRefs.build(
+    return ChunkRefs.build(
         coords, kinds, objects=objects, offsets=offsets, lengths=lengths, **columns
     )
-    refs.check_sorted()
-    return refs
 
 
 def _virtual(
@@ -144,14 +213,19 @@ def _virtual(
     rows: npt.NDArray[np.int64],
     packed: npt.NDArray[np.bool_],
     dictionary: bytes | None,
-) -> dict[str, Any]:
-    """Read what only virtual references have."""
+) -> tuple[npt.NDArray[np.int64], dict[str, Any]]:
+    """Read what only virtual references have: the location of each, and columns."""
     virtual = tables if len(rows) == len(tables) else tables.select(rows)
     raw = virtual.vector(5, 1, 1)
     if packed.any():
         frames = virtual.vector(8, 1, 1)
         raw = raw.where(packed, frames)
-    columns: dict[str, Any] = {"locations": StoredStrings(raw, packed, dictionary)}
+    # Chunks that follow each other mostly lie in one object, so few locations are different.
+    different = raw.changes(_COMPARED_BYTES)
+    different[1:] |= packed[1:] != packed[:-1]
+    runs = np.cumsum(different) - 1
+    names = StoredStrings(raw.select(different), packed[different], dictionary)
+    columns: dict[str, Any] = {"locations": names}
     modified = virtual.scalar(7, 4)
     if modified.any():
         columns["modified"] = _scatter(rows, modified, len(tables), 0, "u4")
@@ -163,7 +237,7 @@ def _virtual(
         columns["etags"] = _scatter(
             rows[guarded_rows], np.arange(len(etags)), len(tables), -1, "i4"
         )
-    return columns
+    return runs, columns
 
 
 def _scatter(

@@ -179,7 +179,7 @@ class Batches[T](AsyncIterator[T]):
         stop = min(start + self._batch_size, len(refs))
         if stop < len(refs):
             self._loaded.appendleft((refs, stop))
-        return self._make(refs.take(np.arange(start, stop)))
+        return self._make(refs.take(slice(start, stop)))
 
     async def aclose(self) -> None:
         """End the iteration."""
@@ -200,8 +200,8 @@ class ChunkBatch:
 
     @property
     def coords(self) -> npt.NDArray[np.uint32]:
-        """Where they are in the array's grid; ``(n, rank)``."""
-        return self._refs.coords
+        """Where they are in the array's grid; ``(n, rank)``, the caller's own."""
+        return self._refs.coords.copy()
 
     @property
     def kinds(self) -> npt.NDArray[np.uint8]:
@@ -216,7 +216,7 @@ class ChunkBatch:
     @property
     def lengths(self) -> npt.NDArray[np.uint64]:
         """Bytes of each; ``(n,)``."""
-        return self._refs.lengths
+        return self._refs.lengths.copy()
 
     @property
     def paths(self) -> npt.NDArray[Any]:
@@ -227,7 +227,9 @@ class ChunkBatch:
         Raises:
             VirtualContainerError: there is no container of such a name.
         """
-        return self._paths("T")
+        different, codes = self.path_table()
+        found: npt.NDArray[Any] = np.array(different, "T")[codes]
+        return found
 
     def path_list(self) -> list[str]:
         """Answer ``paths`` as a list, in which equal locations are one object.
@@ -235,28 +237,41 @@ class ChunkBatch:
         Raises:
             VirtualContainerError: there is no container of such a name.
         """
-        found: list[str] = self._paths("O").tolist()
+        different, codes = self.path_table()
+        table = np.empty(len(different), object)
+        table[:] = different
+        found: list[str] = table[codes].tolist()
         return found
 
-    def _paths(self, dtype: str) -> npt.NDArray[Any]:
-        refs = self._refs.narrow()
+    def path_table(self) -> tuple[list[str], npt.NDArray[np.uint32]]:
+        """Answer the different ``paths``, and of each chunk the index of its own; ``(n,)``.
+
+        The form for chunks that share files: as many texts are made as there are files.
+
+        Raises:
+            VirtualContainerError: there is no container of such a name.
+        """
+        refs = self._refs
         native, virtual = refs.kinds == Kind.NATIVE, refs.kinds == Kind.VIRTUAL
         if len(refs) and virtual.all():
-            return self._urls(refs, refs.objects, dtype)
-        texts = np.full(len(refs), "", dtype)
+            return self._urls(refs.objects)
+        texts = [""]
+        codes = np.zeros(len(refs), np.uint32)
         if native.any():
-            texts[native] = _texts(refs.chunk_ids[refs.objects[native]])
+            ids, codes[native] = _distinct(refs.objects[native])
+            codes[native] += np.uint32(len(texts))
+            texts += _texts(refs.chunk_ids[ids])
         if virtual.any():
-            texts[virtual] = self._urls(refs, refs.objects[virtual], dtype)
-        return texts
+            urls, codes[virtual] = self._urls(refs.objects[virtual])
+            codes[virtual] += np.uint32(len(texts))
+            texts += urls
+        return texts, codes
 
-    def _urls(
-        self, refs: ChunkRefs, objects: npt.NDArray[np.uint32], dtype: str
-    ) -> npt.NDArray[Any]:
-        places, pool = refs.locations.distinct()
-        urls = [self._locations.absolute(location) for location in pool.strings]
-        distinct: npt.NDArray[Any] = np.array(urls, dtype)
-        return distinct[places[objects]]
+    def _urls(self, objects: npt.NDArray[np.uint32]) -> tuple[list[str], npt.NDArray[np.uint32]]:
+        """Answer the different URLs among some locations, and the index of each one's."""
+        used, codes = _distinct(objects)
+        again, pool = self._refs.locations.take(used).distinct()
+        return [self._locations.absolute(location) for location in pool.strings], again[codes]
 
     @property
     def inlined(self) -> dict[int, memoryview]:
@@ -270,7 +285,18 @@ class ChunkBatch:
         }
 
 
-def _texts(ids: npt.NDArray[np.uint8]) -> npt.NDArray[np.str_]:
+def _distinct(
+    numbers: npt.NDArray[np.uint32],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+    """Answer the different numbers, and of each one its index in them; quick where they repeat."""
+    first = np.ones(len(numbers), bool)
+    first[1:] = numbers[1:] != numbers[:-1]
+    different, codes = np.unique(numbers[first], return_inverse=True)
+    runs = np.cumsum(first) - 1
+    return different.astype(np.int64), codes.astype(np.uint32)[runs]
+
+
+def _texts(ids: npt.NDArray[np.uint8]) -> list[str]:
     """Answer the text form of ``(n, 12)`` chunk ids, five bits a letter."""
     bits = np.unpackbits(ids, axis=1)
     letters = -(-bits.shape[1] // 5)
@@ -278,5 +304,5 @@ def _texts(ids: npt.NDArray[np.uint8]) -> npt.NDArray[np.str_]:
     padded[:, : bits.shape[1]] = bits
     values = padded.reshape(len(ids), letters, 5) @ np.array([16, 8, 4, 2, 1], np.uint8)
     texts = np.frombuffer(ALPHABET.encode(), np.uint8)[values]
-    decoded: npt.NDArray[np.str_] = texts.view(f"S{letters}")[:, 0].astype(f"U{letters}")
+    decoded: list[str] = texts.view(f"S{letters}")[:, 0].astype(f"U{letters}").tolist()
     return decoded

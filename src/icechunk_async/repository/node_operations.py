@@ -173,7 +173,9 @@ class NodeOperations:
 
         Order, errors and cost as :meth:`array_chunk_iterator`.
         """
-        return Batches(self.workspace, check_path(path), batch_size, lambda refs: refs.coords)
+        return Batches(
+            self.workspace, check_path(path), batch_size, lambda refs: refs.coords.copy()
+        )
 
     def array_chunk_iterator(self, path: str, batch_size: int = 100_000) -> Batches[ChunkBatch]:
         """Iterate over the chunks of an array that exist, in columns.

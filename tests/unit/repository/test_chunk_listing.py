@@ -138,6 +138,27 @@ async def test_a_list_of_paths_holds_each_location_once(session: Session) -> Non
     assert len({id(text) for text in equal}) == 1
 
 
+async def test_a_table_of_paths_holds_each_once(session: Session) -> None:
+    """With the index of each chunk's own, whatever their kinds."""
+    for at in (5, 6, 7):
+        session.store.set_virtual_ref(f"a/c/{at}", "https://example.org/data/f", offset=1, length=7)
+    async for batch in session.array_chunk_iterator("a", 100):
+        paths, codes = batch.path_table()
+        assert [paths[code] for code in codes.tolist()] == batch.paths.tolist()
+        assert len(set(paths)) == len(paths)
+
+
+async def test_a_batch_is_the_callers_own(session: Session) -> None:
+    """What is done to its columns changes nothing that is read later."""
+    before = await _columns(session, 100)
+    async for batch in session.array_chunk_iterator("a", 100):
+        for column in (batch.coords, batch.kinds, batch.offsets, batch.lengths):
+            column[:] = 77
+    async for coords in session.chunk_coordinates("a"):
+        coords[:] = 77
+    assert await _columns(session, 100) == before
+
+
 async def test_single_chunks_have_the_same_kinds(session: Session) -> None:
     """What is not there, or has no place, is uninitialized."""
     listed = {row[0]: row[1] for row in await _columns(session, 100)}

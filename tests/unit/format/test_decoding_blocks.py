@@ -1,0 +1,136 @@
+"""Manifests of more references than are decoded at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from icechunk_async.errors import FormatError
+from icechunk_async.format.chunk_refs import ChunkRefs, Kind
+from icechunk_async.format.flat import Buffer, Tables
+from icechunk_async.format.locations import Strings
+from icechunk_async.format.manifest import decode_manifest
+from icechunk_async.format.manifest_write import encode_manifest
+from icechunk_async.format.repeats import differ
+from tests.unit.format.forge import Forge
+from tests.unit.format.other_writer import OtherManifest
+from tests.unit.format.samples import manifest_id, node_id
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    import numpy.typing as npt
+
+COUNT = 40_000
+"""Three blocks."""
+NODE = node_id(1)
+
+
+def mixed() -> ChunkRefs:
+    """Answer references of every kind in every block; ETags and times only in the last."""
+    rows = np.arange(COUNT)
+    kinds = (rows % 3).astype(np.uint8)
+    late = (rows > COUNT - 1000) & (kinds == Kind.VIRTUAL)
+    ids = np.zeros((COUNT, 12), np.uint8)
+    ids[:, :4] = rows.astype(np.uint32)[:, None].view(np.uint8)
+    return ChunkRefs.build(
+        np.stack([rows // 200, rows % 200], axis=1).astype(np.uint32),
+        kinds,
+        objects=np.where(kinds == Kind.VIRTUAL, rows // 10 % 700, rows).astype(np.uint32),
+        offsets=np.where(kinds == Kind.INLINE, rows, rows * 7).astype(np.uint64),
+        lengths=np.where(kinds == Kind.INLINE, 1, rows + 1).astype(np.uint64),
+        etags=np.where(late, rows % 5, -1).astype(np.int32),
+        modified=np.where(late, rows, 0).astype(np.uint32),
+        chunk_ids=ids,
+        locations=Strings(tuple(f"s3://bucket/{number}" for number in range(700))),
+        etag_pool=Strings(tuple("abcde")),
+        inline=memoryview(rows.astype(np.uint8).tobytes()),
+    )
+
+
+def test_all_blocks_are_joined() -> None:
+    """Each reference is what it was, wherever a block ends."""
+    refs = mixed()
+    payload = encode_manifest(manifest_id(1), {NODE: refs})
+    found = decode_manifest(payload).refs(NODE, 2)
+    assert found.coords.tolist() == refs.coords.tolist()
+    for row in [*range(0, COUNT, 211), *range(16_380, 16_390), *range(COUNT - 1100, COUNT)]:
+        assert found.ref(row) == refs.ref(row), row
+    again = encode_manifest(manifest_id(1), {NODE: found})
+    assert len(again) == len(payload)
+
+
+def test_order_is_checked_from_one_block_to_the_next() -> None:
+    """Each block by itself is in order."""
+    refs = mixed()
+    swapped = np.arange(COUNT)
+    swapped[[16_383, 16_384]] = 16_384, 16_383
+    payload = encode_manifest(manifest_id(1), {NODE: refs.take(swapped)})
+    with pytest.raises(FormatError, match="not in ascending order"):
+        decode_manifest(payload)
+
+
+def test_locations_in_runs_are_kept_once() -> None:
+    """Also where a writer stores them anew for each chunk; but not where only the size agrees."""
+    other = OtherManifest()
+    names = [f"s3://bucket/{row // 100}" for row in range(1000)]
+    refs = [other.ref((row,), {5: other.out.string(name)}) for row, name in enumerate(names)]
+    other.array(NODE, refs)
+    found = decode_manifest(other.finish(manifest_id(1))).refs(NODE, 1)
+    assert len(found.locations) == 10
+    assert [found.locations.get(at) for at in found.objects.tolist()] == names
+
+
+def test_blocks_of_too_many_axes_are_passed_over() -> None:
+    """They are nobody's, also where a whole block has no others."""
+    other = OtherManifest()
+    far = [other.native((1,) * 65) for _ in range(1 << 14)]
+    other.array(NODE, [*far, other.native((3,))])
+    found = decode_manifest(other.finish(manifest_id(1)))
+    assert found.refs(NODE, 1).coords.tolist() == [[3]]
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 8, 31])
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("count", [3, 100])
+def test_pairs_that_differ_in_any_byte_are_told(size: int, count: int, *, aligned: bool) -> None:
+    """By words and by bytes, up to the last byte of the buffer."""
+    step = -(-max(size, 1) // 4) * 4
+    start = 0 if aligned else 1
+    data = np.zeros(start + step * count + size, np.uint8)
+    left: npt.NDArray[Any] = start + step * np.arange(count)
+    right = np.full(count, start + step * count)
+    sizes = np.full(count, size)
+    assert not differ(data, left, right, sizes).any()
+    for place in range(size):
+        data[:] = 0
+        data[left[1] + place] = 1
+        assert np.flatnonzero(differ(data, left, right, sizes)).tolist() == [1]
+
+
+def test_pairs_of_different_sizes_are_told_apart() -> None:
+    """Each by its own size."""
+    data = np.frombuffer(b"abcdabcx", np.uint8)
+    places = np.zeros(4, np.int64), np.full(4, 4)
+    assert differ(data, *places, np.array([3, 4, 0, 1])).tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("shapes", [1, 2, 7, 8, 9, 20])
+def test_tables_of_several_shapes_keep_their_fields(shapes: int) -> None:
+    """Few shapes are looked at once each, many by table; with the same result."""
+    forge = Forge()
+    fill = range(shapes)
+    vtables = [forge.vtable({1: 4 + 4 * it} if it % 3 else {}, 8 + 4 * shapes) for it in fill]
+    tables = [
+        forge.table(
+            vtables[row % shapes], b"".join(bytes([row, 0, 0, it]) for it in range(shapes + 1))
+        )
+        for row in range(40)
+    ]
+    rows = Tables(Buffer(forge.finish(tables[0])), np.array(tables, np.int64))
+    wanted = [(row % shapes) % 3 > 0 for row in range(40)]
+    assert rows.has(1).tolist() == wanted
+    values = [row | (row % shapes) << 24 if there else 5 for row, there in enumerate(wanted)]
+    assert rows.scalar(1, 4, 5).tolist() == values
