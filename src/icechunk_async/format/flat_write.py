@@ -27,6 +27,10 @@ IDENTIFIER: Final = b"Ichk"
 """The file identifier that every writer sets and no reader checks."""
 
 
+_BLOCK: Final = 1 << 13
+"""Offsets filled in at a time."""
+
+
 class Layout:
     """Decides where each part of a buffer goes."""
 
@@ -90,7 +94,10 @@ class Output:
         """Fill in a vector of offsets."""
         self.word(position, len(targets))
         items = self.records(position + 4, len(targets), np.dtype("<u4"))
-        items[:] = targets - (position + 4 + 4 * np.arange(len(targets)))
+        places = position + 4 + 4 * np.arange(min(len(targets), _BLOCK))
+        for first in range(0, len(targets), _BLOCK):  # so that numbers stay in the cache
+            some = targets[first : first + _BLOCK]
+            items[first : first + _BLOCK] = some - places[: len(some)] - 4 * first
 
     def struct_vector(self, position: int, rows: npt.NDArray[Any]) -> None:
         """Fill in a vector of inline structs or words: one row an item."""

@@ -10,6 +10,8 @@ pieces whose checksums are right; that something is missing only the whole file 
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,7 +62,7 @@ class _PiecedBuffer(Buffer):
 
     def __init__(self, index: SeekIndex) -> None:
         self.present = bytearray(len(index))
-        self.data = np.zeros(int(index.cuts[-1]), np.uint8)
+        self.data = _untouched(int(index.cuts[-1]))
         self._cuts: list[int] = index.cuts.tolist()
         # What is found in it is handed out, and must not be changed.
         super().__init__(memoryview(self.data).toreadonly())
@@ -88,6 +90,18 @@ class _PiecedBuffer(Buffer):
             absent = [piece for piece in range(first, last) if not self.present[piece]]
             if absent:
                 raise AbsentPiecesError(absent)
+
+
+def _untouched(size: int) -> npt.NDArray[np.uint8]:
+    """Answer zeros of which only what is written to takes memory, one small page at a time.
+
+    NumPy asks for huge pages, of which a piece would touch one or two and fill a part.
+    """
+    pages = mmap.mmap(-1, max(size, 1))
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel that knows of none
+            pages.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(pages, np.uint8, size)
 
 
 class _PiecedManifest(PackedManifest):

@@ -53,18 +53,15 @@ class Pieces:
         sums: list[int] = []
         decompressor = zstandard.ZstdDecompressor()
         for number, blocks in enumerate(self.blocks):
-            raw = bytes(payload[self.cuts[number] : self.cuts[number + 1]])
-            checksum = zlib.crc32(raw)
+            raw = payload[self.cuts[number] : self.cuts[number + 1]]
             last = number == len(self.blocks) - 1
             try:
-                decoded = decompress_piece(
-                    blocks, len(raw), checksum, last=last, decompressor=decompressor
-                )
+                decoded = _decompress(blocks, len(raw), last=last, decompressor=decompressor)
             except FormatError:
                 return None
-            if decoded != raw:
+            if decoded != raw.tobytes():  # by far faster than comparing with the view
                 return None
-            sums.append(checksum)
+            sums.append(zlib.crc32(decoded))
         return sums
 
 
@@ -142,12 +139,23 @@ def decompress_piece(
     Raises:
         FormatError: it is damaged, or refers to what is outside of it.
     """
-    size = size_bytes.to_bytes(4, "little")
-    frame = b"".join([_MAGIC, _ONE_SEGMENT, size, blocks, b"" if last else _LAST_BLOCK])
-    try:
-        raw = decompressor.decompress(frame, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise FormatError(f"A piece of a manifest cannot be decompressed: {error}.") from error
+    raw = _decompress(blocks, size_bytes, last=last, decompressor=decompressor)
     if len(raw) != size_bytes or zlib.crc32(raw) != checksum:
         raise FormatError("A piece of a manifest is not what its index says.")
     return raw
+
+
+def _decompress(
+    blocks: bytes | memoryview,
+    size_bytes: int,
+    *,
+    last: bool,
+    decompressor: zstandard.ZstdDecompressor,
+) -> bytes:
+    """Decode a piece by itself, whatever it holds."""
+    size = size_bytes.to_bytes(4, "little")
+    frame = b"".join([_MAGIC, _ONE_SEGMENT, size, blocks, b"" if last else _LAST_BLOCK])
+    try:
+        return decompressor.decompress(frame, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise FormatError(f"A piece of a manifest cannot be decompressed: {error}.") from error

@@ -387,18 +387,26 @@ class Assets:
         await self.storage.put(snapshot_key(snapshot.id), packed)
         self._snapshots.put(snapshot.id, snapshot, 1 + len(snapshot.nodes))
 
+    async def pack_transaction_log(self, log: TransactionLog) -> bytes:
+        """Encode a transaction log as this repository writes files."""
+
+        def encode() -> bytes:
+            payload = encode_transaction_log(log, self.spec_version)
+            return self.pack(payload, FileType.TRANSACTION_LOG)
+
+        size_bytes = sum(coords.nbytes for coords in log.updated_chunks.values())
+        return await self.compute(encode, size_bytes=size_bytes)
+
     async def put_transaction_log(self, log: TransactionLog) -> None:
         """Store a transaction log.
 
         Cancellation: the object may exist; nothing refers to it.
         """
-        packed = await self.compute(
-            lambda: self.pack(
-                encode_transaction_log(log, self.spec_version), FileType.TRANSACTION_LOG
-            ),
-            size_bytes=sum(coords.nbytes for coords in log.updated_chunks.values()),
-        )
-        await self.storage.put(transaction_key(log.id), packed)
+        await self.put_packed_log(log.id, await self.pack_transaction_log(log))
+
+    async def put_packed_log(self, snapshot_id: SnapshotId, packed: bytes) -> None:
+        """Store the transaction log of a snapshot, already encoded. Cancellation: as above."""
+        await self.storage.put(transaction_key(snapshot_id), packed)
 
     async def put_manifest(
         self, manifest_id: ManifestId, packed: bytes, *, keep: bool = False

@@ -32,7 +32,7 @@ from icechunk_async.repository.rebase import rebase
 from icechunk_async.repository.retry import Backoff
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
     from icechunk_async.format.metadata import JSON
     from icechunk_async.format.transaction_log import TransactionLog
@@ -45,6 +45,7 @@ __all__ = ["Publishing", "SessionMode"]
 
 _log = logging.getLogger(__name__)
 
+_MANY_CHUNKS: Final = 1 << 14
 _RESERVED: Final = "__icechunk"
 _RACE: Final = Backoff(initial_ms=10, max_ms=2000, immediate=1)
 
@@ -226,8 +227,9 @@ class Publishing:
                     f"Snapshot {base.id} moved nodes, and changes cannot be folded into moves. "
                     "Commit instead."
                 )
-            snapshot, flushed = await self._draft(message, metadata, None)
-            log = replaced.merge(self.workspace.changes.log(snapshot.id))
+            snapshot, flushed, log = await self._draft(
+                message, metadata, None, lambda it: replaced.merge(self.workspace.changes.log(it))
+            )
             return await self._publish(Amend(branch, base.id, snapshot), flushed, log)
 
     async def flush(self, message: str, metadata: Mapping[str, JSON] | None = None) -> SnapshotId:
@@ -243,8 +245,9 @@ class Publishing:
         """
         with self._publishing("flush", allow_empty=True):
             base_id = self.workspace.base.id
-            snapshot, flushed = await self._draft(message, metadata, None)
-            log = self.workspace.changes.log(snapshot.id)
+            snapshot, flushed, log = await self._draft(
+                message, metadata, None, self.workspace.changes.log
+            )
             return await self._publish(Detach(base_id, snapshot), flushed, log)
 
     async def rebase(self, solver: ConflictSolver) -> None:
@@ -271,8 +274,7 @@ class Publishing:
         extra: JSON,
     ) -> SnapshotId:
         base_id = self.workspace.base.id
-        snapshot, flushed = await self._draft(message, metadata, extra)
-        log = self._log(snapshot.id)
+        snapshot, flushed, log = await self._draft(message, metadata, extra, self._log)
         return await self._publish(Commit(branch, base_id, snapshot), flushed, log)
 
     def _log(self, snapshot_id: SnapshotId) -> TransactionLog:
@@ -280,22 +282,34 @@ class Publishing:
         return self.workspace.changes.log(snapshot_id)
 
     async def _draft(
-        self, message: str, metadata: Mapping[str, JSON] | None, extra: JSON
-    ) -> tuple[Snapshot, Flushed]:
-        """Build a snapshot of the session's state; nothing but chunks is stored."""
+        self,
+        message: str,
+        metadata: Mapping[str, JSON] | None,
+        extra: JSON,
+        logged: Callable[[SnapshotId], TransactionLog],
+    ) -> tuple[Snapshot, Flushed, bytes]:
+        """Build a snapshot of the session's state, and its log; nothing but chunks is stored.
+
+        Manifests and the log, which for many chunks take equally long, are encoded at once.
+        """
         workspace = self.workspace
         base = workspace.base
         if self._mode is SessionMode.REARRANGE:
             await self._history.check_moves_allowed()
         await workspace.store_packs()
-        flushed = await self._flusher.flush(base, workspace.tree)
+        log = logged(SnapshotId.random())
+        flush, pack_log = self._flusher.flush, workspace.assets.pack_transaction_log
+        if sum(map(len, log.updated_chunks.values())) < _MANY_CHUNKS:  # not worth any task
+            flushed, packed_log = await flush(base, workspace.tree), await pack_log(log)
+        else:
+            flushed, packed_log = await gather(flush(base, workspace.tree), pack_log(log))
         carried = carried_from(base)
         properties: dict[str, JSON] = {**carried, **self._default_metadata, **(metadata or {})}
         if isinstance(extra, dict):
             reserved = properties.get(_RESERVED)
             properties[_RESERVED] = {**(reserved if isinstance(reserved, dict) else {}), **extra}
         snapshot = Snapshot(
-            SnapshotId.random(),
+            log.id,
             base.id,
             max(_clock.now_us(), base.flushed_at + 1),  # a clock that lags must not stop anyone
             message,
@@ -303,11 +317,9 @@ class Publishing:
             flushed.nodes,
             flushed.files,
         )
-        return snapshot, flushed
+        return snapshot, flushed, packed_log
 
-    async def _publish(
-        self, publication: Publication, flushed: Flushed, log: TransactionLog
-    ) -> SnapshotId:
+    async def _publish(self, publication: Publication, flushed: Flushed, log: bytes) -> SnapshotId:
         """Store a snapshot with all it needs, and make it known."""
         assets, snapshot = self.workspace.assets, publication.snapshot
 
@@ -316,7 +328,7 @@ class Publishing:
                 await gather(
                     self._flusher.store(flushed),
                     assets.put_snapshot(snapshot),
-                    assets.put_transaction_log(log),
+                    assets.put_packed_log(snapshot.id, log),
                 )
             except OutcomeUnknownError as error:  # about a file that nothing refers to yet
                 raise StorageUnavailableError(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import zlib
 from dataclasses import replace
+from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -16,7 +18,7 @@ from icechunk_async.format import manifest_seek_write
 from icechunk_async.format.chunk_refs import ChunkRefs, InlineChunk, Kind
 from icechunk_async.format.envelope import FileType, unpack
 from icechunk_async.format.manifest import decode_manifest
-from icechunk_async.format.manifest_seek import AbsentPiecesError, SeekableManifest
+from icechunk_async.format.manifest_seek import AbsentPiecesError, SeekableManifest, _untouched
 from icechunk_async.format.manifest_seek_write import pack_manifest, pack_seekable
 from icechunk_async.format.manifest_write import LocationDictionary, encode_manifest
 from icechunk_async.format.pieces import Pieces
@@ -27,6 +29,7 @@ from tests.unit.format.seekable import MANIFEST, NODE, Reader, mixed, natives, s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+STATM = Path("/proc/self/statm")
 COUNT = 30_000
 SHAPES: dict[str, Callable[[], ChunkRefs]] = {
     "native": lambda: natives(COUNT),
@@ -134,6 +137,21 @@ def test_most_of_the_payload_takes_no_memory_and_many_lookups_wear_it_out() -> N
     for row in range(0, 40_000, 4096):
         reader.find((row,))
     assert reader.manifest.worn_out
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="only Linux tells how much memory is in use so")
+def test_touched_pages_are_small() -> None:
+    """Huge ones, which NumPy asks for, would take many times as much as the pieces."""
+    data = _untouched(256 << 20)
+    assert not data[::4096].any()
+    data = _untouched(256 << 20)
+    before = _resident_bytes()
+    data[:: 8 << 20] = 1
+    assert _resident_bytes() - before < 4 << 20
+
+
+def _resident_bytes() -> int:
+    return int(STATM.read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE
 
 
 def test_absent_pieces_are_asked_for_and_never_read_as_zeros() -> None:

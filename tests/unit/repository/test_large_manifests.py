@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from icechunk_async.format.manifest import Manifest
+    from icechunk_async.format.transaction_log import TransactionLog
 
 COUNT = 10_000
 HOLE = 1234
@@ -98,3 +100,31 @@ async def test_a_manifest_out_of_order_is_refused_and_not_read_as_holes(large: s
         session = await repository.readonly_session("main")
         with pytest.raises(FormatError):
             await session.workspace.find_chunk("/a", (3,))
+
+
+@pytest.mark.parametrize("count", [10, 20_000])
+async def test_logs_of_many_chunks_are_encoded_along_with_manifests(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Not before nor after them; for a few chunks no task is started."""
+    async with Repository.create(memory_url()) as repository:
+        session = await repository.writable_session("main")
+        await write(session, "a/zarr.json", array_document((count,), (1,)))
+        coords = np.arange(count, dtype=np.uint32)[:, None]
+        ids = np.ones((1, 12), np.uint8)
+        lengths = np.ones(count, np.uint64)
+        refs = ChunkRefs.build(coords, Kind.NATIVE, lengths=lengths, chunk_ids=ids)
+        session.workspace.set_refs("/a", refs)
+        assets = session.workspace.assets
+        tasks: list[object] = []
+        pack_log = assets.pack_transaction_log
+
+        async def noting(log: TransactionLog) -> bytes:
+            tasks.append(asyncio.current_task())
+            return await pack_log(log)
+
+        monkeypatch.setattr(assets, "pack_transaction_log", noting)
+        snapshot = await session.commit("many")
+        assert (tasks[0] is asyncio.current_task()) == (count == 10)
+        changed = (await assets.transaction_log(snapshot)).updated_chunks.values()
+        assert [len(it) for it in changed] == [count]

@@ -317,12 +317,12 @@ async def test_a_retry_stores_only_what_the_winner_affected(filled: Repository) 
     await _set(5)(session)
     other = await filled.writable_session("main")
     await _set(6)(other)
-    await session._draft("not stored", None, None)
-    first = await session._draft("first", None, None)
+    await session._draft("not stored", None, None, session._log)
+    first = await session._draft("first", None, None, session._log)
     await session._flusher.store(first[1])
     await other.commit("theirs")
     await session.rebase(ConflictDetector())
-    _, again = await session._draft("second", None, None)
+    _, again, _ = await session._draft("second", None, None, session._log)
     assert len(first[1].manifests) == 2
     assert len(again.manifests) == 1  # only that of the array that both wrote to
 
