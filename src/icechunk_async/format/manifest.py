@@ -122,7 +122,8 @@ def _join(parts: list[ChunkRefs]) -> ChunkRefs:
         name: _joined([getattr(part, name) for part in parts])
         for name in ("offsets", "lengths", "modified", "chunk_ids")
     }
-    objects, etags = [], []
+    objects: list[npt.NDArray[np.uint32]] = []
+    etags: list[npt.NDArray[np.int32]] = []
     ids = names = guards = 0
     for part in parts:
         virtual = part.kinds == Kind.VIRTUAL

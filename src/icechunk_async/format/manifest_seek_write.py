@@ -20,7 +20,7 @@ from icechunk_async.format.seek_index import ArrayFences, SeekIndex
 
 __all__ = ["MIN_SEEKABLE_BYTES", "pack_manifest", "pack_seekable"]
 
-MIN_SEEKABLE_BYTES: Final = 8 << 20
+MIN_SEEKABLE_BYTES: Final = 2 << 20
 """Manifests from this size, before compression, are written seekable."""
 _STEP: Final = 4096
 """References from one fence to the next; records of so many make a piece."""

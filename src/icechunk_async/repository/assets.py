@@ -62,6 +62,8 @@ looked for."""
 _PEEKS: Final = 16
 """So many chunks are looked for in a manifest that is not decoded."""
 _CONCURRENT_PIECES: Final = 8
+_MIN_PATCHED_FILE_BYTES: Final = 1 << 17
+"""Manifests from this size on storage are changed by pieces, if they were written in such."""
 
 
 class Assets:
@@ -322,13 +324,17 @@ class Assets:
     async def seekable_file(
         self, manifest_id: ManifestId, size_bytes: int
     ) -> bytes | memoryview | None:
-        """Answer the file of a seekable manifest; None of others, and of those decoded already.
+        """Answer the file of a manifest that may be seekable; None of those in memory already.
 
-        Args and errors as :meth:`manifest`. Cost: two requests; manifests of others are kept.
+        Args and errors as :meth:`manifest`. Cost: a request, or two for large files; manifests
+        that have no index after all are kept.
         """
-        if size_bytes < MIN_SEEKABLE_FILE_BYTES:
+        if size_bytes < _MIN_PATCHED_FILE_BYTES:
             return None
-        if not isinstance(await self._look_into(manifest_id, size_bytes), SeekableManifest):
+        if size_bytes >= MIN_SEEKABLE_FILE_BYTES:
+            if not isinstance(await self._look_into(manifest_id, size_bytes), SeekableManifest):
+                return None
+        elif self._manifests.get(manifest_id) is not None:
             return None
         return await self._fetch_manifest(manifest_id, 0, size_bytes)
 

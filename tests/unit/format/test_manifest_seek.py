@@ -105,6 +105,14 @@ def test_small_manifests_are_written_as_ever(monkeypatch: pytest.MonkeyPatch) ->
     assert index_size(pack_manifest(payload, 2, level=3)) is not None
 
 
+def test_manifests_split_as_advised_have_an_index() -> None:
+    """Those of 100,000 references: so a change of one leaves the others as they are."""
+    payload = encode_manifest(MANIFEST, {NODE: virtuals(100_000, 100)})
+    assert index_size(pack_manifest(payload, 2, level=1)) is not None
+    payload = encode_manifest(MANIFEST, {NODE: virtuals(10_000, 10)})
+    assert index_size(pack_manifest(payload, 2, level=1)) is None
+
+
 def test_what_is_not_fit_for_an_index_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """No arrays, too many, or pieces that did not stand the check; the file is whole anyway."""
     many = {node_id(number): natives(1) for number in range(65)}

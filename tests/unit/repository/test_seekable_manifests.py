@@ -21,7 +21,7 @@ from icechunk_async.repository.layout import manifest_key
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
-from tests.helpers import array_document, memory_url, write
+from tests.helpers import array_document, memory_url, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -273,3 +273,36 @@ async def test_a_changed_reference_is_written_without_decoding_the_others(
             wanted[chunk // 2] = wanted[chunk // 2] if full else 7 + turn
             assert found.lengths[found.coords[:, 0] % 2 == 0].tolist() == wanted.tolist()
             decoded = 0
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+async def test_a_small_manifest_is_read_once_to_be_changed(
+    monkeypatch: pytest.MonkeyPatch, *, has_index: bool
+) -> None:
+    """It is patched or, without an index, decoded, and in either case right."""
+    if not has_index:
+        monkeypatch.setattr(manifest_seek_write, "MIN_SEEKABLE_BYTES", 1 << 40)
+    monkeypatch.setattr(assets, "MIN_SEEKABLE_FILE_BYTES", 1 << 40)
+    url = await made(2)
+    decoded: list[int] = []
+
+    def noting(payload: bytes | memoryview) -> Manifest:
+        decoded.append(len(payload))
+        return decode_manifest(payload)
+
+    monkeypatch.setattr(assets, "decode_manifest", noting)
+    async with open_storage(url) as plain:
+        storage = LatencyStorage(plain, seconds=0)
+        async with Repository.open(storage) as repository:
+            session = await repository.writable_session("main")
+            await read(session, "a/zarr.json")
+            storage.forget()
+            refs: dict[Coordinates, ChunkRef | None] = {(8,): NativeChunk(ChunkId(bytes(12)), 1, 9)}
+            session.workspace.set_refs("/a", ChunkRefs.from_mapping(1, refs))
+            await session._draft("not stored", None, None, session._log)
+            assert storage.requests["get"] == 1
+            assert len(decoded) == (not has_index)
+            await session.commit("one")
+        async with Repository.open(storage) as repository:
+            session = await repository.readonly_session("main")
+            assert [await length(session, chunk) for chunk in (6, 8, 10)] == [4, 9, 6]
