@@ -124,10 +124,11 @@ def encode_manifest(
 def _check_apparent_size(refs: Sequence[ChunkRefs], locations: _StringTable) -> None:
     """Readers that check a manifest count a shared string each time that it is referred to."""
     sizes = np.array([len(string) for string in locations.raw], np.int64)
-    total = sum(
-        int(sizes[locations.codes[row][it.objects[it.kinds == Kind.VIRTUAL]]].sum()) + 80 * len(it)
-        for row, it in enumerate(refs)
-    )
+    total = 0
+    for row, it in enumerate(refs):
+        codes = locations.codes[row]
+        times = np.bincount(it.objects[it.kinds == Kind.VIRTUAL], minlength=len(codes))
+        total += int((sizes[codes] * times).sum()) + 80 * len(it)
     if total > MAX_PAYLOAD_BYTES:
         raise InvalidInputError(
             f"A manifest of {sum(map(len, refs))} references would take readers {total} bytes "
@@ -186,7 +187,12 @@ class _ArrayBlock:
             shape = _Shape(refs.rank, fields)
             vtable_at = layout.place(len(shape.vtable), 2)
             start = layout.place(len(rows) * shape.dtype.itemsize, 8)
-            self.tables[rows] = start + np.arange(len(rows)) * shape.dtype.itemsize
+            end = start + len(rows) * shape.dtype.itemsize
+            places = np.arange(start, end, shape.dtype.itemsize, dtype=np.int64)
+            if len(rows) == len(refs):
+                self.tables = places
+            else:
+                self.tables[rows] = places
             self.groups.append((shape, vtable_at, start, rows))
         self.inline_rows = np.flatnonzero(refs.kinds == Kind.INLINE)
         self.inline = _place_bytes(layout, refs.lengths[self.inline_rows].astype(np.int64))
@@ -197,8 +203,10 @@ class _ArrayBlock:
         key = refs.kinds << 3
         virtual = refs.kinds == Kind.VIRTUAL
         if virtual.any():
-            packed = self.strings["location"].packed[self.location_codes[refs.objects[virtual]]]
-            traits = packed.astype(np.uint8) << 2
+            packed = self.strings["location"].packed
+            traits = np.zeros(np.count_nonzero(virtual), np.uint8)
+            if packed.any():
+                traits |= packed[self.location_codes[refs.objects[virtual]]].astype(np.uint8) << 2
             traits |= (refs.etags[virtual] >= 0).astype(np.uint8) << 1
             traits |= refs.modified[virtual] > 0
             key[virtual] |= traits
