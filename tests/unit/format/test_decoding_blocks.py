@@ -29,10 +29,10 @@ NODE = node_id(1)
 
 
 def mixed() -> ChunkRefs:
-    """Answer references of every kind in every block; ETags and times only in the last."""
+    """Answer references of every kind in every block; ETags and times only in the last two."""
     rows = np.arange(COUNT)
     kinds = (rows % 3).astype(np.uint8)
-    late = (rows > COUNT - 1000) & (kinds == Kind.VIRTUAL)
+    late = (rows > COUNT - 10_001) & (kinds == Kind.VIRTUAL)
     ids = np.zeros((COUNT, 12), np.uint8)
     ids[:, :4] = rows.astype(np.uint32)[:, None].view(np.uint8)
     return ChunkRefs.build(
