@@ -66,7 +66,7 @@ class Catalog:
     """Paths of the arrays that files were concatenated to, relative to the group."""
     loaded: tuple[str, ...] = ()
     """Those of them whose data was copied."""
-    attributes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    attributes: Mapping[str, Sequence[str]] = field(default_factory=dict["str", "Sequence[str]"])
     """Names of the attributes that the groups of concatenated files were given, by path."""
     by_location: dict[str, Entry] = field(init=False, repr=False, compare=False)
 

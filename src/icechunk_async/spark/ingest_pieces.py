@@ -33,9 +33,9 @@ def divided(
         itemsize: bytes of an element.
         concat_dim: files are concatenated along it: if it is the first one, it has steps of one.
     """
-    sizes = tuple(max(size, 1) for size in shape)
-    if not sizes:
+    if not shape:
         return ()
+    sizes = [max(size, 1) for size in shape]
     if names[0] == concat_dim and len(sizes) > 1:
         return (1, *sizes[1:])
     row_bytes = math.prod(sizes[1:]) * itemsize

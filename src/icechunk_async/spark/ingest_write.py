@@ -87,7 +87,7 @@ def write_concatenated(
     if fresh:
         writing.clear(group, catalog, template.documents)
     first = plan.placed[0].scanned if plan.placed else None
-    groups = {} if first is None else first.groups
+    groups: Mapping[str, Mapping[str, Any]] = {} if first is None else first.groups
     writing.make_groups(group, groups, {} if first is None else catalog.attributes)
     old_total = 0 if fresh else sum(it.count for it in catalog.entries)
     for path in template.documents:
