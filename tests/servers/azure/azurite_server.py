@@ -76,7 +76,7 @@ class Azurite(ServerProcess):
             flags += ["--cert", str(certificate[0]), "--key", str(certificate[1])]
             flags += ["--oauth", "basic"]
         self._certificate = certificate
-        keeping = ["--require", _PACKAGES / "keep_extents.js"]
+        keeping = ["--require", str(_PACKAGES / "keep_extents.js")]
         super().__init__([node, *keeping, install(), *where, *place, *flags], port, log)
 
     @property
