@@ -111,10 +111,14 @@ class Refusal:
 
     @classmethod
     def of_reply(
-        cls, status: int, headers: Mapping[str, str], body: bytes, keys: S3Credentials | None
+        cls,
+        status: int,
+        headers: Mapping[str, str],
+        body: bytes | memoryview,
+        keys: S3Credentials | None,
     ) -> Refusal:
         """Read an answer of the hot path; the body may be empty, or no XML at all."""
-        text = body[:8192].decode("utf-8", "replace")
+        text = bytes(body[:8192]).decode("utf-8", "replace")
         found = {match[1]: unescape(match[2]) for match in _ELEMENT.finditer(text)}
         return cls(
             status,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async.errors import StorageError, StorageUnavailableError
 from icechunk_async.storage import ByteRange, Retrieved, SuffixRange, slice_range
+from icechunk_async.storage.placing import PlacedRange
 from icechunk_async_s3.versions import condition, is_etag, version_of
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class Reader:
             if wanted is None and request is not None and not _is_everything(request):
                 return await self._nothing(key, full)
             headers = {} if wanted is None else {"range": wanted}
-            reply = await self._transport.read("GET", full, headers)
+            into = request.into if isinstance(request, PlacedRange) else None
+            reply = await self._transport.read("GET", full, headers, into=into)
             if reply.status == 200:
                 return self._whole(key, reply, request)
             if reply.status == 206 and request is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from icechunk_async.errors import UnsafeStorageError
 from icechunk_async.storage import Absent, Capabilities, StorageDescription
+from icechunk_async_s3.bodies import as_bytes
 from icechunk_async_s3.changing import Changer
 from icechunk_async_s3.listing import walk
 from icechunk_async_s3.loops import Connections
@@ -14,7 +15,7 @@ from icechunk_async_s3.options import make_options, place_of
 from icechunk_async_s3.reading import Reader
 from icechunk_async_s3.transport import Transport
 from icechunk_async_s3.versions import is_etag
-from icechunk_async_s3.writing import Writer, owned
+from icechunk_async_s3.writing import Writer
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -177,7 +178,7 @@ class S3Storage:
         """Write one whole object."""
         full = self._full(key)
         self._check_writable("write")
-        body = owned(data)
+        body = as_bytes(data)
         if if_version is None:
             return await self._writer.put(key, full, body)
         if not isinstance(if_version, Absent) and not is_etag(if_version):

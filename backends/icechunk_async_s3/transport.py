@@ -11,13 +11,14 @@ import aiohttp
 from yarl import URL
 
 from icechunk_async.errors import StorageClosedError
+from icechunk_async_s3.bodies import body_to_send, receive
 from icechunk_async_s3.checksums import checksum_header, content_sha256
 from icechunk_async_s3.failures import LostReplyError, Refusal, explain, lost, not_sent, of_driver
 from icechunk_async_s3.signing import EMPTY_SHA256, UNSIGNED_PAYLOAD, encode_key, encode_query, sign
 from icechunk_async_s3.stock import sent_always
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
     from icechunk_async.errors import IcechunkError
     from icechunk_async_s3.keys import S3Credentials
@@ -32,8 +33,6 @@ __all__ = ["RefusedError", "Reply", "Transport"]
 _HASHED_HERE_BYTES: Final = 256 * 1024
 """Larger bodies are hashed on a thread, which takes longer but leaves the loop free."""
 
-_PIECE_BYTES: Final = 256 * 1024
-
 _TRANSPORT_ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError)
 
 
@@ -44,6 +43,7 @@ class _Request:
     headers: Mapping[str, str]
     query: str
     body: Body
+    into: memoryview | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ class Reply:
 
     status: int
     headers: Mapping[str, str]
-    body: bytes
+    body: Body
+    """The place that was given for it, if it fitted."""
 
 
 class Transport:
@@ -73,8 +74,17 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         query: tuple[tuple[str, str], ...] = (),
         body: Body = b"",
+        into: memoryview | None = None,
     ) -> Reply:
         """Send one request, once; again with new keys where the callback's had expired.
+
+        Args:
+            method: the verb, in capitals.
+            key: of the object, with the prefix.
+            headers: names in lower case.
+            query: see :func:`~icechunk_async_s3.signing.encode_query`.
+            body: to be sent; nobody may change it before this returns or is cancelled.
+            into: where to put the part of the object that comes, if it has exactly that length.
 
         Raises:
             LostReplyError: no complete answer came; the server may have acted.
@@ -82,7 +92,9 @@ class Transport:
 
         Cancellation: the server may have acted.
         """
-        request = _Request(method, key, headers or {}, encode_query(query) if query else "", body)
+        request = _Request(
+            method, key, headers or {}, encode_query(query) if query else "", body, into
+        )
         connection = await self._connections.here()
         for again in (True, False):
             keys = await connection.wiring.keys.current()
@@ -97,19 +109,26 @@ class Transport:
                 break
         return reply
 
-    async def read(self, method: str, key: str, headers: Mapping[str, str] | None = None) -> Reply:
+    async def read(
+        self,
+        method: str,
+        key: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        into: memoryview | None = None,
+    ) -> Reply:
         """Send a request that changes nothing; once more where the connection had gone stale.
 
         Raises:
             StorageUnavailableError: no complete answer came.
         """
         try:
-            return await self.send(method, key, headers=headers)
+            return await self.send(method, key, headers=headers, into=into)
         except LostReplyError as error:
             if error.timed_out:
                 raise error.as_read(f"reading {key!r} in", self.place) from error
         try:
-            return await self.send(method, key, headers=headers)
+            return await self.send(method, key, headers=headers, into=into)
         except LostReplyError as error:
             raise error.as_read(f"reading {key!r} in", self.place) from error
 
@@ -209,11 +228,10 @@ class Transport:
         # Signed or not makes no difference to these; intermediaries change them.
         headers["accept-encoding"] = "identity"
         headers["user-agent"] = "icechunk-async"
-        data: Body | AsyncIterator[Body] | None = None
+        data = None
         if request.method == "PUT":
-            size = len(request.body)
-            headers["content-length"] = str(size)
-            data = request.body if size <= _PIECE_BYTES else _pieces(request.body)
+            headers["content-length"] = str(len(request.body))
+            data = body_to_send(request.body)
         try:
             async with connection.http.request(
                 request.method,
@@ -223,7 +241,9 @@ class Transport:
                 allow_redirects=False,
                 proxy=connection.wiring.route.proxy,
             ) as response:
-                return Reply(response.status, response.headers, await response.read())
+                return Reply(
+                    response.status, response.headers, await receive(response, request.into)
+                )
         except (*_TRANSPORT_ERRORS, RuntimeError) as error:
             self._check_open(error)
             if isinstance(error, RuntimeError):  # ours, or aiohttp's word for a closed session
@@ -240,13 +260,6 @@ class RefusedError(Exception):
         """Keep what the server answered."""
         super().__init__(refusal.said)
         self.refusal = refusal
-
-
-async def _pieces(body: Body) -> AsyncIterator[Body]:
-    """Answer a large body in pieces, so that the loop does something else in between."""
-    view = memoryview(body)
-    for start in range(0, len(view), _PIECE_BYTES):
-        yield view[start : start + _PIECE_BYTES]
 
 
 async def _hashed[T](digest: Callable[[], T], body: Body) -> T:

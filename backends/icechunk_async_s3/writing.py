@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from icechunk_async_s3.options import Options
     from icechunk_async_s3.transport import Body, Reply, Transport
 
-__all__ = ["WRITE_ID", "Writer", "owned"]
+__all__ = ["WRITE_ID", "Writer"]
 
 WRITE_ID: Final = "x-amz-meta-icechunkwriteid"
 """The official engine uses the same name."""
@@ -306,12 +306,3 @@ async def _discard(write: _Write) -> None:
     upload, write.upload = write.upload, None
     if upload is not None:
         await abort(upload)
-
-
-def owned(data: bytes | bytearray | memoryview) -> Body:
-    """Answer bytes that nobody can change while they are sent, also after a cancellation."""
-    if isinstance(data, bytes):
-        return data
-    if isinstance(data, memoryview) and type(data.obj) is bytes and data.c_contiguous:
-        return data.cast("B") if data.nbytes else b""
-    return bytes(data)

@@ -19,6 +19,7 @@ from icechunk_async._concurrency import closing
 from icechunk_async.errors import InvalidInputError, StorageClosedError
 from icechunk_async.storage.cache_file import fits, part_name
 from icechunk_async.storage.disk_cache import DiskTier
+from icechunk_async.storage.placing import PlacedRange
 from icechunk_async.storage.protocol import Retrieved, check_key, slice_range
 
 if TYPE_CHECKING:
@@ -202,6 +203,8 @@ class Cached:
         """Read an object or part of it."""
         if not self._immutable(key):
             return await self._storage.get(key, byte_range)
+        if isinstance(byte_range, PlacedRange):  # what is kept has to be the cache's own
+            byte_range = byte_range.unplaced()
         check_key(key)
         self._check_open()
         # The whole object first: it answers any range of itself.

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._concurrency import SingleFlight, bounded_map
+from icechunk_async.storage.placing import PlacedRange, room
 from icechunk_async.storage.protocol import ByteRange, Retrieved
 from icechunk_async.storage.wrapping import PassingStorage
 
@@ -68,7 +69,9 @@ class Coalescing(PassingStorage):
     knows its size.
 
     Cost: a turn of the loop per read. Memory: a joined answer, at most ``part_bytes``, until its
-    reads are answered; each read gets bytes of its own.
+    reads are answered; each read gets bytes of its own. The parts of a split read are put in place
+    as they come, by storages that know :class:`~icechunk_async.storage.placing.PlacedRange` without
+    another copy.
     """
 
     def __init__(self, storage: Storage, policy: CoalescePolicy | None = None) -> None:
@@ -131,14 +134,30 @@ class Coalescing(PassingStorage):
     async def _read_parts(self, key: str, whole: ByteRange) -> Retrieved:
         policy = self._policy
         parts = split_range(whole, part_bytes=policy.part_bytes, max_parts=policy.max_parts)
-        answers = await bounded_map(
-            lambda part: self.wrapped.get(key, part), parts, limit=len(parts)
-        )
+        assert whole.stop is not None
+        memory = room(whole.stop - whole.start)
+
+        async def read(part: ByteRange) -> Retrieved:
+            if memory is None:
+                return await self.wrapped.get(key, part)
+            assert part.stop is not None
+            place = memory[part.start - whole.start : part.stop - whole.start]
+            return await self._read_into(place, key, part)
+
+        answers = await bounded_map(read, parts, limit=len(parts))
         first = answers[0]
         if any(it.version != first.version for it in answers):
             return await self.wrapped.get(key, whole)  # in one piece it is of one version
-        data = b"".join(it.data for it in answers)
-        return replace(first, data=data)
+        if memory is None or sum(len(it.data) for it in answers) != len(memory):
+            return replace(first, data=b"".join(it.data for it in answers))
+        return replace(first, data=memory.toreadonly())
+
+    async def _read_into(self, place: memoryview, key: str, part: ByteRange) -> Retrieved:
+        answer = await self.wrapped.get(key, PlacedRange(part.start, part.stop, into=place))
+        if answer.data is place or len(answer.data) != len(place):
+            return answer
+        place[:] = answer.data
+        return replace(answer, data=place)
 
 
 def _cut(answer: Retrieved, request: RangeRequest, byte_range: RangeRequest) -> Retrieved:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._concurrency import first_of_two
+from icechunk_async.storage.placing import PlacedRange
 from icechunk_async.storage.protocol import ByteRange, SuffixRange
 from icechunk_async.storage.wrapping import PassingStorage
 
@@ -107,6 +108,8 @@ class Hedged(PassingStorage):
         """Read an object or part of it."""
         if not self._immutable(key):
             return await self.wrapped.get(key, byte_range)
+        if isinstance(byte_range, PlacedRange):  # two requests cannot fill one place
+            byte_range = byte_range.unplaced()
         recent = self._recent[_is_small(byte_range)]
         with self._lock:
             self._allowed = min(_SAVED, self._allowed + self._policy.max_share)
