@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.transaction_log import TransactionLog
     from icechunk_async.repository.changes import ChangeSet, WorkingTree
 
-__all__ = ["Conflict", "ConflictKind", "detect_conflicts"]
+__all__ = ["Conflict", "ConflictKind", "clears", "detect_conflicts"]
 
 
 class ConflictKind(IntEnum):
@@ -72,6 +72,18 @@ def detect_conflicts(ours: WorkingTree, log: TransactionLog, theirs: Snapshot) -
         *_chunks(ours, log),
         *_deleted_nodes(changes, log, theirs.nodes),
     ]
+
+
+def clears(log: TransactionLog, ours: WorkingTree) -> bool:
+    """Tell whether a log alone shows that a commit clashes with nothing of a session.
+
+    Where it does not, :func:`detect_conflicts` decides, with the commit's snapshot: about nodes
+    that the session made, deleted or moved a log says too little.
+    """
+    changes = ours.changes
+    if log.moves or changes.new or changes.deleted or changes.moves.requested:
+        return False
+    return not any(_updated_nodes(changes, log)) and not any(_chunks(ours, log))
 
 
 def _new_nodes(changes: ChangeSet, theirs: Nodes) -> Iterator[Conflict]:

@@ -29,7 +29,7 @@ from icechunk_async.repository.flush import Flusher
 from icechunk_async.repository.history import Amend, Commit, Detach
 from icechunk_async.repository.history.administration import unsupported_by_spec_1
 from icechunk_async.repository.rebase import rebase
-from icechunk_async.repository.retry import Backoff
+from icechunk_async.repository.retry import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -47,7 +47,6 @@ _log = logging.getLogger(__name__)
 
 _MANY_CHUNKS: Final = 1 << 14
 _RESERVED: Final = "__icechunk"
-_RACE: Final = Backoff(initial_ms=10, max_ms=2000, immediate=1)
 
 
 class SessionMode(Enum):
@@ -150,6 +149,7 @@ class Publishing:
         races: list[ConflictError],
     ) -> SnapshotId:
         """Try until it lands; ``races`` gets every race that was lost."""
+        turns = Turns()
         for attempt in range(tries + 1):
             extra: JSON = None if rebase_with is None else {"rebase_attempts": attempt}
             try:
@@ -163,8 +163,9 @@ class Publishing:
                     raise
             _log.debug("another writer of %r was first, %d time(s) now", branch, attempt + 1)
             _telemetry.add("commit.rebases", 1)
-            await _RACE.wait(attempt + 1)
-            await rebase(self.workspace, self._history, branch, rebase_with)
+            # What the lost race showed is new still, unless others had time since.
+            tip = None if await turns.wait() else self._history.last_seen(branch, None)
+            await rebase(self.workspace, self._history, branch, rebase_with, tip=tip)
         raise AssertionError("the last try returns or raises")
 
     def _too_late(self, timeout_seconds: float | None, races: list[ConflictError]) -> IcechunkError:
