@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import batched
+from itertools import batched, takewhile
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async import _telemetry
@@ -58,8 +58,8 @@ async def rebase(
     changes.
 
     Cost: a request for the tip unless it is given; then for up to 64 commits the logs of all and
-    the last snapshot, at the same time. Where a log alone cannot tell that nothing clashes, the
-    snapshots of that commit and of the one before it, also at the same time.
+    the last snapshot, at the same time. From the first commit whose log cannot tell that nothing
+    clashes, the snapshots of all, and that of the one before it, also at the same time.
     """
     with _telemetry.span("rebase", branch=branch):
         commits = await _commits_since(history, branch, workspace.base.id, tip)
@@ -79,19 +79,20 @@ async def _replay(
     logs, last = await gather(
         bounded_map(load, commits, limit=_CONCURRENT_COMMITS), assets.snapshot(commits[-1].id)
     )
-    unclear = [
-        index
-        for index, theirs in enumerate(logs)
-        if not all(clears(log, workspace.tree) for log in theirs)
-    ]
-    # Beside an unclear commit the one before it, on which a rebase that fails stands.
-    wanted = sorted({it for index in unclear for it in (index - 1, index) if it >= 0})
-    found = await bounded_map(
+    clear = list(
+        takewhile(
+            lambda index: all(clears(log, workspace.tree) for log in logs[index]),
+            range(len(commits)),
+        )
+    )
+    # Beside those that are not clear the last one that is, on which a rebase that fails stands.
+    # After the first of them a solver may have changed what the session changes.
+    wanted = range(max(0, len(clear) - 1), len(commits) - 1)
+    snapshots = await bounded_map(
         assets.snapshot, [commits[index].id for index in wanted], limit=_CONCURRENT_SNAPSHOTS
     )
-    snapshots = {**dict(zip(wanted, found, strict=True)), len(commits) - 1: last}
-    for index, theirs in sorted(snapshots.items()):
-        await _settle(workspace, theirs, logs[index] if index in unclear else [], solver)
+    for theirs, touched in zip([*snapshots, last], logs[wanted.start :], strict=True):
+        await _settle(workspace, theirs, touched, solver)
 
 
 async def _settle(
