@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
+from benchmarks.reasons import REASONS
 from benchmarks.report import draw
 from benchmarks.results import BUSY, OURS, Result, lines, shown
 
@@ -32,9 +33,23 @@ def tables(results: list[Result]) -> str:
     for (operation, about), group in groupby(results, key=lambda it: (it.operation, it.about)):
         heads = "| Workload | Ours | Official | Ratio | CPU | Target | Others |\n"
         rule = "| --- | --: | --: | --: | --: | --: | --- |\n"
-        rows = "".join(map(_row, group))
-        found.append(f"### {operation}\n\n{about}\n\n{heads}{rule}{rows}")
+        own = list(group)
+        rows = "".join(map(_row, own))
+        why = (
+            f"\nWhat bounds it: {REASONS[operation].strip()}\n"
+            if any(map(_falls_short, own))
+            else ""
+        )
+        found.append(f"### {operation}\n\n{about}\n\n{heads}{rule}{rows}{why}")
     return "\n".join(found)
+
+
+def _falls_short(result: Result) -> bool:
+    """Tell whether a target is missed, or the official engine ahead."""
+    if result.limit is not None and result.median(OURS) > result.limit:
+        return True
+    ahead = any(it.peer == _OFFICIAL and it.verdict == "lost" for it in lines([result]))
+    return ahead or any(it.is_met is False for it in lines([result]))
 
 
 def _row(result: Result) -> str:

@@ -1,0 +1,86 @@
+"""Why an operation misses a target or loses to a peer: what a profile says bounds it.
+
+The documentation shows it below the table of each operation that has such a row.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["REASONS"]
+
+REASONS: Final = {
+    "Import, and open for the first time": """
+Two thirds of the time is the standard library making dataclasses, some 200 of them in 140
+modules of ours, and the modules that they need; the official engine is one compiled library.
+What serves upkeep, inspection, credentials and trials is imported when it is used.
+""",
+    "Keep a repository small": """
+Expiring is one change of the repository's state. Ours encodes each snapshot and each entry of
+the operations log (1.4 ms of processor time for 200), writes conditionally, keeps a backup and
+waits for the disk; the official engine does not wait for the disk. Collecting is bounded by one
+call of the operating system for each file.
+""",
+    "Large objects on S3 through zarr": """
+Receiving, parsing (aiohttp slices and joins what comes) and Zarr's copy into the array follow
+one another on the thread of Zarr's only loop, where compiled clients receive on other threads.
+Over TLS asyncio reads one record of 16 KB at a time and copies it twice more. `obstore+s3://`
+is the way out.
+""",
+    "List nodes through the store": """
+What remains is Zarr's prefix logic and one string for each key, which the interface asks for.
+""",
+    "Many writers of one branch": """
+Whoever loses a race reads what landed, writes its snapshot and log again and tries again: five
+requests that depend on one another, and 8 ms of processor time for decoding and encoding,
+spread over small steps. Pauses grow with the number of lost races, so that tries at the same
+time stay few.
+""",
+    "Read arrays through zarr": """
+With the default pipeline Zarr itself takes 100 to 150 microseconds a chunk, whatever the store;
+with the fused one some 30. TensorStore decodes and copies in compiled threads, without either.
+""",
+    "Read through the store": """
+Each call costs the interpreter 2 to 30 microseconds, of which opening, reading and closing a
+file is half. Factors shrink where waking up a thread is cheap, since that is what the official
+engine pays.
+""",
+    "References of chunks": """
+*Set and commit*: compressing the manifest and the transaction log, which hardly compresses, is
+half of the time, checking and storing a text for each reference a quarter. *Iterate*:
+decompressing 44 to 100 MB and turning on memory for it takes a tenth of a second, reading
+columns out of it as long or twice as long; five times the official engine's speed would leave
+nothing for it. *Open cold, written by the official engine*: the table of the first chunk is at
+the file's end, so all of it has to be decompressed first. *Change one*: ours waits for the
+disk, the official engine does not; see *CPU*.
+""",
+    "Small chunks that share objects": """
+Objects are few; what is left is what Zarr takes for each chunk, 0.1 to 0.5 milliseconds with
+the default pipeline, and the copy of each chunk into its pack.
+""",
+    "Small repositories on the local disk": """
+Two fifths of opening is decoding three small files with bounds checked at each step, and a
+seventh the trial of the directory's abilities. Committing waits for the disk, once for all
+files; the official engine does not wait for it at all.
+""",
+    "Small requests to S3 through zarr": """
+Of 400 microseconds of processor time, asyncio and aiohttp take more than half, Zarr a quarter,
+sending a tenth, and our policies, signature and bookkeeping the rest. The turns of one loop
+follow one another; the official engine spreads its own over threads.
+""",
+    "Storage that is far away": """
+*Create*: the trial whether conditional writes work takes 205 requests, seven in a row
+([decision 11](../decisions/0011-probe-at-create.md)); `probe=False` leaves it out, at your
+risk. *Open cold*: four requests in a row, and two connections made for them, one for the loop
+that opens the repository and one for Zarr's; the official engine has one loop. *Commit*: two
+requests in a row are 40 ms of it, the rest is processor time, which counts where the service is
+near.
+""",
+    "Write arrays through zarr": """
+Ours is on the disk when the commit returns, the official engine's is not: syncing is most of
+the difference where chunks are large. Each value is copied once, since its owner may change it
+after `set` returns. `durability: none` does not wait, [at a
+risk](../how-to/local-disks.md#trading-durability-for-speed).
+""",
+}
+"""By operation; Markdown."""
