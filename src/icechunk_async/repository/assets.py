@@ -294,6 +294,9 @@ class Assets:
     async def _load_manifest(
         self, manifest_id: ManifestId, size_bytes: int
     ) -> Manifest | PackedManifest:
+        stored = self._manifests.get(manifest_id)
+        if isinstance(stored, bytes):
+            return await self.keep_manifest(manifest_id, stored)
         data = await self._fetch_manifest(manifest_id, 0, size_bytes or None)
         return await self.keep_manifest(manifest_id, data)
 
@@ -310,9 +313,10 @@ class Assets:
         return manifest
 
     async def read_manifest(self, manifest_id: ManifestId, size_bytes: int = 0) -> Manifest:
-        """Answer a manifest, and do not keep it: for what looks at each of them once.
+        """Answer a manifest as it is stored, and do not keep it: for what looks at each once.
 
-        Args and errors as :meth:`manifest`. Cost: one request.
+        Args and errors as :meth:`manifest`. Cost: one request, whatever is cached: a check would
+        else not notice that the file is gone.
         """
         data = await self._fetch_manifest(manifest_id, 0, size_bytes or None)
         manifest = await self.compute(
@@ -341,9 +345,6 @@ class Assets:
     async def _fetch_manifest(
         self, manifest_id: ManifestId, start: int, stop: int | None
     ) -> bytes | memoryview:
-        stored = self._manifests.get(manifest_id)
-        if isinstance(stored, bytes):
-            return memoryview(stored)[start:stop]
         key = manifest_key(manifest_id)
         try:
             return (await self.storage.get(key, ByteRange(start, stop))).data

@@ -14,7 +14,7 @@ from icechunk_async.format.id_set import IdSet
 from icechunk_async.repository.check_marks import NeededChunks
 from icechunk_async.storage import Capabilities, open_storage
 from icechunk_async.testing.wrapping import WrappedStorage
-from tests.helpers import make_array
+from tests.helpers import make_array, memory_url, write
 from tests.unit.repository.upkeep_tools import littered
 
 if TYPE_CHECKING:
@@ -68,6 +68,21 @@ async def test_each_object_that_goes_is_named(spec: int) -> None:
         "snapshots": whole.snapshots,
         "transactions": whole.transaction_logs,
     }
+
+
+@pytest.mark.parametrize("spec", [1, 2])
+async def test_what_is_in_memory_still_has_to_be_there(spec: int) -> None:
+    """As where the same repository wrote it, and keeps it for reading."""
+    url = memory_url()
+    async with open_storage(url) as storage, Repository.create(url, spec_version=spec) as it:
+        session = await it.writable_session("main")
+        await make_array(session, "a", (4,), (2,))
+        await write(session, "a/c/0", bytes(8))
+        await session.commit("a chunk")
+        assert (await it.check_references()).is_whole
+        (manifest,) = [entry.key async for entry in storage.list_prefix("manifests/")]  # type: ignore[union-attr]
+        await storage.delete([manifest])
+        assert problems(await it.check_references()) == {("manifest", manifest, "missing", 0)}
 
 
 async def test_short_and_damaged_objects_are_named() -> None:

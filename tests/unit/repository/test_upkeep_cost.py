@@ -213,7 +213,6 @@ def test_statistics_read_each_manifest_once(spec: int) -> None:
                 for number in range(5):
                     session = await repository.writable_session("main")
                     await session.commit(f"empty {number}", allow_empty=True)
-            async with Repository.open(storage) as repository:
                 storage.forget()
                 stats = await repository.chunk_storage_stats()
                 assert stats.native_bytes == 3 * len(CHUNK)
