@@ -11,9 +11,9 @@ __all__ = ["REASONS"]
 
 REASONS: Final = {
     "Import, and open for the first time": """
-Two thirds of the time is the standard library making dataclasses, some 200 of them in 140
-modules of ours, and the modules that they need; the official engine is one compiled library.
-What serves upkeep, inspection, credentials and trials is imported when it is used.
+Two thirds of the time is the standard library making dataclasses, some 200 of them in the 140
+to 170 modules that are needed; the official engine is one compiled library. What serves upkeep,
+inspection, credentials and trials is imported when it is used.
 """,
     "Keep a repository small": """
 Expiring is one change of the repository's state. Ours encodes each snapshot and each entry of
@@ -42,17 +42,18 @@ with the fused one some 30. TensorStore decodes and copies in compiled threads, 
 """,
     "Read through the store": """
 Each call costs the interpreter 2 to 30 microseconds, of which opening, reading and closing a
-file is half. Factors shrink where waking up a thread is cheap, since that is what the official
-engine pays.
+file is half; of 1 MB nearly all is the system's copy out of its cache. Factors shrink where
+waking up a thread is cheap, since that is what the official engine pays.
 """,
     "References of chunks": """
 *Set and commit*: compressing the manifest and the transaction log, which hardly compresses, is
-half of the time, checking and storing a text for each reference a quarter. *Iterate*:
-decompressing 44 to 100 MB and turning on memory for it takes a tenth of a second, reading
-columns out of it as long or twice as long; five times the official engine's speed would leave
-nothing for it. *Open cold, written by the official engine*: the table of the first chunk is at
-the file's end, so all of it has to be decompressed first. *Change one*: ours waits for the
-disk, the official engine does not; see *CPU*.
+half of the time, checking and storing a text for each reference a quarter. *Native references*:
+half a microsecond for each is left, in steps over whole columns and in compressing random ids.
+*Iterate*: decompressing 44 to 100 MB and turning on memory for it takes a tenth of a second,
+reading columns out of it as long or twice as long; five times the official engine's speed would
+leave nothing for it. *Open cold, written by the official engine*: the table of the first chunk
+is at the file's end, so all of it has to be decompressed first. *Change one*: ours waits for
+the disk, the official engine does not; see *CPU*.
 """,
     "Small chunks that share objects": """
 Objects are few; what is left is what Zarr takes for each chunk, 0.1 to 0.5 milliseconds with
@@ -71,10 +72,9 @@ follow one another; the official engine spreads its own over threads.
     "Storage that is far away": """
 *Create*: the trial whether conditional writes work takes 205 requests, seven in a row
 ([decision 11](../decisions/0011-probe-at-create.md)); `probe=False` leaves it out, at your
-risk. *Open cold*: four requests in a row, and two connections made for them, one for the loop
-that opens the repository and one for Zarr's; the official engine has one loop. *Commit*: two
-requests in a row are 40 ms of it, the rest is processor time, which counts where the service is
-near.
+risk. *Open cold*: four requests in a row are 80 ms, and two connections are made for them,
+another 40, one for the loop that opens the repository and one for Zarr's; the official engine
+has one loop.
 """,
     "Write arrays through zarr": """
 Ours is on the disk when the commit returns, the official engine's is not: syncing is most of
