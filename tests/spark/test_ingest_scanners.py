@@ -16,6 +16,7 @@ import zarr
 from icechunk_async.errors import InvalidInputError, InvalidMetadataError
 from icechunk_async.spark.ingest_grib import Message, grid_of, read_index
 from icechunk_async.spark.ingest_hdf5 import scan_hdf5
+from icechunk_async.spark.ingest_pieces import divided
 from icechunk_async.spark.ingest_plan import to_units
 from icechunk_async.spark.ingest_scan import Scanned, SourceState
 from icechunk_async.spark.ingest_source import RemoteFile
@@ -121,6 +122,12 @@ def test_what_is_stored_in_one_piece_is_divided(tmp_path: Path) -> None:
     assert found.arrays["v"].dimensions == ("time", "phony_dim_0")
     assert len(found.arrays["v"].places) == 6
     np.testing.assert_array_equal(decoded(path, found, "v"), values)
+
+
+@pytest.mark.parametrize(("length", "rows"), [(16_777_216, 4_194_304), (16_777_259, 16_777_259)])
+def test_large_arrays_are_not_divided_into_very_many_pieces(length: int, rows: int) -> None:
+    """As one whose length is prime would be, a reference for each of its elements."""
+    assert divided((length,), ("x",), 8, None) == (rows,)
 
 
 def test_attributes_are_those_that_decoding_needs(tmp_path: Path) -> None:
