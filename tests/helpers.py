@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import pytest
 from zarr.core.buffer import default_buffer_prototype
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from icechunk_async import Session
     from icechunk_async.storage import Storage
 
 __all__ = [
     "array_document",
+    "cancelled_when",
     "group_document",
     "make_array",
     "memory_url",
     "objects",
     "read",
+    "until",
     "write",
 ]
 
@@ -76,3 +82,19 @@ async def objects(storage: Storage) -> dict[str, bytes]:
         key = getattr(entry, "key")  # noqa: B009 -- without a delimiter there are no prefixes
         found[key] = bytes((await storage.get(key)).data)
     return found
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that no event of this loop tells."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 -- see above
+            await asyncio.sleep(0.001)
+
+
+async def cancelled_when(doing: Coroutine[Any, Any, object], condition: Callable[[], bool]) -> None:
+    """Begin something, cancel it once the condition holds, and wait for its end."""
+    task = asyncio.create_task(doing)
+    await until(condition)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

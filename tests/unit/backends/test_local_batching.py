@@ -252,7 +252,7 @@ async def test_operations_under_way_end_before_the_storage_does(tmp_path: Path) 
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     assert len(list((tmp_path / "a").iterdir())) == 50
-    versions = await asyncio.wait_for(gather(*pending), 10)
+    versions = await asyncio.wait_for(gather(*pending), 60)
     assert len(set(versions)) == 50
     begun = set(threading.enumerate()) - before
     assert not [thread for thread in begun if thread.name.startswith("icechunk-")]

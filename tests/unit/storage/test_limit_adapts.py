@@ -151,7 +151,7 @@ async def test_a_shrunken_budget_takes_its_places_back_as_they_are_freed() -> No
     await asyncio.sleep(0)
     assert not waiting.done()
     budget.release(held.pop())
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 60)
 
 
 def _finished(reads: list[tuple[str, RangeRequest]]) -> list[tuple[float, int]]:
@@ -224,7 +224,7 @@ async def test_waiters_that_left_are_forgotten() -> None:
                 await budget.acquire(number, 1)
     assert len(budget._heap) < 20
     budget.release()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 60)
     assert not budget._heap
     assert not budget._ends
 
