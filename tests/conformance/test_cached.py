@@ -46,6 +46,8 @@ async def reopen_cached(description: StorageDescription) -> AsyncIterator[Storag
 class TestPassesOn(StorageConformance):
     """A cache that was told that everything changes."""
 
+    many_keys = 1_000
+
     @pytest.fixture
     async def storage(self, tmp_path: Path) -> AsyncIterator[Storage]:
         """Open an empty storage."""
@@ -56,6 +58,7 @@ class TestPassesOn(StorageConformance):
 class TestCached(StorageConformance):
     """Both tiers, for those of the suite's objects that are written once."""
 
+    many_keys = 1_000
     reopen = staticmethod(reopen_cached)
 
     @pytest.fixture

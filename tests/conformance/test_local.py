@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class TestLocal(StorageConformance):
     """Objects in a directory that the first write makes."""
 
+    many_keys = 3_000
+
     @pytest.fixture
     async def storage(self, tmp_path: Path, no_system_calls: None) -> AsyncIterator[Storage]:
         """Open a directory, while whatever blocks the loop is an error."""

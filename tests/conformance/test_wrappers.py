@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class _Wrapped(StorageConformance):
     """A policy around memory."""
 
+    many_keys = 1_000  # memory answers them in one page, as it would more
+
     def wrap(self, plain: Storage) -> Storage:
         """Put the policy around ``plain``."""
         raise NotImplementedError

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.storage import Storage
 
-SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "12")))
+SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "4")))
 BRANCHES = ("main", "dev")
 PACKED = {
     "packing": Packing(target_bytes=20, max_chunk_bytes=20),

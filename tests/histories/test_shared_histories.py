@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from icechunk_async import Session, SnapshotId
     from icechunk_async.storage import Storage
 
-SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "10")))
+SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "4")))
 BRANCHES = ("main", "dev", "old")
 PACKED: dict[str, Any] = {
     "packing": Packing(target_bytes=1_000, max_chunk_bytes=1_000),

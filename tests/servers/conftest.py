@@ -1,15 +1,40 @@
-"""What servers printed, beside a failure."""
+"""What servers printed, beside a failure; and what takes too long for every run."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from tests.servers.faulty_network import ConformanceThroughFaults
 from tests.servers.process import ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+THOUSANDS_OF_REQUESTS: Final = frozenset(
+    {
+        "test_a_cancelled_listing_changes_nothing",
+        "test_a_group_of_many_keys_is_listed_once",
+        "test_a_listing_can_be_left_half_way",
+        "test_a_long_listing_can_be_continued",
+        "test_keys_that_stay_are_listed_once_while_others_change",
+        "test_many_objects_are_deleted_at_once",
+        "test_objects_can_be_deleted_while_they_are_listed",
+    }
+)
+"""Without faults they take seconds on a server, with retries minutes."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave what sends thousands of requests through faults to those who ask for it."""
+    for item in items:
+        if not isinstance(item, pytest.Function) or item.cls is None:
+            continue
+        through_faults = issubclass(item.cls, ConformanceThroughFaults)
+        if through_faults and item.originalname in THOUSANDS_OF_REQUESTS:
+            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
 import socket
 import ssl
@@ -45,7 +46,9 @@ def install() -> Path:
             shutil.copy(_PACKAGES / name, target)
         node, npm = _node()
         flags = ("--no-audit", "--no-fund", "--ignore-scripts")
-        subprocess.run([node, npm, "ci", *flags], cwd=target, check=True)
+        trusted = os.environ.get("SSL_CERT_FILE")  # what Python was told, node is not
+        env = {**({"NODE_EXTRA_CA_CERTS": trusted} if trusted else {}), **os.environ}
+        subprocess.run([node, npm, "ci", *flags], cwd=target, check=True, env=env)
         done.touch()
     return target / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
 STEPS = settings(
-    max_examples=15,
+    max_examples=8,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
