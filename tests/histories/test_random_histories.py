@@ -124,6 +124,7 @@ async def _scenario(seed: int, spec: int) -> list[str]:
         return anomalies
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("spec", [1, 2])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_commit_is_lost_doubled_or_invented(seed: int, spec: int) -> None:

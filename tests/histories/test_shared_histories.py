@@ -260,6 +260,7 @@ def run(seed: int, spec: int) -> tuple[History, list[str]]:
         return runner.run(scenario(seed, spec))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("spec", [1, 2])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_is_lost_doubled_or_invented(seed: int, spec: int) -> None:

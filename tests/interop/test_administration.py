@@ -271,6 +271,7 @@ async def test_odd_writers_are_shown_alike(stamp: bytes, tmp_path: Path) -> None
     await shown_alike(root, 2)
 
 
+@pytest.mark.sampled
 @SPECS
 @FIRST
 @pytest.mark.parametrize("method", ["new_commit", "amend"])

@@ -58,6 +58,7 @@ def manifests(files: Files, snapshot_id: str) -> dict[str, list[Any]]:
     return found
 
 
+@pytest.mark.sampled
 @SPECS
 @pytest.mark.parametrize("config", range(len(CONFIGS)))
 async def test_manifests_cover_the_same_cells(spec: int, config: int, tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ async def work_together(
     return seen
 
 
+@pytest.mark.sampled
 @SPECS
 @pytest.mark.parametrize("by_session", [False, True])
 @pytest.mark.parametrize("name", ROWS)

@@ -66,6 +66,7 @@ async def expire(root: Path, before: str, **options: Any) -> set[str]:
     return expired
 
 
+@pytest.mark.sampled
 @SPECS
 @FIRST
 @pytest.mark.parametrize("collected", [False, True])
@@ -233,6 +234,7 @@ async def test_known_garbage_is_counted_and_collected(
     assert (after.contents, after.ancestries) == (before.contents, before.ancestries)
 
 
+@pytest.mark.sampled
 @FIRST
 @pytest.mark.parametrize("by", list(ENGINES))
 @pytest.mark.parametrize("cleaned", [True, False])

@@ -80,6 +80,7 @@ def same_files(ours: Path, theirs: Path) -> None:
         assert mine == wanted, it.name
 
 
+@pytest.mark.sampled
 @FIRST
 @pytest.mark.parametrize("delete", [True, False])
 async def test_it_is_the_official_migration(first: str, tmp_path: Path, *, delete: bool) -> None:

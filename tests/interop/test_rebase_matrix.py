@@ -72,6 +72,7 @@ async def replay(row: Row, root: Path, session_of: Engine, commit_of: Engine) ->
     return outcomes
 
 
+@pytest.mark.sampled
 @SPECS
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if not row.stricter])
 async def test_a_clash_ends_alike_in_both(spec: int, name: str, base: Path, tmp_path: Path) -> None:

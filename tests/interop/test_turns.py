@@ -146,6 +146,7 @@ class Story:
         )
 
 
+@pytest.mark.sampled
 @SPECS
 @FIRST
 @pytest.mark.parametrize("seed", SEEDS)

@@ -184,6 +184,7 @@ async def stats_agree(root: Path) -> ChunkStorageStats:
     return ours
 
 
+@pytest.mark.sampled
 @SPECS
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_random_histories_expire_and_are_collected_alike(

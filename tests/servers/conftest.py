@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.servers.faulty_network import ConformanceThroughFaults
 from tests.servers.process import ServerProcess
 
 if TYPE_CHECKING:
@@ -23,17 +22,15 @@ THOUSANDS_OF_REQUESTS: Final = frozenset(
         "test_objects_can_be_deleted_while_they_are_listed",
     }
 )
-"""Without faults they take seconds on a server, with retries minutes."""
+"""They take seconds on a quick server, and minutes on others or with retries."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave what sends thousands of requests through faults to those who ask for it."""
+    """Leave thousands of slow requests to those who ask for them."""
     for item in items:
-        if not isinstance(item, pytest.Function) or item.cls is None:
-            continue
-        through_faults = issubclass(item.cls, ConformanceThroughFaults)
-        if through_faults and item.originalname in THOUSANDS_OF_REQUESTS:
+        many = isinstance(item, pytest.Function) and item.originalname in THOUSANDS_OF_REQUESTS
+        if many and item.get_closest_marker("slow_requests") is not None:
             item.add_marker(pytest.mark.thorough)
 
 

@@ -86,6 +86,7 @@ async def _dependable(storage: AbstractAsyncContextManager[Storage]) -> AsyncIte
         yield dependable(plain)
 
 
+@pytest.mark.slow_requests
 class ConformanceThroughFaults(StorageConformance):
     """The whole suite, with faults on the way and retries against them.
 

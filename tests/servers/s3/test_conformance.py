@@ -61,6 +61,7 @@ class TestMinistack(OnServer):
             yield storage
 
 
+@pytest.mark.slow_requests
 class TestMoto(OnServer):
     """A second code base."""
 

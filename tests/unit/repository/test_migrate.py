@@ -170,6 +170,7 @@ async def test_a_dry_run_reports_and_changes_nothing(old: OldRepository) -> None
     assert counted == [Progress("reading snapshots", done, 4) for done in (1, 2, 3, 4)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("carried_out", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("delete", [True, False], ids=["deleting", "keeping"])
 async def test_a_second_call_finishes_what_died_at_any_request(

@@ -53,6 +53,7 @@ class Stubborn(WrappedStorage):
 FOLDERS = ["snapshots", "transactions", "manifests", "chunks"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("folder", FOLDERS)
 @pytest.mark.parametrize("raises", [False, True])
 async def test_a_failed_deletion_is_reported_and_later_phases_wait(

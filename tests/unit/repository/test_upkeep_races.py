@@ -94,6 +94,7 @@ async def expire(repository: Repository) -> None:
     await repository.expire_snapshots(now())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("operate", [collect, expire])
 async def test_a_commit_made_at_any_moment_stays(
     spec: int, operate: Callable[[Repository], Awaitable[object]]
@@ -236,6 +237,7 @@ async def _many(seed: int, spec: int) -> int:
     return made
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", SEEDS)
 def test_many_at_work_beside_upkeep_lose_nothing(seed: int, spec: int) -> None:
     """Random schedules: committers, refs, and two that expire and collect all the time."""

@@ -68,6 +68,7 @@ def _url(place: str, tmp_path: Path) -> str:
     return memory_url() if place == "memory" else (tmp_path / "repository").as_uri()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("spec", [1, 2])
 @pytest.mark.parametrize("place", ["memory", "local"])
 def test_hierarchies_in_one_session(spec: int, place: str, tmp_path: Path) -> None:
@@ -82,6 +83,7 @@ def test_hierarchies_in_one_session(spec: int, place: str, tmp_path: Path) -> No
         run_state_machine_as_test(begin, settings=STEPS)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("spec", [1, 2])
 @pytest.mark.parametrize("place", ["memory", "local"])
 def test_hierarchies_across_commits(spec: int, place: str, tmp_path: Path) -> None:
