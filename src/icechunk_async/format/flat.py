@@ -12,6 +12,7 @@ distance back to its vtable; a vtable holds two 16-bit sizes and then one 16-bit
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.repeats import differ
-from icechunk_async.format.vtables import VTables
+from icechunk_async.format.vtables import vtables_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,6 +40,12 @@ at everything would unfold without end; genuine ones stay far below this.
 """
 _MAX_REPEATED_TABLES: Final = 1
 """The same for vectors of tables, which writers do not share: each item costs far more."""
+
+
+_FEW_ROWS: Final = 3
+"""What is checked one by one, where reductions would take longer: small files are full of it."""
+_FEW_BYTES: Final = 1 << 10
+"""What is copied by an index for each byte, where preparing windows would take longer."""
 
 
 class Buffer:
@@ -62,20 +69,29 @@ class Buffer:
     def check(self, positions: Positions, size: Positions | int, align: int) -> None:
         """Make sure that ``size`` bytes at each position are in the buffer, and aligned."""
         count = len(positions)
-        if count == 0:
+        if count <= _FEW_ROWS:
+            sizes = (size,) * count if isinstance(size, int) else size.tolist()
+            for position, of_one in zip(positions.tolist(), sizes, strict=True):
+                self.check_one(position, of_one, align)
             return
-        if count == 1 and isinstance(size, int):  # small files are full of these
-            first: int = positions.item(0)
-            inside, aligned = 0 <= first <= self.size - size, first % align == 0
-        else:
-            # Reductions make no temporary arrays, which cost more than the looking.
-            end = positions.max() + size if isinstance(size, int) else (positions + size).max()
-            inside = bool(positions.min() >= 0 and end <= self.size)
-            aligned = align == 1 or not int(np.bitwise_or.reduce(positions)) & (align - 1)
-        if not inside:
-            raise FormatError("A FlatBuffer refers to bytes outside of itself.")
-        if not aligned:
-            raise FormatError("A FlatBuffer holds a misaligned value.")
+        # Reductions make no temporary arrays, which cost more than the looking.
+        end = positions.max() + size if isinstance(size, int) else (positions + size).max()
+        if not (positions.min() >= 0 and end <= self.size):
+            raise _outside()
+        if align > 1 and int(np.bitwise_or.reduce(positions)) & (align - 1):
+            raise _misaligned()
+
+    def check_one(self, position: int, size: int, align: int) -> None:
+        """Make sure that ``size`` bytes at one position are in the buffer, and aligned."""
+        if not 0 <= position <= self.size - size:
+            raise _outside()
+        if position & (align - 1):
+            raise _misaligned()
+
+    def shorts(self, position: int, count: int) -> tuple[int, ...]:
+        """Read 16-bit words in a row: a vtable, or its first two."""
+        self.check_one(position, 2 * count, 2)
+        return struct.unpack_from(f"<{count}H", self.payload, position)
 
     def words(self, positions: Positions, width: int) -> npt.NDArray[Any]:
         """Read one unsigned word of ``width`` bytes at each (checked) position."""
@@ -84,12 +100,18 @@ class Buffer:
 
     def aligned_words(self, positions: Positions, width: int) -> npt.NDArray[Any]:
         """Read words at positions that are known to be in the buffer."""
-        if width > 1 and int(np.bitwise_or.reduce(positions)) & (width - 1):
-            raise FormatError("A FlatBuffer holds a misaligned value.")
+        if width > 1:
+            bits = positions.item() if len(positions) == 1 else np.bitwise_or.reduce(positions)
+            if int(bits) & (width - 1):
+                raise _misaligned()
         return self._read(positions, width)
 
     def _read(self, positions: Positions, width: int) -> npt.NDArray[Any]:
-        words: npt.NDArray[Any] = self._words[width][positions >> (width.bit_length() - 1)]
+        shift = width.bit_length() - 1
+        if len(positions) == 1:  # a view, without the price of an index
+            row = positions.item() >> shift
+            return self._words[width][row : row + 1]
+        words: npt.NDArray[Any] = self._words[width][positions >> shift]
         return words
 
     def rows(self, positions: Positions, size: int) -> Bytes:
@@ -97,6 +119,9 @@ class Buffer:
         if len(positions) == 0:
             return np.empty((0, size), np.uint8)
         self.check(positions, size, 1)
+        if len(positions) * size <= _FEW_BYTES:
+            few: Bytes = self.u8[positions[:, None] + np.arange(size)]
+            return few
         return np.lib.stride_tricks.sliding_window_view(self.u8, size)[positions]
 
     def require(self, positions: Positions, sizes: Positions | int) -> None:
@@ -105,7 +130,7 @@ class Buffer:
     def targets(self, positions: Positions) -> Positions:
         """Follow the 32-bit offset at each position."""
         distances = self.words(positions, 4).astype(np.int64)
-        if not distances.all():
+        if not (distances.item() if len(distances) == 1 else distances.all()):
             raise FormatError("A FlatBuffer holds an offset that points at itself.")
         return positions + distances
 
@@ -125,7 +150,7 @@ class Tables:
         self.buffer = buffer
         self.positions = positions
         back = buffer.words(positions, 4).astype(np.int32)
-        self._vtables = VTables(buffer, positions, positions - back)
+        self._vtables = vtables_of(buffer, positions, positions - back)
 
     def __len__(self) -> int:
         """Count the tables."""
@@ -146,7 +171,7 @@ class Tables:
 
     def has(self, slot: int) -> npt.NDArray[np.bool_]:
         """Answer in which rows the field is present."""
-        return np.broadcast_to(self._vtables.has(slot), len(self))
+        return self._vtables.has(slot)
 
     def places(self, slot: int, size: int, *, field: str) -> Positions:
         """Answer where a required inline struct of ``size`` bytes is in the buffer."""
@@ -205,8 +230,7 @@ class Tables:
     def _field(self, slot: int, size: int) -> tuple[Positions, npt.NDArray[np.bool_] | None]:
         """Answer the field's position in every row, and in which rows it is (None: in all)."""
         distances, present = self._vtables.field(slot, size)
-        positions = self.positions + distances
-        return positions, None if present is None else np.broadcast_to(present, len(self))
+        return self.positions + distances, present
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +247,9 @@ class Vectors:
         """Read the counts of vectors at ``positions`` and check that the items are there."""
         counts = buffer.words(positions, 4).astype(np.int64)
         starts = positions + 4
-        # An empty vector has no item that could be misaligned.
         buffer.check(starts, counts * item_size, 1)
-        buffer.check(starts[counts > 0], 0, align)
+        if align > 4:  # else the count before has told; an empty vector has no item to be aligned
+            buffer.check(starts[counts > 0], 0, align)
         return cls(buffer, starts, counts, item_size)
 
     @classmethod
@@ -241,6 +265,10 @@ class Vectors:
 
     def items(self) -> Positions:
         """Answer the positions of all items of all rows, one after the other."""
+        if len(self) == 1:
+            start, size = self.starts.item(), self.counts.item() * self.item_size
+            self.buffer.check_unfolded(size)
+            return np.arange(start, start + size, self.item_size, dtype=np.int64)
         total = int(self.counts.sum())
         self.buffer.check_unfolded(total * self.item_size)
         if len(self) and (self.counts == self.counts[0]).all():
@@ -349,14 +377,12 @@ class Vectors:
 
     def bytes(self) -> list[bytes]:
         """Copy the bytes of every row."""
-        self.buffer.check_unfolded(int(self.counts.sum()) * self.item_size)
-        self.buffer.require(self.starts, self.counts * self.item_size)
+        sizes = self.counts * self.item_size
+        starts_sizes = list(zip(self.starts.tolist(), sizes.tolist(), strict=True))
+        self.buffer.check_unfolded(sum(size for _, size in starts_sizes))
+        self.buffer.require(self.starts, sizes)
         payload = self.buffer.payload
-        ends = self.starts + self.counts * self.item_size
-        return [
-            bytes(payload[start:end])
-            for start, end in zip(self.starts.tolist(), ends.tolist(), strict=True)
-        ]
+        return [bytes(payload[start : start + size]) for start, size in starts_sizes]
 
     def decode(self) -> list[str]:
         """Read every row as UTF-8."""
@@ -375,6 +401,14 @@ def _matrix(vectors: Vectors, max_columns: int) -> npt.NDArray[np.uint32]:
     buffer.check_unfolded(len(vectors) * 4 * columns)
     rows = buffer.rows(vectors.starts, 4 * columns) if columns else np.empty(0, np.uint8)
     return rows.reshape(-1).view("<u4").reshape(len(vectors), columns)
+
+
+def _outside() -> FormatError:
+    return FormatError("A FlatBuffer refers to bytes outside of itself.")
+
+
+def _misaligned() -> FormatError:
+    return FormatError("A FlatBuffer holds a misaligned value.")
 
 
 def _require(present: npt.NDArray[np.bool_] | None, field: str) -> None:
