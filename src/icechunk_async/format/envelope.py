@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -45,6 +46,27 @@ _SKIPPABLE: Final = range(0x184D2A50, 0x184D2A60)
 """Magic numbers of frames that decoders pass over (RFC 8878, 3.1.2)."""
 
 
+_SMALL_BYTES: Final = 1 << 17
+
+
+class _Contexts(threading.local):
+    """Contexts of this thread: making one takes longer than a small file does."""
+
+    def __init__(self) -> None:
+        self.decompressor = zstandard.ZstdDecompressor()
+        self._compressors: dict[int, zstandard.ZstdCompressor] = {}
+
+    def compressor(self, level: int) -> zstandard.ZstdCompressor:
+        """Answer the context of a compression level."""
+        found = self._compressors.get(level)
+        if found is None:
+            found = self._compressors[level] = zstandard.ZstdCompressor(level=level)
+        return found
+
+
+_contexts: Final = _Contexts()
+
+
 class FileType(IntEnum):
     """What a file holds (header byte 37)."""
 
@@ -79,7 +101,9 @@ def pack(
         InvalidInputError: the payload is too large for the format.
     """
     header = file_header(len(payload), file_type, spec_version)
-    return header + zstandard.ZstdCompressor(level=level).compress(payload)
+    if len(payload) > _SMALL_BYTES:  # a context grows with what it compresses: let it go again
+        return header + zstandard.ZstdCompressor(level=level).compress(payload)
+    return header + _contexts.compressor(level).compress(payload)
 
 
 def file_header(size_bytes: int, file_type: FileType, spec_version: int) -> bytes:
@@ -177,7 +201,7 @@ def decompress(frame: memoryview, name: str) -> bytes:
                 f"A {name} file of {len(frame)} bytes claims to hold {declared}; "
                 f"at most {limit} are believed."
             )
-        payload = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+        payload = _contexts.decompressor.decompress(frame, allow_extra_data=False)
     except (zstandard.ZstdError, MemoryError) as error:
         raise FormatError(f"A {name} file cannot be decompressed: {error}.") from error
     if len(payload) != declared:
