@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +39,7 @@ FEW: Final = 64
 
 _THREADS: Final = 8
 _WORTH_THREADS: Final = 3
-"""A thread starts in a fiftieth of the time that a disk takes for one entry."""
+"""A hop takes a fiftieth of the time that a disk takes for one entry."""
 _GONE: Final = MISSING | {errno.ELOOP}
 _NOTHING_TO_SYNC: Final = frozenset({errno.EINVAL, errno.EBADF, errno.EROFS})
 """How file systems say that a directory is durable anyway."""
@@ -102,7 +102,13 @@ class Ledger:
         self._above_root: set[Path] = set()
         self._root_entered = False
         self._syncing = threading.Lock()
+        self._threads = ThreadPoolExecutor(_THREADS, "icechunk-sync")  # they start when needed
         self._lost: str | None = None
+
+    @property
+    def used(self) -> bool:
+        """Whether anything was ever noted."""
+        return self._home is not None or bool(self._above_root)
 
     def wrote(self, folder: int, place: Place) -> None:
         """Remember a file that was just given its name in an open folder.
@@ -189,7 +195,8 @@ class Ledger:
                 )
 
     def close(self) -> None:
-        """Let go of the directory that is held open."""
+        """Let go of the directory that is held open, and of threads."""
+        self._threads.shutdown()
         with self._lock:
             home, self._home = self._home, None
         if home is not None:
@@ -204,6 +211,7 @@ class Ledger:
         return self._elsewhere, None
 
     def _make_durable(self, home: _Home | None, at_home: _Pending, elsewhere: _Pending) -> None:
+        work: list[Callable[[], None]] = []
         for pending in (at_home, elsewhere):
             many = pending.uncounted or len(pending.files) + len(pending.folders) > FEW
             if many and pending is at_home and home is not None and home.at_once:
@@ -216,14 +224,11 @@ class Ledger:
                 else:
                     continue
             ways = {folders[:n] for folders in pending.folders for n in range(len(folders) + 1)}
-            self._each(
-                [
-                    *(partial(self._sync_file, file) for file in pending.files),
-                    *(partial(self._sync_folder, folders) for folders in ways),
-                ]
-            )
+            work += [partial(self._sync_file, file) for file in pending.files]
+            work += [partial(self._sync_folder, folders) for folders in ways]
         if self._above_root or at_home.folders or at_home.uncounted or elsewhere.folders:
-            self._sync_above_root()
+            work.append(self._sync_above_root)
+        self._each(work)
 
     def _each(self, work: Sequence[Callable[[], None]]) -> None:
         """Sync entries at the same time: journals make those last together that ask together."""
@@ -231,13 +236,15 @@ class Ledger:
             for sync in work:
                 sync()
             return
-        with ThreadPoolExecutor(min(_THREADS, len(work)), "icechunk-sync") as threads:
-            try:
-                calls = threads.map(_call, work)
-            except RuntimeError:  # the interpreter exits and begins nothing more on threads
-                calls = map(_call, work)
-            for _ in calls:
-                pass
+        try:
+            calls = [self._threads.submit(sync) for sync in work]
+        except RuntimeError:  # the interpreter exits and begins nothing more on threads
+            for sync in work:
+                sync()
+            return
+        wait(calls)  # what fails must not be given back while others are still under way
+        for call in calls:
+            call.result()
 
     def _sync_file(self, file: _Path) -> None:
         try:
@@ -302,10 +309,6 @@ def _sync_directory(fd: int) -> None:
             raise
     finally:
         os.close(fd)
-
-
-def _call(work: Callable[[], None]) -> None:
-    work()
 
 
 def _or_lost(sync: Callable[[int], None], fd: int) -> None:
