@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from icechunk_async.storage import Retrieved, slice_range
+from icechunk_async_local.failures import missing
 from icechunk_async_local.filesystems import opens_without_requests
 from icechunk_async_local.versions import modified_at_us, version_from
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from icechunk_async.storage import RangeRequest
+    from icechunk_async.storage import RangeRequest, Version
     from icechunk_async_local.paths import Place
 
 __all__ = ["MOST_BYTES", "ReadsAtOnce"]
@@ -154,24 +155,47 @@ class ReadsAtOnce:
             self._learn(error)
             return None
 
+    def _path(self, place: Place) -> bytes:
+        return self._below + b"/".join((*place.folders, place.name))
+
     def _learn(self, error: OSError) -> None:
         if error.errno in _NEVER:
             self._calls = None
 
+    def is_at(self, place: Place, version: Version) -> bool:
+        """Tell whether a file is known to be at a version; False where a thread may know more."""
+        calls = self._calls
+        if calls is None:
+            return False
+        try:
+            fd = calls.open(self._path(place))
+            try:
+                found = calls.state(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self._learn(error)
+            return False
+        return stat.S_ISREG(found.mode) and _version(found) == version
+
     def read(self, place: Place, byte_range: RangeRequest) -> Retrieved | None:
         """Answer a file or part of it; None where that is to be tried on a thread.
 
-        A thread also tells what is wrong where there is no such file.
+        Raises:
+            ObjectNotFoundError: the kernel knows that there is none. Whatever else may be wrong
+                a thread tells.
         """
         calls = self._calls
         if calls is None:
             return None
         try:
-            fd = calls.open(self._below + b"/".join((*place.folders, place.name)))
+            fd = calls.open(self._path(place))
             try:
                 return _read(calls, fd, byte_range)
             finally:
                 os.close(fd)
+        except FileNotFoundError as error:
+            raise missing(place.key) from error
         except OSError as error:  # it is not in memory, as a rule
             self._learn(error)
             return None
@@ -186,9 +210,16 @@ def _read(calls: _Calls, fd: int, byte_range: RangeRequest) -> Retrieved | None:
     data = _read_all(fd, start, stop)
     if data is None:  # it was cut off
         return None
-    time_us = max(0, found.modified_seconds * 1_000_000 + found.modified_ns // 1000)
-    version = version_from(found.inode, time_us, size)
-    return Retrieved(data, version, size, modified_at_us(time_us))
+    return Retrieved(data, _version(found), size, modified_at_us(_time_us(found)))
+
+
+def _version(found: _State) -> Version:
+    return version_from(found.inode, _time_us(found), found.size)
+
+
+def _time_us(found: _State) -> int:
+    since_us: int = found.modified_seconds * 1_000_000 + found.modified_ns // 1000
+    return max(0, since_us)
 
 
 def _read_all(fd: int, start: int, stop: int) -> memoryview | None:

@@ -54,6 +54,8 @@ class Lane:
         self._turns = WeakKeyDictionary()
         self._turns_lock = threading.Lock()  # held over no await
         self._closed = False
+        self.used = False
+        """Whether any call was made: else there is no thread to wait for."""
 
     async def run[R](self, work: Callable[[], R]) -> R:
         """Answer ``work()``, called on a thread together with others of this turn.
@@ -63,6 +65,7 @@ class Lane:
 
         Cancellation: ``work`` is not begun, or goes on to its end unheard.
         """
+        self.used = True
         loop = asyncio.get_running_loop()
         call = _Call(work, loop.create_future())
         with self._turns_lock:
@@ -81,6 +84,7 @@ class Lane:
 
         Cancellation: ``work`` is not begun, or goes on to its end unheard.
         """
+        self.used = True
         try:
             result: R = await wrap(work)(executor=self.executor)
         except RuntimeError as error:

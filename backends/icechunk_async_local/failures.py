@@ -17,7 +17,7 @@ from icechunk_async.errors import (
 if TYPE_CHECKING:
     from icechunk_async.errors import IcechunkError
 
-__all__ = ["MISSING", "explain", "refuse_link"]
+__all__ = ["MISSING", "explain", "missing", "refuse_link"]
 
 MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENXIO})
 """On the way to an object that is to be read: there is none."""
@@ -82,6 +82,11 @@ def explain(error: OSError, action: str, path: str, *, key: str | None = None) -
         context["key"] = key
     found = error.strerror or type(error).__name__
     return kind(f"Could not {action} {path!r}: {found}. {advice}.", **context)
+
+
+def missing(key: str) -> ObjectNotFoundError:
+    """Answer the error for an object that there is not."""
+    return ObjectNotFoundError(f"There is no object {key!r}.", key=key)
 
 
 def refuse_link(action: str, what: str, link: str) -> PermissionDeniedError:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async.errors import (
     IcechunkError,
-    ObjectNotFoundError,
     OutcomeUnknownError,
     StorageError,
     StorageUnavailableError,
@@ -30,7 +29,7 @@ from icechunk_async.storage import (
     Version,
     slice_range,
 )
-from icechunk_async_local.failures import MISSING, explain, refuse_link
+from icechunk_async_local.failures import MISSING, explain, missing, refuse_link
 from icechunk_async_local.publishing import draft, refused
 from icechunk_async_local.versions import modified_at, version_of
 
@@ -154,7 +153,7 @@ class Files:
     def _state_of_object(self, fd: int, place: Place) -> os.stat_result:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise _missing(place)
+            raise missing(place.key)
         return found
 
     def _write(self, place: Place, fill: Callable[[int], None], expected: Expected) -> Version:
@@ -277,13 +276,9 @@ class Files:
             if link is not None:
                 return refuse_link(action, place.key, link)
         if action == "read" and error.errno in MISSING:
-            return _missing(place)
+            return missing(place.key)
         path = self.tree.path(place.folders, place.name)
         return explain(error, action, path, key=place.key)
-
-
-def _missing(place: Place) -> ObjectNotFoundError:
-    return ObjectNotFoundError(f"There is no object {place.key!r}.", key=place.key)
 
 
 def _is_directory(folder: int, name: bytes) -> bool:

@@ -108,15 +108,16 @@ async def open_local(
     root = root_of(url)
     tree = Tree(root, follow_links=follow_links)
     ledger = Ledger(tree, active=durability == "commit")
+    # One hop, to a thread of the loop's own: who finds all in memory needs none of the lanes'.
+    abilities, capabilities, at_once = await asyncio.to_thread(
+        _prepare,
+        url,
+        root,
+        single_machine=single_machine,
+        read_only=read_only,
+        follow_links=follow_links,
+    )
     lanes = Lane("read", _THREADS), Lane("write", _THREADS)
-    try:
-        abilities, capabilities = await lanes[0].hop(
-            partial(_prepare, url, root, single_machine=single_machine, read_only=read_only)
-        )
-        at_once = await lanes[0].hop(partial(ReadsAtOnce, root, follow_links=follow_links))
-    except BaseException:
-        lanes[0].executor.shutdown(wait=False)
-        raise
     publisher = Publisher(tree, abilities, lock_timeout_seconds)
     files = Files(tree, ledger, publisher, capabilities)
     storage = LocalStorage(description, files, lanes, at_once)
@@ -177,6 +178,9 @@ class LocalStorage:
         """
         if not self._closed:
             self._closed = True
+            if not (self._readers.used or self._writers.used or self._files.ledger.used):
+                self._finish()  # there is nothing to wait for
+                return
             # On a thread of the loop's own: those of the lanes are waited for.
             try:
                 closing = asyncio.get_running_loop().run_in_executor(None, self._finish)
@@ -200,6 +204,8 @@ class LocalStorage:
     async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
         """Read a whole file unless it is still at ``version``; then only its state is read."""
         place = self._place(key)
+        if self._at_once.is_at(place, version):
+            return None
         return await self._readers.run(partial(self._files.read_if_changed, place, version))
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
@@ -324,8 +330,8 @@ class LocalStorage:
 
 
 def _prepare(
-    url: str, root: Path, *, single_machine: bool, read_only: bool
-) -> tuple[Abilities, Capabilities]:
+    url: str, root: Path, *, single_machine: bool, read_only: bool, follow_links: bool
+) -> tuple[Abilities, Capabilities, ReadsAtOnce]:
     if not _OPENS_BELOW:
         raise UnsafeStorageError(
             f"{url!r} cannot be opened: this system opens no files relative to a directory, which "
@@ -335,7 +341,7 @@ def _prepare(
     abilities, capabilities = probe(url, root, single_machine=single_machine, read_only=read_only)
     if capabilities.writable:
         remove_abandoned(root)
-    return abilities, capabilities
+    return abilities, capabilities, ReadsAtOnce(root, follow_links=follow_links)
 
 
 def _owned(data: Data) -> Data:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
+from icechunk_async.errors import ObjectNotFoundError, StorageClosedError
 from icechunk_async.storage import ByteRange, SuffixRange, open_storage
 from icechunk_async_local import batching
 from icechunk_async_local.at_once import MOST_BYTES, ReadsAtOnce
@@ -90,7 +92,7 @@ def test_what_is_on_the_disk_is_left_to_a_thread(tmp_path: Path, reads: ReadsAtO
     assert reads.read(place, None) is not None
 
 
-@pytest.mark.parametrize("odd", ["missing", "folder", "link", "pipe"])
+@pytest.mark.parametrize("odd", ["folder", "link", "pipe", "object/below", "link/below"])
 def test_what_is_no_object_is_left_to_a_thread(
     tmp_path: Path, reads: ReadsAtOnce, odd: str
 ) -> None:
@@ -101,6 +103,65 @@ def test_what_is_no_object_is_left_to_a_thread(
     os.mkfifo(tmp_path / "pipe")
     assert reads.read(place_of("object"), None) is not None
     assert reads.read(place_of(odd), None) is None
+
+
+async def test_what_is_known_to_be_missing_takes_no_thread(
+    tmp_path: Path, reads: ReadsAtOnce, hops: list[str]
+) -> None:
+    """An object that the kernel has not looked for may be on the disk."""
+    assert reads.active
+    async with open_storage(tmp_path) as storage:
+        for key in ("missing", "folder/missing"):
+            messages: list[str] = []
+            for _ in range(2):
+                with pytest.raises(ObjectNotFoundError) as caught:
+                    await storage.get(key)
+                messages.append(caught.value.message)
+            assert messages[0] == messages[1]
+        assert len(hops) == 2
+        await storage.put("folder/missing", b"1")
+        assert bytes((await storage.get("folder/missing")).data) == b"1"
+
+
+async def test_an_unchanged_file_takes_no_thread(
+    tmp_path: Path, reads: ReadsAtOnce, hops: list[str]
+) -> None:
+    """One that was replaced is read."""
+    assert reads.active
+    async with open_storage(tmp_path) as storage:
+        first = await storage.put("a", b"1")
+        hops.clear()
+        assert await storage.get_if_changed("a", first) is None
+        assert hops == []
+        second = await storage.put("a", b"1")
+        found = await storage.get_if_changed("a", first)
+        assert found is not None
+        assert found.version == second
+        await storage.delete(["a"])
+        with pytest.raises(ObjectNotFoundError):
+            await storage.get_if_changed("a", second)
+
+
+async def test_who_only_reads_what_is_in_memory_starts_no_threads(
+    tmp_path: Path, reads: ReadsAtOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One hop opens a directory, and none closes it."""
+    assert reads.active
+    (tmp_path / "a").write_bytes(b"1")
+    hops: list[str] = []
+    submit = ThreadPoolExecutor.submit
+
+    def counted(executor: Any, *work: Any, **options: Any) -> Any:
+        hops.append(executor._thread_name_prefix)
+        return submit(executor, *work, **options)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", counted)
+    async with open_storage(tmp_path) as storage:
+        found = await storage.get("a")
+        assert await storage.get_if_changed("a", found.version) is None
+    assert hops == ["asyncio"]
+    with pytest.raises(StorageClosedError):
+        await storage.get("a")
 
 
 def test_long_reads_are_left_to_a_thread(tmp_path: Path, reads: ReadsAtOnce) -> None:

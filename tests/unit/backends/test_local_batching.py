@@ -84,7 +84,6 @@ async def test_each_operation_is_one_hop(tmp_path: Path, hops: Counter[str]) -> 
         await bounded_map(lambda key: storage.put(key, b"x"), keys, limit=64)
         version = await storage.put("refs/main", b"1")
         for operation, jobs in (
-            (lambda: storage.get_if_changed("refs/main", version), 1),
             (lambda: storage.put("refs/main", b"2", if_version=version), 1),
             (lambda: storage.copy("refs/main", "refs/other"), 1),
             (storage.sync, 1),
