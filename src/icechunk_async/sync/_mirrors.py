@@ -7,6 +7,7 @@ them, so that a value can be converted without knowing its class.
 from __future__ import annotations
 
 from enum import Enum
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from icechunk_async.sync._display import Choice
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["from_native", "mirror_of", "mirrors", "to_native"]
 
 _MIRRORS: Final[dict[type, type]] = {}
+_CONFIGURATION: Final = "icechunk_async.format.config."
+_HOMES: Final = tuple(
+    f"icechunk_async.sync.{name}"
+    for name in ("_settings", "config._conditions", "config._sections", "config._stores")
+)
+"""Where the mirrors of the configuration are; they are imported when one is looked for."""
 _NATIVE_CHOICES: Final[dict[type[Choice], type[Enum]]] = {}
 
 
@@ -34,7 +41,17 @@ def mirrors[T](native_class: type) -> Callable[[type[T]], type[T]]:
 
 def mirror_of(native_class: type) -> type:
     """Answer the class that stands for a native one; itself where none does."""
-    return _MIRRORS.get(native_class, native_class)
+    return _find(native_class) or native_class
+
+
+def _find(native_class: type) -> type | None:
+    """Answer the class that stands for a native one; those of the configuration are imported."""
+    found = _MIRRORS.get(native_class)
+    if found is None and native_class.__module__.startswith(_CONFIGURATION):
+        for name in _HOMES:
+            import_module(name)
+        found = _MIRRORS.get(native_class)
+    return found
 
 
 def to_native(value: object) -> Any:
@@ -55,7 +72,7 @@ def from_native(value: object) -> Any:
     """Answer the facade's counterpart of a value of the engine; plain values are themselves."""
     if isinstance(value, tuple):
         return tuple(map(from_native, cast("tuple[object, ...]", value)))
-    mirror: Any = _MIRRORS.get(type(value))
+    mirror: Any = _find(type(value))
     if mirror is None:
         return value
     if isinstance(value, Enum):
