@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["can_sync_at_once", "has_common_locks", "opens_without_requests", "sync_file_system"]
+__all__ = [
+    "can_sync_at_once",
+    "has_common_locks",
+    "identity_of",
+    "opens_without_requests",
+    "sync_file_system",
+]
 
 _EXT, _XFS, _BTRFS, _F2FS = 0xEF53, 0x58465342, 0x9123683E, 0xF2F52010
 _TMPFS, _RAMFS, _ZFS, _BCACHEFS = 0x01021994, 0x858458F6, 0x2FC12FC1, 0xCA451A4E
@@ -61,6 +67,13 @@ def opens_without_requests(path: Path) -> bool:
         return _kind(fd) in _ON_THIS_MACHINE
     finally:
         os.close(fd)
+
+
+def identity_of(path: Path) -> tuple[int, int] | None:
+    """Answer what tells the file system of a path on a disk of this machine from all others."""
+    if not opens_without_requests(path):
+        return None
+    return path.stat().st_dev, os.statvfs(path).f_fsid
 
 
 def can_sync_at_once(directory: int) -> bool:

@@ -1,4 +1,8 @@
-"""What a directory can be trusted with, found out by trying when it is opened."""
+"""What a directory can be trusted with, found out by trying when it is opened.
+
+What is tried is up to the file system. One on a disk of this machine where all of it works need
+not be tried again by this process; whether a directory may be written is asked each time.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async.errors import InvalidURLError
 from icechunk_async.storage import Capabilities
-from icechunk_async_local.filesystems import has_common_locks
+from icechunk_async_local.filesystems import has_common_locks, identity_of
 from icechunk_async_local.locks import try_lock, unlock
 from icechunk_async_local.paths import RESERVED_PREFIX
 
@@ -31,6 +35,9 @@ _ONE_MACHINE: Final = (
     "If no other machine ever writes here, open it with single_machine=True; otherwise keep the "
     "repository on a local disk or in a bucket"
 )
+
+_fine: Final[set[tuple[int, int]]] = set()
+"""File systems where everything was seen to work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,13 @@ def probe(
     if not os.access(place, os.W_OK | os.X_OK):
         return _read_only(place, "this user may not write there, or it is mounted read-only")
     try:
-        found = _try_in(place, single_machine=single_machine)
+        identity = identity_of(place)
+        if identity is not None and identity in _fine:
+            found = _Findings()
+        else:
+            found = _try_in(place, single_machine=single_machine)
+            if identity is not None and found == _Findings():
+                _fine.add(identity)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             full = "the disk is full, so it could not be tried. Make room and open it again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
@@ -221,8 +222,7 @@ async def test_a_directory_where_the_trial_fails_opens_for_reading(
 @pytest.mark.parametrize("call", ["mkdir", "open"])
 async def test_a_full_disk_can_be_read_and_tidied(tmp_path: Path, call: str) -> None:
     """Deleting must work where there is no room for a trial."""
-    async with open_storage(tmp_path) as storage:
-        await storage.put("a", b"x")
+    (tmp_path / "a").write_bytes(b"x")
 
     def for_trial(*arguments: Any) -> bool:
         return b"probe-" in os.fsencode(arguments[0]) and (
@@ -305,3 +305,32 @@ async def test_a_trial_leaves_nothing_however_it_ends(
     with fail():
         await capabilities_of(tmp_path)
     assert everything(tmp_path) == []
+
+
+async def test_a_file_system_that_works_is_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One where something failed is tried again, and so is one of a kind that is not known."""
+    if await asyncio.to_thread(filesystems.identity_of, tmp_path) is None:
+        pytest.skip("the tests' directory is not on a disk of this machine")
+    with failing("link", errno.EPERM) as failed:
+        for _ in range(2):
+            await capabilities_of(tmp_path)
+        assert failed["link"] == 2
+        del failed["link"]
+    assert await capabilities_of(tmp_path) == Capabilities()
+    with failing("link", errno.EPERM) as failed:
+        assert await capabilities_of(tmp_path / "other") == Capabilities()
+        assert failed["link"] == 0
+        monkeypatch.setattr(filesystems, "_kind", lambda _: FUSE)
+        assert not (await capabilities_of(tmp_path)).conditional_update
+        assert failed["link"] == 1
+
+
+async def test_whether_a_directory_may_be_written_is_asked_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else is known of its file system."""
+    assert await capabilities_of(tmp_path) == Capabilities()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert not (await capabilities_of(tmp_path)).writable

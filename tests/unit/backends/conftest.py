@@ -1,0 +1,13 @@
+"""What tests of backends have in common."""
+
+from __future__ import annotations
+
+import pytest
+
+from icechunk_async_local import probe
+
+
+@pytest.fixture(autouse=True)
+def nothing_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget which file systems were seen to work."""
+    monkeypatch.setattr(probe, "_fine", set[tuple[int, int]]())
