@@ -211,8 +211,10 @@ class Tables:
             _require(present, required)
         if present is None:
             return Vectors.at(self.buffer, self.buffer.targets(positions), item_size, align)
-        found = Vectors.at(self.buffer, self.buffer.targets(positions[present]), item_size, align)
         starts, counts = np.zeros((2, len(self)), np.int64)
+        if not present.any():
+            return Vectors(self.buffer, starts, counts, item_size)
+        found = Vectors.at(self.buffer, self.buffer.targets(positions[present]), item_size, align)
         starts[present] = found.starts
         counts[present] = found.counts
         return Vectors(self.buffer, starts, counts, item_size)

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     type Positions = npt.NDArray[np.int64]
     type Mask = npt.NDArray[np.bool_]
 
-__all__ = ["VTable", "VTables", "vtables_of"]
+__all__ = ["FewVTables", "ManyVTables", "VTable", "vtables_of"]
 
 _MOST: Final = 8
 """So many different vtables are told apart; writers make one for each set of present fields."""
 
 
-def vtables_of(buffer: Buffer, tables: Positions, places: Positions) -> VTables | VTable:
+def vtables_of(
+    buffer: Buffer, tables: Positions, places: Positions
+) -> VTable | FewVTables | ManyVTables:
     """Check the vtables at ``places``, one for each of ``tables``, and the tables' sizes.
 
     Raises:
@@ -30,18 +32,18 @@ def vtables_of(buffer: Buffer, tables: Positions, places: Positions) -> VTables 
     """
     if len(places) == 0:
         return VTable(0, 0, (), 0)
-    places, codes = _tell_apart(places)
-    if len(places) > 1:
-        return VTables(buffer, tables, places, codes)
-    place: int = places.item()
-    size, table_size = buffer.shorts(place, 2)
-    buffer.check_one(place, size, 2)
+    different, codes = _tell_apart(places)
+    if codes is None:
+        return ManyVTables(buffer, tables, places)
+    if len(different) > 1:
+        return FewVTables(buffer, tables, different, codes)
+    table_size, distances = _read(buffer, different[0])
     buffer.check(tables, table_size, 4)
-    return VTable(place, table_size, buffer.shorts(place, max(2, size >> 1))[2:], len(tables))
+    return VTable(different[0], table_size, distances, len(tables))
 
 
 class VTable:
-    """Where each field lies in tables that share one vtable, as all of a small file do.
+    """Where each field lies in tables that share one vtable, as most of a small file do.
 
     It is read with a few steps of the interpreter, which cost less than columns of one row.
     """
@@ -49,56 +51,16 @@ class VTable:
     def __init__(self, first: int, table_size: int, distances: tuple[int, ...], count: int) -> None:
         """Stand for ``count`` tables."""
         self.first = first
+        """Where the vtable of the first table is, if there is one."""
         self._table_size = table_size
         self._distances = distances
         self._count = count
 
     def has(self, slot: int) -> Mask:
         """Answer which tables have a field."""
-        return _each(slot < len(self._distances) and self._distances[slot] != 0, self._count)
+        return _each(_distance(self._distances, slot) != 0, self._count)
 
-    def field(self, slot: int, size: int) -> tuple[int, Mask | None]:
-        """Answer how far into each table a field lies, and which tables have it (None: all).
-
-        Args and errors as :meth:`VTables.field`.
-        """
-        distance = self._distances[slot] if slot < len(self._distances) else 0
-        if distance == 0:
-            return 0, _each(False, self._count) if self._count else None  # noqa: FBT003
-        if distance + size > self._table_size:
-            raise FormatError("A FlatBuffer table has a field outside of itself.")
-        return distance, None
-
-
-class VTables:
-    """Where each field lies in tables of one type; looked up once for tables that agree."""
-
-    def __init__(
-        self,
-        buffer: Buffer,
-        tables: Positions,
-        places: Positions,
-        codes: npt.NDArray[np.intp] | None,
-    ) -> None:
-        """Check the vtables at ``places``; ``codes`` tell which each of ``tables`` has."""
-        self._buffer = buffer
-        self._places, self._codes = places, codes
-        buffer.check(self._places, 4, 2)
-        self._sizes = buffer.words(self._places, 2).astype(np.int64)
-        self._table_sizes = buffer.words(self._places + 2, 2).astype(np.int64)
-        buffer.check(self._places, self._sizes, 2)
-        buffer.check(tables, self._unfold(self._table_sizes), 4)
-
-    @property
-    def first(self) -> int:
-        """Where the vtable of the first table is; there must be one."""
-        return int(self._places[0])
-
-    def has(self, slot: int) -> Mask:
-        """Answer which tables have a field."""
-        return self._unfold(self._distances(slot) != 0)
-
-    def field(self, slot: int, size: int) -> tuple[Positions, Mask | None]:
+    def field(self, slot: int, size: int) -> tuple[int | Positions, Mask | None]:
         """Answer how far into each table a field lies, and which tables have it (None: all).
 
         Args:
@@ -108,11 +70,70 @@ class VTables:
         Raises:
             FormatError: it is not inside of its table.
         """
+        distance = _distance(self._distances, slot)
+        if distance == 0:
+            return 0, _each(False, self._count) if self._count else None  # noqa: FBT003
+        if distance + size > self._table_size:
+            raise _outside()
+        return distance, None
+
+
+class FewVTables:
+    """Where each field lies in tables that share a few vtables: looked up once for each."""
+
+    def __init__(
+        self, buffer: Buffer, tables: Positions, places: list[int], codes: npt.NDArray[np.intp]
+    ) -> None:
+        """Check the vtables at ``places``; ``codes`` tell which each of ``tables`` has."""
+        self.first = places[0]
+        self._codes = codes
+        self._vtables = [_read(buffer, place) for place in places]
+        table_sizes = np.array([table_size for table_size, _ in self._vtables], np.int64)
+        buffer.check(tables, table_sizes[codes], 4)
+
+    def has(self, slot: int) -> Mask:
+        """Answer which tables have a field."""
+        known: Mask = np.array([_distance(found, slot) != 0 for _, found in self._vtables], bool)
+        return known[self._codes]
+
+    def field(self, slot: int, size: int) -> tuple[int | Positions, Mask | None]:
+        """Answer and refuse as :meth:`VTable.field`."""
+        found: list[int] = []
+        for table_size, distances in self._vtables:
+            distance = _distance(distances, slot)
+            if distance and distance + size > table_size:
+                raise _outside()
+            found.append(distance)
+        column = np.array(found, np.int64)[self._codes]
+        return column, None if all(found) else column != 0
+
+
+class ManyVTables:
+    """Where each field lies in tables that have vtables of their own."""
+
+    def __init__(self, buffer: Buffer, tables: Positions, places: Positions) -> None:
+        """Check the vtables at ``places``, one for each of ``tables``."""
+        self._buffer = buffer
+        self._places = places
+        self.first: int = places.item(0)
+        buffer.check(places, 4, 2)
+        self._sizes = buffer.words(places, 2).astype(np.int64)
+        self._table_sizes = buffer.words(places + 2, 2).astype(np.int64)
+        buffer.check(places, self._sizes, 2)
+        buffer.check(tables, self._table_sizes, 4)
+
+    def has(self, slot: int) -> Mask:
+        """Answer which tables have a field."""
+        present: Mask = self._distances(slot) != 0
+        return present
+
+    def field(self, slot: int, size: int) -> tuple[int | Positions, Mask | None]:
+        """Answer and refuse as :meth:`VTable.field`."""
         distances = self._distances(slot)
         present = distances != 0
         if (present & (distances + size > self._table_sizes)).any():
-            raise FormatError("A FlatBuffer table has a field outside of itself.")
-        return self._unfold(distances), None if present.all() else self._unfold(present)
+            raise _outside()
+        return distances, None if present.all() else present
 
     def _distances(self, slot: int) -> Positions:
         place = 4 + 2 * slot
@@ -121,9 +142,16 @@ class VTables:
         distances[known] = self._buffer.words(self._places[known] + place, 2)
         return distances
 
-    def _unfold[T: np.generic](self, values: npt.NDArray[T]) -> npt.NDArray[T]:
-        """Answer a row for each table, or one that all share."""
-        return values if self._codes is None else values[self._codes]
+
+def _read(buffer: Buffer, place: int) -> tuple[int, tuple[int, ...]]:
+    """Check a vtable; answer the size of its tables, and how far into them each field lies."""
+    size, table_size = buffer.shorts(place, 2)
+    buffer.check_one(place, size, 2)
+    return table_size, buffer.shorts(place, max(2, size >> 1))[2:]
+
+
+def _distance(distances: tuple[int, ...], slot: int) -> int:
+    return distances[slot] if slot < len(distances) else 0
 
 
 def _each(value: bool, count: int) -> Mask:  # noqa: FBT001
@@ -131,21 +159,24 @@ def _each(value: bool, count: int) -> Mask:  # noqa: FBT001
     return np.ndarray(count, bool, b"\1" if value else b"\0", strides=(0,))
 
 
-def _tell_apart(places: Positions) -> tuple[Positions, npt.NDArray[np.intp] | None]:
-    """Answer the different places, and which each row has.
-
-    The rows have None where all have one place, or where too many have places of their own.
-    """
-    if len(places) == 1:
-        return places, None
+def _tell_apart(places: Positions) -> tuple[list[int], npt.NDArray[np.intp] | None]:
+    """Answer the different places, and which of several each row has; None if they are many."""
+    if len(places) <= _MOST:
+        listed: list[int] = places.tolist()
+        different = list(dict.fromkeys(listed))
+        return different, np.array([different.index(place) for place in listed], np.intp)
+    different = [places.item(0)]
     left = np.flatnonzero(places != places[0])
     if len(left) == 0:
-        return places[:1], None
+        return different, left
     codes = np.zeros(len(places), np.intp)  # others would be converted each time
-    different = [places[0]]
     while len(left) and len(different) < _MOST:
         others = places[left] != places[left[0]]
         codes[left] += 1
-        different.append(places[left[0]])
+        different.append(places.item(left[0]))
         left = left[others]
-    return (places, None) if len(left) else (np.array(different, np.int64), codes)
+    return different, None if len(left) else codes
+
+
+def _outside() -> FormatError:
+    return FormatError("A FlatBuffer table has a field outside of itself.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import zstandard
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError, UnsupportedSpecVersionError
+from icechunk_async.format import envelope
 from icechunk_async.format.envelope import HEADER_BYTES, FileType, pack, unpack
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID
 from icechunk_async.format.transaction_log import (
@@ -270,3 +273,31 @@ def test_random_bytes_after_a_good_header_are_refused(tail: bytes) -> None:
     """Nothing but a FormatError comes of them."""
     with pytest.raises(FormatError):
         decode_transaction_log(unpack(file_of(tail), LOG).payload)
+
+
+def test_what_failed_leaves_no_trace_in_what_is_read_next() -> None:
+    """Files of a thread share what decompresses them."""
+    good = pack(PAYLOAD, LOG, 2)
+    for _ in range(2):
+        with pytest.raises(FormatError):
+            unpack(good[:-5], LOG)
+        assert unpack(good, LOG).payload == PAYLOAD
+        assert pack(PAYLOAD, LOG, 2) == good
+
+
+def test_threads_do_not_share_contexts() -> None:
+    """Those of the library serve one thread at a time; each thread keeps its own."""
+    both = Barrier(2)
+
+    def mine(_: int) -> tuple[object, object]:
+        both.wait(10)
+        first, second = (
+            (envelope._contexts.decompressor, envelope._contexts.compressor(3)) for _ in range(2)
+        )
+        assert first == second
+        return first
+
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(mine, range(2))
+    assert one[0] is not other[0]
+    assert one[1] is not other[1]

@@ -334,3 +334,38 @@ def test_vectors_are_mixed_by_mask() -> None:
     mixed = one.where(np.array([False, True]), other)
     assert mixed.counts.tolist() == [1, 3]
     assert mixed.starts.tolist() == [one.starts[0], other.starts[1]]
+
+
+@pytest.mark.parametrize("damage", ["none", "field", "table", "vtable", "odd vtable", "odd number"])
+@pytest.mark.parametrize("vtables", [1, 2, 20])
+@pytest.mark.parametrize("rows", [1, 4, 20])
+def test_one_damaged_table_among_others_is_refused(rows: int, vtables: int, damage: str) -> None:
+    """However many there are, and however many vtables they have."""
+    forge = Forge()
+    places = [forge.vtable({0: 4, 1: 8}, 12) for _ in range(min(rows, vtables))]
+    tables = [
+        forge.table(places[row % len(places)], numbers(row, 100 + row)) for row in range(rows)
+    ]
+    forge.raw(bytes(16))
+    last = places[(rows - 1) % len(places)]
+    match damage:
+        case "field":
+            forge.word(last + 6, 12, 2)
+        case "table":
+            forge.word(last + 2, 4 + len(forge.data) - tables[-1], 2)
+        case "vtable":
+            forge.word(last, 2 + len(forge.data) - last, 2)
+        case "odd vtable":
+            forge.word(tables[-1], tables[-1] - last + 1)
+        case "odd number":
+            forge.word(last + 6, 7, 2)
+        case _:
+            found = rows_of(forge, tables)
+            assert found.scalar(0, 4).tolist() == list(range(rows))
+            assert found.scalar(1, 4).tolist() == list(range(100, 100 + rows))
+            assert found.scalar(2, 4, 5).tolist() == [5] * rows
+            assert found.has(1).all()
+            assert not found.has(2).any()
+            return
+    with pytest.raises(FormatError):
+        rows_of(forge, tables).scalar(1, 4)
