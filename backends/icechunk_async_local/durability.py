@@ -237,12 +237,15 @@ class Ledger:
                 sync()
             return
         try:
-            calls = [self._threads.submit(sync) for sync in work]
+            calls = [self._threads.submit(sync) for sync in work[1:]]
         except RuntimeError:  # the interpreter exits and begins nothing more on threads
             for sync in work:
                 sync()
             return
-        wait(calls)  # what fails must not be given back while others are still under way
+        try:
+            work[0]()
+        finally:
+            wait(calls)  # what fails must not be given back while others are still under way
         for call in calls:
             call.result()
 
