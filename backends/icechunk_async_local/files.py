@@ -30,6 +30,7 @@ from icechunk_async.storage import (
     slice_range,
 )
 from icechunk_async_local.failures import MISSING, explain, missing, refuse_link
+from icechunk_async_local.kept_folders import KeptFolders
 from icechunk_async_local.publishing import draft, refused
 from icechunk_async_local.versions import modified_at, version_of
 
@@ -63,6 +64,7 @@ class Files:
         """Work below the root of ``tree``."""
         self.tree = tree
         self.ledger = ledger
+        self.kept = KeptFolders(tree)
         self._publisher = publisher
         self.capabilities = capabilities
 
@@ -81,7 +83,7 @@ class Files:
         if stop - start > _MOST_AT_ONCE:
             return None
         try:
-            fd = self.tree.open_file(place.folders, place.name, _READ)
+            fd = self.kept.open_file(place.folders, place.name, _READ)
             try:
                 data = os.pread(fd, stop - start, start)
             finally:

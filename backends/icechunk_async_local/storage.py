@@ -326,6 +326,7 @@ class LocalStorage:
         try:
             self._sync()
         finally:
+            self._files.kept.close()
             self._files.ledger.close()
 
 

@@ -69,11 +69,13 @@ class _ObjectId(bytes):
         )
 
     def __str__(self) -> str:
-        letters = -(-self.size_bytes * 8 // 5)
-        pairs, odd = divmod(letters, 2)
-        number = int.from_bytes(self) << (letters * 5 - self.size_bytes * 8)
-        rest = "".join([_PAIRS[number >> 10 * place & 1023] for place in range(pairs - 1, -1, -1)])
-        return ALPHABET[number >> 10 * pairs] + rest if odd else rest
+        n, pairs = int.from_bytes(self) << 4, _PAIRS
+        return (  # written out: every chunk that is read has its name made
+            f"{pairs[n >> 90]}{pairs[n >> 80 & 1023]}{pairs[n >> 70 & 1023]}"
+            f"{pairs[n >> 60 & 1023]}{pairs[n >> 50 & 1023]}{pairs[n >> 40 & 1023]}"
+            f"{pairs[n >> 30 & 1023]}{pairs[n >> 20 & 1023]}{pairs[n >> 10 & 1023]}"
+            f"{pairs[n & 1023]}"
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
@@ -99,6 +101,10 @@ class NodeId(_ObjectId):
     """Names one array or group for its whole life, also when it moves."""
 
     size_bytes = 8
+
+    def __str__(self) -> str:
+        number = int.from_bytes(self) << 1
+        return "".join([ALPHABET[number >> place & 31] for place in range(60, -1, -5)])
 
 
 INITIAL_SNAPSHOT_ID: Final = SnapshotId(bytes.fromhex("0b1cc8d6787580f0e33a6534"))
