@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.storage import Capabilities
     from icechunk_async_local.durability import Ledger
+    from icechunk_async_local.lending import Loan
     from icechunk_async_local.paths import Place, Tree
     from icechunk_async_local.publishing import Publisher
 
@@ -98,9 +99,15 @@ class Files:
 
     def write(self, place: Place, data: Data, expected: Expected) -> Version:
         """Write a file in place of any other, or of the expected one."""
-        view = memoryview(data)
-        view = view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
-        return self._write(place, partial(_write_all, view), expected)
+        return self._write(place, partial(_write_all, _flat(data)), expected)
+
+    def write_lent(self, place: Place, loan: Loan, expected: Expected) -> Version:
+        """Write a file likewise, for an owner that may stop waiting.
+
+        Raises:
+            TakenBackError: it did so before all was written; nothing changed.
+        """
+        return self._write(place, partial(_write_lent, loan, _flat(loan.data)), expected)
 
     def copy(self, source: Place, target: Place, if_version: Version | None) -> Version:
         """Write the bytes of one file to another; they leave the kernel only where they must."""
@@ -301,6 +308,16 @@ def _read_all(fd: int, start: int, stop: int) -> bytes:
         parts.append(os.pread(fd, stop - position, position))
         position += len(parts[-1])
     return b"".join(parts)
+
+
+def _flat(data: Data) -> memoryview:
+    view = memoryview(data)
+    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+
+
+def _write_lent(loan: Loan, view: memoryview, fd: int) -> None:
+    _write_all(view, fd)
+    loan.check()
 
 
 def _write_all(data: memoryview, fd: int) -> None:

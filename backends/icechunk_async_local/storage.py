@@ -20,6 +20,7 @@ from icechunk_async_local.batching import Lane
 from icechunk_async_local.durability import Ledger
 from icechunk_async_local.failures import explain
 from icechunk_async_local.files import Files
+from icechunk_async_local.lending import Loan
 from icechunk_async_local.listing import PAGE_ENTRIES, next_page, states_in, walk
 from icechunk_async_local.paths import Tree, place_of, root_of
 from icechunk_async_local.probe import probe, remove_abandoned
@@ -210,10 +211,12 @@ class LocalStorage:
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
         """Write one whole file."""
-        place, owned = self._place(key), _owned(data)
-        if if_version is None:
-            return await self._writers.run(partial(self._files.write, place, owned, None))
-        return await self._writers.hop(partial(self._files.write, place, owned, if_version))
+        place, loan = self._place(key), Loan(data)
+        write = partial(self._files.write_lent, place, loan, if_version)
+        try:
+            return await (self._writers.run if if_version is None else self._writers.hop)(write)
+        finally:
+            loan.end()
 
     async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
         """Delete files, and the folders that this leaves empty."""
@@ -343,16 +346,6 @@ def _prepare(
     if capabilities.writable:
         remove_abandoned(root)
     return abilities, capabilities, ReadsAtOnce(root, follow_links=follow_links)
-
-
-def _owned(data: Data) -> Data:
-    """Answer bytes that nobody can change while they wait to be written.
-
-    A cancelled put may still be running when its caller uses the buffer for something else.
-    """
-    if isinstance(data, bytes) or (isinstance(data, memoryview) and type(data.obj) is bytes):
-        return data
-    return bytes(data)
 
 
 def _describe(
