@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async.errors import StorageError
 from icechunk_async_local.failures import MISSING
-from icechunk_async_local.filesystems import can_sync_at_once, sync_file_system
+from icechunk_async_local.filesystems import (
+    begin_writing_out,
+    can_sync_at_once,
+    sync_file_system,
+)
 
 if sys.platform == "darwin":
     import fcntl
@@ -40,6 +44,8 @@ FEW: Final = 64
 _THREADS: Final = 8
 _WORTH_THREADS: Final = 3
 """A hop takes a fiftieth of the time that a disk takes for one entry."""
+_LARGE_BYTES: Final = 1 << 19
+"""From this size on a device gains by beginning early; smaller files are written out together."""
 _GONE: Final = MISSING | {errno.ELOOP}
 _NOTHING_TO_SYNC: Final = frozenset({errno.EINVAL, errno.EBADF, errno.EROFS})
 """How file systems say that a directory is durable anyway."""
@@ -109,6 +115,11 @@ class Ledger:
     def used(self) -> bool:
         """Whether anything was ever noted."""
         return self._home is not None or bool(self._above_root)
+
+    def filled(self, fd: int, size_bytes: int) -> None:
+        """Let the device begin with a large file, so that the sync has less to wait for."""
+        if self.active and size_bytes >= _LARGE_BYTES:
+            begin_writing_out(fd)
 
     def wrote(self, folder: int, place: Place) -> None:
         """Remember a file that was just given its name in an open folder.

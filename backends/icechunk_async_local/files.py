@@ -97,17 +97,17 @@ class Files:
         """Read a file unless it is at ``version``, which costs no reading."""
         return self._read(place, None, version)
 
-    def write(self, place: Place, data: Data, expected: Expected) -> Version:
-        """Write a file in place of any other, or of the expected one."""
-        return self._write(place, partial(_write_all, _flat(data)), expected)
-
-    def write_lent(self, place: Place, loan: Loan, expected: Expected) -> Version:
-        """Write a file likewise, for an owner that may stop waiting.
+    def write(
+        self, place: Place, data: Data, expected: Expected, loan: Loan | None = None
+    ) -> Version:
+        """Write a file in place of any other, or of the expected one.
 
         Raises:
-            TakenBackError: it did so before all was written; nothing changed.
+            TakenBackError: ``loan`` ended before all was written; nothing changed.
         """
-        return self._write(place, partial(_write_lent, loan, _flat(loan.data)), expected)
+        view = memoryview(data)
+        view = view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+        return self._write(place, partial(self._fill, view, loan), expected)
 
     def copy(self, source: Place, target: Place, if_version: Version | None) -> Version:
         """Write the bytes of one file to another; they leave the kernel only where they must."""
@@ -184,6 +184,12 @@ class Files:
             f"often as it was made, {_ATTEMPTS} times. Find out who removes it, then try again.",
             key=place.key,
         )
+
+    def _fill(self, view: memoryview, loan: Loan | None, fd: int) -> None:
+        _write_all(view, fd)
+        if loan is not None:
+            loan.check()
+        self.ledger.filled(fd, len(view))
 
     def _write_once(self, place: Place, fill: Callable[[int], None], expected: Expected) -> Version:
         try:
@@ -308,16 +314,6 @@ def _read_all(fd: int, start: int, stop: int) -> bytes:
         parts.append(os.pread(fd, stop - position, position))
         position += len(parts[-1])
     return b"".join(parts)
-
-
-def _flat(data: Data) -> memoryview:
-    view = memoryview(data)
-    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
-
-
-def _write_lent(loan: Loan, view: memoryview, fd: int) -> None:
-    _write_all(view, fd)
-    loan.check()
 
 
 def _write_all(data: memoryview, fd: int) -> None:

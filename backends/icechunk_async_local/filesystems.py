@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "begin_writing_out",
     "can_sync_at_once",
     "has_common_locks",
     "identity_of",
@@ -39,6 +40,8 @@ _COMMON_LOCKS: Final = frozenset(
 )
 _SYNCFS: Final = frozenset({_EXT, _XFS, _BTRFS, _F2FS, _TMPFS})
 _ON_THIS_MACHINE: Final = frozenset({_EXT, _XFS, _BTRFS, _F2FS, _TMPFS})
+_WRITE: Final = 2
+"""Of ``sync_file_range``: begin, and wait for nothing."""
 _FIRST_WITH_ERRORS: Final = (5, 8)
 """The first Linux whose ``syncfs`` answers failed writes."""
 
@@ -99,6 +102,16 @@ def sync_file_system(directory: int) -> None:
         number = ctypes.get_errno()
         if number != errno.EINTR:
             raise OSError(number, os.strerror(number))
+
+
+def begin_writing_out(fd: int) -> None:
+    """Have the system begin to write out an open file, where it can be asked to.
+
+    Nothing is waited for and nothing is promised; whoever syncs later hears of failures.
+    """
+    if sys.platform == "linux" and hasattr(_libc(), "sync_file_range"):
+        offset = ctypes.c_int64(0)
+        _libc().sync_file_range(fd, offset, offset, _WRITE)
 
 
 def _kind(directory: int) -> int | None:

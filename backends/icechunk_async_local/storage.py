@@ -212,7 +212,7 @@ class LocalStorage:
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
         """Write one whole file."""
         place, loan = self._place(key), Loan(data)
-        write = partial(self._files.write_lent, place, loan, if_version)
+        write = partial(self._files.write, place, loan.data, if_version, loan)
         try:
             return await (self._writers.run if if_version is None else self._writers.hop)(write)
         finally:

@@ -267,6 +267,35 @@ async def test_nothing_is_synced_where_that_is_not_wanted(tmp_path: Path) -> Non
     assert {event for event, _ in events} == {"link", "rename"}
 
 
+@pytest.mark.parametrize(("mode", "begun"), [("commit", [1 << 20, 1 << 19]), ("none", [])])
+async def test_the_device_begins_early_with_large_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, begun: list[int]
+) -> None:
+    """What the sync would wait for is under way by then; small files are written out together."""
+    sizes: list[int] = []
+    begin = filesystems.begin_writing_out
+
+    def noted(fd: int) -> None:
+        begin(fd)
+        sizes.append(os.fstat(fd).st_size)
+
+    monkeypatch.setattr(durability, "begin_writing_out", noted)
+    async with open_storage(tmp_path, durability=mode) as storage:
+        await storage.put("a/small", bytes((1 << 19) - 1))
+        await storage.put("a/large", bytes(1 << 20))
+        await storage.put("a/created", bytes(1 << 19), if_version=ABSENT)
+    assert sizes == begun
+
+
+def test_beginning_early_promises_nothing(tmp_path: Path) -> None:
+    """A file that cannot be begun with is no reason to fail: the sync comes later."""
+    with (tmp_path / "file").open("wb") as file:
+        file.write(bytes(1000))
+        filesystems.begin_writing_out(file.fileno())
+        descriptor = file.fileno()
+    filesystems.begin_writing_out(descriptor)
+
+
 @pytest.mark.parametrize("count", [3, FEW * 2])
 async def test_a_device_that_fails_is_reported_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
