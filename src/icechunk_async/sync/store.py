@@ -134,6 +134,8 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
             StorageError: the chunk cannot be read.
         """
         store = self._ready or await self._native()
+        if not self._reads_here:
+            return await self._guarded(self._first(store, key, prototype, byte_range))
         if deadlines.is_set():
             return await self._guarded(store.get(key, prototype, byte_range))
         try:

@@ -9,6 +9,7 @@ from icechunk_async.sync import deadlines
 from icechunk_async.sync.errors import ErrorKind, translate, translated
 from icechunk_async.sync.portal import run, run_async
 from icechunk_async.sync.refusals import refusal
+from icechunk_async.zarr.keys import ChunkKey, parse_key
 from icechunk_async.zarr.store import IcechunkStore as AsyncStore
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class DirectAccess:
     _store: SessionHandle
     _read_only: bool
     _known: tuple[AsyncSession, AsyncStore] | None = None
+    _reads_here = False
+    """Whether chunks are read on the caller's loop; the first are not."""
 
     @property
     def _ready(self) -> AsyncStore | None:
@@ -75,6 +78,24 @@ class DirectAccess:
             return await (deadlines.bounded(work) if deadlines.is_set() else work)
         except IcechunkError as error:
             raise translate(error) from error
+
+    async def _first(
+        self, store: AsyncStore, key: str, prototype: BufferPrototype, part: ByteRequest | None
+    ) -> Buffer | None:
+        """Read over the connection that opened the repository, since the caller's loop has none.
+
+        Making one takes a round trip, with TLS two or more, and a hop between threads a fraction
+        of a millisecond. What else is asked for until the first answer goes the same way, so that
+        it shares one request for the manifest.
+        """
+        if not isinstance(parse_key(key), ChunkKey):  # documents take no request
+            return await store.get(key, prototype, part)
+        if store._supports_sync_io:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+            found = await store.get(key, prototype, part)
+        else:
+            found = await run_async(store.get(key, prototype, part))
+        self._reads_here = True
+        return found
 
     @property
     def _supports_sync_io(self) -> bool:

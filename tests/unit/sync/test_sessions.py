@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import pickle
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,11 @@ from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import WrapperStore
 
+from icechunk_async.errors import FormatError
 from icechunk_async.repository.history import opening
+from icechunk_async.repository.workspace import Workspace
 from icechunk_async.sync import (
+    IcechunkError,
     IcechunkStore,
     ReadOnlyError,
     Repository,
@@ -24,6 +28,7 @@ from icechunk_async.sync import (
     handles,
     in_memory_storage,
 )
+from icechunk_async.zarr.store import IcechunkStore as AsyncStore
 from tests.helpers import memory_url
 
 if TYPE_CHECKING:
@@ -227,3 +232,63 @@ def test_sessions_are_shown_by_rich() -> None:
     assert printed.startswith("Session(")
     assert session.snapshot_id in printed
     assert "branch='main'" in printed
+
+
+def test_the_first_chunk_comes_over_the_connection_that_opened_the_repository(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zarr's loop would have to make one of its own first; later reads stay on it."""
+    loops: dict[str, list[str]] = {}
+    get = AsyncStore.get
+
+    async def noted(self: AsyncStore, key: str, *args: Any) -> Buffer | None:
+        loops.setdefault(key, []).append(threading.current_thread().name)
+        return await get(self, key, *args)
+
+    monkeypatch.setattr(AsyncStore, "get", noted)
+    monkeypatch.setattr(Workspace, "can_work_directly", False)  # as where storage is far away
+    array = zarr.open_array(repository.readonly_session("main").store, path="a", mode="r")
+    assert array[0] == 7
+    assert array[1] == 7
+    assert set(loops["a/zarr.json"]) == {"zarr_io"}  # takes no request
+    assert loops["a/c/0"] == ["icechunk-async-portal"]
+    assert loops["a/c/1"] == ["zarr_io"]
+
+
+def test_where_nothing_connects_every_chunk_is_read_where_it_is_asked_for(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hop would take longer than the read."""
+    threads: set[str] = set()
+    get = AsyncStore.get
+
+    async def noted(self: AsyncStore, key: str, *args: Any) -> Buffer | None:
+        threads.add(threading.current_thread().name)
+        return await get(self, key, *args)
+
+    monkeypatch.setattr(AsyncStore, "get", noted)
+    assert _values(repository.readonly_session("main").store) == [7, 7, 0, 0]
+    assert threads == {"zarr_io"}
+
+
+def test_a_first_chunk_that_cannot_be_read_raises_as_any_other(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors are the facade's, and the next read tries again."""
+    monkeypatch.setattr(Workspace, "can_work_directly", False)
+    store = repository.readonly_session("main").store
+    array = zarr.open_array(store, path="a", mode="r")
+    read = Workspace.read_chunk
+    failures = [FormatError("damaged")]
+
+    async def fail_once(self: Workspace, *args: Any, **more: Any) -> object:
+        if failures:
+            raise failures.pop()
+        return await read(self, *args, **more)
+
+    monkeypatch.setattr(Workspace, "read_chunk", fail_once)
+    with pytest.raises(IcechunkError, match="damaged"):
+        array[0]
+    assert array[0] == 7
+    with pytest.raises(IcechunkError, match="no key"):
+        asyncio.run(store.get("no key", _PROTOTYPE))
