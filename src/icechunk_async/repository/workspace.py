@@ -250,10 +250,10 @@ class Workspace:
             self.check_writable()
             node = self.array(path)
         assert node.array is not None
-        grid = node.array.grid
-        if len(coords) != len(grid):
-            raise bad_rank(path, len(coords), len(grid))
         if not in_grid(coords, node.array):
+            grid = node.array.grid
+            if len(coords) != len(grid):
+                raise bad_rank(path, len(coords), len(grid))
             raise outside(path, coords, grid)
         return node
 
