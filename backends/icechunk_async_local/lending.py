@@ -35,9 +35,10 @@ class Loan:
         cannot resize it.
         """
         view = memoryview(data)
-        self._is_lent = isinstance(view.obj, np.ndarray) and view.nbytes >= _LARGE_BYTES
+        is_fixed = type(view.obj) is bytes
+        self._is_lent = view.nbytes >= _LARGE_BYTES and isinstance(view.obj, np.ndarray)
         self._taken_back = False
-        self.data = data if self._is_lent or type(view.obj) is bytes else bytes(data)
+        self.data = data if self._is_lent or is_fixed else bytes(data)
 
     def end(self) -> None:
         """Take back what was lent; copies, and what nobody can change, may be written on."""
