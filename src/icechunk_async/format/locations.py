@@ -32,6 +32,8 @@ _MAX_RATIO: Final = 64
 """How much larger than their file all locations together may be. Genuine ones reach 16, where
 each is 1024 bytes long and compresses to next to nothing."""
 _UNKNOWN_SIZE: Final = (1 << 64) - 1
+_RUN: Final = 64
+"""Values that are looked at together, since neighbours mostly share their location."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,12 @@ class Strings:
     def factorize(cls, values: Iterable[str]) -> tuple[npt.NDArray[np.uint32], Strings]:
         """Answer the index of every value, and the distinct values in order of appearance."""
         values = values if isinstance(values, Sequence) else tuple(values)
-        distinct = tuple(dict.fromkeys(values))
+        left, times = _without_runs(values)
+        distinct = tuple(dict.fromkeys(left))
         codes = dict(zip(distinct, range(len(distinct)), strict=True))
         # No step of the interpreter for each value: there may be millions.
-        indices = np.fromiter(map(codes.__getitem__, values), np.uint32, len(values))
-        return indices, cls(distinct)
+        indices = np.fromiter(map(codes.__getitem__, left), np.uint32, len(left))
+        return indices if len(left) == len(values) else np.repeat(indices, times), cls(distinct)
 
     def __len__(self) -> int:
         """Count the strings."""
@@ -71,6 +74,25 @@ class Strings:
 
 
 EMPTY_POOL: Final = Strings()
+
+
+def _without_runs(values: Sequence[str]) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """Answer values, many that are alike in a row only once; and how often each is there."""
+    left: list[str] = []
+    places: list[int] = []
+    sizes: list[int] = []
+    for start in range(0, len(values), _RUN):
+        some = values[start : start + _RUN]
+        first = some[0]
+        if some[-1] == first and some.count(first) == len(some):
+            places.append(len(left))
+            sizes.append(len(some))
+            left.append(first)
+        else:
+            left += some
+    times = np.ones(len(left), np.int64)
+    times[places] = sizes
+    return left, times
 
 
 @dataclass(frozen=True)

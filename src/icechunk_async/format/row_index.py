@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class RowIndex:
     ascending: bool
     full: bool
     """The rows are the whole box, in order."""
-    keys: npt.NDArray[np.uint64] | None = None
+    keys: npt.NDArray[Any] | None = None
     """Row-major position of each row in the box; None if full, or if it needs over 63 bits."""
 
     @classmethod
@@ -45,10 +45,11 @@ class RowIndex:
         box = (low, high, tuple(strides[1:]))
         if strides[0] >= 1 << 63:
             return cls(coords, *box, _ascending(coords), full=False)
-        keys = np.zeros(count, np.uint64)
+        number = np.dtype(np.uint32 if strides[0] <= 1 << 32 else np.uint64)
+        keys: npt.NDArray[Any] = np.zeros(count, number)
         for axis in range(rank):
-            steps = (coords[:, axis] - np.uint32(low[axis])).astype(np.uint64)
-            keys += steps * np.uint64(strides[axis + 1])
+            steps = (coords[:, axis] - np.uint32(low[axis])).astype(number, copy=False)
+            keys += steps * number.type(strides[axis + 1])
         ascending = bool((keys[1:] > keys[:-1]).all())
         full = ascending and strides[0] == count
         return cls(coords, *box, ascending, full, None if full else keys)
@@ -69,7 +70,7 @@ class RowIndex:
         if self.full:
             return key
         if self.keys is not None:
-            row = int(np.searchsorted(self.keys, np.uint64(key)))
+            row = int(np.searchsorted(self.keys, self.keys.dtype.type(key)))
             return row if row < len(self.keys) and int(self.keys[row]) == key else None
         rows = range(len(self.coords))
         row = bisect.bisect_left(rows, coords, key=lambda at: tuple(self.coords[at].tolist()))

@@ -149,22 +149,29 @@ class VirtualWrites(DirectAccess):
 
         Returns: as :meth:`set_virtual_refs`.
         """
-        with translated():
-            store = self._writable(self._now())
-            refused = _uncovered(store, locations, validate_containers)
-            kept = ["" if it in refused else it for it in locations] if refused else locations
+
+        def put(store: AsyncStore, kept: list[str], *, validate: bool) -> None:
             store.set_virtual_refs_arr(
                 array_path,
                 tuple(chunk_grid_shape),
                 kept,
                 offsets,
                 lengths,
-                validate_containers=False,
+                validate_containers=validate,
                 arr_offset=arr_offset,
                 checksum=checksum,
             )
-        if not refused:
-            return None
+
+        with translated():
+            store = self._writable(self._now())
+            try:
+                put(store, locations, validate=validate_containers)
+            except VirtualContainerError:  # which is rare: nothing was stored
+                refused = _uncovered(store, locations, validate_containers)
+                kept = ["" if it in refused else it for it in locations]
+                put(store, kept, validate=False)
+            else:
+                return None
         where = np.flatnonzero([it in refused for it in locations])
         first = np.array(arr_offset or (0,) * len(chunk_grid_shape), np.int64)
         rows = np.stack(np.unravel_index(where, chunk_grid_shape), axis=1) + first

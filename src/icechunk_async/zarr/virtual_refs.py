@@ -144,22 +144,38 @@ def grid_refs(
             f"of {len(shape)} numbers; found {len(urls)}, {len(offsets)}, {len(lengths)} and "
             f"{first}."
         )
-    coords = np.stack(np.unravel_index(np.arange(count), shape), axis=1) if shape else None
-    origin = np.array(first, np.int64)
-    placed = np.zeros((count, 0), np.int64) if coords is None else coords + origin
-    if placed.size and (placed.min() < 0 or placed.max() > np.iinfo(np.uint32).max):
+    first = tuple(map(int, first))
+    if count and any(at < 0 or at + size > 1 << 32 for at, size in zip(first, shape, strict=True)):
         raise InvalidInputError(f"A box of {shape} chunks at {first} leaves any chunk grid.")
     codes, pool = Strings.factorize(urls)
     return column_refs(
         locations,
-        placed.astype(np.uint32),
+        _box(shape, first),
         pool,
         codes,
-        offsets=np.asarray(offsets, np.uint64),
-        lengths=np.asarray(lengths, np.uint64),
+        offsets=_own(offsets),
+        lengths=_own(lengths),
         checksum=checksum,
         validate_containers=validate_containers,
     )
+
+
+def _box(shape: tuple[int, ...], first: tuple[int, ...]) -> npt.NDArray[np.uint32]:
+    """Answer the coordinates of a box in row-major order, ``(n, rank)``."""
+    count = math.prod(shape)
+    coords = np.empty((count, len(shape)), np.uint32)
+    for axis, (start, size) in enumerate(zip(first, shape, strict=True) if count else ()):
+        along = np.arange(size, dtype=np.uint32) + np.uint32(start)
+        column = coords[:, axis].reshape(-1, size, math.prod(shape[axis + 1 :]))
+        column[:] = along[:, None]
+    return coords
+
+
+def _own(values: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    """Copy a column, which its owner may change later; one value for all rows takes no memory."""
+    column = np.array(values, np.uint64)
+    alike = len(column) > 0 and column[0] == column[-1] and bool((column == column[0]).all())
+    return np.broadcast_to(column[0], len(column)) if alike else column
 
 
 def column_refs(
@@ -190,11 +206,10 @@ def column_refs(
         first = next(iter(uncovered.values()))
         first.context["chunks"] = coords[np.isin(codes, list(uncovered))].tolist()
         raise first
-    if np.any((offsets >= _TOO_FAR) | (lengths >= _TOO_FAR)):
+    if len(coords) and max(offsets.max(), lengths.max()) >= _TOO_FAR:
         raise InvalidInputError(
             "Some offsets or lengths of virtual chunks are negative, or 2**62 or more."
         )
-    present = np.array([bool(url) for url in normal], bool)[codes]
     etag = checksum if isinstance(checksum, str) else None
     modified = seconds_of(checksum) if isinstance(checksum, datetime) else 0
     count = len(coords)
@@ -209,4 +224,6 @@ def column_refs(
         locations=Strings(tuple(normal)),
         etag_pool=Strings(() if etag is None else (etag,)),
     )
-    return refs if present.all() else refs.take(present)
+    if all(normal):
+        return refs
+    return refs.take(np.array([bool(url) for url in normal], bool)[codes])

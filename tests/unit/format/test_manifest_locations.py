@@ -28,6 +28,16 @@ MANIFEST = manifest_id(5)
 NODE = node_id(1)
 
 
+@pytest.mark.parametrize("runs", [[], [1], [500], [64, 64, 64], [63, 65, 1, 200, 3, 7, 129]])
+def test_each_value_has_the_index_of_its_string(runs: list[int]) -> None:
+    """Whether or not neighbours are alike, and whether or not they are one object."""
+    values = [f"name {row % 3}" for row, times in enumerate(runs) for _ in range(times)]
+    values += [f"{row}" for row in range(100)] * 2
+    indices, pool = Strings.factorize(values)
+    assert [pool.strings[index] for index in indices.tolist()] == values
+    assert pool.strings == tuple(dict.fromkeys(values))
+
+
 def virtual_refs(names: list[str]) -> ChunkRefs:
     """Answer a reference to each name."""
     return refs_of(1, {(row,): VirtualChunk(name, row, 1) for row, name in enumerate(names)})

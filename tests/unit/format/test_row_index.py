@@ -62,8 +62,8 @@ def test_a_box_beyond_63_bits_is_searched_row_by_row() -> None:
     assert index.find((1, FAR, FAR)) is None
 
 
-@pytest.mark.parametrize("bits", range(60, 70))
-def test_boxes_around_64_bits_are_searched_rightly(bits: int) -> None:
+@pytest.mark.parametrize("bits", [*range(28, 37), *range(60, 70)])
+def test_boxes_around_32_and_64_bits_are_searched_rightly(bits: int) -> None:
     """Numbers that are a little too large must not wrap around."""
     last = (2 ** (bits // 3) - 1, 2 ** (bits // 3) - 1, 2 ** (bits - 2 * (bits // 3)) - 1)
     middle = tuple(at // 2 for at in last)

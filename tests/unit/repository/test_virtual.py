@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +25,7 @@ from icechunk_async.format.config import LocalFileSystemStore, S3Store, VirtualC
 from icechunk_async.repository.virtual import VirtualLocations
 from icechunk_async.storage import open_storage
 from icechunk_async.zarr import VirtualChunkSpec
+from icechunk_async.zarr.virtual_refs import grid_refs
 from tests.helpers import make_array, memory_url, read
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from icechunk_async import Session
+    from icechunk_async.format.chunk_refs import ChunkRefs
     from icechunk_async.storage import Storage
 
 BUCKET = "s3://bucket/data/"
@@ -214,6 +218,43 @@ async def test_bad_references_store_nothing(session: Session) -> None:
     with pytest.raises(InvalidInputError, match="no bytes"):
         store.set_virtual_refs_arr("a", (2, 2), [url] * 4, ones, ones * 0)
     assert session.status().updated_chunks == {}
+
+
+@pytest.mark.parametrize(
+    ("first", "shape"), [((2**32 - 2, 5), (2, 3)), ((0, 0, 9), (2, 1, 2)), ((), ())]
+)
+def test_a_box_lists_its_chunks_in_order(first: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Up to the last chunk that there can be."""
+
+    def box(first: tuple[int, ...]) -> ChunkRefs:
+        ones = np.ones(math.prod(shape), np.uint64)
+        return grid_refs(
+            VirtualLocations([]),
+            shape,
+            ["s3://bucket/key"] * len(ones),
+            ones,
+            ones,
+            first=first,
+            checksum=None,
+            validate_containers=False,
+        )
+
+    expected = product(*(range(at, at + size) for at, size in zip(first, shape, strict=True)))
+    assert box(first).coords.tolist() == [list(row) for row in expected]
+    for beyond in (-1, 2**32 - 1) if shape else ():
+        with pytest.raises(InvalidInputError, match="leaves any chunk grid"):
+            box((beyond, *first[1:]))
+
+
+async def test_columns_may_be_used_again(session: Session) -> None:
+    """By who fills the same ones for each array: references are what was given."""
+    url = f"{BUCKET}file.nc"
+    urls = [url] * 4
+    offsets, lengths = np.arange(4, dtype=np.uint64), np.full(4, 3, np.uint64)
+    session.store.set_virtual_refs_arr("a", (4, 1), urls, offsets, lengths)
+    offsets[:], lengths[:], urls[:] = 7, 9, [""] * 4
+    for row in range(4):
+        assert await read(session, f"a/c/{row}/0") == DATA[row : row + 3]
 
 
 async def test_columns_and_lists_say_the_same_as_single_references(session: Session) -> None:
