@@ -246,9 +246,8 @@ class ChunkRefs:
 
     def narrow(self) -> ChunkRefs:
         """Drop what no row refers to from the pools, which :meth:`take` leaves whole."""
-        objects = np.array(self.objects)
-        ids, id_rows = _used(objects, self.kinds == Kind.NATIVE, len(self.chunk_ids))
-        names, name_rows = _used(objects, self.kinds == Kind.VIRTUAL, len(self.locations))
+        ids, id_rows = _used(self.objects, self.kinds == Kind.NATIVE, len(self.chunk_ids))
+        names, name_rows = _used(self.objects, self.kinds == Kind.VIRTUAL, len(self.locations))
         etags, etag_rows = _used(self.etags, self.etags != NO_ETAG, len(self.etag_pool))
         if id_rows is None and name_rows is None and etag_rows is None:
             return self
@@ -284,8 +283,10 @@ def _used(
     Returns:
         The indices, and which of the pool's ``size`` items stay; None if all do.
     """
+    if size == 0:
+        return indices, None
     used = np.zeros(size, bool)
-    used[indices[chosen]] = True
+    used[indices if chosen.all() else indices[chosen]] = True
     if used.all():
         return indices, None
     places = np.cumsum(used) - 1

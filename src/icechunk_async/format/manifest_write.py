@@ -124,6 +124,8 @@ def encode_manifest(
 def _check_apparent_size(refs: Sequence[ChunkRefs], locations: _StringTable) -> None:
     """Readers that check a manifest count a shared string each time that it is referred to."""
     sizes = np.array([len(string) for string in locations.raw], np.int64)
+    if sum(map(len, refs)) * (80 + int(sizes.max(initial=0))) <= MAX_PAYLOAD_BYTES:
+        return  # however often each is referred to
     total = 0
     for row, it in enumerate(refs):
         codes = locations.codes[row]
@@ -203,13 +205,13 @@ class _ArrayBlock:
         key = refs.kinds << 3
         virtual = refs.kinds == Kind.VIRTUAL
         if virtual.any():
+            chosen = slice(None) if virtual.all() else virtual
             packed = self.strings["location"].packed
-            traits = np.zeros(np.count_nonzero(virtual), np.uint8)
+            traits = (refs.etags[chosen] >= 0).astype(np.uint8) << 1
+            traits |= refs.modified[chosen] > 0
             if packed.any():
-                traits |= packed[self.location_codes[refs.objects[virtual]]].astype(np.uint8) << 2
-            traits |= (refs.etags[virtual] >= 0).astype(np.uint8) << 1
-            traits |= refs.modified[virtual] > 0
-            key[virtual] |= traits
+                traits |= packed[self.location_codes[refs.objects[chosen]]].astype(np.uint8) << 2
+            key[chosen] |= traits
         alike = len(key) > 0 and bool((key == key[0]).all())
         groups: list[tuple[tuple[str, ...], Positions]] = []
         for value in key[:1].tolist() if alike else np.unique(key).tolist():

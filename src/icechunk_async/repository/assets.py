@@ -24,7 +24,11 @@ from icechunk_async.format.manifest_seek import SeekableManifest
 from icechunk_async.format.manifest_seek_write import pack_manifest
 from icechunk_async.format.snapshot import decode_snapshot
 from icechunk_async.format.snapshot_write import encode_snapshot
-from icechunk_async.format.transaction_log import decode_transaction_log, encode_transaction_log
+from icechunk_async.format.transaction_log import (
+    decode_transaction_log,
+    encode_transaction_log,
+    fitting_level,
+)
 from icechunk_async.repository.cache import WeightedCache
 from icechunk_async.repository.direct import DirectStorage
 from icechunk_async.repository.layout import manifest_key, snapshot_key, transaction_key
@@ -399,7 +403,8 @@ class Assets:
 
         def encode() -> bytes:
             payload = encode_transaction_log(log, self.spec_version)
-            return self.pack(payload, FileType.TRANSACTION_LOG)
+            level = fitting_level(log, self.compression_level)
+            return pack(payload, FileType.TRANSACTION_LOG, self.spec_version, level=level)
 
         size_bytes = sum(coords.nbytes for coords in log.updated_chunks.values())
         return await self.compute(encode, size_bytes=size_bytes)

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.envelope import FileType, pack
 from icechunk_async.format.transaction_log import (
     Move,
     TransactionLog,
     decode_transaction_log,
     encode_transaction_log,
+    fitting_level,
     unique_coordinates,
 )
 from tests.unit.format.samples import (
@@ -327,3 +329,21 @@ def test_a_move_of_unknown_type_is_refused() -> None:
     move = other.out.table({0: path, 1: path, 2: Struct(node_id(1)), 3: Scalar(2, 1)})
     with pytest.raises(FormatError, match="unknown type"):
         other.decode(s8=other.out.offsets([move]))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+@pytest.mark.parametrize(("shape", "level"), [((50_000,), 1), ((200, 250), 3)])
+def test_a_quick_level_makes_no_larger_files(
+    shape: tuple[int, ...], level: int, share: float
+) -> None:
+    """Where what is further back helps, or another level is configured, that level stays."""
+    places = np.arange(np.prod(shape))
+    places = places[np.random.default_rng(1).random(len(places)) < share]
+    coords = np.stack(np.unravel_index(places, shape), axis=1).astype(np.uint32)
+    log = replace(EMPTY, updated_chunks={node_id(1): coords})
+    twice = replace(EMPTY, updated_chunks={node_id(1): coords, node_id(2): coords})
+    assert [fitting_level(log, it) for it in (3, 1, 10)] == [level, 1, 10]
+    assert fitting_level(twice, 3) == fitting_level(EMPTY, 3) == 3
+    payload = encode_transaction_log(log, 2)
+    sizes = [len(pack(payload, FileType.TRANSACTION_LOG, 2, level=it)) for it in (level, 3)]
+    assert sizes[0] <= 1.01 * sizes[1]
