@@ -185,6 +185,8 @@ class Tables:
         positions, present = self._field(slot, width)
         if present is None:
             return self.buffer.aligned_words(positions, width)
+        if not present.any():
+            return np.broadcast_to(np.array(default, f"<u{width}"), len(self))
         values = np.full(len(self), default, f"<u{width}")
         values[present] = self.buffer.aligned_words(positions[present], width)
         return values
@@ -371,10 +373,10 @@ class Vectors:
             apart &= self.counts[1:] * self.item_size <= longest
         alike = np.flatnonzero(long & apart) + 1
         if len(alike):
-            starts, sizes = self.starts, self.counts[alike] * self.item_size
+            sizes = self.counts[alike] * self.item_size
             self.buffer.check_unfolded(int(sizes.sum()))
             self.buffer.require(self.starts, self.counts * self.item_size)
-            different[alike] = differ(self.buffer.u8, starts[alike], starts[alike - 1], sizes)
+            different[alike] = differ(self.buffer.u8, self.starts, alike, sizes)
         return different
 
     def bytes(self) -> list[bytes]:

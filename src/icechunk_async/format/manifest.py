@@ -173,10 +173,11 @@ def decode_rows(
     """
     count = len(tables)
     native, packed, plain, inline = (tables.has(slot) for slot in (4, 8, 5, 1))
-    # The order in which the official reader looks at the fields.
-    kinds = np.select(
-        [native, packed | plain, inline], [Kind.NATIVE, Kind.VIRTUAL, Kind.INLINE], Kind.DELETED
-    ).astype(np.uint8)
+    # The official reader looks at the last of these fields first.
+    kinds = np.full(count, Kind.DELETED, np.uint8)
+    kinds[inline] = Kind.INLINE
+    kinds[packed | plain] = Kind.VIRTUAL
+    kinds[native] = Kind.NATIVE
     if np.any(kinds == Kind.DELETED):
         raise FormatError("A manifest has a chunk reference that refers to nothing.")
     offsets, lengths = tables.scalar(2, 8), tables.scalar(3, 8)
@@ -186,7 +187,7 @@ def decode_rows(
     columns: dict[str, Any] = {}
 
     rows = np.flatnonzero(kinds == Kind.NATIVE)
-    columns["chunk_ids"] = tables.select(rows).struct(4, ChunkId.size_bytes, field="chunk_id")
+    columns["chunk_ids"] = _some(tables, rows).struct(4, ChunkId.size_bytes, field="chunk_id")
     objects[rows] = np.arange(len(rows))
 
     rows = np.flatnonzero(kinds == Kind.VIRTUAL)
@@ -197,7 +198,7 @@ def decode_rows(
 
     rows = np.flatnonzero(kinds == Kind.INLINE)
     if len(rows):
-        data = tables.select(rows).vector(1, 1, 1)
+        data = _some(tables, rows).vector(1, 1, 1)
         tables.buffer.check_unfolded(int(data.counts.sum()))
         tables.buffer.require(data.starts, data.counts)
         offsets, lengths = np.array(offsets), np.array(lengths)
@@ -214,17 +215,16 @@ def _virtual(
     rows: npt.NDArray[np.int64],
     packed: npt.NDArray[np.bool_],
     dictionary: bytes | None,
-) -> tuple[npt.NDArray[np.int64], dict[str, Any]]:
+) -> tuple[npt.NDArray[np.uint32], dict[str, Any]]:
     """Read what only virtual references have: the location of each, and columns."""
-    virtual = tables if len(rows) == len(tables) else tables.select(rows)
-    raw = virtual.vector(5, 1, 1)
-    if packed.any():
-        frames = virtual.vector(8, 1, 1)
-        raw = raw.where(packed, frames)
+    virtual = _some(tables, rows)
+    raw = virtual.vector(8 if packed.all() else 5, 1, 1)
+    if packed.any() and not packed.all():
+        raw = raw.where(packed, virtual.vector(8, 1, 1))
     # Chunks that follow each other mostly lie in one object, so few locations are different.
     different = raw.changes(_COMPARED_BYTES)
     different[1:] |= packed[1:] != packed[:-1]
-    runs = np.cumsum(different) - 1
+    runs = np.cumsum(different, dtype=np.uint32) - np.uint32(1)
     names = StoredStrings(raw.select(different), packed[different], dictionary)
     columns: dict[str, Any] = {"locations": names}
     modified = virtual.scalar(7, 4)
@@ -239,6 +239,11 @@ def _virtual(
             rows[guarded_rows], np.arange(len(etags)), len(tables), -1, "i4"
         )
     return runs, columns
+
+
+def _some(tables: Tables, rows: npt.NDArray[np.int64]) -> Tables:
+    """Answer the tables of some ascending rows."""
+    return tables if len(rows) == len(tables) else tables.select(rows)
 
 
 def _scatter(

@@ -16,53 +16,61 @@ __all__ = ["differ"]
 
 _COMPARED_BYTES: Final = 1 << 20
 """So much is copied at a time to compare strings."""
-_MIN_ROWS: Final = 64
-"""From so many strings of one length on they are compared word by word, all at once."""
 
 
 def differ(
-    data: npt.NDArray[np.uint8], left: Positions, right: Positions, sizes: Positions
+    data: npt.NDArray[np.uint8], starts: Positions, rows: Positions, sizes: Positions
 ) -> Mask:
-    """Answer which pairs of pieces of ``data`` differ.
+    """Answer which pieces of ``data`` differ from the piece before.
 
     Args:
         data: the bytes.
-        left: where the first piece of each pair begins.
-        right: where the second begins.
-        sizes: of both; all pieces lie in ``data``.
+        starts: where all pieces begin.
+        rows: those that are asked about, ascending, not the first. Each is of the size of the one
+            before, and both lie in ``data``.
+        sizes: theirs.
 
     Cost: in proportion to the bytes.
     """
-    if len(sizes) and (sizes == sizes[0]).all():
-        return _differ(data, left, right, int(sizes[0]))
+    if (sizes == sizes[0]).all():
+        return _differ(data, starts, rows, int(sizes[0]))
     different = np.zeros(len(sizes), bool)
     for size in np.unique(sizes).tolist():
-        rows = np.flatnonzero(sizes == size)
-        different[rows] = _differ(data, left[rows], right[rows], size)
+        chosen = np.flatnonzero(sizes == size)
+        different[chosen] = _differ(data, starts, rows[chosen], size)
     return different
 
 
-def _differ(data: npt.NDArray[np.uint8], left: Positions, right: Positions, size: int) -> Mask:
-    """Answer which pairs of pieces of one size differ."""
-    if size == 0:
-        return np.zeros(len(left), bool)
-    aligned = not int(np.bitwise_or.reduce(left) | np.bitwise_or.reduce(right)) & 3
-    if not aligned or len(left) < _MIN_ROWS:
-        return _differ_whole(data, left, right, size)
-    different = np.zeros(len(left), bool)
-    words = data[: len(data) & ~3].view("<u4")
-    for word in range(size // 4):
-        different |= words[(left >> 2) + word] != words[(right >> 2) + word]
-    for byte in range(size & ~3, size):
-        different |= data[left + byte] != data[right + byte]
+def _differ(data: npt.NDArray[np.uint8], starts: Positions, rows: Positions, size: int) -> Mask:
+    """Answer which of some pieces, all of one size, differ from the one before."""
+    different = np.zeros(len(rows), bool)
+    step = max(1, _COMPARED_BYTES // max(size, 1))
+    for first in range(0, len(rows) if size else 0, step):
+        some = rows[first : first + step]
+        near = starts[some[0] - 1 : some[-1] + 1]
+        if len(near) <= 2 * len(some) and int(near.max()) + size + 8 <= len(data):
+            pieces = _words(data, near, size)  # so that each is copied once
+            found = _unequal(pieces[1:], pieces[:-1])[some - some[0]]
+        else:
+            pieces = _words(data, starts[np.concatenate([some, some - 1])], size)
+            found = _unequal(pieces[: len(some)], pieces[len(some) :])
+        different[first : first + step] = found
     return different
 
 
-def _differ_whole(data: npt.NDArray[Any], left: Positions, right: Positions, size: int) -> Mask:
-    different = np.zeros(len(left), bool)
-    windows = np.lib.stride_tricks.sliding_window_view(data, size)
-    step = max(1, _COMPARED_BYTES // size)
-    for first in range(0, len(left), step):
-        some = slice(first, first + step)
-        different[some] = (windows[left[some]] != windows[right[some]]).any(axis=1)
-    return different
+def _unequal(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> Mask:
+    """Answer which rows differ: column by column, since rows are short and many."""
+    found: Mask = left[:, 0] != right[:, 0]
+    for column in range(1, left.shape[1]):
+        found |= left[:, column] != right[:, column]
+    return found
+
+
+def _words(data: npt.NDArray[np.uint8], starts: Positions, size: int) -> npt.NDArray[Any]:
+    """Copy pieces of one size, each a row of 64-bit words; of bytes at the end of the data."""
+    padded = size + -size % 8
+    if int(starts.max()) + padded > len(data):
+        return np.lib.stride_tricks.sliding_window_view(data, size)[starts]
+    pieces = np.lib.stride_tricks.sliding_window_view(data, padded)[starts]
+    pieces[:, size:] = 0
+    return pieces.view(np.uint64)

@@ -70,7 +70,8 @@ class RowIndex:
         if self.full:
             return key
         if self.keys is not None:
-            row = int(np.searchsorted(self.keys, self.keys.dtype.type(key)))
+            wanted: np.unsignedinteger[Any] = self.keys.dtype.type(key)  # else all are converted
+            row = int(np.searchsorted(self.keys, wanted))
             return row if row < len(self.keys) and int(self.keys[row]) == key else None
         rows = range(len(self.coords))
         row = bisect.bisect_left(rows, coords, key=lambda at: tuple(self.coords[at].tolist()))

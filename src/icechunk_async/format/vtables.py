@@ -93,8 +93,11 @@ class FewVTables:
 
     def has(self, slot: int) -> Mask:
         """Answer which tables have a field."""
-        known: Mask = np.array([_distance(found, slot) != 0 for _, found in self._vtables], bool)
-        return known[self._codes]
+        known = [_distance(found, slot) != 0 for _, found in self._vtables]
+        if len(set(known)) == 1:
+            return _each(known[0], len(self._codes))
+        column: Mask = np.array(known, bool)[self._codes]
+        return column
 
     def field(self, slot: int, size: int) -> tuple[int | Positions, Mask | None]:
         """Answer and refuse as :meth:`VTable.field`."""
@@ -104,6 +107,8 @@ class FewVTables:
             if distance and distance + size > table_size:
                 raise _outside()
             found.append(distance)
+        if len(set(found)) == 1:
+            return found[0], None if found[0] else _each(False, len(self._codes))  # noqa: FBT003
         column = np.array(found, np.int64)[self._codes]
         return column, None if all(found) else column != 0
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format import repeats
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind
 from icechunk_async.format.flat import Buffer, Tables
 from icechunk_async.format.locations import Strings
@@ -93,28 +94,39 @@ def test_blocks_of_too_many_axes_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 8, 31])
-@pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.parametrize("count", [3, 100])
-def test_pairs_that_differ_in_any_byte_are_told(size: int, count: int, *, aligned: bool) -> None:
-    """By words and by bytes, up to the last byte of the buffer."""
-    step = -(-max(size, 1) // 4) * 4
-    start = 0 if aligned else 1
-    data = np.zeros(start + step * count + size, np.uint8)
-    left: npt.NDArray[Any] = start + step * np.arange(count)
-    right = np.full(count, start + step * count)
-    sizes = np.full(count, size)
-    assert not differ(data, left, right, sizes).any()
+@pytest.mark.parametrize("beyond", [0, 40])
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_pieces_that_differ_in_any_byte_are_told(size: int, every: int, beyond: int) -> None:
+    """Whether most are asked about or few, up to the last byte of the data, and not beyond."""
+    data = np.full(1 + size * 50 + beyond, 7, np.uint8)
+    starts: npt.NDArray[Any] = 1 + size * np.random.default_rng(1).permutation(50)
+    rows = np.arange(every, 50, every)
+    sizes = np.full(len(rows), size)
+    assert not differ(data, starts, rows, sizes).any()
     for place in range(size):
-        data[:] = 0
-        data[left[1] + place] = 1
-        assert np.flatnonzero(differ(data, left, right, sizes)).tolist() == [1]
+        for row in (0, 1, 25, 49):
+            data[starts[row] + place] ^= 1
+            expected = [at for at in rows.tolist() if row in {at, at - 1}]
+            assert rows[differ(data, starts, rows, sizes)].tolist() == expected
+            data[starts[row] + place] ^= 1
 
 
-def test_pairs_of_different_sizes_are_told_apart() -> None:
+def test_pieces_of_different_sizes_are_told_apart() -> None:
     """Each by its own size."""
     data = np.frombuffer(b"abcdabcx", np.uint8)
-    places = np.zeros(4, np.int64), np.full(4, 4)
-    assert differ(data, *places, np.array([3, 4, 0, 1])).tolist() == [False, True, False, False]
+    starts, rows = np.array([0, 4] * 4), np.array([1, 3, 5, 7])
+    sizes = np.array([3, 4, 0, 1])
+    assert differ(data, starts, rows, sizes).tolist() == [False, True, False, False]
+
+
+def test_many_pieces_are_compared_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is left out where one lot ends and the next begins."""
+    monkeypatch.setattr(repeats, "_COMPARED_BYTES", 100)
+    data = np.zeros(1000, np.uint8)
+    starts = np.arange(0, 960, 10)
+    data[starts[::3]] = 1
+    found = differ(data, starts, np.arange(1, 96), np.full(95, 10))
+    assert found.tolist() == [row % 3 != 2 for row in range(1, 96)]
 
 
 @pytest.mark.parametrize("shapes", [1, 2, 7, 8, 9, 20])
