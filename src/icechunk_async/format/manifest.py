@@ -25,7 +25,7 @@ __all__ = ["MAX_RANK", "Manifest", "decode_manifest", "decode_rows", "location_d
 _ZSTD: Final = 1
 MAX_RANK: Final = 64
 """NumPy has no arrays of more axes, so Zarr has none either."""
-_BLOCK: Final = 1 << 14
+_BLOCK: Final = 1 << 15
 """References that are decoded at a time."""
 _COMPARED_BYTES: Final = 256
 """Locations up to this size are compared with the one before while they are decoded."""
