@@ -161,7 +161,10 @@ def _middle(cuts: Sequence[int]) -> int:
 def _both[T](first: Callable[[], T], second: Callable[[], T]) -> tuple[T, T]:
     """Do two things at once, both without the interpreter for most of their time."""
     with ThreadPoolExecutor(1) as helper:
-        other = helper.submit(second)
+        try:
+            other = helper.submit(second)
+        except RuntimeError:  # the interpreter exits and begins nothing more on threads
+            return first(), second()
         return first(), other.result()
 
 

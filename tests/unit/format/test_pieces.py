@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -46,6 +47,21 @@ def test_together_the_pieces_are_one_standard_frame(level: int, cuts: list[int])
     assert pieces.checksums(payload) == [
         zlib.crc32(payload[start:stop]) for start, stop in pairwise(cuts)
     ]
+
+
+def test_an_interpreter_that_exits_still_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins nothing on threads any more, and a last commit must not fail for that."""
+    payload = _payload(SHARED[-1])
+
+    def refuse(*_args: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    pieces = compress_pieces(payload, SHARED, 3)
+    assert pieces is not None
+    frame = b"".join(pieces.frame())
+    assert zstandard.ZstdDecompressor().decompress(frame) == payload
+    assert pieces.checksums(payload) is not None
 
 
 def test_each_piece_decodes_by_itself_and_is_checked() -> None:
