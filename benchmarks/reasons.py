@@ -11,8 +11,8 @@ __all__ = ["REASONS"]
 
 REASONS: Final = {
     "Import, and open for the first time": """
-Two thirds of the time is the standard library making dataclasses, some 200 of them in the 140
-to 170 modules that are needed; the official engine is one compiled library. What serves upkeep,
+Half of the time is the standard library making some 160 dataclasses in the 140 to 165 modules
+that are needed; the official engine is one compiled library. What serves configuration, upkeep,
 inspection, credentials and trials is imported when it is used.
 """,
     "Keep a repository small": """
@@ -46,12 +46,13 @@ file is half; of 1 MB nearly all is the system's copy out of its cache. Factors 
 waking up a thread is cheap, since that is what the official engine pays.
 """,
     "References of chunks": """
-*Set and commit*: compressing the manifest and the transaction log, which hardly compresses, is
-half of the time, checking and storing a text for each reference a quarter. *Native references*:
+*Set and commit*: half of the time is compressing the manifest, on two threads, and making sure
+that each of its pieces decodes by itself; a sixth is checking and storing a text for each
+reference. *Native references*:
 half a microsecond for each is left, in steps over whole columns and in compressing random ids.
-*Iterate*: decompressing 44 to 100 MB and turning on memory for it takes a tenth of a second,
-reading columns out of it as long or twice as long; five times the official engine's speed would
-leave nothing for it. *Open cold, written by the official engine*: the table of the first chunk
+*Iterate*: decompressing 44 to 84 MB and turning on memory for it takes a twentieth of a second or
+more, reading columns out of it twice as long; five times the official engine's speed would leave
+nothing for it. *Open cold, written by the official engine*: the table of the first chunk
 is at the file's end, so all of it has to be decompressed first. *Change one*: ours waits for
 the disk, the official engine does not; see *CPU*.
 """,
@@ -60,9 +61,10 @@ Objects are few; what is left is what Zarr takes for each chunk, 0.1 to 0.5 mill
 the default pipeline, and the copy of each chunk into its pack.
 """,
     "Small repositories on the local disk": """
-Two fifths of opening is decoding three small files with bounds checked at each step, and a
-seventh the trial of the directory's abilities. Committing waits for the disk, once for all
-files; the official engine does not wait for it at all.
+A quarter of opening is decoding three small files and the configuration with bounds checked at
+each step, another quarter is Zarr's. The rest is turns of two event loops. Committing waits for
+the disk, once for all files, and wakes some ten threads for it; the official engine does not wait
+for it at all.
 """,
     "Small requests to S3 through zarr": """
 Of 400 microseconds of processor time, asyncio and aiohttp take more than half, Zarr a quarter,
