@@ -74,14 +74,14 @@ follow one another; the official engine spreads its own over threads.
     "Storage that is far away": """
 *Create*: the trial whether conditional writes work takes 205 requests, seven in a row
 ([decision 11](../decisions/0011-probe-at-create.md)); `probe=False` leaves it out, at your
-risk. *Open cold*: four requests in a row are 80 ms, and two connections are made for them,
-another 40, one for the loop that opens the repository and one for Zarr's; the official engine
-has one loop.
+risk. *Open cold*: four requests in a row are 80 ms, and the connection for them another 20. The
+first chunk comes over the connection that opened the repository; Zarr's loop makes its own when
+it reads more.
 """,
     "Write arrays through zarr": """
-Ours is on the disk when the commit returns, the official engine's is not: syncing is most of
-the difference where chunks are large. Each value is copied once, since its owner may change it
-after `set` returns. `durability: none` does not wait, [at a
+Ours is on the disk when the commit returns, the official engine's is not. Large arrays are
+written from where they are, and the disk begins with them at once; what is left is the system's
+copy, the file system, and waiting for the disk. `durability: none` does not wait, [at a
 risk](../how-to/local-disks.md#trading-durability-for-speed).
 """,
 }
