@@ -43,6 +43,7 @@ async def reopen_cached(description: StorageDescription) -> AsyncIterator[Storag
         cached.close()
 
 
+@pytest.mark.thorough
 class TestPassesOn(StorageConformance):
     """A cache that was told that everything changes."""
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Storage, StorageDescription
 
 
+@pytest.mark.thorough
 class TestMemory(StorageConformance):
     """Whole objects and no folders, as in a bucket."""
 

@@ -44,6 +44,7 @@ class _Wrapped(StorageConformance):
             yield self.wrap(plain)
 
 
+@pytest.mark.thorough
 class TestPassing(_Wrapped):
     """The base of the others, which changes nothing."""
 
@@ -88,6 +89,7 @@ class TestHedged(_Wrapped):
         return Hedged(late, lambda _: True, policy)
 
 
+@pytest.mark.thorough
 class TestObserved(_Wrapped):
     """Everything is counted."""
 
@@ -112,6 +114,7 @@ class TestStack(_Wrapped):
         )
 
 
+@pytest.mark.thorough
 class TestLatency(_Wrapped):
     """Each request takes a turn of the event loop."""
 
@@ -120,6 +123,7 @@ class TestLatency(_Wrapped):
         return LatencyStorage(plain, seconds=0)
 
 
+@pytest.mark.thorough
 class TestFaultless(_Wrapped):
     """The storage that fails on purpose, while it does not."""
 

@@ -61,7 +61,7 @@ class TestMinistack(OnServer):
             yield storage
 
 
-@pytest.mark.slow_requests
+@pytest.mark.thorough
 class TestMoto(OnServer):
     """A second code base."""
 
