@@ -108,6 +108,8 @@ def main(sources: list[Path]) -> None:
     """Refresh page, JSON and picture."""
     documents = [json.loads(source.read_text(encoding="utf-8")) for source in sources]
     machine: dict[str, str] = documents[-1]["machine"]
+    processors = dict.fromkeys(document["machine"]["processor"] for document in documents)
+    machine["processor"] = " or ".join(processors)
     merged = {key: each for document in documents for key, each in document["results"].items()}
     results = sorted((Result(**each) for each in merged.values()), key=lambda it: it.operation)
     document = {"machine": machine, "results": {it.key: asdict(it) for it in results}}
