@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Final
 
@@ -108,8 +108,8 @@ def main(sources: list[Path]) -> None:
     """Refresh page, JSON and picture."""
     documents = [json.loads(source.read_text(encoding="utf-8")) for source in sources]
     machine: dict[str, str] = documents[-1]["machine"]
-    processors = dict.fromkeys(document["machine"]["processor"] for document in documents)
-    machine["processor"] = " or ".join(processors)
+    processors = [document["machine"]["processor"].split(" or ") for document in documents]
+    machine["processor"] = " or ".join(dict.fromkeys(chain.from_iterable(processors)))
     merged = {key: each for document in documents for key, each in document["results"].items()}
     results = sorted((Result(**each) for each in merged.values()), key=lambda it: it.operation)
     document = {"machine": machine, "results": {it.key: asdict(it) for it in results}}
