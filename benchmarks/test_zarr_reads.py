@@ -13,7 +13,16 @@ import pytest
 import zarr
 
 from benchmarks.contest import FLOOR
-from benchmarks.peers import chunked, create, numbers, other_stores, pipeline, tip_store
+from benchmarks.peers import (
+    ZARR_ALONE,
+    IdleStore,
+    chunked,
+    create,
+    numbers,
+    other_stores,
+    pipeline,
+    tip_store,
+)
 from benchmarks.tensorstores import tensorstore_array
 
 if TYPE_CHECKING:
@@ -83,6 +92,8 @@ def test_read(
         work = {name: _reading(name, array) for name, array in arrays.items()}
         for name, read in work.items():
             assert np.array_equal(read(), expected), name
+        idle = chunked(IdleStore(chunk_bytes), chunks, chunk_bytes)
+        alone = _reading(ZARR_ALONE, idle)
         size = "400 B, inline" if inline else "10 KB" if chunk_bytes < LARGE else "1 MB"
         fused = codecs == "fused"
         wanted = {"official": targets[fused]}
@@ -90,7 +101,7 @@ def test_read(
             wanted["zarr LocalStore"] = 1
         contest.race(
             f"zarr: read {chunks:,} chunks of {size}, {codecs} pipeline",
-            {**work, FLOOR: _copying(expected)},
+            {**work, ZARR_ALONE: alone, FLOOR: _copying(expected)},
             rounds=5,
             targets=wanted,
             floor="copy the same bytes in memory",

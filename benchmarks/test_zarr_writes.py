@@ -10,19 +10,39 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from benchmarks.contest import FLOOR
-from benchmarks.peers import chunked, create, numbers, other_stores, pipeline
+from benchmarks.peers import (
+    ZARR_ALONE,
+    IdleStore,
+    chunked,
+    create,
+    numbers,
+    other_stores,
+    pipeline,
+)
 from benchmarks.tensorstores import tensorstore_array
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from benchmarks.contest import Contest
 
 DURABILITY = "ours and TensorStore's are synced to the disk, the others are not"
+
+
+def _write_files(data: np.ndarray[Any, Any], file_bytes: int, directory: str) -> None:
+    Path(directory).mkdir()
+    view = memoryview(data).cast("B")
+    for number, begin in enumerate(range(0, len(view), file_bytes)):
+        descriptor = os.open(f"{directory}/{number}", os.O_WRONLY | os.O_CREAT)
+        os.write(descriptor, view[begin : begin + file_bytes])
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize("codecs", ["default", "fused"])
@@ -70,13 +90,8 @@ def test_write(
 
         return write
 
-    def raw(directory: str) -> None:
-        Path(directory).mkdir()
-        view = memoryview(data).cast("B")
-        for number in range(chunks):
-            descriptor = os.open(f"{directory}/{number}", os.O_WRONLY | os.O_CREAT)
-            os.write(descriptor, view[number * chunk_bytes : (number + 1) * chunk_bytes])
-            os.close(descriptor)
+    def alone(_: str) -> None:
+        chunked(IdleStore(chunk_bytes), chunks, chunk_bytes)[:] = data
 
     plain_names = ("zarr LocalStore", "zarr ObjectStore (obstore)")
     size = "400 B, inline" if inline else "10 KB" if chunk_bytes < 2**20 else "1 MB"
@@ -88,7 +103,8 @@ def test_write(
                 "official": engine("official"),
                 **{name: plain(name) for name in plain_names},
                 **{f"tensorstore {it}": tensorstore(it) for it in ("zarr3", "ocdbt")},
-                FLOOR: raw,
+                ZARR_ALONE: alone,
+                FLOOR: partial(_write_files, data, chunk_bytes),
             },
             rounds=3,
             warmup_rounds=0,
