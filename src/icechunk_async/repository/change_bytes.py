@@ -56,7 +56,7 @@ class ForkState:
 def encode_fork(state: ForkState) -> bytes:
     """Answer the bytes of a fork. Cost: about 25 bytes a native chunk before compression."""
     changes = state.changes
-    document = {
+    document: dict[str, object] = {
         "session": state.session_id,
         "base": bytes(state.base_id),
         "new": _nodes(changes.new.values()),
@@ -70,6 +70,8 @@ def encode_fork(state: ForkState) -> bytes:
             if not (it.is_empty() and it.kept_grid is None)
         ],
     }
+    if changes.sources:
+        document["sources"] = sorted(map(bytes, changes.sources))
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
     return _MAGIC + bytes([_VERSION]) + compressor.compress(msgpack.packb(document))
 
@@ -204,6 +206,9 @@ def _state(document: dict[str, object]) -> ForkState:
             for path, node_id, is_array in _rows(document["deleted"], 3)
         },
         dict(_changes(*row) for row in _rows(document["chunks"], 4)),
+        sources=frozenset(
+            SnapshotId(_typed(source, bytes)) for source in _list(document.get("sources", []))
+        ),
     )
     if len(changes.new) != len(new) or len(changes.updated) != len(updated):
         raise FormatError("A fork lists a node twice.")

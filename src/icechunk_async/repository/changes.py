@@ -45,12 +45,14 @@ class ChangeSet:
     chunks: dict[NodeId, ArrayChanges] = field(default_factory=dict[NodeId, ArrayChanges])
     moves: Moves = field(default_factory=Moves)
     """Of a session that only moves; all else is empty then."""
+    sources: frozenset[SnapshotId] = frozenset()
+    """Bases whose references went into ``chunks``: while these are known, what they need stays."""
 
     def copy(self) -> ChangeSet:
         """Answer a change set that can be edited without touching this one."""
         chunks = {node_id: changes.copy() for node_id, changes in self.chunks.items()}
         new, updated, deleted = dict(self.new), dict(self.updated), dict(self.deleted)
-        return ChangeSet(new, updated, deleted, chunks, self.moves.copy())
+        return ChangeSet(new, updated, deleted, chunks, self.moves.copy(), self.sources)
 
     def is_empty(self) -> bool:
         """Tell whether committing would change nothing."""

@@ -266,7 +266,7 @@ class ForkSession(Session):
                 raise wrong_base(fork, self._session_id, self._base_id)
         parts = [await stored_changes(fork) for fork in forks]
         if not self.is_attached:  # still: no await from here on
-            merger = Merger(self._carried, allow_overlaps=allow_overlaps)
+            merger = Merger(self._carried, self._base_id, allow_overlaps=allow_overlaps)
             for changes in parts:
                 merger.add(changes, ForkPoint(ChangeSet()))
             self._carried = merger.finish()

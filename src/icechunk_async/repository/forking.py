@@ -187,6 +187,7 @@ class Forking(Publishing):
         with self._merging() as workspace:
             merger = Merger(
                 workspace.changes,
+                workspace.base.id,
                 path_of=workspace.base.nodes.path_of,
                 allow_overlaps=allow_overlaps,
             )

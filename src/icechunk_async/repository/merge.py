@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.format.chunk_refs import Coordinates
-    from icechunk_async.format.ids import NodeId
+    from icechunk_async.format.ids import NodeId, SnapshotId
     from icechunk_async.format.snapshot import Node
     from icechunk_async.repository.changes import ChangeSet, Deleted
 
@@ -116,6 +116,7 @@ class Merger:
     def __init__(
         self,
         changes: ChangeSet,
+        base_id: SnapshotId,
         *,
         path_of: Callable[[NodeId], str | None] = lambda _: None,
         allow_overlaps: bool = True,
@@ -124,10 +125,12 @@ class Merger:
 
         Args:
             changes: those of the session.
+            base_id: of the snapshot that they are against.
             path_of: paths of nodes of its base snapshot, for messages.
             allow_overlaps: let the last of several forks that set one chunk have its way.
         """
         self._changes = changes.copy()
+        self._base_id = base_id
         self._path_of = path_of
         self._allow_overlaps = allow_overlaps
         self._pending: dict[NodeId, list[tuple[int, ChunkRefs]]] = {}
@@ -139,6 +142,8 @@ class Merger:
 
     def add(self, fork: ChangeSet, point: ForkPoint) -> None:
         """Merge a fork that began at ``point``."""
+        if fork.sources:  # of an unpublished snapshot on top of the base, perhaps
+            self._changes.sources |= {self._base_id}
         since = _Since(self._changes, point)
         taken: set[str] = set()
         for node_id, gone in fork.deleted.items():

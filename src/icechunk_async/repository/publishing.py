@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -119,6 +120,8 @@ class Publishing:
             StorageUnavailableError: the time was used up otherwise; likewise.
             RebaseFailedError: the solver did not settle a conflict; likewise.
             ReadOnlyError, RepositoryReadOnlyError, BranchNotFoundError: nothing was published.
+            SnapshotNotFoundError: chunks were shifted or reindexed, the session was rebased,
+                and the snapshot that it stood on has expired since. Nothing was published.
             OutcomeUnknownError: the storage never answered, or not in time. Committing again
                 finds out, and publishes only what was not published.
 
@@ -204,7 +207,8 @@ class Publishing:
             UnsupportedBySpecError: the repository is of format version 1.
             SessionStateError: the tip is the first snapshot, or it moved nodes and the session
                 does not.
-            NothingToCommitError, ConflictError, ReadOnlyError: as :meth:`commit`.
+            NothingToCommitError, ConflictError, ReadOnlyError, SnapshotNotFoundError: as
+                :meth:`commit`.
 
         Cancellation: the amendment may have been published.
         """
@@ -240,6 +244,8 @@ class Publishing:
         one day. Afterwards the session is read-only and stands on it.
 
         Raises:
+            SnapshotNotFoundError: the session's base has expired or been collected (in format 1
+                only the latter is noticed). Nothing was published.
             ReadOnlyError: as :meth:`commit`.
 
         Cancellation: the snapshot may exist.
@@ -323,6 +329,7 @@ class Publishing:
     async def _publish(self, publication: Publication, flushed: Flushed, log: bytes) -> SnapshotId:
         """Store a snapshot with all it needs, and make it known."""
         assets, snapshot = self.workspace.assets, publication.snapshot
+        publication = replace(publication, sources=self.workspace.changes.sources)
 
         async def store() -> None:  # before it is done nothing can be published
             try:

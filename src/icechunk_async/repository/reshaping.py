@@ -204,6 +204,7 @@ def _finish(workspace: Workspace, path: str, state: ArrayState, changes: ChunkRe
             )
         if len(changes):
             workspace.tree.chunk_changes(state.node).set_many(changes)
+            workspace.changes.sources |= {state.base.id}
 
 
 def _grid(node: Node) -> Coordinates:

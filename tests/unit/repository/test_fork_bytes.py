@@ -64,6 +64,7 @@ def state_of(chunks: Chunks, rank: int = 2) -> ForkState:
             {ids[2]: Node(ids[2], "/", b"r")},
             {ids[3]: Deleted("/x/y", is_array=True), ids[4]: Deleted("/x", is_array=False)},
             {ids[0]: changes},
+            sources=frozenset([BASE, SnapshotId(b"a" * 12)]),
         ),
     )
 
@@ -88,7 +89,7 @@ def test_what_is_read_is_what_was_written(chunks: Chunks, rng: Any) -> None:
     }
     assert found == chunks
     assert (again.session_id, again.base_id) == (SESSION, BASE)
-    for name in ("new", "updated", "deleted"):
+    for name in ("new", "updated", "deleted", "sources"):
         assert getattr(again.changes, name) == getattr(state.changes, name)
     assert encode_fork(again) == data
     shuffled = list(chunks.items())
@@ -144,6 +145,8 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "no_session": lambda document: document.pop("session"),
     "short_session": lambda document: document.update(session=b"s"),
     "short_base": lambda document: document.update(base=b"b"),
+    "short_source": lambda document: document.update(sources=[b"b"]),
+    "sources_are_a_number": lambda document: document.update(sources=7),
     "nodes_are_no_list": lambda document: document.update(new={}),
     "row_of_another_width": lambda document: document["new"][0].append(1),
     "node_twice": lambda document: document["new"].append(document["new"][0]),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     type Steps = Sequence[Callable[[Session], Awaitable[object]]]
 
 K = MergeClashKind
+BASE = SnapshotId(b"b" * 12)
 
 
 def put(key: str, data: bytes) -> Callable[[Session], Awaitable[object]]:
@@ -384,11 +385,11 @@ def test_merging_thousands_of_forks_is_linear(*, one_by_one: bool) -> None:
     changes = ChangeSet()
     if one_by_one:
         for state in states:
-            merger = Merger(changes)
+            merger = Merger(changes, BASE)
             merger.add(state.changes, point)
             changes = merger.finish()
     else:
-        merger = Merger(changes)
+        merger = Merger(changes, BASE)
         for state in states:
             merger.add(state.changes, point)
         changes = merger.finish()
@@ -429,7 +430,7 @@ def test_the_same_node_of_a_merged_fork_is_no_clash() -> None:
     """A fork merged again is what it was; one whose new node changed meanwhile clashes."""
     node = Node(NodeId.random(), "/n", b"1")
     point = ForkPoint(ChangeSet())
-    merger = Merger(ChangeSet())
+    merger = Merger(ChangeSet(), BASE)
     merger.add(ChangeSet(new={"/n": node}), point)
     merger.add(ChangeSet(new={"/n": node}), point)
     assert merger.finish().new == {"/n": node}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import random
 from typing import TYPE_CHECKING
 
@@ -12,17 +13,18 @@ import pytest
 
 from icechunk_async import Repository
 from icechunk_async.errors import ConflictError, SnapshotNotFoundError
-from icechunk_async.repository.conflicts import BasicConflictSolver
+from icechunk_async.repository.conflicts import BasicConflictSolver, VersionSelection
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from icechunk_async.testing.wrapping import WrappedStorage
-from tests.helpers import memory_url, objects, write
+from tests.helpers import memory_url, objects, read, write
 from tests.unit.repository.upkeep_tools import CHUNK, commit, littered, now, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from icechunk_async import Session
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.storage import Storage
 
@@ -125,6 +127,65 @@ async def test_a_session_that_began_before_the_cutoff_may_commit_later(spec: int
         await repository.expire_snapshots(cutoff)
         await session.commit("late")
     await read_all(url)
+
+
+async def _shift_here(session: Session) -> None:
+    await session.shift_array("/a", (1,))
+
+
+async def _shift_in_a_fork(session: Session) -> None:
+    fork = await session.fork()
+    await write(session, "a/c/70", CHUNK)
+    inner = pickle.loads(pickle.dumps(await session.fork()))
+    async with inner.attached():
+        await inner.shift_array("/a", (1,))
+    await session.merge(fork, pickle.loads(pickle.dumps(inner)))
+
+
+@pytest.mark.parametrize("how", ["commit", "amend", "flush"])
+@pytest.mark.parametrize("shift", [_shift_here, _shift_in_a_fork])
+@pytest.mark.parametrize("is_collected", [True, False], ids=["collected", "kept"])
+async def test_chunks_that_were_moved_are_there_or_nothing_is_published(
+    spec: int, how: str, shift: Callable[[Session], Awaitable[None]], *, is_collected: bool
+) -> None:
+    """Where the snapshot that they were moved in is no longer the session's base, and gone."""
+    if how == "amend" and spec == 1:
+        pytest.skip("format version 1 has no amendments")
+    url, _ = await littered(spec)
+    ours = BasicConflictSolver(on_chunk_conflict=VersionSelection.USE_OURS)
+    async with Repository.open(url) as repository:
+        session = await repository.writable_session("main")
+        await shift(session)
+        other = await repository.writable_session("main")
+        await other.store.delete_dir("a/c")
+        await other.commit("cleared")
+        await session.rebase(ours)
+        if is_collected:
+            await expire(repository)
+            await collect(repository)
+        work = {"commit": session.commit, "amend": session.amend, "flush": session.flush}[how]
+        if is_collected:
+            with pytest.raises(SnapshotNotFoundError, match="moved chunks to other places"):
+                await work("moved")
+            session.discard_changes()
+        else:
+            snapshot_id = await work("moved")
+            moved = await repository.readonly_session(snapshot_id=snapshot_id)
+            assert await read(moved, "a/c/2") == b"commit 1".ljust(len(CHUNK))
+    await read_all(url)
+
+
+async def test_a_flush_onto_what_was_collected_is_refused(spec: int) -> None:
+    """Its parent would be missing."""
+    url, _ = await littered(spec)
+    async with Repository.open(url) as repository:
+        session = await repository.writable_session("main")
+        await write(session, "a/c/61", CHUNK)
+        await commit(repository, 62, "newer")
+        await expire(repository)
+        await collect(repository)
+        with pytest.raises(SnapshotNotFoundError, match="There is no snapshot"):
+            await session.flush("too late")
 
 
 @pytest.mark.parametrize("kind", ["branch", "amend"])

@@ -68,6 +68,8 @@ __all__ = [
     "publication_edit",
     "push_update",
     "reset_branch",
+    "source_is_gone",
+    "unknown_snapshot",
     "with_backup",
 ]
 
@@ -114,11 +116,16 @@ def find_snapshot(info: RepoInfo, snapshot_id: SnapshotId) -> SnapshotInfo:
     try:
         return info.snapshots[snapshot_id]
     except KeyError:
-        raise SnapshotNotFoundError(
-            f"There is no snapshot {snapshot_id} in this repository. It may have expired; "
-            "'ancestry' lists the snapshots of a branch.",
-            snapshot_id=str(snapshot_id),
-        ) from None
+        raise unknown_snapshot(snapshot_id) from None
+
+
+def unknown_snapshot(snapshot_id: SnapshotId) -> SnapshotNotFoundError:
+    """Answer the error for a snapshot that is not there."""
+    return SnapshotNotFoundError(
+        f"There is no snapshot {snapshot_id} in this repository. It may have expired; 'ancestry' "
+        "lists the snapshots of a branch.",
+        snapshot_id=str(snapshot_id),
+    )
 
 
 def find_branch(branches: Mapping[str, SnapshotId], name: str) -> SnapshotId:
@@ -293,6 +300,8 @@ def publication_edit(publication: Publication) -> Edit:
     """Answer the edit that makes a snapshot known."""
 
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
+        if gone := publication.sources - info.snapshots.keys():
+            raise source_is_gone(min(gone))
         match publication:
             case Commit(branch, parent_id, snapshot):
                 _expect_tip(info, branch, parent_id)
@@ -319,6 +328,16 @@ def publication_edit(publication: Publication) -> Edit:
                 return _publish(info, entry, None), DetachedSnapshotCreated(snapshot.id)
 
     return edit
+
+
+def source_is_gone(source: SnapshotId) -> SnapshotNotFoundError:
+    """Answer the error for changes that took over references of a snapshot which is gone."""
+    return SnapshotNotFoundError(
+        f"The session moved chunks to other places while it stood on snapshot {source}, which has "
+        "expired or been collected since, and so may have been the chunks. Nothing was published. "
+        "Move them again in a new session, and expire no snapshot that an open session began at.",
+        snapshot_id=str(source),
+    )
 
 
 def _expect_tip(info: RepoInfo, branch: str, expected: SnapshotId) -> None:

@@ -40,6 +40,8 @@ class Commit:
     branch: str
     parent_id: SnapshotId
     snapshot: Snapshot
+    sources: frozenset[SnapshotId] = frozenset()
+    """Other snapshots that must be known still: some of what the new one needs is theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Amend:
     branch: str
     replaced_id: SnapshotId
     snapshot: Snapshot
+    sources: frozenset[SnapshotId] = frozenset()
+    """See ``Commit``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,8 @@ class Detach:
 
     parent_id: SnapshotId
     snapshot: Snapshot
+    sources: frozenset[SnapshotId] = frozenset()
+    """See ``Commit``."""
 
 
 type Publication = Commit | Amend | Detach
@@ -252,6 +258,8 @@ class History(Protocol):
         Raises:
             ConflictError: the branch is not where the publication expects it.
             BranchNotFoundError: the branch is gone.
+            SnapshotNotFoundError: the parent, or another source of what the snapshot needs, has
+                expired or been collected.
 
         Cost: two requests that follow one another, where nobody else writes.
 

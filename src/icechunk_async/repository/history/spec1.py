@@ -36,10 +36,11 @@ from icechunk_async.repository.layout import (
     backup_key,
     branch_key,
     new_backup_name,
+    snapshot_key,
     tag_key,
     tombstone_key,
 )
-from icechunk_async.storage import ABSENT, CommonPrefix
+from icechunk_async.storage import ABSENT, ByteRange, CommonPrefix
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -230,13 +231,31 @@ class RefFilesHistory:
                     ref = await self._branch(branch)
                     if ref.target != parent_id:
                         raise edits.moved(branch, parent_id, ref.target)
+                await self._check_sources(publication.sources - {parent_id})
                 await store()
                 await self._move(branch, ref, snapshot.id, edits.moved)
             case Amend():
                 raise unsupported_by_spec_1("amendments of commits")
-            case Detach():
+            case Detach(parent_id):
+                if not await self._is_stored(parent_id):
+                    raise edits.unknown_snapshot(parent_id)
+                await self._check_sources(publication.sources - {parent_id})
                 await store()
                 await self._storage.sync()
+
+    async def _check_sources(self, sources: AbstractSet[SnapshotId]) -> None:
+        """Refuse if a snapshot was collected. Cost: a request for each."""
+        for source in sorted(sources):
+            if not await self._is_stored(source):
+                raise edits.source_is_gone(source)
+
+    async def _is_stored(self, snapshot_id: SnapshotId) -> bool:
+        """Tell whether a snapshot's file is there now, whatever is cached."""
+        try:
+            await self._storage.get(snapshot_key(snapshot_id), ByteRange(0, 1))
+        except ObjectNotFoundError:
+            return False
+        return True
 
     def operations(self) -> AsyncIterator[Update]:
         """Refuse: spec 1 keeps no operations log."""
