@@ -28,7 +28,6 @@ __all__ = [
     "PACKAGES",
     "PREFIX",
     "SOURCE",
-    "ZARR_ALONE",
     "IdleStore",
     "chunked",
     "create",
@@ -45,9 +44,6 @@ PREFIX: Final = f"file://{SOURCE}/"
 """Of the container of virtual chunks."""
 PACKAGES: Final[dict[str, Any]] = {"ours": icechunk_async.sync, "official": icechunk}
 FUSED: Final = "zarr.core.codec_pipeline.FusedCodecPipeline"
-
-ZARR_ALONE: Final = "zarr alone"
-"""Zarr with an `IdleStore`: no store can be faster with the same pipeline."""
 
 
 class IdleStore(MemoryStore):

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["OURS", "Line", "Result", "lines", "merge", "shown"]
+__all__ = ["OURS", "ZARR_ALONE", "Line", "Result", "lines", "merge", "shown"]
 
 OURS: Final = "ours"
+ZARR_ALONE: Final = "zarr alone"
+"""Zarr with a store that does nothing: with the same pipeline no store can be faster."""
 BUSY: Final = 0.15
 """Others used more of the machine than this: take ratios, not values."""
 _LEVEL: Final = 0.1

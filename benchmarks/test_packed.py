@@ -15,7 +15,8 @@ from uuid import uuid4
 import pytest
 import zarr
 
-from benchmarks.peers import ZARR_ALONE, IdleStore, chunked, create, numbers, pipeline
+from benchmarks.peers import IdleStore, chunked, create, numbers, pipeline
+from benchmarks.results import ZARR_ALONE
 from benchmarks.s3_peers import BUCKET, blocking_storage, s3_options
 from icechunk_async import Packing, Repository
 

@@ -14,7 +14,6 @@ import zarr
 
 from benchmarks.contest import FLOOR
 from benchmarks.peers import (
-    ZARR_ALONE,
     IdleStore,
     chunked,
     create,
@@ -23,6 +22,7 @@ from benchmarks.peers import (
     pipeline,
     tip_store,
 )
+from benchmarks.results import ZARR_ALONE
 from benchmarks.tensorstores import tensorstore_array
 
 if TYPE_CHECKING:

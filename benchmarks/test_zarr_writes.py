@@ -18,7 +18,6 @@ import pytest
 
 from benchmarks.contest import FLOOR
 from benchmarks.peers import (
-    ZARR_ALONE,
     IdleStore,
     chunked,
     create,
@@ -26,6 +25,7 @@ from benchmarks.peers import (
     other_stores,
     pipeline,
 )
+from benchmarks.results import ZARR_ALONE
 from benchmarks.tensorstores import tensorstore_array
 
 if TYPE_CHECKING:
