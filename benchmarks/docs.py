@@ -2,7 +2,7 @@
 
 Of several files the later ones count where they say more. Keeps the JSON beside the page, draws the
 picture, and replaces the tables between the page's markers. Nothing in them is written by hand, so
-they say what was measured last.
+they say what was measured last. Beside them stand the ratios that were found on other machines.
 """
 
 from __future__ import annotations
@@ -12,29 +12,34 @@ import sys
 from dataclasses import asdict
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from benchmarks.reasons import REASONS
 from benchmarks.report import draw
 from benchmarks.results import BUSY, OURS, ZARR_ALONE, Result, lines, shown
 
-__all__ = ["machine_text", "tables"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["elsewhere_text", "load", "machine_text", "ratios", "tables"]
 
 _FOLDER: Final = Path(__file__).parents[1] / "docs" / "explanation"
 PAGE: Final = _FOLDER / "performance.md"
 RESULTS: Final = _FOLDER / "performance.json"
+ELSEWHERE: Final = _FOLDER / "performance-elsewhere.json"
+"""The same, measured on other machines: what a reader may expect to vary."""
 _BEGIN, _END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
 _OFFICIAL: Final = "official"
 
 
-def tables(results: list[Result]) -> str:
-    """Answer a table for each operation."""
+def tables(results: list[Result], elsewhere: Mapping[str, float]) -> str:
+    """Answer a table for each operation; ``elsewhere`` has ratios by the keys of results."""
     found = []
     for (operation, about), group in groupby(results, key=lambda it: (it.operation, it.about)):
-        heads = "| Workload | Ours | Official | Ratio | CPU | Target | Others |\n"
-        rule = "| --- | --: | --: | --: | --: | --: | --- |\n"
+        heads = "| Workload | Ours | Official | Ratio | CPU | Elsewhere | Target | Others |\n"
+        rule = "| --- | --: | --: | --: | --: | --: | --: | --- |\n"
         own = list(group)
-        rows = "".join(map(_row, own))
+        rows = "".join(_row(each, elsewhere.get(each.key)) for each in own)
         why = (
             f"\nWhat bounds it: {REASONS[operation].strip()}\n"
             if any(map(_falls_short, own))
@@ -52,7 +57,7 @@ def _falls_short(result: Result) -> bool:
     return ahead or any(it.is_met is False for it in lines([result]))
 
 
-def _row(result: Result) -> str:
+def _row(result: Result, elsewhere: float | None) -> str:
     found = {line.peer: line for line in lines([result])}
     official = found.pop(_OFFICIAL, None)
     target = ""
@@ -79,6 +84,7 @@ def _row(result: Result) -> str:
                 bound = official.theirs / found[ZARR_ALONE].theirs
                 if bound < official.target:
                     target += f"; a store of no cost: {_factor(bound)}"
+    cells.append("" if elsewhere is None else _factor(elsewhere))
     return "| " + " | ".join([*cells, target, others]) + " |\n"
 
 
@@ -90,38 +96,59 @@ def _factor(ratio: float) -> str:
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
 
 
+def _when(results: list[Result]) -> str:
+    days = sorted({it.taken[:10] for it in results})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+
+
 def machine_text(machine: dict[str, str], results: list[Result]) -> str:
     """Answer where and when it was measured, and what else the machine did."""
-    days = sorted({it.taken[:10] for it in results})
     busy = sum(it.busy > BUSY for it in results)
     packages = ", ".join(
         f"{name} {version}"
         for name, version in machine.items()
         if name not in {"processor", "system", "python"}
     )
-    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     return (
-        f"Measured {when} on {machine['processor']}, {machine['system']}, Python "
+        f"Measured {_when(results)} on {machine['processor']}, {machine['system']}, Python "
         f"{machine['python']}, {packages}. Rows marked \\* ({busy} of {len(results)}) were "
         "measured while others used the machine: only ratios mean something there, and small "
         "differences do not.\n"
     )
 
 
+def elsewhere_text(machine: dict[str, str], results: list[Result]) -> str:
+    """Answer where and when the column *Elsewhere* was measured."""
+    return f"*Elsewhere* is the ratio measured {_when(results)} on {machine['processor']}.\n"
+
+
+def load(path: Path) -> tuple[dict[str, str], list[Result]]:
+    """Answer the machine of a JSON file, and what was measured on it."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    return document["machine"], [Result(**each) for each in document["results"].values()]
+
+
+def ratios(results: list[Result]) -> dict[str, float]:
+    """Answer the ratios to the official engine by the keys of results."""
+    return {it.result.key: it.ratio for it in lines(results) if it.peer == _OFFICIAL}
+
+
 def main(sources: list[Path]) -> None:
     """Refresh page, JSON and picture."""
-    documents = [json.loads(source.read_text(encoding="utf-8")) for source in sources]
-    machine: dict[str, str] = documents[-1]["machine"]
-    processors = [document["machine"]["processor"].split(" or ") for document in documents]
+    documents = [load(source) for source in sources]
+    machine = documents[-1][0]
+    processors = [it["processor"].split(" or ") for it, _ in documents]
     machine["processor"] = " or ".join(dict.fromkeys(chain.from_iterable(processors)))
-    merged = {key: each for document in documents for key, each in document["results"].items()}
-    results = sorted((Result(**each) for each in merged.values()), key=lambda it: it.operation)
+    merged = {each.key: each for _, found in documents for each in found}
+    results = sorted(merged.values(), key=lambda it: it.operation)
     document = {"machine": machine, "results": {it.key: asdict(it) for it in results}}
     RESULTS.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
     draw(results, RESULTS.with_suffix(".png"))
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
     _, _, after = rest.partition(_END)
-    body = f"{machine_text(machine, results)}\n{tables(results)}\n"
+    others = load(ELSEWHERE)
+    about = f"{machine_text(machine, results)}\n{elsewhere_text(*others)}"
+    body = f"{about}\n{tables(results, ratios(others[1]))}\n"
     PAGE.write_text(f"{before}{_BEGIN}\n{body}{_END}{after}", encoding="utf-8")
 
 

@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from benchmarks.docs import PAGE, RESULTS, machine_text, tables
+from benchmarks.docs import (
+    ELSEWHERE,
+    PAGE,
+    RESULTS,
+    elsewhere_text,
+    load,
+    machine_text,
+    ratios,
+    tables,
+)
 from benchmarks.results import OURS, ZARR_ALONE, Result
 
 
 def test_page_says_what_was_measured() -> None:
     """Nobody wrote into its tables, and new reasons are on it."""
-    document = json.loads(RESULTS.read_text(encoding="utf-8"))
-    results = [Result(**each) for each in document["results"].values()]
+    machine, results = load(RESULTS)
+    others = load(ELSEWHERE)
     page = PAGE.read_text(encoding="utf-8")
-    assert tables(results) in page
-    assert machine_text(document["machine"], results) in page
+    assert machine_text(machine, results) in page
+    assert elsewhere_text(*others) in page
+    assert tables(results, ratios(others[1])) in page
 
 
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        (10, "10, missed; a store of no cost: 8.00"),
-        (6, "6, missed |"),
-        (4, "4, reached |"),
+        (10, "| 7.50 | 10, missed; a store of no cost: 8.00 |"),
+        (6, "| 7.50 | 6, missed |"),
+        (4, "| 7.50 | 4, reached |"),
     ],
 )
-def test_a_target_beyond_what_zarr_leaves_is_told(target: float, told: str) -> None:
-    """Where even a store that does nothing would miss it."""
+def test_a_row_tells_what_others_found_and_zarr_leaves(target: float, told: str) -> None:
+    """A target that even a store without any cost would miss is told from one that it reaches."""
     samples = {OURS: [2.0], "official": [8.0], ZARR_ALONE: [1.0]}
     result = Result(
         "Write arrays through zarr", "write", "seconds", samples, targets={"official": target}
     )
-    assert told in tables([result])
+    assert told in tables([result], {result.key: 7.5})
