@@ -45,7 +45,9 @@ def collects(request: pytest.FixtureRequest) -> Iterator[bool]:
 def test_no_garbage_is_collected(module: str) -> None:
     """A first import of ``Repository`` makes hundreds of thousands of objects that stay."""
     code = _COUNT.format(module=module)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True
+    )
     collections, is_on = done.stdout.split()
     # Those of the moments before and after.
     assert int(collections) <= 3
@@ -55,14 +57,14 @@ def test_no_garbage_is_collected(module: str) -> None:
 def test_collecting_stays_as_it_was(folder: Path, *, collects: bool) -> None:
     """Whoever switched it off finds it off."""
     name = f"quick_{collects}"
-    (folder / f"{name}.py").write_text("import gc\nwas_on = gc.isenabled()\n")
+    (folder / f"{name}.py").write_text("import gc\nwas_on = gc.isenabled()\n", encoding="utf-8")
     assert import_quickly(name).was_on is False
     assert gc.isenabled() is collects
 
 
 def test_collecting_stays_as_it_was_where_an_import_fails(folder: Path, *, collects: bool) -> None:
     """Also where a module cannot be imported."""
-    (folder / "broken_quickly.py").write_text("raise ImportError('as it goes')\n")
+    (folder / "broken_quickly.py").write_text("raise ImportError('as it goes')\n", encoding="utf-8")
     with pytest.raises(ImportError, match="as it goes"):
         import_quickly("broken_quickly")
     assert gc.isenabled() is collects
