@@ -38,11 +38,11 @@ time stay few.
 """,
     "Read arrays through zarr": """
 With the default pipeline Zarr itself takes more than half of our time, whatever the store, and
-with the fused one two fifths, see *zarr alone*. The fused pipeline reads on two threads, which
-pass the interpreter's lock back and forth where nothing waits for a disk, as with inline chunks;
-`codec_pipeline.max_workers` 1 avoids that. Of the rest finding the reference, which Zarr's own
-local store need not, is about as much as opening and reading the file. Of 1 MB nine tenths are
-copies, the system's and Zarr's. TensorStore decodes and copies in compiled threads, without either.
+with the fused one two fifths, see *zarr alone*. The fused pipeline reads on two threads; inline
+chunks, which wait for no disk, are read faster with `codec_pipeline.max_workers` 1. Of the
+rest finding the reference, which Zarr's own local store need not, is about as much as opening and
+reading the file. Of 1 MB nine tenths are copies, the system's and Zarr's. TensorStore decodes and
+copies in compiled threads, without either.
 """,
     "Read through the store": """
 Each call costs the interpreter 2 to 30 microseconds, of which opening, reading and closing a
@@ -62,7 +62,7 @@ takes. *Change one*: ours waits for the disk, the official engine does not; see 
 """,
     "Small chunks that share objects": """
 Objects are few; what is left is what Zarr takes for each chunk, see *zarr alone*, and the copy
-of each chunk into its pack, some 20 microseconds. Zarr hands over ten chunks at a time by itself:
+of each chunk into its pack. Zarr hands over ten chunks at a time by itself:
 far away that is what unpacked chunks wait for, and packed ones do not. With 64 at a time the
 official engine waits less, and Zarr's own loop is most of ours. The fused pipeline falls back to
 that loop on S3.
