@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import zarr
 from pyspark.sql import SparkSession
 
-from icechunk_async.spark import NewArray, map_chunks, register
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.spark import NewArray, map_chunks, register, watch_reads
 from icechunk_async.sync import Repository
 
 
@@ -37,6 +39,15 @@ def main(directory: Path) -> None:
     reader.load(url).createOrReplaceTempView("t")
     assert spark.sql("SELECT sum(v) FROM t WHERE x > 1").collect()[0][0] == 5.0
     assert reader.option("table", "snapshots").load(url).count() == 2
+
+    # The driver has no accumulators here, and learns from the log what was pruned.
+    with pytest.raises(InvalidInputError, match="python_worker_logs"):
+        watch_reads(spark)
+    spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
+    few = spark.read.format("icechunk").option("where", "x < 2").load(url)
+    assert few.count() == 2
+    told = spark.tvf.python_worker_logs().where("logger = 'icechunk_async.spark.reading'")
+    assert [row.msg for row in told.collect() if "2 of 4 rows" in row.msg]
 
     # The function is defined here, so it travels by value: a server has no such module.
     twice = NewArray("twice", (4,), (2,), "f8", ["x"])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from icechunk_async.spark.jobs_check import check_references
     from icechunk_async.spark.jobs_garbage import garbage_collect
     from icechunk_async.spark.jobs_manifests import rewrite_manifests, storage_statistics
+    from icechunk_async.spark.planned import PlannedRead, watch_reads
     from icechunk_async.spark.row_writing import write_rows
     from icechunk_async.spark.source import IcechunkSource, register
     from icechunk_async.spark.transactions import (
@@ -44,6 +45,7 @@ __all__ = [
     "Input",
     "JobReport",
     "NewArray",
+    "PlannedRead",
     "Published",
     "Transaction",
     "check_references",
@@ -59,6 +61,7 @@ __all__ = [
     "rewrite_manifests",
     "run_tasks",
     "storage_statistics",
+    "watch_reads",
     "write_region",
     "write_rows",
 ]
@@ -69,6 +72,7 @@ _HOMES: Final = {
     "IcechunkSource": "icechunk_async.spark.source",
     "Input": "icechunk_async.spark.chunkwise",
     "NewArray": "icechunk_async.spark.chunkwise",
+    "PlannedRead": "icechunk_async.spark.planned",
     "Published": "icechunk_async.spark.transactions",
     "Transaction": "icechunk_async.spark.transactions",
     "map_chunks": "icechunk_async.spark.chunkwise",
@@ -84,6 +88,7 @@ _HOMES: Final = {
     "register": "icechunk_async.spark.source",
     "repartition_by_chunk": "icechunk_async.spark.by_chunk",
     "run_tasks": "icechunk_async.spark.cooperative",
+    "watch_reads": "icechunk_async.spark.planned",
     "write_region": "icechunk_async.spark.chunkwise",
     "write_rows": "icechunk_async.spark.row_writing",
     "rewrite_manifests": "icechunk_async.spark.jobs_manifests",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark import chunk_rows
 from icechunk_async.spark.budget import Budget
 from icechunk_async.spark.datasets import ask, open_group
+from icechunk_async.spark.planned import PlannedRead, report
 from icechunk_async.spark.planning import Grid, cut, num_chunks, num_rows
 from icechunk_async.spark.pushdown import fulfilled, of_filter
 from icechunk_async.spark.rows import batches, dimension_values
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
     import xarray
+    from pyspark.accumulators import Accumulator
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
@@ -48,7 +49,6 @@ __all__ = [
     "width_of",
 ]
 
-_log = logging.getLogger(__name__)
 LOAD_BYTES = 32 << 20
 """Values that a task has in memory at a time, about."""
 _TEXT_BYTES = 32
@@ -116,11 +116,17 @@ class Reading:
 class IcechunkReader(DataSourceReader):
     """The reader of one query: it pickles as plain data, with the storage's options."""
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        """Stay with the snapshot of now."""
+    def __init__(
+        self,
+        options: ReadOptions,
+        schema: StructType,
+        planned: Accumulator[list[PlannedRead]] | None = None,
+    ) -> None:
+        """Stay with the snapshot of now; tell what is read to ``planned``."""
         self.options = Reading.begin(options).options
         self.schema = arrow_schema(schema)
         self.predicates: tuple[Predicate, ...] = ()
+        self._planned = planned
 
     def partitions(self) -> list[InputPartition]:
         """Plan: read coordinates that conditions are on, and no chunk of any other array."""
@@ -200,18 +206,18 @@ class IcechunkReader(DataSourceReader):
     def _report(self, grid: Grid, parts: Sequence[tuple[Box, ...]]) -> None:
         boxes = [box for part in parts for box in part]
         whole = tuple((0, length) for length in grid.shape)
-        _log.info(
-            "Snapshot %s, group %r: %d of %d chunks of the grid are read, %d of %d rows, in %d "
-            "partitions; conditions on %s.",
-            self.options.snapshot_id,
-            self.options.group,
-            num_chunks(boxes, grid.chunks),
-            num_chunks([whole], grid.chunks),
-            sum(map(num_rows, boxes)),
-            num_rows(whole),
-            len(parts),
-            sorted({it.column for it in (*self.options.where, *self.predicates)}) or "nothing",
+        conditions = {it.column for it in (*self.options.where, *self.predicates)}
+        read = PlannedRead(
+            snapshot_id=self.options.snapshot_id,
+            group=self.options.group,
+            conditions=tuple(sorted(conditions)),
+            chunks=num_chunks(boxes, grid.chunks),
+            all_chunks=num_chunks([whole], grid.chunks),
+            rows=sum(map(num_rows, boxes)),
+            all_rows=num_rows(whole),
+            partitions=len(parts),
         )
+        report(read, self._planned)
 
 
 class PushingReader(IcechunkReader):

@@ -5,7 +5,7 @@ Nothing alive is kept on a source or a reader: PySpark pickles them between shor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pyspark.sql.datasource import DataSource
 
@@ -13,6 +13,7 @@ from icechunk_async.spark.options import ReadOptions
 from icechunk_async.spark.stream_options import names_stream_options
 
 if TYPE_CHECKING:
+    from pyspark.accumulators import Accumulator
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import (
         DataSourceReader,
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
         DataSourceWriter,
     )
     from pyspark.sql.types import StructType
+
+    from icechunk_async.spark.planned import PlannedRead
 
 __all__ = ["IcechunkSource", "register"]
 
@@ -34,6 +37,8 @@ class IcechunkSource(DataSource):
 
     _pinned: str | None = None
     """Snapshot that the schema was taken from; the rows then come from the same one."""
+    planned: ClassVar[Accumulator[list[PlannedRead]] | None] = None
+    """Where to tell what is read, in a session that is watched."""
 
     @classmethod
     def name(cls) -> str:
@@ -60,7 +65,8 @@ class IcechunkSource(DataSource):
 
         options = self._read_options()
         pushing = options.push_filters and options.table is None and options.layout == "rows"
-        return PushingReader(options, schema) if pushing else IcechunkReader(options, schema)
+        kind = PushingReader if pushing else IcechunkReader
+        return kind(options, schema, self.planned)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
         """Answer the writer of a batch."""
