@@ -10,11 +10,12 @@ import numpy as np
 from icechunk_async.errors import FormatError
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind
 from icechunk_async.format.flat import Buffer
+from icechunk_async.format.halves import both
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
 from icechunk_async.format.locations import StoredStrings, join_stored
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -27,6 +28,8 @@ MAX_RANK: Final = 64
 """NumPy has no arrays of more axes, so Zarr has none either."""
 _BLOCK: Final = 1 << 15
 """References that are decoded at a time."""
+_SHARED_BLOCKS: Final = 4
+"""From so many on, two threads share them; of smaller manifests there may be many at once."""
 _COMPARED_BYTES: Final = 256
 """Locations up to this size are compared with the one before while they are decoded."""
 
@@ -90,11 +93,36 @@ def _decode_array(vector: Vectors, dictionary: bytes | None) -> list[ChunkRefs]:
     """Read the references of one array: those of each rank, the commonest first.
 
     They are read a block at a time, so that what is computed on the way stays in the processor's
-    cache and takes no memory.
+    cache and takes no memory; many of them on two threads.
     """
+    blocks = list(vector.blocks(_BLOCK))
+    middle = len(blocks) // 2 if len(blocks) >= _SHARED_BLOCKS else len(blocks)
+    if middle == len(blocks):
+        parts, axes = _decode_blocks(blocks, dictionary)
+    else:
+        (parts, axes), (others, _) = both(
+            lambda: _decode_blocks(blocks[:middle], dictionary),
+            lambda: _decode_blocks(blocks[middle:], dictionary),
+        )
+        parts += others
+    if not parts:
+        raise FormatError(f"A file has chunk coordinates of {axes} axes.")
     by_rank: dict[int, list[ChunkRefs]] = {}
+    for part in parts:
+        by_rank.setdefault(part.rank, []).append(part)
+    found = [_join(by_rank.pop(rank)) for rank in sorted(by_rank)]
+    for refs in found:
+        refs.check_sorted()
+    return sorted(found, key=len, reverse=True)
+
+
+def _decode_blocks(
+    blocks: Sequence[Vectors], dictionary: bytes | None
+) -> tuple[list[ChunkRefs], int]:
+    """Read blocks of references; answer, too, the axes of one that has too many, if one has."""
+    parts: list[ChunkRefs] = []
     axes = unfolded = 0
-    for block in vector.blocks(_BLOCK):
+    for block in blocks:
         tables = block.tables()
         index = tables.vector(0, 4, 4, required="index")
         if len(index) and index.counts.min() > MAX_RANK:
@@ -102,16 +130,10 @@ def _decode_array(vector: Vectors, dictionary: bytes | None) -> list[ChunkRefs]:
             continue
         for rows, coords in index.matrices(MAX_RANK):
             unfolded += coords.nbytes
-            vector.buffer.check_unfolded(unfolded)
+            block.buffer.check_unfolded(unfolded)
             chosen = tables if rows is None else tables.select(rows)
-            part = decode_rows(chosen, coords, dictionary)
-            by_rank.setdefault(part.rank, []).append(part)
-    if not by_rank:
-        raise FormatError(f"A file has chunk coordinates of {axes} axes.")
-    found = [_join(by_rank.pop(rank)) for rank in sorted(by_rank)]
-    for refs in found:
-        refs.check_sorted()
-    return sorted(found, key=len, reverse=True)
+            parts.append(decode_rows(chosen, coords, dictionary))
+    return parts, axes
 
 
 def _join(parts: list[ChunkRefs]) -> ChunkRefs:

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_left
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import zstandard
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.halves import both
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["MAX_PIECE_BYTES", "Pieces", "compress_each", "compress_pieces", "decompress_piece"]
 
@@ -64,7 +64,7 @@ class Pieces:
         count, middle = len(self.blocks), _middle(self.cuts)
         if middle == count:
             return self._check(payload, range(count))
-        first, second = _both(
+        first, second = both(
             lambda: self._check(payload, range(middle)),
             lambda: self._check(payload, range(middle, count)),
         )
@@ -103,7 +103,7 @@ def compress_pieces(payload: memoryview, cuts: Sequence[int], level: int) -> Pie
     if middle == len(raws):
         blocks = compress_each(raws, level, total=len(payload))
     else:
-        first, second = _both(
+        first, second = both(
             lambda: compress_each(raws[:middle], level, total=len(payload), ends=False),
             # What begins a frame counts on there being nothing before it; no other piece may.
             lambda: compress_each([payload[:1], *raws[middle:]], level),
@@ -156,16 +156,6 @@ def _middle(cuts: Sequence[int]) -> int:
     """Answer how many pieces one thread takes on, if another takes the rest; else all."""
     size = cuts[-1]
     return len(cuts) - 1 if size < _MIN_SHARED_BYTES else bisect_left(cuts, size // 2)
-
-
-def _both[T](first: Callable[[], T], second: Callable[[], T]) -> tuple[T, T]:
-    """Do two things at once, both without the interpreter for most of their time."""
-    with ThreadPoolExecutor(1) as helper:
-        try:
-            other = helper.submit(second)
-        except RuntimeError:  # the interpreter exits and begins nothing more on threads
-            return first(), second()
-        return first(), other.result()
 
 
 def decompress_piece(

@@ -70,7 +70,7 @@ def encode_snapshot(snapshot: Snapshot, spec_version: int) -> bytes:
     )
 
 
-def with_parent(payload: bytes, parent_id: SnapshotId) -> bytes:
+def with_parent(payload: bytes | memoryview, parent_id: SnapshotId) -> bytes:
     """Answer the FlatBuffer of a snapshot with another parent; all else stays, byte for byte.
 
     Raises:

@@ -164,7 +164,8 @@ def decode_fork(data: bytes | memoryview) -> ForkState:
             f"reads version {_VERSION}. Use the same version of icechunk-async everywhere."
         )
     try:
-        return _state(_table(msgpack.unpackb(decompress(view[_HEAD_BYTES:], "fork"))))
+        payload = bytes(decompress(view[_HEAD_BYTES:], "fork"))
+        return _state(_table(msgpack.unpackb(payload)))
     except (ValueError, KeyError, TypeError, OverflowError, InvalidInputError) as error:
         raise FormatError(f"The bytes of a fork are damaged: {error!r}.") from error
     except RecursionError as error:

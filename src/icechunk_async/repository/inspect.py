@@ -213,7 +213,7 @@ async def inspect_manifest(opened: Opened, manifest_id: ManifestId) -> dict[str,
     return {"id": str(manifest_id), "header": header, "size_bytes": len(payload), **counted}
 
 
-def _count(payload: bytes) -> dict[str, JSON]:
+def _count(payload: bytes | memoryview) -> dict[str, JSON]:
     """Count a manifest's references; in which fields they are tells their kind."""
     root = Buffer(payload).root()
     tables = root.vector(1, 4, 4, required="arrays").tables()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format import repeats
+from icechunk_async.format import manifest, repeats
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind
 from icechunk_async.format.flat import Buffer, Tables
 from icechunk_async.format.locations import Strings
@@ -20,6 +20,7 @@ from tests.unit.format.other_writer import OtherManifest
 from tests.unit.format.samples import manifest_id, node_id
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     import numpy.typing as npt
@@ -27,6 +28,15 @@ if TYPE_CHECKING:
 COUNT = 80_000
 """Three blocks."""
 NODE = node_id(1)
+
+
+@pytest.fixture(scope="module", autouse=True, params=["on one thread", "on two threads"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Two threads share the blocks of large arrays; all holds for both."""
+    with pytest.MonkeyPatch.context() as patch:
+        shared = 2 if request.param == "on two threads" else 1000
+        patch.setattr(manifest, "_SHARED_BLOCKS", shared)
+        yield
 
 
 def mixed() -> ChunkRefs:
@@ -61,6 +71,18 @@ def test_all_blocks_are_joined() -> None:
         assert found.ref(row) == refs.ref(row), row
     again = encode_manifest(manifest_id(1), {NODE: found})
     assert len(again) == len(payload)
+
+
+@pytest.mark.parametrize("damaged", [100, COUNT - 100])
+def test_damage_in_any_block_is_refused(damaged: int) -> None:
+    """Whichever thread finds it."""
+    refs = mixed()
+    payload = bytearray(encode_manifest(manifest_id(1), {NODE: refs}))
+    tables = Buffer(bytes(payload)).root().vector(1, 4, 4).tables().vector(1, 4, 4).tables()
+    place = int(tables.positions[damaged])
+    payload[place : place + 4] = b"\xff\xff\xff\x7f"
+    with pytest.raises(FormatError):
+        decode_manifest(bytes(payload))
 
 
 def test_order_is_checked_from_one_block_to_the_next() -> None:

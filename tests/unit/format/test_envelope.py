@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import TYPE_CHECKING
 
 import pytest
 import zstandard
@@ -22,6 +23,9 @@ from icechunk_async.format.transaction_log import (
 )
 from tests.unit.format.wire import root
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 LOG = FileType.TRANSACTION_LOG
 PAYLOAD = bytes(range(256)) * 3
 MAGIC = bytes.fromhex("494345f09fa78a4348554e4b")
@@ -35,6 +39,15 @@ OFFICIAL_PAYLOAD = bytes.fromhex(
     "1c002000240028002c00160000000b1cc8d6787580f0e33a65343c000000340000002c000000"
     "2400000018000000180000000c00000004000000" + "00" * 32
 )
+
+
+@pytest.fixture(scope="module", autouse=True, params=["as small files", "as large files"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Large files are decompressed to memory of another kind; all holds for both."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "as large files":
+            patch.setattr(envelope, "_LARGE_BYTES", 1)
+        yield
 
 
 def frame(payload: bytes, *, size: bool = True, checksum: bool = False) -> bytes:

@@ -48,7 +48,7 @@ def rounds_for(size: int) -> int:
 
 def payloads_like(file: GoldenFile) -> list[bytes]:
     """Answer the contents of all files of one type."""
-    return [it.envelope.payload for it in FILES if it.file_type is file.file_type]
+    return [bytes(it.envelope.payload) for it in FILES if it.file_type is file.file_type]
 
 
 @EVERY
@@ -68,7 +68,7 @@ def test_damaged_contents_read_or_raise_format_errors(file: GoldenFile) -> None:
     """The envelope is sound; the contents are laid out by the official engine or by us."""
     envelope = file.envelope
     others = payloads_like(file)
-    layouts = (envelope.payload, file.rewritten())
+    layouts = (bytes(envelope.payload), file.rewritten())
     for number in range(rounds_for(len(envelope.payload))):
         case = f"{SEED}/{file.name}/{number}"
         payload = damaged(random.Random(case), layouts[number % 2], others)
