@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from benchmarks.contest import FLOOR
 from benchmarks.peers import chunked, create
 
 if TYPE_CHECKING:
@@ -23,12 +24,16 @@ def test_import(contest: Contest) -> None:
     found = contest.children(
         "import Repository, after zarr",
         lambda: {
-            name: (
-                "benchmarks.importing:import_after_zarr",
-                {"module": module, "unasked": UNASKED},
-            )
-            for name, module in MODULES.items()
+            **{
+                name: (
+                    "benchmarks.importing:import_after_zarr",
+                    {"module": module, "unasked": UNASKED},
+                )
+                for name, module in MODULES.items()
+            },
+            FLOOR: ("benchmarks.floors:load_code", {"module": MODULES["ours"]}),
         },
+        floor="load the compiled code of our modules, and run none",
         metrics={"seconds": {}, "cpu seconds": {}},
         limits={"seconds": 0.150},
         rounds=7,

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 from zarr.core.buffer import default_buffer_prototype
 
+from benchmarks.contest import FLOOR
 from benchmarks.peers import create, native_store, tip_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
     from typing import Any
 
     from zarr.abc.store import Store
@@ -62,6 +63,16 @@ async def _open_each(store: Store, expected: int) -> None:
     assert found == expected
 
 
+async def _count_up(expected: int) -> None:
+    """Answer as many texts as there are keys, from an asynchronous generator."""
+
+    async def texts() -> AsyncIterator[str]:
+        for number in range(expected):
+            yield f"g0/a{number}/zarr.json"
+
+    assert len([text async for text in texts()]) == expected
+
+
 @pytest.mark.parametrize(
     ("title", "groups", "arrays", "work", "target"),
     [
@@ -90,9 +101,13 @@ def test_list(
             contest.race(
                 f"store: {title}",
                 {
-                    name: lambda store=store: runner.run(work(store, expected))
-                    for name, store in stores.items()
+                    **{
+                        name: lambda store=store: runner.run(work(store, expected))
+                        for name, store in stores.items()
+                    },
+                    FLOOR: lambda: runner.run(_count_up(expected)),
                 },
                 rounds=5,
+                floor="an asynchronous generator of as many texts",
                 targets={"official": target},
             )

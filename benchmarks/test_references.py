@@ -11,6 +11,8 @@ from uuid import uuid4
 
 import pytest
 
+from benchmarks.contest import FLOOR
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("ours", "official")
 HERE = "benchmarks.references"
+FLOORS = "benchmarks.floors"
 MILLION = 1_000_000
 SEEKABLE = {"seconds": 0.050, "peak memory": 60e6, "bytes": 3e6}
 
@@ -32,21 +35,22 @@ def _counted(contest: Contest, count: int) -> int:
 def test_set_virtual(contest: Contest, tmp_path: Path, spec: int) -> None:
     """From columns in memory to a commit."""
     count = _counted(contest, MILLION)
+    made = {"engine": "ours", "directory": str(tmp_path / "made"), "count": count, "spec": spec}
+    contest.call(f"{HERE}:set_virtual", made)
     contest.children(
         f"set {count:,} virtual references and commit, format {spec}",
         lambda: {
-            engine: (
-                f"{HERE}:set_virtual",
-                {
-                    "engine": engine,
-                    "directory": str(tmp_path / uuid4().hex),
-                    "count": count,
-                    "spec": spec,
-                },
-            )
-            for engine in ENGINES
+            **{
+                engine: (
+                    f"{HERE}:set_virtual",
+                    {**made, "engine": engine, "directory": str(tmp_path / uuid4().hex)},
+                )
+                for engine in ENGINES
+            },
+            FLOOR: (f"{FLOORS}:compress_manifest", {"directory": made["directory"]}),
         },
         metrics={"seconds": {"official": 8}, "peak memory": {"official": 3}},
+        floor="compress the same manifest on one thread, write and sync it",
     )
 
 
@@ -57,10 +61,14 @@ def test_set_native(contest: Contest, spec: int) -> None:
     contest.children(
         f"commit {count:,} native references, format {spec}",
         lambda: {
-            engine: (f"{HERE}:set_native", {"engine": engine, "count": count, "spec": spec})
-            for engine in ENGINES
+            **{
+                engine: (f"{HERE}:set_native", {"engine": engine, "count": count, "spec": spec})
+                for engine in ENGINES
+            },
+            FLOOR: (f"{FLOORS}:compress_ids", {"count": count}),
         },
         metrics={"seconds": {"official": 4}, "peak memory": {}, "seconds in all": {}},
+        floor="make and compress as many random ids",
         rounds=contest.pick(1, 3 if contest.size == "full" else 1),
         note="without the time in which the chunks are written; seconds in all: with it",
     )
@@ -74,12 +82,17 @@ def test_open_cold(contest: Contest, tmp_path: Path, count: int, writer: str, sp
     wanted = _counted(contest, count)
     directory = str(tmp_path / "repository")
     _prepare(contest, writer, tmp_path, wanted, spec)
+    floor = "read" if writer == "ours" else "decompress"  # only ours has an index
     contest.children(
         f"open cold and read a chunk, {wanted:,} references by {_by(writer)}, format {spec}",
         lambda: {
-            engine: (f"{HERE}:open_cold", {"engine": engine, "directory": directory})
-            for engine in ENGINES
+            **{
+                engine: (f"{HERE}:open_cold", {"engine": engine, "directory": directory})
+                for engine in ENGINES
+            },
+            FLOOR: (f"{FLOORS}:{floor}_manifest", {"directory": directory}),
         },
+        floor="read the manifest's file" + (" and decompress it" if floor == "decompress" else ""),
         metrics={
             "seconds": {"official": 2.5},
             "peak memory": {"official": 2} if count > MILLION else {},
@@ -104,7 +117,9 @@ def test_iterate(contest: Contest, tmp_path: Path, writer: str, spec: int) -> No
         lambda: {
             **{engine: (f"{HERE}:iterate", {"engine": engine, **listed}) for engine in ENGINES},
             "ours, a table of files": (f"{HERE}:iterate_columns", listed),
+            FLOOR: (f"{FLOORS}:decompress_manifest", {"directory": directory}),
         },
+        floor="read the manifest's file and decompress it",
         metrics={"seconds": {"official": 5}, "peak memory": {}},
         note="both answer a list with a text for each reference, but for the table of files",
     )
@@ -128,13 +143,20 @@ def test_change_one(
     contest.children(
         f"change one of {count:,} references in {layout} and commit, format {spec}",
         lambda: {
-            engine: (
-                f"{HERE}:change_one",
-                {"engine": engine, "directory": str(tmp_path / engine / "repository")},
-            )
-            for engine in ENGINES
+            **{
+                engine: (
+                    f"{HERE}:change_one",
+                    {"engine": engine, "directory": str(tmp_path / engine / "repository")},
+                )
+                for engine in ENGINES
+            },
+            FLOOR: (
+                f"{FLOORS}:write_manifest",
+                {"directory": str(tmp_path / "ours" / "repository")},
+            ),
         },
         metrics={"seconds": {"official": 4}},
+        floor="write the manifest's file and sync it",
         note="the process opens the repository first",
     )
 

@@ -14,7 +14,8 @@ from uuid import uuid4
 import pytest
 import zarr
 
-from benchmarks.peers import chunked, create, numbers, tip_store
+from benchmarks.peers import IdleStore, chunked, create, numbers, tip_store
+from benchmarks.results import ZARR_ALONE
 from benchmarks.s3_peers import (
     BUCKET,
     OBSTORE,
@@ -116,6 +117,8 @@ def test_small_requests(contest: Contest, s3: S3Server, method: str, metric: str
             one()
             # A request a chunk; repositories read a manifest once.
             assert count <= sum(s3.counts().values()) <= count + 4, name
+        idle = chunked(IdleStore(CHUNK_BYTES), count, CHUNK_BYTES)
+        work[ZARR_ALONE] = make(idle, data * 0)
         contest.race(
             f"S3: {method} 8 KB through zarr, 64 at a time",
             work,

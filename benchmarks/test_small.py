@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import shutil
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import zarr
 
+from benchmarks.contest import FLOOR
+from benchmarks.floors import sync_a_file
 from benchmarks.peers import chunked, create, open_repository, other_stores, tip_store
 from benchmarks.tensorstores import tensorstore_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from benchmarks.contest import Contest
 
@@ -27,6 +29,7 @@ ENGINES = ("ours", "official")
 DRIVERS = ("zarr3", "ocdbt")
 CHUNKS = 10
 CHUNK_BYTES = 8000
+SYNCED = "write a small file and sync it"
 
 
 def _fill(folder: Path, spec: int) -> None:
@@ -70,7 +73,20 @@ def test_open_cold(contest: Contest, tmp_path: Path, spec: int) -> None:
     }
     for name, read in work.items():
         assert read() == 1, name
-    contest.race(f"local: open cold and read a chunk, format {spec}", work, rounds=15)
+
+    def read_files() -> None:
+        folder = Path(directory)
+        for path in (*folder.glob("repo"), *folder.glob("refs/*/*"), *folder.glob("snapshots/*")):
+            path.read_bytes()
+        for kind in ("manifests", "chunks"):
+            next((folder / kind).iterdir()).read_bytes()
+
+    contest.race(
+        f"local: open cold and read a chunk, format {spec}",
+        {**work, FLOOR: read_files},
+        rounds=15,
+        floor="read the same files",
+    )
 
 
 @pytest.mark.parametrize("spec", [2, 1])
@@ -98,8 +114,10 @@ def test_commit(contest: Contest, tmp_path: Path, spec: int) -> None:
         {
             **{name: engine(name) for name in ENGINES},
             **{f"tensorstore {driver}": tensorstore(driver) for driver in DRIVERS},
+            FLOOR: lambda: sync_a_file(tmp_path),
         },
         rounds=15,
+        floor=SYNCED,
     )
 
 
@@ -121,7 +139,8 @@ def test_create(contest: Contest, tmp_path: Path, spec: int) -> None:
 
     contest.race(
         f"local: create, write ten chunks and commit, format {spec}",
-        {name: engine(name) for name in ENGINES},
+        {**{name: engine(name) for name in ENGINES}, FLOOR: lambda _: sync_a_file(tmp_path)},
         rounds=11,
         setup=fresh,
+        floor=SYNCED,
     )

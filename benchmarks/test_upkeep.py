@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from zarr.core.buffer import default_buffer_prototype
 
+from benchmarks.contest import FLOOR
+from benchmarks.floors import sync_a_file
 from benchmarks.peers import create, open_repository
 
 if TYPE_CHECKING:
@@ -67,6 +69,12 @@ def _collect(repository: Any) -> None:
     assert repository.garbage_collect(datetime.now(UTC)).chunks_deleted > 0
 
 
+def _delete_half(directory: Path) -> None:
+    paths = list((directory / "chunks").iterdir())
+    for path in paths[: len(paths) // 2]:
+        path.unlink()
+
+
 @pytest.mark.parametrize("step", ["expire", "collect"])
 def test_upkeep(contest: Contest, tmp_path: Path, step: str) -> None:
     """Expire all but the last of 200 snapshots; collect what is garbage then."""
@@ -80,9 +88,10 @@ def test_upkeep(contest: Contest, tmp_path: Path, step: str) -> None:
         copy = tmp_path / name
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(made, copy, copy_function=os.link)
-        return open_repository(name, str(copy))
+        return copy if name == FLOOR else open_repository(name, str(copy))
 
     work: Callable[[Any], None] = _expire if step == "expire" else _collect
+    least = sync_a_file if step == "expire" else _delete_half
     title = (
         f"expire all but the last of {commits} snapshots"
         if step == "expire"
@@ -90,10 +99,13 @@ def test_upkeep(contest: Contest, tmp_path: Path, step: str) -> None:
     )
     contest.race(
         title,
-        {"ours": work, "official": work},
+        {"ours": work, "official": work, FLOOR: least},
         rounds=3,
         warmup_rounds=0,
         setup=fresh,
         targets={"official": 2},
+        floor="write a small file and sync it"
+        if step == "expire"
+        else "list the chunks' files and delete half of them",
         note="on the local disk",
     )

@@ -106,3 +106,17 @@ def test_read(
             targets=wanted,
             floor="copy the same bytes in memory",
         )
+
+
+def test_read_in_batches(contest: Contest, directory: str) -> None:
+    """``a[:]``, with what the documentation advises for small chunks."""
+    chunks = contest.pick(20, 5000)
+    with pipeline("default"), zarr.config.set({"codec_pipeline.batch_size": 10}):
+        arrays = _filled(directory, chunks, 10_000, inline=False)
+        work = {name: _reading(name, array) for name, array in arrays.items()}
+        contest.race(
+            f"zarr: read {chunks:,} chunks of 10 KB, default pipeline, batch_size 10",
+            {**work, FLOOR: _copying(numbers(chunks, 10_000))},
+            rounds=5,
+            floor="copy the same bytes in memory",
+        )
