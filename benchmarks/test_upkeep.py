@@ -106,6 +106,6 @@ def test_upkeep(contest: Contest, tmp_path: Path, step: str) -> None:
         targets={"official": 2},
         floor="write a small file and sync it"
         if step == "expire"
-        else "list the chunks' files and delete half of them",
+        else "list the chunks' files and delete half of them, on one thread",
         note="on the local disk",
     )
