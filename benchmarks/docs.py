@@ -19,27 +19,30 @@ from benchmarks.report import draw
 from benchmarks.results import BUSY, OURS, ZARR_ALONE, Result, lines, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    type Document = tuple[dict[str, str], list[Result]]
+    """A machine, and what was measured on it."""
 
 __all__ = ["elsewhere_text", "load", "machine_text", "ratios", "tables"]
 
 _FOLDER: Final = Path(__file__).parents[1] / "docs" / "explanation"
 PAGE: Final = _FOLDER / "performance.md"
 RESULTS: Final = _FOLDER / "performance.json"
-ELSEWHERE: Final = _FOLDER / "performance-elsewhere.json"
+ELSEWHERE: Final = sorted(_FOLDER.glob("performance-elsewhere*.json"))
 """The same, measured on other machines: what a reader may expect to vary."""
 _BEGIN, _END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
 _OFFICIAL: Final = "official"
 
 
-def tables(results: list[Result], elsewhere: Mapping[str, float]) -> str:
+def tables(results: list[Result], elsewhere: Mapping[str, Sequence[float]]) -> str:
     """Answer a table for each operation; ``elsewhere`` has ratios by the keys of results."""
     found = []
     for (operation, about), group in groupby(results, key=lambda it: (it.operation, it.about)):
         heads = "| Workload | Ours | Official | Ratio | CPU | Elsewhere | Target | Others |\n"
         rule = "| --- | --: | --: | --: | --: | --: | --: | --- |\n"
         own = list(group)
-        rows = "".join(_row(each, elsewhere.get(each.key)) for each in own)
+        rows = "".join(_row(each, elsewhere.get(each.key, ())) for each in own)
         why = (
             f"\nWhat bounds it: {REASONS[operation].strip()}\n"
             if any(map(_falls_short, own))
@@ -57,7 +60,7 @@ def _falls_short(result: Result) -> bool:
     return ahead or any(it.is_met is False for it in lines([result]))
 
 
-def _row(result: Result, elsewhere: float | None) -> str:
+def _row(result: Result, elsewhere: Sequence[float]) -> str:
     found = {line.peer: line for line in lines([result])}
     official = found.pop(_OFFICIAL, None)
     target = ""
@@ -84,12 +87,16 @@ def _row(result: Result, elsewhere: float | None) -> str:
                 bound = official.theirs / found[ZARR_ALONE].theirs
                 if bound < official.target:
                     target += f"; a store of no cost: {_factor(bound)}"
-    cells.append("" if elsewhere is None else _factor(elsewhere))
+    cells.append(" to ".join(dict.fromkeys(_factor(it) for it in _ends(elsewhere))))
     return "| " + " | ".join([*cells, target, others]) + " |\n"
 
 
 def _other(peer: str, ratio: float, result: Result) -> str:
     return f"{result.floor if peer == 'floor' else peer} {_factor(ratio)}"
+
+
+def _ends(ratios: Sequence[float]) -> list[float]:
+    return [min(ratios), max(ratios)] if ratios else []
 
 
 def _factor(ratio: float) -> str:
@@ -117,20 +124,25 @@ def machine_text(machine: dict[str, str], results: list[Result]) -> str:
     )
 
 
-def elsewhere_text(machine: dict[str, str], results: list[Result]) -> str:
+def elsewhere_text(documents: list[Document]) -> str:
     """Answer where and when the column *Elsewhere* was measured."""
-    return f"*Elsewhere* is the ratio measured {_when(results)} on {machine['processor']}.\n"
+    runs = [f"{_when(results)} on {machine['processor']}" for machine, results in documents]
+    return f"*Elsewhere* are the ratios measured {'; and '.join(runs)}.\n"
 
 
-def load(path: Path) -> tuple[dict[str, str], list[Result]]:
+def load(path: Path) -> Document:
     """Answer the machine of a JSON file, and what was measured on it."""
     document = json.loads(path.read_text(encoding="utf-8"))
     return document["machine"], [Result(**each) for each in document["results"].values()]
 
 
-def ratios(results: list[Result]) -> dict[str, float]:
+def ratios(documents: list[Document]) -> dict[str, list[float]]:
     """Answer the ratios to the official engine by the keys of results."""
-    return {it.result.key: it.ratio for it in lines(results) if it.peer == _OFFICIAL}
+    found: dict[str, list[float]] = {}
+    for line in chain.from_iterable(lines(results) for _, results in documents):
+        if line.peer == _OFFICIAL:
+            found.setdefault(line.result.key, []).append(line.ratio)
+    return found
 
 
 def main(sources: list[Path]) -> None:
@@ -146,9 +158,9 @@ def main(sources: list[Path]) -> None:
     draw(results, RESULTS.with_suffix(".png"))
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
     _, _, after = rest.partition(_END)
-    others = load(ELSEWHERE)
-    about = f"{machine_text(machine, results)}\n{elsewhere_text(*others)}"
-    body = f"{about}\n{tables(results, ratios(others[1]))}\n"
+    others = [load(path) for path in ELSEWHERE]
+    about = f"{machine_text(machine, results)}\n{elsewhere_text(others)}"
+    body = f"{about}\n{tables(results, ratios(others))}\n"
     PAGE.write_text(f"{before}{_BEGIN}\n{body}{_END}{after}", encoding="utf-8")
 
 

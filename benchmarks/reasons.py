@@ -13,13 +13,14 @@ REASONS: Final = {
     "Import, and open for the first time": """
 Half of the time is the standard library making some 160 dataclasses in the 140 to 165 modules
 that are needed; the official engine is one compiled library. What serves configuration, upkeep,
-inspection, credentials and trials is imported when it is used.
+inspection, credentials and trials is imported when it is used. Loading the compiled code takes a
+tenth, see the floor; running it the rest.
 """,
     "Keep a repository small": """
 Expiring is one change of the repository's state. Ours encodes each snapshot and each entry of
 the operations log (1.4 ms of processor time for 200), writes conditionally, keeps a backup and
 waits for the disk; the official engine does not wait for the disk. Collecting is bounded by one
-call of the operating system for each file.
+call of the operating system for each file: on one thread these calls alone take longer.
 """,
     "Large objects on S3 through zarr": """
 Receiving, parsing (aiohttp slices and joins what comes) and Zarr's copy into the array follow
@@ -39,26 +40,27 @@ time stay few.
     "Read arrays through zarr": """
 With the default pipeline Zarr itself takes more than half of our time, whatever the store, and
 with the fused one two fifths, see *zarr alone*. The fused pipeline reads on two threads; inline
-chunks, which wait for no disk, are read faster with `codec_pipeline.max_workers` 1. Of the
-rest finding the reference, which Zarr's own local store need not, is about as much as opening and
-reading the file. Of 1 MB nine tenths are copies, the system's and Zarr's. TensorStore decodes and
-copies in compiled threads, without either.
+chunks, which wait for no disk, are read faster with `codec_pipeline.max_workers` 1. Of the rest
+finding the reference, which Zarr's own local store need not, is about as much as opening and
+reading the file. Of 1 MB nine tenths are copies, the system's and Zarr's; with the default
+pipeline our time of it varied from run to run as no other did, from 0.22 to 0.39 s here.
+TensorStore decodes and copies in compiled threads, without either.
 """,
     "Read through the store": """
 Each call costs the interpreter 2 to 30 microseconds, of which opening, reading and closing a
-file is half; of 1 MB nearly all is the system's copy out of its cache. Factors shrink where
+file is a third; of 1 MB half or more is the system's copy out of its cache. Factors shrink where
 waking up a thread is cheap, since that is what the official engine pays.
 """,
     "References of chunks": """
 *Set and commit*: half of the time is compressing the manifest, on two threads, and making sure
 that each of its pieces decodes by itself; a sixth is checking and storing a text for each
-reference. *Native references*:
-half a microsecond for each is left, in steps over whole columns and in compressing random ids.
-*Iterate*: decompressing 44 to 84 MB and turning on memory for it takes a twentieth of a second or
-more, reading columns out of it twice as long; five times the official engine's speed would leave
-nothing for it. *Open cold, written by the official engine*: the table of the first chunk is at the
-file's end, so all of it has to be decompressed first, into as much memory as the official engine
-takes. *Change one*: ours waits for the disk, the official engine does not; see *CPU*.
+reference. *Native references*: half a microsecond for each is left, in steps over whole columns
+and in compressing random ids. *Iterate*: decompressing 44 to 120 MB takes two fifths of the time
+or more, see the floor, and reading columns out of it, on two threads, most of the rest; five
+times the official engine's speed would leave little more than the floor. *Open cold, written by
+the official engine*: the table of the first chunk is at the file's end, so all of it has to be
+decompressed first, which is the floor, into as much memory as the official engine takes. *Change
+one*: ours waits for the disk, the official engine does not; see *CPU*.
 """,
     "Small chunks that share objects": """
 Objects are few; what is left is what Zarr takes for each chunk, see *zarr alone*, and the copy
@@ -74,9 +76,10 @@ the disk, once for all files, and wakes some ten threads for it; the official en
 for it at all.
 """,
     "Small requests to S3 through zarr": """
-Of 400 microseconds of processor time, asyncio and aiohttp take more than half, Zarr a quarter,
-sending a tenth, and our policies, signature and bookkeeping the rest. The turns of one loop
-follow one another; the official engine spreads its own over threads.
+Of 400 to 600 microseconds of processor time, asyncio and aiohttp take more than half, Zarr a
+sixth to a quarter, see *zarr alone*, sending a tenth, and our policies, signature and bookkeeping
+the rest. The turns of one loop follow one another; the official engine spreads its own over
+threads.
 """,
     "Storage that is far away": """
 *Create*: the trial whether conditional writes work takes 205 requests, seven in a row

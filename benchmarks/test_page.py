@@ -20,19 +20,19 @@ from benchmarks.results import OURS, ZARR_ALONE, Result
 def test_page_says_what_was_measured() -> None:
     """Nobody wrote into its tables, and new reasons are on it."""
     machine, results = load(RESULTS)
-    others = load(ELSEWHERE)
+    others = [load(path) for path in ELSEWHERE]
     page = PAGE.read_text(encoding="utf-8")
     assert machine_text(machine, results) in page
-    assert elsewhere_text(*others) in page
-    assert tables(results, ratios(others[1])) in page
+    assert elsewhere_text(others) in page
+    assert tables(results, ratios(others)) in page
 
 
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        (10, "| 7.50 | 10, missed; a store of no cost: 8.00 |"),
-        (6, "| 7.50 | 6, missed |"),
-        (4, "| 7.50 | 4, reached |"),
+        (10, "| 7.50 to 9.00 | 10, missed; a store of no cost: 8.00 |"),
+        (6, "| 7.50 to 9.00 | 6, missed |"),
+        (4, "| 7.50 to 9.00 | 4, reached |"),
     ],
 )
 def test_a_row_tells_what_others_found_and_zarr_leaves(target: float, told: str) -> None:
@@ -41,4 +41,4 @@ def test_a_row_tells_what_others_found_and_zarr_leaves(target: float, told: str)
     result = Result(
         "Write arrays through zarr", "write", "seconds", samples, targets={"official": target}
     )
-    assert told in tables([result], {result.key: 7.5})
+    assert told in tables([result], {result.key: [9.0, 7.5]})
