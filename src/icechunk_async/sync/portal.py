@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["at_exit", "generation", "run", "run_async", "run_later"]
 
 _EXIT_SECONDS: Final = 5.0
+_DEAF_SECONDS: Final = 0.5
 
 
 class _Call[T]:
@@ -60,6 +61,20 @@ class _Call[T]:
             self.outcome.set_exception(asyncio.CancelledError())
 
 
+def _wait_for[T](outcome: concurrent.futures.Future[T]) -> T:
+    """Block until there is an outcome, and answer it.
+
+    A signal that comes just before a thread begins to wait for a lock does not wake it up, so that
+    Ctrl-C would be heard only after the call. Hence nothing is waited for without an end.
+    """
+    while True:
+        try:
+            return outcome.result(_DEAF_SECONDS)
+        except TimeoutError:
+            if outcome.done():  # the error is the work's own, or it ended just now
+                return outcome.result()
+
+
 class _Portal:
     """The loop and its thread."""
 
@@ -85,7 +100,7 @@ class _Portal:
         call = _Call(work)
         try:
             self._loop.call_soon_threadsafe(call.start, self._loop)
-            return call.outcome.result()
+            return _wait_for(call.outcome)
         except BaseException:
             # Ctrl-C, or the work's own error: in no case does it go on unseen.
             if not call.outcome.done():

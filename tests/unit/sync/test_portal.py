@@ -59,6 +59,37 @@ def test_an_interrupt_cancels_the_call() -> None:
     assert forever.cleaned_up
 
 
+def test_an_interrupt_that_wakes_nobody_is_heard() -> None:
+    """As one that comes just before the caller begins to wait: here another thread takes it."""
+    forever = _Forever()
+
+    def interrupt() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        forever.began.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            portal.run(forever.run())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert forever.cleaned_up
+
+
+def test_a_timeout_of_the_work_is_told_from_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work may take longer than the caller waits at a time, and may end with a timeout itself."""
+    monkeypatch.setattr(portal, "_DEAF_SECONDS", 0.001)
+
+    async def late() -> None:
+        await asyncio.sleep(0.02)
+        raise TimeoutError("too late")
+
+    with pytest.raises(TimeoutError, match="too late"):
+        portal.run(late())
+
+
 @pytest.mark.blocks_the_loop
 async def test_a_call_works_inside_a_running_loop() -> None:
     """As in a notebook; it blocks that loop, and answers."""
