@@ -38,13 +38,13 @@ spread over small steps. Pauses grow with the number of lost races, so that trie
 time stay few.
 """,
     "Read arrays through zarr": """
-With the default pipeline Zarr itself takes more than half of our time, whatever the store, and
-with the fused one two fifths, see *zarr alone*. The fused pipeline reads on two threads; inline
-chunks, which wait for no disk, are read faster with `codec_pipeline.max_workers` 1. Of the rest
-finding the reference, which Zarr's own local store need not, is about as much as opening and
-reading the file. Of 1 MB nine tenths are copies, the system's and Zarr's; with the default
-pipeline our time of it varied from run to run as no other did, from 0.22 to 0.39 s here.
-TensorStore decodes and copies in compiled threads, without either.
+With the default pipeline Zarr itself takes more than half of our time of small chunks, whatever
+the store, and with the fused one two fifths, see *zarr alone*. The fused pipeline reads on two
+threads; inline chunks, which wait for no disk, are read faster with `codec_pipeline.max_workers`
+1. Of the rest finding the reference, which Zarr's own local store need not, is about as much as
+opening and reading the file. Of 1 MB nine tenths are copies, the system's and Zarr's; with the
+default pipeline our time of it varied from run to run as no other did, from 0.22 to 0.39 s here,
+and nobody knows why. TensorStore decodes and copies in compiled threads, without either.
 """,
     "Read through the store": """
 Each call costs the interpreter 2 to 30 microseconds, of which opening, reading and closing a
@@ -57,7 +57,7 @@ that each of its pieces decodes by itself; a sixth is checking and storing a tex
 reference. *Native references*: half a microsecond for each is left, in steps over whole columns
 and in compressing random ids. *Iterate*: decompressing 44 to 120 MB takes two fifths of the time
 or more, see the floor, and reading columns out of it, on two threads, most of the rest; five
-times the official engine's speed would leave little more than the floor. *Open cold, written by
+times the official engine's speed would be 1.05 to 1.75 times the floor. *Open cold, written by
 the official engine*: the table of the first chunk is at the file's end, so all of it has to be
 decompressed first, which is the floor, into as much memory as the official engine takes. *Change
 one*: ours waits for the disk, the official engine does not; see *CPU*.

@@ -235,8 +235,8 @@ def _contents(frames: memoryview, name: str) -> memoryview:
 def _decompress_large(frame: memoryview, name: str, size_bytes: int) -> memoryview:
     """Decompress a frame that says its size, to memory of NumPy's.
 
-    That comes in pages of megabytes, where the system has them: a third of the time would be spent
-    on touching so many small ones for the first time.
+    That comes in pages of megabytes, where the system has them: more than a quarter of the time
+    would be spent on touching so many small ones for the first time.
     """
     end, _ = _measure_blocks(frame, name)
     if end != len(frame):

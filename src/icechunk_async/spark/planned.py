@@ -30,6 +30,7 @@ class PlannedRead:
 
     snapshot_id: str | None
     group: str
+    """As the option names it; empty for the root."""
     conditions: tuple[str, ...]
     """Columns that conditions are on, of the option ``where`` and of filters pushed down."""
     chunks: int
@@ -70,7 +71,7 @@ def watch_reads(spark: SparkSession) -> Accumulator[list[PlannedRead]]:
 
     Each query for rows is noted at its first action, once. The process of Python that plans its
     partitions tells the driver through an accumulator of Spark, so the note is there when the
-    action returns.
+    action returns. Calling :func:`register` again ends it.
 
     Args:
         spark: the session; not one of Spark Connect, which has no accumulators.
