@@ -21,6 +21,7 @@ import numpy as np
 from icechunk_async.storage import Retrieved, slice_range
 from icechunk_async_local.failures import missing
 from icechunk_async_local.filesystems import opens_without_requests
+from icechunk_async_local.recycling import MAX_BYTES, MIN_BYTES, borrow
 from icechunk_async_local.versions import modified_at_us, version_from
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_BYTES", "ReadsAtOnce"]
 
-MOST_BYTES: Final = 2 << 20
+MOST_BYTES: Final = MAX_BYTES
 """Longer reads take a thread: copying them takes longer than the hop."""
 
 _OPENAT2: Final = 437  # on all of these
@@ -229,7 +230,8 @@ def _read_all(fd: int, start: int, stop: int) -> memoryview | None:
         OSError: they are not in memory, as a rule.
     """
     length = stop - start
-    view = memoryview(np.empty(length, np.uint8))
+    large = MIN_BYTES <= length <= MAX_BYTES
+    view = borrow(length) if large else memoryview(np.empty(length, np.uint8))
     count = have = os.preadv(fd, (view,), start, _NOWAIT) if length else 0
     while have < length and count:  # a page that is busy for a moment ends a read early
         count = os.preadv(fd, (view[have:],), start + have, _NOWAIT)

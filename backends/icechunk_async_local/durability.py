@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async._brief_lock import BriefLock
 from icechunk_async.errors import StorageError
 from icechunk_async_local.failures import MISSING
 from icechunk_async_local.filesystems import (
@@ -101,7 +102,7 @@ class Ledger:
         """Begin with nothing written."""
         self.active = active
         self._tree = tree
-        self._lock = threading.Lock()  # guards the next four; no disk is waited for under it
+        self._lock = BriefLock()  # guards the next four; no disk is waited for under it
         self._home: _Home | None = None
         self._at_home = _Pending()
         self._elsewhere = _Pending()

@@ -18,7 +18,7 @@ from icechunk_async.storage import check_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-__all__ = ["RESERVED_PREFIX", "Place", "Tree", "is_reserved", "place_of", "root_of"]
+__all__ = ["RESERVED_PREFIX", "Place", "Tree", "is_plain", "is_reserved", "place_of", "root_of"]
 
 RESERVED_PREFIX: Final = b".icechunk-tmp-"
 """How the names of unfinished files begin; no key may use it, and no listing shows it."""
@@ -51,14 +51,20 @@ def is_reserved(name: bytes) -> bool:
     return name.startswith(RESERVED_PREFIX) or _OFFICIAL_TEMPORARY.search(name) is not None
 
 
+def is_plain(key: str) -> bool:
+    """Tell whether ``key`` is a folder and a name with which nothing can be wrong."""
+    folder, _, name = key.partition("/")
+    return len(key) <= _SHORT and folder.isalnum() and name.isalnum()
+
+
 def place_of(key: str) -> Place:
     """Answer where ``key`` is kept.
 
     Raises:
         InvalidObjectKeyError: no key may look like this, or no file name can.
     """
-    folder, _, name_below = key.partition("/")
-    if len(key) <= _SHORT and folder.isalnum() and name_below.isalnum():  # nothing can be wrong
+    if is_plain(key):
+        folder, _, name_below = key.partition("/")
         return Place(key, (folder.encode(),), name_below.encode())
     *folders, name = check_key(key).encode().split(b"/")
     if len(key) <= _SHORT and _RESERVED not in key and "#" not in key:

@@ -22,7 +22,7 @@ from icechunk_async_local.failures import explain
 from icechunk_async_local.files import Files
 from icechunk_async_local.lending import Loan
 from icechunk_async_local.listing import PAGE_ENTRIES, next_page, states_in, walk
-from icechunk_async_local.paths import Tree, place_of, root_of
+from icechunk_async_local.paths import Tree, is_plain, place_of, root_of
 from icechunk_async_local.probe import probe, remove_abandoned
 from icechunk_async_local.publishing import Publisher
 
@@ -272,7 +272,8 @@ class LocalStorage:
 
     def read_bytes_at_once(self, key: str, start: int, stop: int) -> memoryview | None:
         """Answer bytes of a file that are in memory, until it is the turn of others."""
-        self._place(key)
+        if self._closed or not is_plain(key):
+            self._place(key)
         if self._read_this_turn > _TURN_BYTES:
             return None
         found = self._at_once.read_bytes(key, start, stop)

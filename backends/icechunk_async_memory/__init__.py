@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal
 
+from icechunk_async._brief_lock import BriefLock
 from icechunk_async.errors import (
     InvalidURLError,
     ObjectNotFoundError,
@@ -61,7 +62,7 @@ class _Space:
     """The objects of one name. ``lock`` is held over no ``await``."""
 
     objects: dict[str, _Stored] = field(default_factory=dict[str, _Stored])
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: BriefLock = field(default_factory=BriefLock)
     versions: Iterator[int] = field(default_factory=lambda: count(1))
 
 

@@ -47,6 +47,8 @@ __all__ = [
 ]
 
 _NOTHING: Final = memoryview(b"")
+_INLINE, _NATIVE, _VIRTUAL = map(int, (Kind.INLINE, Kind.NATIVE, Kind.VIRTUAL))
+"""Plain numbers, since each chunk that is read is compared with them."""
 
 
 def _constant(value: int, count: int, dtype: str) -> npt.NDArray[Any]:
@@ -121,23 +123,22 @@ class ChunkRefs:
     def ref(self, row: int) -> ChunkRef | None:
         """Answer one reference as an object; None if it is a deletion."""
         offset, length = self.offsets.item(row), self.lengths.item(row)
-        match self.kinds.item(row):  # item() is several times as fast as indexing
-            case Kind.INLINE:
-                return InlineChunk(self.inline[offset : offset + length])
-            case Kind.NATIVE:
-                chunk_id = ChunkId(self.chunk_ids[self.objects.item(row)].tobytes())
-                return NativeChunk(chunk_id, offset, length)
-            case Kind.VIRTUAL:
-                etag, modified = self.etags.item(row), self.modified.item(row)
-                return VirtualChunk(
-                    self.locations.get(self.objects.item(row)),
-                    offset,
-                    length,
-                    None if etag == NO_ETAG else self.etag_pool.get(etag),
-                    modified or None,
-                )
-            case _:
-                return None
+        kind = self.kinds.item(row)  # item() is several times as fast as indexing
+        if kind == _NATIVE:
+            chunk_id = ChunkId(self.chunk_ids[self.objects.item(row)].tobytes())
+            return NativeChunk(chunk_id, offset, length)
+        if kind == _INLINE:
+            return InlineChunk(self.inline[offset : offset + length])
+        if kind == _VIRTUAL:
+            etag, modified = self.etags.item(row), self.modified.item(row)
+            return VirtualChunk(
+                self.locations.get(self.objects.item(row)),
+                offset,
+                length,
+                None if etag == NO_ETAG else self.etag_pool.get(etag),
+                modified or None,
+            )
+        return None
 
     def take(self, rows: npt.NDArray[Any] | slice) -> ChunkRefs:
         """Answer some rows: indices, a mask, or a slice, which copies nothing.

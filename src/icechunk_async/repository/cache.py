@@ -19,13 +19,18 @@ class WeightedCache[K, V]:
         self._lock = threading.Lock()
 
     def get(self, key: K) -> V | None:
-        """Answer a value, and mark it as used."""
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is None:
-                return None
+        """Answer a value, and mark it as used; without the lock, see :func:`find_at_once`.
+
+        Each of the two steps is whole by itself, and it does not matter what comes in between.
+        """
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        try:  # noqa: SIM105 -- hot
             self._entries.move_to_end(key)
-            return entry[0]
+        except KeyError:  # another thread dropped it
+            pass
+        return entry[0]
 
     def put(self, key: K, value: V, weight: int) -> None:
         """Keep a value; one that alone exceeds the capacity is kept until the next comes."""

@@ -48,7 +48,18 @@ class Undecided:
 def find_at_once(
     workspace: Workspace, path: str, coords: Coordinates
 ) -> ChunkRef | Undecided | None:
-    """Answer the reference of a chunk as far as that takes no waiting; None if there is none."""
+    """Answer the reference of a chunk as far as that takes no waiting; None if there is none.
+
+    No lock is taken where nothing can change. Several threads that read, as Zarr's fused pipeline
+    has them, would else come to wait for one another at every chunk, which takes five times as
+    long as finding the reference.
+    """
+    if workspace.is_fixed:
+        base = workspace.base
+        node = base.nodes.get(path)
+        if node is None or node.array is None or not in_grid(coords, node.array):
+            return None
+        return _find_in_base(workspace.assets, base, node, coords)
     with workspace.lock:
         node = workspace.tree.get(path)
         if node is None or node.array is None or not in_grid(coords, node.array):
@@ -59,15 +70,19 @@ def find_at_once(
             if known or not changes.keeps(coords):
                 return ref
         base_node, base = workspace.tree.base_node(node), workspace.base
-    if base_node is None or base_node.array is None:
+    return None if base_node is None else _find_in_base(workspace.assets, base, base_node, coords)
+
+
+def _find_in_base(
+    assets: Assets, base: Snapshot, node: Node, coords: Coordinates
+) -> ChunkRef | Undecided | None:
+    if node.array is None:
         return None
-    for manifest_ref in base_node.array.manifests:
+    for manifest_ref in node.array.manifests:
         if covers(manifest_ref.extents, coords):
-            known, found = workspace.assets.find_known(
-                manifest_ref.manifest_id, base_node.id, coords
-            )
+            known, found = assets.find_known(manifest_ref.manifest_id, node.id, coords)
             if not known:
-                return Undecided(base_node, base)
+                return Undecided(node, base)
             if found is not None:  # else another may have it: boxes can be too wide
                 return found
     return None

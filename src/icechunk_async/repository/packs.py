@@ -11,12 +11,12 @@ A chunk object has no header (spec, "Chunks"): a pack is its chunks, one after t
 from __future__ import annotations
 
 import asyncio
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from icechunk_async._brief_lock import BriefLock
 from icechunk_async._concurrency import bounded_map
 from icechunk_async.format.chunk_refs import NativeChunk
 from icechunk_async.format.ids import ChunkId
@@ -68,7 +68,7 @@ class Packs:
         self._packing = packing
         # Held over no await. The collector may end a suspended task of a loop that is gone, which
         # asks for it, on the very thread that holds it.
-        self._lock = threading.RLock()
+        self._lock = BriefLock()
         self._kept: dict[ChunkId, _Pack] = {}
         """All of them: the open one, those that wait, those that are being stored."""
         self._open: _Pack | None = None

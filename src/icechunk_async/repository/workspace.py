@@ -6,11 +6,12 @@ one at a time; a lock, held over no ``await``, guards what they share.
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from icechunk_async._brief_lock import BriefLock
 from icechunk_async.errors import (
     NodeNotFoundError,
     ReadOnlyError,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from icechunk_async.repository.virtual import VirtualChunks
     from icechunk_async.storage import Data, RangeRequest
 
+    type Bytes = bytes | memoryview | None
+
 __all__ = ["ChunkHandle", "Workspace"]
 
 
@@ -65,7 +68,7 @@ class Workspace:
 
         ``rearranging`` allows moves, and only those; ``packs`` get small chunks.
         """
-        self.lock = threading.RLock()
+        self.lock = BriefLock()
         self.base = base
         self.changes = ChangeSet()
         self.tree = WorkingTree(base.nodes, self.changes)
@@ -77,10 +80,13 @@ class Workspace:
         self._rearranging = rearranging
         self.packs = packs
         """Where small chunks go; None where every chunk gets an object of its own."""
+        self.is_fixed = read_only
+        """Whether nothing of it ever changes, so that reading needs no lock."""
 
     def rebase_to(self, base: Snapshot, changes: ChangeSet) -> None:
         """Stand on another snapshot with other changes."""
         with self.lock:
+            self.is_fixed = False
             self.base, self.changes = base, changes
             self.tree = WorkingTree(base.nodes, changes)
 
@@ -120,6 +126,8 @@ class Workspace:
 
     def node(self, path: str) -> Node | None:
         """Answer the node at an absolute path."""
+        if self.is_fixed:
+            return self.base.nodes.get(path)
         with self.lock:
             return self.tree.get(path)
 
@@ -287,9 +295,22 @@ class Workspace:
 
         Cost: one request, and one for the manifest unless that is cached.
         """
+        found = self.begin_reading(path, coords, byte_range, direct=direct)
+        return await found if isinstance(found, CoroutineType) else found
+
+    def begin_reading(
+        self,
+        path: str,
+        coords: Coordinates,
+        byte_range: RangeRequest = None,
+        *,
+        direct: bool = False,
+    ) -> Bytes | CoroutineType[Any, Any, Bytes]:
+        """Answer what :meth:`read_chunk` does, or else what is to be awaited for it at once.
+
+        What is in memory takes no step of an event loop, and no coroutine is made for it.
+        """
         ref = find_at_once(self, path, coords)
-        if isinstance(ref, Undecided):
-            ref = await find_in_manifests(self._direct if direct else self.assets, ref, coords)
         match ref:
             case None:
                 return None
@@ -300,6 +321,29 @@ class Workspace:
                 read = assets.read_now(key, offset + start, offset + stop)
                 if read is not None:
                     return read
+            case InlineChunk(data):
+                start, stop = slice_range(byte_range, len(data))
+                return data[start:stop]
+            case _:
+                pass
+        return self._read_ref(ref, coords, byte_range, direct=direct)
+
+    async def _read_ref(
+        self,
+        ref: ChunkRef | Undecided | None,
+        coords: Coordinates,
+        byte_range: RangeRequest,
+        *,
+        direct: bool,
+    ) -> Bytes:
+        assets = self._direct if direct else self.assets
+        if isinstance(ref, Undecided):
+            ref = await find_in_manifests(assets, ref, coords)
+        match ref:
+            case None:
+                return None
+            case NativeChunk(chunk_id, offset, length):
+                start, stop = slice_range(byte_range, length)
                 return await read_native(
                     assets.storage, self.packs, chunk_id, offset + start, offset + stop
                 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Self
 
 from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["IcechunkStore"]
 
 type _Page = list[str]
+type Bytes = bytes | memoryview | None
 
 _CONCURRENT_READS = 64
 _CONCURRENT_WRITES = 64
@@ -128,30 +130,25 @@ class IcechunkStore(Store, VirtualWrites):
 
         Cancellation: no effect. Cost: see ``Workspace.read_chunk``; documents cost nothing.
         """
-        return await self._get(key, prototype, byte_range)
-
-    async def _get(
-        self,
-        key: str,
-        prototype: BufferPrototype,
-        byte_range: ByteRequest | None,
-        *,
-        direct: bool = False,
-    ) -> Buffer | None:
-        request = None if byte_range is None else range_of(byte_range)
-        data: bytes | memoryview | None
-        match parse_key(key):
-            case ChunkKey(path, coords):
-                data = await self._workspace.read_chunk(path, coords, request, direct=direct)
-            case MetadataKey(path):
-                node = self._workspace.node(path)
-                if node is None:
-                    return None
-                start, stop = slice_range(request, len(node.user_data))
-                data = node.user_data[start:stop]
-            case ForeignKey():
-                data = None
+        found = self._begin_reading(key, byte_range)
+        data = await found if isinstance(found, CoroutineType) else found
         return None if data is None else prototype.buffer.from_bytes(data)
+
+    def _begin_reading(
+        self, key: str, byte_range: ByteRequest | None, *, direct: bool = False
+    ) -> Bytes | CoroutineType[Any, Any, Bytes]:
+        """Answer bytes, or what is to be awaited for them at once."""
+        request = None if byte_range is None else range_of(byte_range)
+        parsed = parse_key(key)
+        if isinstance(parsed, ChunkKey):
+            return self._workspace.begin_reading(parsed.path, parsed.coords, request, direct=direct)
+        if isinstance(parsed, ForeignKey):
+            return None
+        node = self._workspace.node(parsed.path)
+        if node is None:
+            return None
+        start, stop = slice_range(request, len(node.user_data))
+        return node.user_data[start:stop]
 
     async def get_partial_values(
         self,
@@ -351,7 +348,7 @@ class IcechunkStore(Store, VirtualWrites):
         await self._ensure_open()
         if await self._is_in_memory(key):
             yield [
-                (index, await self._get(key, prototype, request))
+                (index, await self.get(key, prototype, request))
                 for index, request in enumerate(byte_ranges)
             ]
             return
@@ -376,9 +373,11 @@ class IcechunkStore(Store, VirtualWrites):
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
         """Answer a value on the calling thread; as :meth:`get`."""
-        return run_directly(
-            self._get(key, prototype or default_buffer_prototype(), byte_range, direct=True)
-        )
+        found = self._begin_reading(key, byte_range, direct=True)
+        data = run_directly(found) if isinstance(found, CoroutineType) else found
+        if data is None:
+            return None
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
 
     def set_sync(self, key: str, value: Buffer) -> None:
         """Write a value on the calling thread; as :meth:`set`."""
