@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from time import sleep
 from typing import Final
 
 __all__ = ["BriefLock"]
@@ -40,5 +40,5 @@ class BriefLock:
     def _wait(self) -> None:
         pause = _FIRST_PAUSE_SECONDS
         while not self._lock.acquire(blocking=False):
-            time.sleep(pause)
+            sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

@@ -85,7 +85,7 @@ def test_who_finds_it_taken_looks_again_and_never_queues(monkeypatch: pytest.Mon
             give_back.set()
             holder.join()
 
-    monkeypatch.setattr(_brief_lock.time, "sleep", pause)
+    monkeypatch.setattr(_brief_lock, "sleep", pause)
     began = time.monotonic()
     with lock:
         assert len(pauses) == 20

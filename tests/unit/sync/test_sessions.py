@@ -278,15 +278,15 @@ def test_a_first_chunk_that_cannot_be_read_raises_as_any_other(
     monkeypatch.setattr(Workspace, "can_work_directly", False)
     store = repository.readonly_session("main").store
     array = zarr.open_array(store, path="a", mode="r")
-    read = Workspace.read_chunk
+    read = Workspace.begin_reading
     failures = [FormatError("damaged")]
 
-    async def fail_once(self: Workspace, *args: Any, **more: Any) -> object:
+    def fail_once(self: Workspace, *args: Any, **more: Any) -> object:
         if failures:
             raise failures.pop()
-        return await read(self, *args, **more)
+        return read(self, *args, **more)
 
-    monkeypatch.setattr(Workspace, "read_chunk", fail_once)
+    monkeypatch.setattr(Workspace, "begin_reading", fail_once)
     with pytest.raises(IcechunkError, match="damaged"):
         array[0]
     assert array[0] == 7
