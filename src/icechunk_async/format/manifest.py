@@ -98,11 +98,11 @@ def _decode_array(vector: Vectors, dictionary: bytes | None) -> list[ChunkRefs]:
     blocks = list(vector.blocks(_BLOCK))
     middle = len(blocks) // 2 if len(blocks) >= _SHARED_BLOCKS else len(blocks)
     if middle == len(blocks):
-        parts, axes = _decode_blocks(blocks, dictionary)
+        parts, axes = _decode_blocks(blocks, dictionary, 1)
     else:
         (parts, axes), (others, _) = both(
-            lambda: _decode_blocks(blocks[:middle], dictionary),
-            lambda: _decode_blocks(blocks[middle:], dictionary),
+            lambda: _decode_blocks(blocks[:middle], dictionary, 2),
+            lambda: _decode_blocks(blocks[middle:], dictionary, 2),
         )
         parts += others
     if not parts:
@@ -117,9 +117,12 @@ def _decode_array(vector: Vectors, dictionary: bytes | None) -> list[ChunkRefs]:
 
 
 def _decode_blocks(
-    blocks: Sequence[Vectors], dictionary: bytes | None
+    blocks: Sequence[Vectors], dictionary: bytes | None, threads: int
 ) -> tuple[list[ChunkRefs], int]:
-    """Read blocks of references; answer, too, the axes of one that has too many, if one has."""
+    """Read blocks of references; answer, too, the axes of one that has too many, if one has.
+
+    As many ``threads`` read as much each, which counts: what the file unfolds to has one bound.
+    """
     parts: list[ChunkRefs] = []
     axes = unfolded = 0
     for block in blocks:
@@ -130,7 +133,7 @@ def _decode_blocks(
             continue
         for rows, coords in index.matrices(MAX_RANK):
             unfolded += coords.nbytes
-            block.buffer.check_unfolded(unfolded)
+            block.buffer.check_unfolded(threads * unfolded)
             chosen = tables if rows is None else tables.select(rows)
             parts.append(decode_rows(chosen, coords, dictionary))
     return parts, axes

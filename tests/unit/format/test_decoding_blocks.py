@@ -168,3 +168,20 @@ def test_tables_of_several_shapes_keep_their_fields(shapes: int) -> None:
     assert rows.has(1).tolist() == wanted
     values = [row | (row % shapes) << 24 if there else 5 for row, there in enumerate(wanted)]
     assert rows.scalar(1, 4, 5).tolist() == values
+
+
+def test_all_threads_together_unfold_no_more_than_one_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinates of all blocks count, whoever reads them."""
+    refs = mixed()
+    payload = encode_manifest(manifest_id(1), {NODE: refs})
+    check, most = Buffer.check_unfolded, 0
+
+    def note(self: Buffer, size_bytes: int, *sharing: int) -> None:
+        nonlocal most
+        most = max(most, size_bytes)
+        check(self, size_bytes, *sharing)
+
+    monkeypatch.setattr(Buffer, "check_unfolded", note)
+    decode_manifest(payload)
+    # Of three blocks one thread reads two, and speaks for the other.
+    assert refs.coords.nbytes <= most <= refs.coords.nbytes * 4 // 3
