@@ -148,7 +148,7 @@ async def test_reading_what_may_change_takes_the_lock(url: str) -> None:
     async with Repository.create(url) as repository:
         session = await repository.writable_session("main")
         await make_array(session, "a", (4,), (1,))
-        session.workspace.lock = _Refusing()  # type: ignore[assignment] # pyright: ignore
+        session.workspace.lock = _Refusing()  # type: ignore[assignment]
         with pytest.raises(AssertionError, match="took a lock"):
             await session.store.get("a/c/0", PROTOTYPE)
 

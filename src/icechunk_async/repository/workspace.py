@@ -6,7 +6,6 @@ one at a time; a lock, held over no ``await``, guards what they share.
 
 from __future__ import annotations
 
-from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +32,8 @@ from icechunk_async.repository.layout import chunk_key
 from icechunk_async.storage import slice_range
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from icechunk_async.format.chunk_refs import ChunkRef, ChunkRefs, Coordinates
     from icechunk_async.format.snapshot import (
         ArrayData,
@@ -296,7 +297,9 @@ class Workspace:
         Cost: one request, and one for the manifest unless that is cached.
         """
         found = self.begin_reading(path, coords, byte_range, direct=direct)
-        return await found if isinstance(found, CoroutineType) else found
+        if found is None or isinstance(found, bytes | memoryview):
+            return found
+        return await found
 
     def begin_reading(
         self,
@@ -305,7 +308,7 @@ class Workspace:
         byte_range: RangeRequest = None,
         *,
         direct: bool = False,
-    ) -> Bytes | CoroutineType[Any, Any, Bytes]:
+    ) -> Bytes | Coroutine[Any, Any, Bytes]:
         """Answer what :meth:`read_chunk` does, or else what is to be awaited for it at once.
 
         What is in memory takes no step of an event loop, and no coroutine is made for it.

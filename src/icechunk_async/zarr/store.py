@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
@@ -19,7 +18,7 @@ from icechunk_async.zarr.keys import ChunkKey, ForeignKey, MetadataKey, parse_ke
 from icechunk_async.zarr.virtual_writes import VirtualWrites
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
 
     from zarr.abc.store import ByteRequest
     from zarr.core.buffer import Buffer, BufferPrototype
@@ -30,6 +29,7 @@ __all__ = ["IcechunkStore"]
 
 type _Page = list[str]
 type Bytes = bytes | memoryview | None
+_HERE: Final = (bytes, memoryview, type(None))
 
 _CONCURRENT_READS = 64
 _CONCURRENT_WRITES = 64
@@ -131,12 +131,12 @@ class IcechunkStore(Store, VirtualWrites):
         Cancellation: no effect. Cost: see ``Workspace.read_chunk``; documents cost nothing.
         """
         found = self._begin_reading(key, byte_range)
-        data = await found if isinstance(found, CoroutineType) else found
+        data = found if isinstance(found, _HERE) else await found
         return None if data is None else prototype.buffer.from_bytes(data)
 
     def _begin_reading(
         self, key: str, byte_range: ByteRequest | None, *, direct: bool = False
-    ) -> Bytes | CoroutineType[Any, Any, Bytes]:
+    ) -> Bytes | Coroutine[Any, Any, Bytes]:
         """Answer bytes, or what is to be awaited for them at once."""
         request = None if byte_range is None else range_of(byte_range)
         parsed = parse_key(key)
@@ -374,7 +374,7 @@ class IcechunkStore(Store, VirtualWrites):
     ) -> Buffer | None:
         """Answer a value on the calling thread; as :meth:`get`."""
         found = self._begin_reading(key, byte_range, direct=True)
-        data = run_directly(found) if isinstance(found, CoroutineType) else found
+        data = found if isinstance(found, _HERE) else run_directly(found)
         if data is None:
             return None
         return (prototype or default_buffer_prototype()).buffer.from_bytes(data)

@@ -54,7 +54,7 @@ def test_what_was_given_back_cannot_be_looked_at_by_its_old_name() -> None:
     loan = view.obj
     view.release()
     with pytest.raises((TypeError, BufferError)):
-        memoryview(loan)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+        memoryview(loan)
 
 
 def test_only_so_much_is_kept(spare: list[memoryview]) -> None:
