@@ -12,17 +12,17 @@ import numpy as np
 
 __all__ = ["MAX_BYTES", "MIN_BYTES", "borrow"]
 
-MIN_BYTES: Final = 1 << 18
+MIN_BYTES: Final = 1 << 19
 """Shorter reads are given memory that the allocator has anyway."""
-MAX_BYTES: Final = 2 << 20
-_MOST_SPARE: Final = 12
-"""As many chunks as Zarr reads at a time, and two; so much memory at most is kept."""
-
+MAX_BYTES: Final = 1 << 21
+_MOST_SPARE_BYTES: Final = 12 << 20
+"""Of each size of blocks: as many of a megabyte as Zarr reads at a time, and two."""
 _PAGE_BYTES: Final = 4096
-"""Blocks begin where a page does. The allocator's begin 16 bytes later, and many processors take
+"""Blocks begin where a page does. The allocator's begin 16 bytes later, and some processors take
 twice as long to copy there from the system's cache, whose bytes begin with a page."""
 
-_spare: Final[list[memoryview]] = []
+_spare: Final[dict[int, list[memoryview]]] = {1 << 20: [], 1 << 21: []}
+"""By size: who keeps what was read keeps at most twice as much memory."""
 
 
 class _Loan:
@@ -41,19 +41,25 @@ class _Loan:
 
     def __release_buffer__(self, _view: memoryview) -> None:
         block, self._block = self._block, None
-        if block is not None and len(_spare) < _MOST_SPARE:
-            _spare.append(block)
+        if block is not None:
+            spare = _spare[len(block)]
+            if len(spare) < _MOST_SPARE_BYTES // len(block):
+                spare.append(block)
 
 
 def borrow(length: int) -> memoryview:
     """Answer memory to write into, with anything in it; any thread may ask.
 
     It goes back when this view and all that was made of it are gone, arrays included.
+
+    Args:
+        length: in bytes, from :data:`MIN_BYTES` to :data:`MAX_BYTES`.
     """
+    size = next(it for it in _spare if it >= length)
     try:
-        block = _spare.pop()
+        block = _spare[size].pop()
     except IndexError:
-        fresh = np.empty(MAX_BYTES + _PAGE_BYTES, np.uint8)
+        fresh = np.empty(size + _PAGE_BYTES, np.uint8)
         start = -fresh.ctypes.data % _PAGE_BYTES
-        block = memoryview(fresh)[start : start + MAX_BYTES]
+        block = memoryview(fresh)[start : start + size]
     return memoryview(_Loan(block, length))

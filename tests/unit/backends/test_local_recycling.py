@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def spare(monkeypatch: pytest.MonkeyPatch) -> list[memoryview]:
-    """Begin without spare memory."""
-    blocks: list[memoryview] = []
+    """Begin without spare memory; answer where blocks for short reads will be."""
+    blocks: dict[int, list[memoryview]] = {1 << 20: [], 1 << 21: []}
     monkeypatch.setattr(recycling, "_spare", blocks)
-    return blocks
+    return blocks[1 << 20]
 
 
 def _address(view: memoryview) -> int:
@@ -43,9 +43,10 @@ def test_memory_is_used_again_once_nobody_looks_at_it(spare: list[memoryview]) -
     assert piece[0] == 0x0201
     del piece
     assert len(spare) == 1
-    again = borrow(MAX_BYTES)
+    again = borrow(1 << 20)
     assert _address(again) == where
-    assert len(again) == MAX_BYTES
+    assert len(again) == 1 << 20
+    assert _address(borrow(MAX_BYTES)) != where
 
 
 def test_what_was_given_back_cannot_be_looked_at_by_its_old_name() -> None:
@@ -57,11 +58,22 @@ def test_what_was_given_back_cannot_be_looked_at_by_its_old_name() -> None:
         memoryview(loan)
 
 
-def test_only_so_much_is_kept(spare: list[memoryview]) -> None:
+def test_only_so_much_is_kept() -> None:
     """After many large reads at a time the rest goes back to the system."""
-    views = [borrow(MIN_BYTES) for _ in range(50)]
+    views = [borrow(size) for _ in range(50) for size in (MIN_BYTES, MAX_BYTES)]
     views.clear()
-    assert len(spare) == 12
+    kept = [sum(map(len, blocks)) for blocks in recycling._spare.values()]
+    assert kept == [12 << 20, 12 << 20]
+
+
+@pytest.mark.parametrize("length", [MIN_BYTES, 1 << 20, (1 << 20) + 1, MAX_BYTES])
+def test_who_keeps_a_read_keeps_at_most_twice_its_memory(length: int) -> None:
+    """And gets all that was asked for."""
+    view = borrow(length)
+    assert len(view) == length
+    del view
+    kept = [len(block) for blocks in recycling._spare.values() for block in blocks]
+    assert length <= sum(kept) <= 2 * length
 
 
 def test_blocks_begin_with_a_page() -> None:
