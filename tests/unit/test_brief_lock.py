@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from typing import TYPE_CHECKING
@@ -67,17 +68,14 @@ def test_an_error_inside_opens_it() -> None:
 
 def test_who_finds_it_taken_looks_again_and_never_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that queued would get the lock while it waits for the interpreter."""
-    lock, pauses = BriefLock(), list[float]()
-    inner, asked = lock._lock, list[dict[str, object]]()
+    asked = list[dict[str, object]]()
 
-    class Noting:
+    class Noting(BriefLock):
         def acquire(self, **how: Any) -> bool:
             asked.append(how)
-            return inner.acquire(**how)
+            return super().acquire(**how)
 
-        def release(self) -> None:
-            inner.release()
-
+    lock, pauses = Noting(), list[float]()
     taken, give_back = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -96,9 +94,35 @@ def test_who_finds_it_taken_looks_again_and_never_queues(monkeypatch: pytest.Mon
             holder.join()
 
     monkeypatch.setattr(_brief_lock, "sleep", pause)
-    lock._lock = Noting()  # type: ignore[assignment]
     with lock:
         assert len(pauses) == 20
-    assert asked == [{"blocking": False}] * 22
+    assert asked == [{"blocking": False}] * 23
     assert pauses == sorted(pauses)
     assert max(pauses) <= 0.001
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers of signals")
+def test_an_interrupt_at_any_moment_leaves_it_open() -> None:
+    """Else other threads would wait for ever, and this one would not notice."""
+    lock, interrupts = BriefLock(), 0
+
+    class Interrupted(Exception):  # noqa: N818
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    try:
+        while interrupts < 300:
+            try:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 1e-4)
+                while True:
+                    with lock:
+                        pass
+            except Interrupted:
+                interrupts += 1
+                assert lock._recursion_count() == 0
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

@@ -121,7 +121,7 @@ def _decode_blocks(
 ) -> tuple[list[ChunkRefs], int]:
     """Read blocks of references; answer, too, the axes of one that has too many, if one has.
 
-    As many ``threads`` read as much each, which counts: what the file unfolds to has one bound.
+    As many ``threads`` read as much each, which counts: what an array unfolds to has one bound.
     """
     parts: list[ChunkRefs] = []
     axes = unfolded = 0

@@ -35,9 +35,10 @@ class WeightedCache[K, V]:
     def put(self, key: K, value: V, weight: int) -> None:
         """Keep a value; one that alone exceeds the capacity is kept until the next comes."""
         with self._lock:
-            old = self._entries.pop(key, None)
+            old = self._entries.get(key)
             self._weight += weight - (old[1] if old else 0)
-            self._entries[key] = (value, weight)
+            self._entries[key] = (value, weight)  # in place: readers miss it at no moment
+            self._entries.move_to_end(key)
             while self._weight > self._capacity and len(self._entries) > 1:
                 _, (_, dropped) = self._entries.popitem(last=False)
                 self._weight -= dropped

@@ -314,48 +314,38 @@ class Workspace:
         What is in memory takes no step of an event loop, and no coroutine is made for it.
         """
         ref = find_at_once(self, path, coords)
-        match ref:
-            case None:
-                return None
-            case NativeChunk(chunk_id, offset, length):
-                start, stop = slice_range(byte_range, length)
-                key = chunk_key(chunk_id)
-                assets = self._direct if direct else self.assets
-                read = assets.read_now(key, offset + start, offset + stop)
-                if read is not None:
-                    return read
-            case InlineChunk(data):
-                start, stop = slice_range(byte_range, len(data))
-                return data[start:stop]
-            case _:
-                pass
-        return self._read_ref(ref, coords, byte_range, direct=direct)
+        if isinstance(ref, Undecided):
+            return self._find_and_read(ref, coords, byte_range, direct=direct)
+        return None if ref is None else self._read(ref, byte_range, direct=direct)
 
-    async def _read_ref(
-        self,
-        ref: ChunkRef | Undecided | None,
-        coords: Coordinates,
-        byte_range: RangeRequest,
-        *,
-        direct: bool,
+    async def _find_and_read(
+        self, undecided: Undecided, coords: Coordinates, byte_range: RangeRequest, *, direct: bool
     ) -> Bytes:
         assets = self._direct if direct else self.assets
-        if isinstance(ref, Undecided):
-            ref = await find_in_manifests(assets, ref, coords)
+        ref = await find_in_manifests(assets, undecided, coords)
+        found = None if ref is None else self._read(ref, byte_range, direct=direct)
+        if found is None or isinstance(found, bytes | memoryview):
+            return found
+        return await found
+
+    def _read(
+        self, ref: ChunkRef, byte_range: RangeRequest, *, direct: bool
+    ) -> Bytes | Coroutine[Any, Any, Bytes]:
         match ref:
-            case None:
-                return None
             case NativeChunk(chunk_id, offset, length):
                 start, stop = slice_range(byte_range, length)
-                return await read_native(
-                    assets.storage, self.packs, chunk_id, offset + start, offset + stop
-                )
+                start, stop = offset + start, offset + stop
+                assets = self._direct if direct else self.assets
+                read = assets.read_now(chunk_key(chunk_id), start, stop)
+                if read is not None:
+                    return read
+                return read_native(assets.storage, self.packs, chunk_id, start, stop)
             case InlineChunk(data):
                 start, stop = slice_range(byte_range, len(data))
                 return data[start:stop]
             case VirtualChunk():
                 start, stop = slice_range(byte_range, ref.length)
-                return await self.virtual.read(ref, start, stop, direct=direct)
+                return self.virtual.read(ref, start, stop, direct=direct)
 
     async def all_refs(self, path: str, *, direct: bool = False) -> ChunkRefs:
         """Answer the references of all chunks of an array, in ascending order.
