@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.machine import busy_elsewhere
+from benchmarks.machine import busy_elsewhere, find_memory
 from benchmarks.results import OURS, Result
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ class Contest:
             if argument is _NO_MORE:
                 return
             arguments = () if setup is None else (argument,)
+            if not self.is_quick:
+                find_memory()
             cpu = time.process_time()
             began = time.perf_counter()
             contenders[name](*arguments)

@@ -25,6 +25,8 @@ call of the operating system for each file: on one thread these calls alone take
     "Large objects on S3 through zarr": """
 Receiving, parsing (aiohttp slices and joins what comes) and Zarr's copy into the array follow
 one another on the thread of Zarr's only loop, where compiled clients receive on other threads.
+Two objects of 100 MB and their array are 400 MB, for which the system has to find memory: with
+95 to 111 ms ours is near the others in turns in which it was at hand, and up to 478 ms else.
 Over TLS asyncio reads one record of 16 KB at a time and copies it twice more. `obstore+s3://`
 is the way out.
 """,
@@ -39,16 +41,17 @@ time stay few.
 """,
     "Read arrays through zarr": """
 With the default pipeline Zarr itself takes more than half of our time of small chunks, whatever
-the store, and with the fused one two fifths, see *zarr alone*. The fused pipeline reads on two
-threads; inline chunks, which wait for no disk, are read faster with `codec_pipeline.max_workers`
-1. Of the rest finding the reference, which Zarr's own local store need not, is about as much as
-opening and reading the file. Of 1 MB nine tenths are copies, the system's and Zarr's; with the
-default pipeline our time of it varied from run to run as no other did, from 0.22 to 0.39 s here,
-and nobody knows why. TensorStore decodes and copies in compiled threads, without either.
+the store, and with the fused one about half, see *zarr alone*. The fused pipeline reads on two
+threads of one interpreter; chunks that wait for no disk, such as inline ones, are read in half
+the time with `codec_pipeline.max_workers` 1. Of the rest finding the reference, which Zarr's own
+local store need not, is about as much as opening and reading the file. Of 1 MB nine tenths are
+copies, the system's and Zarr's. In slow turns it is NumPy's copy into the result that takes up to
+six times as long, while the system finds memory for it. TensorStore decodes and copies in
+compiled threads, without either.
 """,
     "Read through the store": """
-Each call costs the interpreter 2 to 30 microseconds, of which opening, reading and closing a
-file is a third; of 1 MB half or more is the system's copy out of its cache. Factors shrink where
+Each call costs the interpreter 2 to 20 microseconds, of which opening, reading and closing a
+file is a third; of 1 MB six tenths are the system's copy out of its cache. Factors shrink where
 waking up a thread is cheap, since that is what the official engine pays.
 """,
     "References of chunks": """
