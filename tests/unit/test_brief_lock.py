@@ -73,7 +73,8 @@ def test_who_finds_it_taken_looks_again_and_never_queues(monkeypatch: pytest.Mon
     class Noting(BriefLock):
         def acquire(self, **how: Any) -> bool:
             asked.append(how)
-            return super().acquire(**how)
+            taken: bool = super().acquire(**how)
+            return taken
 
     lock, pauses = Noting(), list[float]()
     taken, give_back = threading.Event(), threading.Event()
