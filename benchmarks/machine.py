@@ -19,7 +19,7 @@ __all__ = ["Meter", "busy_elsewhere", "describe", "find_memory"]
 _LOOK_SECONDS: Final = 0.2
 _STATUS: Final = Path("/proc/self/status")
 _IO: Final = Path("/proc/self/io")
-_MEMORY_BYTES: Final = 512 << 20
+_MEMORY_BYTES: Final = 256 << 20
 _PAGE_BYTES: Final = 4096
 _PACKAGES: Final = ("icechunk", "zarr", "numpy", "obstore", "tensorstore", "aiobotocore", "uvloop")
 
@@ -40,7 +40,8 @@ def find_memory() -> None:
     """Have the system find as much memory as a contender may take, and give it back.
 
     Virtual machines return what is free to their host. Who is the first to take it again pays more
-    than a millisecond for each megabyte, whatever it does with it.
+    than a millisecond for each megabyte, whatever it does with it. What is not taken at once is
+    returned anew meanwhile, which disturbs those who need little at a time.
     """
     memory = np.empty(_MEMORY_BYTES, np.uint8)
     memory[::_PAGE_BYTES] = 1
@@ -88,12 +89,15 @@ class Meter:
     """How far the resident memory rose above where it was."""
     read_bytes: float = 0.0
     """What was read from files and sockets, whether it came from a disk or not."""
+    large: bool = True
+    """Whether memory of a hundred megabytes and more is needed: see :func:`find_memory`."""
     _resident: int = 0
 
     def __enter__(self) -> Self:
         """Begin."""
         gc.collect()
-        find_memory()
+        if self.large:
+            find_memory()
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         self._resident = _number(_STATUS, "VmRSS")

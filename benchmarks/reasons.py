@@ -25,8 +25,8 @@ call of the operating system for each file: on one thread these calls alone take
     "Large objects on S3 through zarr": """
 Receiving, parsing (aiohttp slices and joins what comes) and Zarr's copy into the array follow
 one another on the thread of Zarr's only loop, where compiled clients receive on other threads.
-Two objects of 100 MB and their array are 400 MB, for which the system has to find memory: with
-95 to 111 ms ours is near the others in turns in which it was at hand, and up to 478 ms else.
+Two objects of 100 MB and their array are 400 MB, for which the system has to find memory: ours
+took 86 to 116 ms in the best turn of each of three runs, as the others do, and up to 478 ms else.
 Over TLS asyncio reads one record of 16 KB at a time and copies it twice more. `obstore+s3://`
 is the way out.
 """,

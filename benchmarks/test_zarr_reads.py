@@ -103,6 +103,7 @@ def test_read(
             f"zarr: read {chunks:,} chunks of {size}, {codecs} pipeline",
             {**work, ZARR_ALONE: alone, FLOOR: _copying(expected)},
             rounds=9 if chunk_bytes > LARGE else 5,  # memory of results is what varies
+            large=True,
             targets=wanted,
             floor="copy the same bytes in memory",
         )
