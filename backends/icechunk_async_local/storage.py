@@ -273,7 +273,7 @@ class LocalStorage:
     def read_bytes_at_once(self, key: str, start: int, stop: int) -> memoryview | None:
         """Answer bytes of a file that are in memory, until it is the turn of others."""
         if self._closed or not is_plain(key):
-            self._place(key)
+            self._place(key)  # tells what is wrong; the place itself is not needed
         if self._read_this_turn > _TURN_BYTES:
             return None
         found = self._at_once.read_bytes(key, start, stop)

@@ -24,6 +24,7 @@ from icechunk_async.format.chunk_refs import ChunkRefs, Kind, NativeChunk
 from icechunk_async.format.envelope import Envelope
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId, SnapshotId
 from icechunk_async.format.manifest import decode_manifest
+from icechunk_async.format.manifest_peek import PackedManifest
 from icechunk_async.format.manifest_write import encode_manifest
 from icechunk_async.format.repo_info import (
     RepoInfo,
@@ -32,6 +33,7 @@ from icechunk_async.format.repo_info import (
     encode_repo_info,
 )
 from icechunk_async.format.updates import Availability, NewCommit, RepoStatus, Update
+from icechunk_async.repository import assets, workspace
 from icechunk_async.repository.chunk_changes import ArrayChanges
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
@@ -134,13 +136,37 @@ async def test_reading_what_cannot_change_takes_no_lock(
     store: IcechunkStore, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Zarr's fused pipeline reads on several threads, which would wait for one another."""
-    workspace = store.session.workspace
+    looked_at = store.session.workspace
     expected = await store.get(key, PROTOTYPE)
-    monkeypatch.setattr(workspace, "lock", _Refusing())
-    monkeypatch.setattr(workspace.assets._manifests, "_lock", _Refusing())
+    monkeypatch.setattr(looked_at, "lock", _Refusing())
+    monkeypatch.setattr(looked_at.assets._manifests, "_lock", _Refusing())
     for found in (await store.get(key, PROTOTYPE), store.get_sync(key, prototype=PROTOTYPE)):
         assert (found and found.to_bytes()) == (expected and expected.to_bytes())
     assert await store.exists(key) == (expected is not None)
+
+
+async def test_a_chunk_of_a_manifest_that_is_not_decoded_is_read_as_directly(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks for the state of its object."""
+    monkeypatch.setattr(assets, "_LARGE_BYTES", 0)  # so that no lookup decodes it
+    async with Repository.create(url) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (4,), (1,))
+        await write(session, "a/c/3", bytes(10_000))
+        await session.commit("filled")
+
+    async def refuse(*_: object) -> bytes:
+        raise AssertionError("the storage was asked for more than bytes")
+
+    monkeypatch.setattr(workspace, "read_native", refuse)
+    async with Repository.open(url) as repository:
+        store = (await repository.readonly_session("main")).store
+        for found in (await store.get("a/c/3", PROTOTYPE), store.get_sync("a/c/3")):
+            assert found is not None
+            assert found.to_bytes() == bytes(10_000)
+        cached = store.session.workspace.assets._manifests._entries.values()
+        assert [type(it) for it, _ in cached] == [PackedManifest]
 
 
 async def test_reading_what_may_change_takes_the_lock(url: str) -> None:

@@ -19,9 +19,10 @@ class WeightedCache[K, V]:
         self._lock = threading.Lock()
 
     def get(self, key: K) -> V | None:
-        """Answer a value, and mark it as used; without the lock, see :func:`find_at_once`.
+        """Answer a value, and mark it as used.
 
-        Each of the two steps is whole by itself, and it does not matter what comes in between.
+        Takes no lock, for which the threads that read chunks would queue. Each of the two steps is
+        whole by itself, and what another thread does in between does no harm.
         """
         entry = self._entries.get(key)
         if entry is None:

@@ -50,9 +50,8 @@ def find_at_once(
 ) -> ChunkRef | Undecided | None:
     """Answer the reference of a chunk as far as that takes no waiting; None if there is none.
 
-    No lock is taken where nothing can change. Several threads that read, as Zarr's fused pipeline
-    has them, would else come to wait for one another at every chunk, which takes five times as
-    long as finding the reference.
+    No lock is taken where nothing can change, and no change is looked for: each chunk that Zarr's
+    fused pipeline reads comes through here, on several threads.
     """
     if workspace.is_fixed:
         base = workspace.base

@@ -6,7 +6,7 @@ one at a time; a lock, held over no ``await``, guards what they share.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -46,9 +46,13 @@ if TYPE_CHECKING:
     from icechunk_async.repository.virtual import VirtualChunks
     from icechunk_async.storage import Data, RangeRequest
 
-    type Bytes = bytes | memoryview | None
 
-__all__ = ["ChunkHandle", "Workspace"]
+__all__ = ["HERE", "ChunkBytes", "ChunkHandle", "Workspace"]
+
+type ChunkBytes = bytes | memoryview | None
+"""Of a chunk; None if there is none."""
+HERE: Final = (bytes, memoryview, type(None))
+"""What an answer of ``Workspace.begin_reading`` is where nothing is to be awaited."""
 
 
 class Workspace:
@@ -297,9 +301,7 @@ class Workspace:
         Cost: one request, and one for the manifest unless that is cached.
         """
         found = self.begin_reading(path, coords, byte_range, direct=direct)
-        if found is None or isinstance(found, bytes | memoryview):
-            return found
-        return await found
+        return found if isinstance(found, HERE) else await found
 
     def begin_reading(
         self,
@@ -308,7 +310,7 @@ class Workspace:
         byte_range: RangeRequest = None,
         *,
         direct: bool = False,
-    ) -> Bytes | Coroutine[Any, Any, Bytes]:
+    ) -> ChunkBytes | Coroutine[Any, Any, ChunkBytes]:
         """Answer what :meth:`read_chunk` does, or else what is to be awaited for it at once.
 
         What is in memory takes no step of an event loop, and no coroutine is made for it.
@@ -320,17 +322,15 @@ class Workspace:
 
     async def _find_and_read(
         self, undecided: Undecided, coords: Coordinates, byte_range: RangeRequest, *, direct: bool
-    ) -> Bytes:
+    ) -> ChunkBytes:
         assets = self._direct if direct else self.assets
         ref = await find_in_manifests(assets, undecided, coords)
         found = None if ref is None else self._read(ref, byte_range, direct=direct)
-        if found is None or isinstance(found, bytes | memoryview):
-            return found
-        return await found
+        return found if isinstance(found, HERE) else await found
 
     def _read(
         self, ref: ChunkRef, byte_range: RangeRequest, *, direct: bool
-    ) -> Bytes | Coroutine[Any, Any, Bytes]:
+    ) -> ChunkBytes | Coroutine[Any, Any, ChunkBytes]:
         match ref:
             case NativeChunk(chunk_id, offset, length):
                 start, stop = slice_range(byte_range, length)

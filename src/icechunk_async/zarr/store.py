@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
@@ -10,6 +10,7 @@ from zarr.core.buffer import default_buffer_prototype
 from icechunk_async._concurrency import bounded_map
 from icechunk_async.errors import InvalidStoreKeyError, UnsupportedBySpecError
 from icechunk_async.repository.direct import run_directly
+from icechunk_async.repository.workspace import HERE
 from icechunk_async.storage import slice_range
 from icechunk_async.zarr import listing
 from icechunk_async.zarr.byte_requests import range_of
@@ -24,12 +25,11 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, BufferPrototype
 
     from icechunk_async.repository.session import Session
+    from icechunk_async.repository.workspace import ChunkBytes
 
 __all__ = ["IcechunkStore"]
 
 type _Page = list[str]
-type Bytes = bytes | memoryview | None
-_HERE: Final = (bytes, memoryview, type(None))
 
 _CONCURRENT_READS = 64
 _CONCURRENT_WRITES = 64
@@ -131,12 +131,12 @@ class IcechunkStore(Store, VirtualWrites):
         Cancellation: no effect. Cost: see ``Workspace.read_chunk``; documents cost nothing.
         """
         found = self._begin_reading(key, byte_range)
-        data = found if isinstance(found, _HERE) else await found
+        data = found if isinstance(found, HERE) else await found
         return None if data is None else prototype.buffer.from_bytes(data)
 
     def _begin_reading(
         self, key: str, byte_range: ByteRequest | None, *, direct: bool = False
-    ) -> Bytes | Coroutine[Any, Any, Bytes]:
+    ) -> ChunkBytes | Coroutine[Any, Any, ChunkBytes]:
         """Answer bytes, or what is to be awaited for them at once."""
         request = None if byte_range is None else range_of(byte_range)
         parsed = parse_key(key)
@@ -374,7 +374,7 @@ class IcechunkStore(Store, VirtualWrites):
     ) -> Buffer | None:
         """Answer a value on the calling thread; as :meth:`get`."""
         found = self._begin_reading(key, byte_range, direct=True)
-        data = found if isinstance(found, _HERE) else run_directly(found)
+        data = found if isinstance(found, HERE) else run_directly(found)
         if data is None:
             return None
         return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
