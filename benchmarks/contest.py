@@ -74,7 +74,7 @@ class Contest:
         rounds: int = 7,
         warmup_rounds: int = 1,
         setup: Callable[[str], object] | None = None,
-        large: bool = False,
+        finds_memory: bool = False,
         metric: str = "seconds",
         targets: Mapping[str, float] | None = None,
         floor: str = "",
@@ -90,8 +90,7 @@ class Contest:
             rounds: how often each has its turn, within a minute or so.
             warmup_rounds: as many turns before, which do not count.
             setup: makes what a contender is called with, before each turn and not timed.
-            large: memory of a hundred megabytes and more is what each is given, so that it has to
-                be there: see :func:`find_memory`.
+            finds_memory: whether :func:`find_memory` is called before each turn, and not timed.
             metric: ``seconds``, or ``cpu seconds`` of this process.
             targets: by peer, how many times as much it should take.
             floor: what the floor is.
@@ -107,7 +106,7 @@ class Contest:
             if argument is _NO_MORE:
                 return
             arguments = () if setup is None else (argument,)
-            if large and not self.is_quick:
+            if finds_memory and not self.is_quick:
                 find_memory()
             cpu = time.process_time()
             began = time.perf_counter()

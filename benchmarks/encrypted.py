@@ -42,7 +42,7 @@ def read(contender: str, endpoint: str, near: str, count: int, rounds: int) -> d
         assert array[:][-1] == data[-1]
         meters = []
         for _ in range(rounds):
-            with Meter(large=False) as meter:
+            with Meter() as meter:
                 assert array[:][-1] == data[-1]
             meters.append(meter)
     return {

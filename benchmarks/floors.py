@@ -21,7 +21,7 @@ _LEVEL = 3
 def read_manifest(directory: str) -> dict[str, float]:
     """Read the file of the largest manifest."""
     path = _largest(directory)
-    with Meter() as meter:
+    with Meter(finds_memory=True) as meter:
         path.read_bytes()
     return meter.figures()
 
@@ -29,7 +29,7 @@ def read_manifest(directory: str) -> dict[str, float]:
 def decompress_manifest(directory: str) -> dict[str, float]:
     """Read the file of the largest manifest and decompress it."""
     path = _largest(directory)
-    with Meter() as meter:
+    with Meter(finds_memory=True) as meter:
         _payload(path)
     return meter.figures()
 
@@ -38,7 +38,7 @@ def compress_manifest(directory: str) -> dict[str, float]:
     """Compress the largest manifest again, on one thread, and sync the file to the disk."""
     path = _largest(directory)
     payload = _payload(path)
-    with tempfile.TemporaryDirectory(dir=directory) as folder, Meter() as meter:
+    with tempfile.TemporaryDirectory(dir=directory) as folder, Meter(finds_memory=True) as meter:
         _write(Path(folder) / "manifest", zstandard.ZstdCompressor(level=_LEVEL).compress(payload))
     return meter.figures()
 
@@ -47,14 +47,14 @@ def write_manifest(directory: str) -> dict[str, float]:
     """Write the file of the largest manifest again, and sync it to the disk."""
     path = _largest(directory)
     data = path.read_bytes()
-    with tempfile.TemporaryDirectory(dir=directory) as folder, Meter() as meter:
+    with tempfile.TemporaryDirectory(dir=directory) as folder, Meter(finds_memory=True) as meter:
         _write(Path(folder) / "manifest", data)
     return meter.figures()
 
 
 def compress_ids(count: int) -> dict[str, float]:
     """Make as many random ids as chunks, and compress them."""
-    with Meter() as meter:
+    with Meter(finds_memory=True) as meter:
         zstandard.ZstdCompressor(level=_LEVEL).compress(os.urandom(12 * count))
     return meter.figures()
 

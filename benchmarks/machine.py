@@ -40,8 +40,8 @@ def find_memory() -> None:
     """Have the system find as much memory as a contender may take, and give it back.
 
     Virtual machines return what is free to their host. Who is the first to take it again pays more
-    than a millisecond for each megabyte, whatever it does with it. What is not taken at once is
-    returned anew meanwhile, which disturbs those who need little at a time.
+    than a millisecond for each megabyte, whatever it does with it. This is for what takes much at
+    once: reading objects of a megabyte from S3 became slower by it.
     """
     memory = np.empty(_MEMORY_BYTES, np.uint8)
     memory[::_PAGE_BYTES] = 1
@@ -89,14 +89,14 @@ class Meter:
     """How far the resident memory rose above where it was."""
     read_bytes: float = 0.0
     """What was read from files and sockets, whether it came from a disk or not."""
-    large: bool = True
-    """Whether memory of a hundred megabytes and more is needed: see :func:`find_memory`."""
+    finds_memory: bool = False
+    """Whether to call :func:`find_memory` first."""
     _resident: int = 0
 
     def __enter__(self) -> Self:
         """Begin."""
         gc.collect()
-        if self.large:
+        if self.finds_memory:
             find_memory()
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")

@@ -11,7 +11,7 @@ __all__ = ["REASONS"]
 
 REASONS: Final = {
     "Import, and open for the first time": """
-Half of the time is the standard library making some 160 dataclasses in the 140 to 165 modules
+Half of the time is the standard library making some 150 dataclasses in the 140 to 165 modules
 that are needed; the official engine is one compiled library. What serves configuration, upkeep,
 inspection, credentials and trials is imported when it is used. Loading the compiled code takes a
 tenth, see the floor; running it the rest.
@@ -26,7 +26,8 @@ call of the operating system for each file: on one thread these calls alone take
 Receiving, parsing (aiohttp slices and joins what comes) and Zarr's copy into the array follow
 one another on the thread of Zarr's only loop, where compiled clients receive on other threads.
 Two objects of 100 MB and their array are 400 MB, for which the system has to find memory: ours
-took 86 to 116 ms in the best turn of each of three runs, as the others do, and up to 478 ms else.
+took 86 to 116 ms in the best turn of each of three runs, where compiled clients took 68 to 88, and
+up to 478 ms in the worst.
 Over TLS asyncio reads one record of 16 KB at a time and copies it twice more. `obstore+s3://`
 is the way out.
 """,

@@ -32,7 +32,7 @@ def set_virtual(engine: str, directory: str, count: int, spec: int) -> dict[str,
     session = repository.writable_session("main")
     _array(session.store, count)
     columns = _columns(count, f"{PREFIX}source")
-    with Meter() as meter:
+    with Meter(finds_memory=True) as meter:
         session.store.set_virtual_refs_arr("a", (count,), *columns)
         session.commit("references")
     return meter.figures()
@@ -82,7 +82,7 @@ def prepare(
 def open_cold(engine: str, directory: str) -> dict[str, float]:
     """Open a repository and read the first chunk."""
     warm_up(engine)
-    with Meter() as meter:
+    with Meter(finds_memory=True) as meter:
         store = open_repository(engine, directory).readonly_session("main").store
         chunk = zarr.core.sync.sync(store.get("a/c/0", PROTOTYPE))
     assert len(chunk) == CHUNK_BYTES
@@ -100,7 +100,7 @@ def iterate(engine: str, directory: str, count: int) -> dict[str, float]:
             assert int(batch[4].sum()) == CHUNK_BYTES * len(batch[2])
         return total
 
-    with Meter() as meter:
+    with Meter(finds_memory=True) as meter:
         store = open_repository(engine, directory).readonly_session("main").store
         assert asyncio.run(work(store)) == count
     return meter.figures()
@@ -122,7 +122,7 @@ def iterate_columns(directory: str, count: int) -> dict[str, float]:
                 total += len(batch)
         return total
 
-    with Meter() as meter:
+    with Meter(finds_memory=True) as meter:
         assert asyncio.run(work()) == count
     return meter.figures()
 
@@ -130,7 +130,7 @@ def iterate_columns(directory: str, count: int) -> dict[str, float]:
 def change_one(engine: str, directory: str) -> dict[str, float]:
     """Open a repository, give one chunk another reference, and commit."""
     warm_up(engine)
-    with Meter() as meter:
+    with Meter(finds_memory=True) as meter:
         session = open_repository(engine, directory).writable_session("main")
         session.store.set_virtual_ref("a/c/7", f"{PREFIX}new", offset=1, length=2)
         session.commit("one")
