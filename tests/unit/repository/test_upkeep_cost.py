@@ -116,6 +116,26 @@ def test_a_dry_run_only_reads() -> None:
     assert requests["get_if_changed"] == 1
 
 
+class _Earlier(datetime):
+    """A clock that is late.
+
+    Of so many objects one may else be written in the first microsecond of a second, which upkeep
+    takes for a time of which no more is known.
+    """
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Any:
+        """Answer the time of a minute ago."""
+        return datetime.now(tz) - timedelta(minutes=1)
+
+
+async def litter(storage: Storage, count: int) -> None:
+    """Write chunks that nothing refers to, a minute ago."""
+    with patch("icechunk_async_memory.datetime", _Earlier):
+        for _ in range(count):
+            await storage.put(f"chunks/{ChunkId.random()}", b"")
+
+
 @pytest.mark.parametrize(("strays", "deletions"), [(1000, 1), (1001, 2), (4096, 5)])
 def test_deletions_are_made_by_the_thousand_and_side_by_side(strays: int, deletions: int) -> None:
     """However many batches there are, they take no longer than one."""
@@ -123,8 +143,7 @@ def test_deletions_are_made_by_the_thousand_and_side_by_side(strays: int, deleti
     async def prepare(plain: Storage) -> None:
         async with Repository.open(plain) as repository:
             await repository.garbage_collect(datetime.now(UTC))
-        for _ in range(strays):
-            await plain.put(f"chunks/{ChunkId.random()}", b"")
+        await litter(plain, strays)
 
     seconds, requests, _ = run(measure(2, collect, prepare))
     assert requests["delete"] == deletions + CLOCK
@@ -136,8 +155,7 @@ def test_a_large_folder_is_listed_in_parts_side_by_side() -> None:
     strays = 12_000
 
     async def prepare(plain: Storage) -> None:
-        for _ in range(strays):
-            await plain.put(f"chunks/{ChunkId.random()}", b"")
+        await litter(plain, strays)
 
     async def operate(repository: Repository) -> None:
         report = await repository.garbage_collect(now())
@@ -168,28 +186,13 @@ class AtOnce(LatencyStorage):
         return self.wrapped.put_blocking(key, data)
 
 
-class _Earlier(datetime):
-    """A clock that is late.
-
-    Of so many objects one may else be written in the first microsecond of a second, which upkeep
-    takes for a time of which no more is known.
-    """
-
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> Any:
-        """Answer the time of a minute ago."""
-        return datetime.now(tz) - timedelta(minutes=1)
-
-
 def test_a_large_folder_of_a_local_disk_is_listed_once() -> None:
     """Each listing would read all of it."""
 
     async def scenario() -> tuple[int, int]:
         url, _ = await littered(2)
         async with open_storage(url) as plain:
-            with patch("icechunk_async_memory.datetime", _Earlier):
-                for _ in range(11_000):
-                    await plain.put(f"chunks/{ChunkId.random()}", b"")
+            await litter(plain, 11_000)
             storage = AtOnce(plain, seconds=0)
             async with Repository.open(storage) as repository:
                 storage.forget()
