@@ -9,8 +9,9 @@ import pytest
 import zstandard
 
 from icechunk_async._clock import to_us
+from icechunk_async.format.buffer import Buffer
 from icechunk_async.format.envelope import HEADER_BYTES, FileType, unpack
-from icechunk_async.format.flat import Buffer
+from icechunk_async.format.flat import Tables
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, NodeId, SnapshotId
 from icechunk_async.format.repo_info import decode_repo_info
 from tests.interop.answers import Settings
@@ -111,7 +112,7 @@ async def test_metadata_values_are_equal_bytes(spec: int, tmp_path: Path) -> Non
     stored = []
     for files, ids in ((ours, our_ids), (theirs, their_ids)):
         data = (files.root / "snapshots" / ids[0]).read_bytes()[HEADER_BYTES:]
-        items = Buffer(zstandard.ZstdDecompressor().decompress(data)).root()
+        items = Tables.root(Buffer(zstandard.ZstdDecompressor().decompress(data)))
         tables = items.vector(5, 4, 4).tables()
         names = tables.strings(0, required="name")
         values = tables.vector(1, 1, 1, required="value").bytes()

@@ -8,8 +8,9 @@ import pytest
 import zstandard
 
 from icechunk_async import Repository
+from icechunk_async.format.buffer import Buffer
 from icechunk_async.format.envelope import HEADER_BYTES
-from icechunk_async.format.flat import Buffer
+from icechunk_async.format.flat import Tables
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, NodeId
 from tests.interop.answers import CONFIGS, Settings
 from tests.interop.comparing import ENGINES
@@ -165,7 +166,7 @@ def census(files: Files) -> dict[str, set[tuple[bool, ...]]]:
         paths = list(place.iterdir()) if place.is_dir() else [place] if place.exists() else []
         for path in paths:
             data = zstandard.ZstdDecompressor().decompress(path.read_bytes()[HEADER_BYTES:])
-            root = Buffer(data).root()
+            root = Tables.root(Buffer(data))
             found.setdefault(kind, set()).add(_present(root, slots))
             for vector, fields, index in VECTORS.get(kind, ()):
                 tables = root.vector(vector, 4, 4).tables()

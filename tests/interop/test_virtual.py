@@ -21,8 +21,9 @@ from icechunk_async.errors import (
     VirtualContainerError,
     VirtualSourceChangedError,
 )
+from icechunk_async.format.buffer import Buffer
 from icechunk_async.format.envelope import HEADER_BYTES
-from icechunk_async.format.flat import Buffer
+from icechunk_async.format.flat import Tables
 from icechunk_async.zarr import VirtualChunkSpec
 from tests.interop.answers import Settings
 from tests.interop.comparing import ENGINES, other, views_agree
@@ -251,7 +252,7 @@ def _bytes_of(url: str) -> bytes:
 def _is_compressed(files: Files, tip: str) -> bool:
     (manifest_id,) = files.snapshot(tip).manifests
     data = (files.root / "manifests" / str(manifest_id)).read_bytes()[HEADER_BYTES:]
-    root = Buffer(zstandard.ZstdDecompressor().decompress(data)).root()
+    root = Tables.root(Buffer(zstandard.ZstdDecompressor().decompress(data)))
     has_dictionary = bool(root.has(2)[0])
     refs = root.vector(1, 4, 4).tables().vector(1, 4, 4).tables()
     assert bool(refs.has(8).any()) == has_dictionary

@@ -12,13 +12,13 @@ distance back to its vtable; a vtable holds two 16-bit sizes and then one 16-bit
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.even import Even, as_array, evenly
 from icechunk_async.format.repeats import differ
 from icechunk_async.format.vtables import vtables_of
 
@@ -27,134 +27,41 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    type Positions = npt.NDArray[np.int64]
-    type Bytes = npt.NDArray[np.uint8]
+    from icechunk_async.format.buffer import Buffer, Bytes
+    from icechunk_async.format.even import Places, Positions
 
-__all__ = ["Buffer", "Tables", "Vectors"]
+__all__ = ["Tables", "Vectors"]
 
-_MAX_SHARING: Final = 16
-"""How much larger than the file the strings and numbers in it may be, unfolded.
-
-Writers may let several tables point at one string or vector. A file in which everything points
-at everything would unfold without end; genuine ones stay far below this.
-"""
 _MAX_REPEATED_TABLES: Final = 1
-"""The same for vectors of tables, which writers do not share: each item costs far more."""
-
-
-_FEW_ROWS: Final = 3
-"""What is checked one by one, where reductions would take longer: small files are full of it."""
-_FEW_BYTES: Final = 1 << 10
-"""What is copied by an index for each byte, where preparing windows would take longer."""
-
-
-class Buffer:
-    """A FlatBuffer's bytes, seen as words of each size."""
-
-    def __init__(self, payload: bytes | memoryview) -> None:
-        """Look at ``payload`` without copying it."""
-        self.payload = memoryview(payload)
-        self.size = len(self.payload)
-        self.u8: Bytes = np.frombuffer(self.payload, np.uint8)
-        self._words: dict[int, npt.NDArray[Any]] = {1: self.u8}
-        for width, dtype in ((2, "<u2"), (4, "<u4"), (8, "<u8")):
-            whole = self.size - self.size % width
-            self._words[width] = np.frombuffer(self.payload[:whole], dtype)
-
-    def root(self) -> Tables:
-        """Answer the root table, as the only row."""
-        zero = np.zeros(1, np.int64)
-        return Tables(self, self.targets(zero))
-
-    def check(self, positions: Positions, size: Positions | int, align: int) -> None:
-        """Make sure that ``size`` bytes at each position are in the buffer, and aligned."""
-        count = len(positions)
-        if count <= _FEW_ROWS:
-            sizes = (size,) * count if isinstance(size, int) else size.tolist()
-            for position, of_one in zip(positions.tolist(), sizes, strict=True):
-                self.check_one(position, of_one, align)
-            return
-        # Reductions make no temporary arrays, which cost more than the looking.
-        end = positions.max() + size if isinstance(size, int) else (positions + size).max()
-        if not (positions.min() >= 0 and end <= self.size):
-            raise _outside()
-        if align > 1 and int(np.bitwise_or.reduce(positions)) & (align - 1):
-            raise _misaligned()
-
-    def check_one(self, position: int, size: int, align: int) -> None:
-        """Make sure that ``size`` bytes at one position are in the buffer, and aligned."""
-        if not 0 <= position <= self.size - size:
-            raise _outside()
-        if position & (align - 1):
-            raise _misaligned()
-
-    def shorts(self, position: int, count: int) -> tuple[int, ...]:
-        """Read 16-bit words in a row: a vtable, or its first two."""
-        self.check_one(position, 2 * count, 2)
-        return struct.unpack_from(f"<{count}H", self.payload, position)
-
-    def words(self, positions: Positions, width: int) -> npt.NDArray[Any]:
-        """Read one unsigned word of ``width`` bytes at each (checked) position."""
-        self.check(positions, width, width)
-        return self._read(positions, width)
-
-    def aligned_words(self, positions: Positions, width: int) -> npt.NDArray[Any]:
-        """Read words at positions that are known to be in the buffer."""
-        if width > 1:
-            bits = positions.item() if len(positions) == 1 else np.bitwise_or.reduce(positions)
-            if int(bits) & (width - 1):
-                raise _misaligned()
-        return self._read(positions, width)
-
-    def _read(self, positions: Positions, width: int) -> npt.NDArray[Any]:
-        shift = width.bit_length() - 1
-        if len(positions) == 1:  # a view, without the price of an index
-            row = positions.item() >> shift
-            return self._words[width][row : row + 1]
-        words: npt.NDArray[Any] = self._words[width][positions >> shift]
-        return words
-
-    def rows(self, positions: Positions, size: int) -> Bytes:
-        """Copy ``size`` bytes at each position, without alignment: ``(n, size)``."""
-        if len(positions) == 0:
-            return np.empty((0, size), np.uint8)
-        self.check(positions, size, 1)
-        if len(positions) * size <= _FEW_BYTES:
-            few: Bytes = self.u8[positions[:, None] + np.arange(size)]
-            return few
-        return np.lib.stride_tricks.sliding_window_view(self.u8, size)[positions]
-
-    def require(self, positions: Positions, sizes: Positions | int) -> None:
-        """Make sure that bytes known to be in the buffer are in memory: always, if it is whole."""
-
-    def targets(self, positions: Positions) -> Positions:
-        """Follow the 32-bit offset at each position."""
-        distances = self.words(positions, 4).astype(np.int64)
-        if not (distances.item() if len(distances) == 1 else distances.all()):
-            raise FormatError("A FlatBuffer holds an offset that points at itself.")
-        return positions + distances
-
-    def check_unfolded(self, size_bytes: int, sharing: int = _MAX_SHARING) -> None:
-        """Refuse contents that unfold to more than ``sharing`` times the size of the file."""
-        if size_bytes > sharing * self.size:
-            raise FormatError(
-                f"A FlatBuffer of {self.size} bytes unfolds to {size_bytes}: it is not genuine."
-            )
+"""How much larger than the file vectors of tables may be, unfolded: writers do not share them, and
+each item costs far more than one of a string."""
+_LONG: Final = 32
+"""Vectors of fewer items are read by an index for each."""
 
 
 class Tables:
     """Any number of tables of one type, in order; the rows of every accessor."""
 
-    def __init__(self, buffer: Buffer, positions: Positions) -> None:
-        """Check the tables' vtables; ``positions`` are where the tables begin."""
+    def __init__(self, buffer: Buffer, places: Places) -> None:
+        """Check the tables' vtables; ``places`` are where the tables begin."""
         self.buffer = buffer
-        self.positions = positions
-        back = buffer.words(positions, 4).astype(np.int32)
-        self._vtables = vtables_of(buffer, positions, positions - back)
+        self._places = places
+        back = buffer.words(places, 4).astype(np.int32)
+        self._vtables = vtables_of(buffer, places, self.positions - back)
+
+    @classmethod
+    def root(cls, buffer: Buffer) -> Tables:
+        """Answer the root table of a FlatBuffer, as the only row."""
+        return cls(buffer, buffer.targets(np.zeros(1, np.int64)))
 
     def __len__(self) -> int:
         """Count the tables."""
-        return len(self.positions)
+        return len(self._places)
+
+    @property
+    def positions(self) -> Positions:
+        """Where the tables begin."""
+        return as_array(self._places)
 
     @property
     def first_vtable(self) -> int:
@@ -175,27 +82,27 @@ class Tables:
 
     def places(self, slot: int, size: int, *, field: str) -> Positions:
         """Answer where a required inline struct of ``size`` bytes is in the buffer."""
-        positions, present = self._field(slot, size)
+        places, present = self._field(slot, size)
         _require(present, field)
-        self.buffer.check(positions, size, 1)
-        return positions
+        self.buffer.check(places, size, 1)
+        return as_array(places)
 
     def scalar(self, slot: int, width: int, default: int = 0) -> npt.NDArray[Any]:
         """Read an unsigned scalar of ``width`` bytes; ``default`` where it is absent."""
-        positions, present = self._field(slot, width)
+        places, present = self._field(slot, width)
         if present is None:
-            return self.buffer.aligned_words(positions, width)
+            return self.buffer.aligned_words(places, width)
         if not present.any():
             return np.broadcast_to(np.array(default, f"<u{width}"), len(self))
         values = np.full(len(self), default, f"<u{width}")
-        values[present] = self.buffer.aligned_words(positions[present], width)
+        values[present] = self.buffer.aligned_words(as_array(places)[present], width)
         return values
 
     def struct(self, slot: int, size: int, *, field: str) -> Bytes:
         """Read a required inline struct of ``size`` bytes without alignment: ``(n, size)``."""
-        positions, present = self._field(slot, size)
+        places, present = self._field(slot, size)
         _require(present, field)
-        return self.buffer.rows(positions, size)
+        return self.buffer.rows(places, size)
 
     def vector(
         self, slot: int, item_size: int, align: int, *, required: str | None = None
@@ -208,18 +115,47 @@ class Tables:
             align: alignment of an item.
             required: name of the field, where every row must have it.
         """
-        positions, present = self._field(slot, 4)
+        places, present = self._field(slot, 4)
         if required is not None:
             _require(present, required)
         if present is None:
-            return Vectors.at(self.buffer, self.buffer.targets(positions), item_size, align)
+            return Vectors.at(self.buffer, self.buffer.targets(places), item_size, align)
         starts, counts = np.zeros((2, len(self)), np.int64)
         if not present.any():
             return Vectors(self.buffer, starts, counts, item_size)
-        found = Vectors.at(self.buffer, self.buffer.targets(positions[present]), item_size, align)
+        targets = self.buffer.targets(as_array(places)[present])
+        found = Vectors.at(self.buffer, targets, item_size, align)
         starts[present] = found.starts
         counts[present] = found.counts
         return Vectors(self.buffer, starts, counts, item_size)
+
+    def distinct_vectors(self, slot: int, longest: int) -> tuple[Vectors, npt.NDArray[np.bool_]]:
+        """Find those bytes of a field that are others than in the row before.
+
+        Args:
+            slot: number of the field.
+            longest: as :meth:`Vectors.changes`.
+
+        Returns:
+            The bytes, and in which rows they are.
+        """
+        places, present = self._field(slot, 4)
+        if present is not None:
+            found = self.vector(slot, 1, 1)
+            different = found.changes(longest)
+            return found.select(different), different
+        targets = as_array(self.buffer.targets(places))
+        different = np.ones(len(targets), bool)
+        # Our files store once what many refer to, so that few of them are looked at.
+        np.not_equal(targets[1:], targets[:-1], out=different[1:])
+        if 2 * np.count_nonzero(different) < len(targets):
+            found = Vectors.at(self.buffer, targets[different], 1, 1)
+            kept = found.changes(longest)
+            different[different] = kept
+        else:
+            found = Vectors.at(self.buffer, targets, 1, 1)
+            kept = different = found.changes(longest)
+        return found.select(kept), different
 
     def strings(self, slot: int, *, required: str | None = None) -> list[str]:
         """Read a string field of every row; an absent one is empty."""
@@ -227,13 +163,15 @@ class Tables:
 
     def tables(self, slot: int, *, required: str) -> Tables:
         """Follow a required field to the one table that it refers to in each row."""
-        positions, present = self._field(slot, 4)
+        places, present = self._field(slot, 4)
         _require(present, required)
-        return Tables(self.buffer, self.buffer.targets(positions))
+        return Tables(self.buffer, self.buffer.targets(places))
 
-    def _field(self, slot: int, size: int) -> tuple[Positions, npt.NDArray[np.bool_] | None]:
+    def _field(self, slot: int, size: int) -> tuple[Places, npt.NDArray[np.bool_] | None]:
         """Answer the field's position in every row, and in which rows it is (None: in all)."""
         distances, present = self._vtables.field(slot, size)
+        if isinstance(self._places, Even) and isinstance(distances, int):
+            return self._places.plus(distances), present
         return self.positions + distances, present
 
 
@@ -242,18 +180,23 @@ class Vectors:
     """One vector or string a row: where its items start and how many there are."""
 
     buffer: Buffer
-    starts: Positions
+    places: Places
+    """Where the items of each row start."""
     counts: Positions
     item_size: int
 
     @classmethod
-    def at(cls, buffer: Buffer, positions: Positions, item_size: int, align: int) -> Vectors:
-        """Read the counts of vectors at ``positions`` and check that the items are there."""
-        counts = buffer.words(positions, 4).astype(np.int64)
-        starts = positions + 4
-        buffer.check(starts, counts * item_size, 1)
+    def at(cls, buffer: Buffer, places: Places, item_size: int, align: int) -> Vectors:
+        """Read the counts of vectors at ``places`` and check that the items are there."""
+        counts = buffer.words(places, 4).astype(np.int64)
+        if isinstance(places, Even) and (counts == counts[0]).all():
+            starts: Places = places.plus(4)
+            buffer.check(starts, counts.item(0) * item_size, 1)
+        else:
+            starts = as_array(places) + 4
+            buffer.check(starts, counts * item_size, 1)
         if align > 4:  # else the count before has told; an empty vector has no item to be aligned
-            buffer.check(starts[counts > 0], 0, align)
+            buffer.check(as_array(starts)[counts > 0], 0, align)
         return cls(buffer, starts, counts, item_size)
 
     @classmethod
@@ -265,14 +208,20 @@ class Vectors:
 
     def __len__(self) -> int:
         """Count the rows."""
-        return len(self.starts)
+        return len(self.places)
 
-    def items(self) -> Positions:
+    @property
+    def starts(self) -> Positions:
+        """Where the items of each row start, one by one."""
+        return as_array(self.places)
+
+    def items(self) -> Places:
         """Answer the positions of all items of all rows, one after the other."""
         if len(self) == 1:
-            start, size = self.starts.item(), self.counts.item() * self.item_size
-            self.buffer.check_unfolded(size)
-            return np.arange(start, start + size, self.item_size, dtype=np.int64)
+            start, count = self.starts.item(), self.counts.item()
+            self.buffer.check_unfolded(count * self.item_size)
+            run = Even(start, self.item_size, count)
+            return run if count >= _LONG else run.array()
         total = int(self.counts.sum())
         self.buffer.check_unfolded(total * self.item_size)
         if len(self) and (self.counts == self.counts[0]).all():
@@ -312,7 +261,7 @@ class Vectors:
 
     def blocks(self, size: int) -> Iterator[Vectors]:
         """Iterate over the items of the only row, ``size`` of them at a time; at least once."""
-        start, count = int(self.starts[0]), int(self.counts[0])
+        start, count = self.starts.item(), self.counts.item()
         for first in range(0, max(count, 1), size):
             at = np.array([start + first * self.item_size], np.int64)
             number = np.array([min(size, count - first)], np.int64)
@@ -325,7 +274,8 @@ class Vectors:
     def tables(self) -> Tables:
         """Follow the items of all rows to the tables that they refer to."""
         self.check_tables()
-        return Tables(self.buffer, self.buffer.targets(self.items()))
+        targets = as_array(self.buffer.targets(self.items()))
+        return Tables(self.buffer, evenly(targets))
 
     def check_tables(self) -> None:
         """Refuse rows that share their items; before tables are followed row by row."""
@@ -403,16 +353,9 @@ def _matrix(vectors: Vectors, max_columns: int) -> npt.NDArray[np.uint32]:
         raise FormatError(f"A file has chunk coordinates of {columns} axes.")
     buffer = vectors.buffer
     buffer.check_unfolded(len(vectors) * 4 * columns)
-    rows = buffer.rows(vectors.starts, 4 * columns) if columns else np.empty(0, np.uint8)
-    return rows.reshape(-1).view("<u4").reshape(len(vectors), columns)
-
-
-def _outside() -> FormatError:
-    return FormatError("A FlatBuffer refers to bytes outside of itself.")
-
-
-def _misaligned() -> FormatError:
-    return FormatError("A FlatBuffer holds a misaligned value.")
+    if not columns:
+        return np.empty((len(vectors), 0), np.uint32)
+    return buffer.rows(vectors.places, 4 * columns).view("<u4")
 
 
 def _require(present: npt.NDArray[np.bool_] | None, field: str) -> None:

@@ -8,25 +8,29 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.buffer import Buffer
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind
-from icechunk_async.format.flat import Buffer
+from icechunk_async.format.even import FEWEST
+from icechunk_async.format.flat import Tables, Vectors
+from icechunk_async.format.gathering import Gathered, Room, joined
 from icechunk_async.format.halves import both
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
-from icechunk_async.format.locations import StoredStrings, join_stored
+from icechunk_async.format.locations import StoredStrings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
-    from icechunk_async.format.flat import Tables, Vectors
+    type Rows = npt.NDArray[np.int64] | slice
+    """Indices in ascending order, or a slice: all rows."""
 
 __all__ = ["MAX_RANK", "Manifest", "decode_manifest", "decode_rows", "location_dictionary"]
 
 _ZSTD: Final = 1
 MAX_RANK: Final = 64
 """NumPy has no arrays of more axes, so Zarr has none either."""
-_BLOCK: Final = 1 << 15
+_BLOCK: Final = 1 << 16
 """References that are decoded at a time."""
 _SHARED_BLOCKS: Final = 4
 """From so many on, two threads share them; of smaller manifests there may be many at once."""
@@ -70,7 +74,7 @@ def decode_manifest(payload: bytes | memoryview) -> Manifest:
 
     Cost: time and memory in proportion to the references; strings are decoded when asked for.
     """
-    root = Buffer(payload).root()
+    root = Tables.root(Buffer(payload))
     identifier = ManifestId(root.struct(0, ManifestId.size_bytes, field="id").tobytes())
     arrays = root.vector(1, 4, 4, required="arrays").tables()
     dictionary = location_dictionary(root)
@@ -96,89 +100,89 @@ def _decode_array(vector: Vectors, dictionary: bytes | None) -> list[ChunkRefs]:
     cache and takes no memory; many of them on two threads.
     """
     blocks = list(vector.blocks(_BLOCK))
-    middle = len(blocks) // 2 if len(blocks) >= _SHARED_BLOCKS else len(blocks)
-    if middle == len(blocks):
-        parts, axes = _decode_blocks(blocks, dictionary, 1)
+    if len(blocks) == 1:
+        halves = [_Half(None, 0, dictionary, 1).decode(blocks)]
+    elif len(blocks) < _SHARED_BLOCKS:
+        halves = [_Half(_room(vector), 0, dictionary, 1).decode(blocks)]
     else:
-        (parts, axes), (others, _) = both(
-            lambda: _decode_blocks(blocks[:middle], dictionary, 2),
-            lambda: _decode_blocks(blocks[middle:], dictionary, 2),
-        )
-        parts += others
-    if not parts:
-        raise FormatError(f"A file has chunk coordinates of {axes} axes.")
+        room, middle = _room(vector), len(blocks) // 2
+        first, second = (_Half(room, row, dictionary, 2) for row in (0, middle * _BLOCK))
+        halves = [
+            *both(lambda: first.decode(blocks[:middle]), lambda: second.decode(blocks[middle:]))
+        ]
     by_rank: dict[int, list[ChunkRefs]] = {}
-    for part in parts:
-        by_rank.setdefault(part.rank, []).append(part)
+    for half in halves:
+        for part in half.others:
+            by_rank.setdefault(part.rank, []).append(part)
     found = [_join(by_rank.pop(rank)) for rank in sorted(by_rank)]
+    usual = joined([half.usual for half in halves if half.usual is not None])
+    if usual is not None:
+        found.append(usual)
+    if not found:
+        raise FormatError(f"A file has chunk coordinates of {halves[0].axes} axes.")
     for refs in found:
         refs.check_sorted()
     return sorted(found, key=len, reverse=True)
 
 
-def _decode_blocks(
-    blocks: Sequence[Vectors], dictionary: bytes | None, threads: int
-) -> tuple[list[ChunkRefs], int]:
-    """Read blocks of references; answer, too, the axes of one that has too many, if one has.
+def _room(vector: Vectors) -> Room:
+    """Make room for the references of an array, which mostly are of the rank of the first one."""
+    count = vector.counts.item()
+    first = next(vector.blocks(1)).tables().vector(0, 4, 4, required="index")
+    rank = min(first.counts.item(), MAX_RANK)
+    vector.buffer.check_unfolded(4 * rank * count)
+    return Room(rank, count)
 
-    As many ``threads`` read as much each, which counts: what an array unfolds to has one bound.
-    """
-    parts: list[ChunkRefs] = []
-    axes = unfolded = 0
-    for block in blocks:
-        tables = block.tables()
-        index = tables.vector(0, 4, 4, required="index")
-        if len(index) and index.counts.min() > MAX_RANK:
-            axes = int(index.counts[0])
-            continue
-        for rows, coords in index.matrices(MAX_RANK):
-            unfolded += coords.nbytes
-            block.buffer.check_unfolded(threads * unfolded)
-            chosen = tables if rows is None else tables.select(rows)
-            parts.append(decode_rows(chosen, coords, dictionary))
-    return parts, axes
+
+class _Half:
+    """What one of as many ``threads`` reads of an array, beginning at a row."""
+
+    def __init__(self, room: Room | None, row: int, dictionary: bytes | None, threads: int) -> None:
+        self.usual = None if room is None else Gathered(room, row)
+        """References that there is room for."""
+        self.others: list[ChunkRefs] = []
+        """Parts of other ranks; all where there is no room."""
+        self.axes = 0
+        """Of a reference that has too many, if one has."""
+        self._dictionary = dictionary
+        self._threads = threads
+
+    def decode(self, blocks: Sequence[Vectors]) -> _Half:
+        """Read blocks of references.
+
+        All threads read as much, which counts: what an array unfolds to has one bound.
+        """
+        unfolded = 0
+        for block in blocks:
+            tables = block.tables()
+            index = tables.vector(0, 4, 4, required="index")
+            if len(index) and index.counts.min() > MAX_RANK:
+                self.axes = int(index.counts[0])
+                continue
+            for rows, coords in index.matrices(MAX_RANK):
+                unfolded += coords.nbytes
+                block.buffer.check_unfolded(self._threads * unfolded)
+                chosen = tables if rows is None else tables.select(rows)
+                self._keep(decode_rows(chosen, coords, self._dictionary))
+        return self
+
+    def _keep(self, part: ChunkRefs) -> None:
+        if self.usual is not None and self.usual.room.rank == part.rank:
+            self.usual.put(part)
+        else:
+            self.others.append(part)
 
 
 def _join(parts: list[ChunkRefs]) -> ChunkRefs:
-    """Join parts of one array and rank, decoded from one file."""
-    if len(parts) == 1:
+    """Join parts of one array and rank, decoded from one file; their columns are copied."""
+    if len(parts) == 1 and len(parts[0]) < FEWEST:  # none of them is a view
         return parts[0]
-    columns: dict[str, Any] = {
-        name: _joined([getattr(part, name) for part in parts])
-        for name in ("offsets", "lengths", "modified", "chunk_ids")
-    }
-    objects: list[npt.NDArray[np.uint32]] = []
-    etags: list[npt.NDArray[np.int32]] = []
-    ids = names = guards = 0
+    gathered = Gathered(Room(parts[0].rank, sum(map(len, parts))), 0)
     for part in parts:
-        virtual = part.kinds == Kind.VIRTUAL
-        objects.append(part.objects + np.where(virtual, np.uint32(names), np.uint32(ids)))
-        etags.append(part.etags if guards == 0 else _moved(part.etags, guards))
-        ids += len(part.chunk_ids)
-        names += len(part.locations)
-        guards += len(part.etag_pool)
-    return ChunkRefs.build(
-        np.concatenate([part.coords for part in parts]),
-        np.concatenate([part.kinds for part in parts]),
-        objects=np.concatenate(objects),
-        etags=_joined(etags),
-        locations=join_stored([part.locations for part in parts]),
-        etag_pool=join_stored([part.etag_pool for part in parts]),
-        inline=max((part.inline for part in parts), key=len),  # of all parts the file, or nothing
-        **columns,
-    )
-
-
-def _joined(columns: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Join pieces of a column; one value for all rows goes on taking no memory."""
-    first = columns[0]
-    if all(it.strides == (0,) and it[0] == first[0] for it in columns):
-        return np.broadcast_to(first[0], sum(map(len, columns)))
-    return np.concatenate(columns)
-
-
-def _moved(etags: npt.NDArray[np.int32], base: int) -> npt.NDArray[np.int32]:
-    return np.where(etags >= 0, etags + np.int32(base), etags)
+        gathered.put(part)
+    found = joined([gathered])
+    assert found is not None
+    return found
 
 
 def location_dictionary(root: Tables) -> bytes | None:
@@ -198,11 +202,16 @@ def decode_rows(
     """
     count = len(tables)
     native, packed, plain, inline = (tables.has(slot) for slot in (4, 8, 5, 1))
-    # The official reader looks at the last of these fields first.
     kinds = np.full(count, Kind.DELETED, np.uint8)
-    kinds[inline] = Kind.INLINE
-    kinds[packed | plain] = Kind.VIRTUAL
-    kinds[native] = Kind.NATIVE
+    # The official reader looks at the last of these fields first.
+    for kind, present in (
+        (Kind.INLINE, inline),
+        (Kind.VIRTUAL, packed),
+        (Kind.VIRTUAL, plain),
+        (Kind.NATIVE, native),
+    ):
+        if present.any():
+            kinds[slice(None) if present.all() else present] = kind
     if np.any(kinds == Kind.DELETED):
         raise FormatError("A manifest has a chunk reference that refers to nothing.")
     offsets, lengths = tables.scalar(2, 8), tables.scalar(3, 8)
@@ -211,18 +220,20 @@ def decode_rows(
     objects = np.zeros(count, np.uint32)
     columns: dict[str, Any] = {}
 
-    rows = np.flatnonzero(kinds == Kind.NATIVE)
-    columns["chunk_ids"] = _some(tables, rows).struct(4, ChunkId.size_bytes, field="chunk_id")
-    objects[rows] = np.arange(len(rows))
+    rows = _rows(kinds, Kind.NATIVE)
+    if rows is not None:
+        ids = _some(tables, rows).struct(4, ChunkId.size_bytes, field="chunk_id")
+        columns["chunk_ids"] = ids
+        objects[rows] = np.arange(len(ids))
 
-    rows = np.flatnonzero(kinds == Kind.VIRTUAL)
-    if len(rows):
+    rows = _rows(kinds, Kind.VIRTUAL)
+    if rows is not None:
         runs, found = _virtual(tables, rows, packed[rows], dictionary)
         objects[rows] = runs
         columns |= found
 
-    rows = np.flatnonzero(kinds == Kind.INLINE)
-    if len(rows):
+    rows = _rows(kinds, Kind.INLINE)
+    if rows is not None:
         data = _some(tables, rows).vector(1, 1, 1)
         tables.buffer.check_unfolded(int(data.counts.sum()))
         tables.buffer.require(data.starts, data.counts)
@@ -236,21 +247,20 @@ def decode_rows(
 
 
 def _virtual(
-    tables: Tables,
-    rows: npt.NDArray[np.int64],
-    packed: npt.NDArray[np.bool_],
-    dictionary: bytes | None,
+    tables: Tables, rows: Rows, packed: npt.NDArray[np.bool_], dictionary: bytes | None
 ) -> tuple[npt.NDArray[np.uint32], dict[str, Any]]:
     """Read what only virtual references have: the location of each, and columns."""
     virtual = _some(tables, rows)
-    raw = virtual.vector(8 if packed.all() else 5, 1, 1)
     if packed.any() and not packed.all():
-        raw = raw.where(packed, virtual.vector(8, 1, 1))
+        raw = virtual.vector(5, 1, 1).where(packed, virtual.vector(8, 1, 1))
+        different = raw.changes(_COMPARED_BYTES)
+        different[1:] |= packed[1:] != packed[:-1]
+        raw = raw.select(different)
+    else:
+        raw, different = virtual.distinct_vectors(8 if packed.all() else 5, _COMPARED_BYTES)
     # Chunks that follow each other mostly lie in one object, so few locations are different.
-    different = raw.changes(_COMPARED_BYTES)
-    different[1:] |= packed[1:] != packed[:-1]
     runs = np.cumsum(different, dtype=np.uint32) - np.uint32(1)
-    names = StoredStrings(raw.select(different), packed[different], dictionary)
+    names = StoredStrings(raw, packed[different], dictionary)
     columns: dict[str, Any] = {"locations": names}
     modified = virtual.scalar(7, 4)
     if modified.any():
@@ -260,19 +270,26 @@ def _virtual(
         guarded_rows = np.flatnonzero(guarded)
         etags = virtual.select(guarded_rows).vector(6, 1, 1)
         columns["etag_pool"] = StoredStrings(etags, np.zeros(len(etags), bool))
-        columns["etags"] = _scatter(
-            rows[guarded_rows], np.arange(len(etags)), len(tables), -1, "i4"
-        )
+        chosen = np.arange(len(tables))[rows][guarded_rows]
+        columns["etags"] = _scatter(chosen, np.arange(len(etags)), len(tables), -1, "i4")
     return runs, columns
 
 
-def _some(tables: Tables, rows: npt.NDArray[np.int64]) -> Tables:
-    """Answer the tables of some ascending rows."""
-    return tables if len(rows) == len(tables) else tables.select(rows)
+def _rows(kinds: npt.NDArray[np.uint8], kind: Kind) -> Rows | None:
+    """Answer which references are of a kind; None if no one is."""
+    chosen = kinds == kind
+    if not chosen.any():
+        return None
+    return slice(None) if chosen.all() else np.flatnonzero(chosen)
+
+
+def _some(tables: Tables, rows: Rows) -> Tables:
+    """Answer the tables of some rows."""
+    return tables if isinstance(rows, slice) else tables.select(rows)
 
 
 def _scatter(
-    rows: npt.NDArray[np.int64], values: npt.NDArray[Any], count: int, fill: int, dtype: str
+    rows: Rows, values: npt.NDArray[Any], count: int, fill: int, dtype: str
 ) -> npt.NDArray[Any]:
     column = np.full(count, fill, dtype)
     column[rows] = values

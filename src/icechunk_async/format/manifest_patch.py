@@ -16,6 +16,7 @@ import numpy as np
 import zstandard
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.buffer import Buffer
 from icechunk_async.format.envelope import (
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -23,7 +24,7 @@ from icechunk_async.format.envelope import (
     decompress,
     file_header,
 )
-from icechunk_async.format.flat import Buffer
+from icechunk_async.format.flat import Tables
 from icechunk_async.format.manifest_seek import AbsentPiecesError, SeekableManifest
 from icechunk_async.format.manifest_write import encode_manifest
 from icechunk_async.format.pieces import compress_each, decompress_piece
@@ -203,7 +204,7 @@ def _check_whole(frame: bytes, cuts: Sequence[int], checksums: Sequence[int]) ->
 
 def _tables(payload: bytes) -> list[int]:
     """Answer where the references are in a manifest of one array."""
-    arrays = Buffer(payload).root().vector(1, 4, 4, required="arrays").tables()
+    arrays = Tables.root(Buffer(payload)).vector(1, 4, 4, required="arrays").tables()
     tables = arrays.vector(1, 4, 4, required="refs").tables()
     positions: list[int] = tables.positions.tolist()
     return positions

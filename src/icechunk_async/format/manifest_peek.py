@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.flat import Buffer, Tables
+from icechunk_async.format.buffer import Buffer
+from icechunk_async.format.flat import Tables
 from icechunk_async.format.ids import ManifestId, NodeId
 from icechunk_async.format.manifest import MAX_RANK, decode_rows, location_dictionary
 
@@ -42,7 +43,7 @@ class PackedManifest:
         """
         self._buffer = payload if isinstance(payload, Buffer) else Buffer(payload)
         self.payload = self._view = self._buffer.payload
-        root = self._buffer.root()
+        root = Tables.root(self._buffer)
         self.id = ManifestId(root.struct(0, ManifestId.size_bytes, field="id").tobytes())
         self.id_place = int(root.places(0, ManifestId.size_bytes, field="id")[0])
         """Where the id is in the payload."""

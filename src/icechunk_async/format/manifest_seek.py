@@ -19,8 +19,9 @@ import numpy as np
 import zstandard
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.buffer import Buffer
 from icechunk_async.format.envelope import HEADER_BYTES, FileType, check_header
-from icechunk_async.format.flat import Buffer
+from icechunk_async.format.even import as_array
 from icechunk_async.format.manifest_peek import BYTES_PER_REF, PackedManifest
 from icechunk_async.format.pieces import decompress_piece
 
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from icechunk_async.format.buffer import Bytes
     from icechunk_async.format.chunk_refs import ChunkRef, Coordinates
-    from icechunk_async.format.flat import Bytes, Positions
+    from icechunk_async.format.even import Places, Positions
     from icechunk_async.format.ids import ManifestId, NodeId
     from icechunk_async.format.seek_index import SeekIndex
 
@@ -67,18 +69,19 @@ class _PiecedBuffer(Buffer):
         # What is found in it is handed out, and must not be changed.
         super().__init__(memoryview(self.data).toreadonly())
 
-    def _read(self, positions: Positions, width: int) -> npt.NDArray[Any]:
+    def _read(self, positions: Places, width: int) -> npt.NDArray[Any]:
         self.require(positions, width)
         return super()._read(positions, width)
 
-    def rows(self, positions: Positions, size: int) -> Bytes:
+    def rows(self, positions: Places, size: int) -> Bytes:
         self.check(positions, size, 1)
         self.require(positions, size)
         return super().rows(positions, size)
 
-    def require(self, positions: Positions, sizes: Positions | int) -> None:
-        starts: list[int] = positions.tolist()
-        ends: list[int] = (positions + sizes).tolist()
+    def require(self, positions: Places, sizes: Positions | int) -> None:
+        found = as_array(positions)
+        starts: list[int] = found.tolist()
+        ends: list[int] = (found + sizes).tolist()
         for start, end in zip(starts, ends, strict=True):
             self.need(start, end - start)
 
@@ -200,7 +203,7 @@ class SeekableManifest:
             return []
         entries = fences.first + 4 * np.arange(rows.start, rows.stop, dtype=np.int64)
         try:
-            tables = self._buffer.targets(entries)
+            tables = as_array(self._buffer.targets(entries))
         except (AbsentPiecesError, FormatError):
             return []
         pieces: list[int] = np.unique(

@@ -11,8 +11,9 @@ from typing import Final
 
 import numpy as np
 
+from icechunk_async.format.buffer import Buffer
 from icechunk_async.format.envelope import HEADER_BYTES, FileType, file_header, pack
-from icechunk_async.format.flat import Buffer, Tables
+from icechunk_async.format.flat import Tables
 from icechunk_async.format.ids import NodeId
 from icechunk_async.format.manifest import MAX_RANK
 from icechunk_async.format.pieces import compress_pieces
@@ -115,7 +116,7 @@ class _Array:
 
 def _arrays(payload: memoryview) -> list[tuple[NodeId, _Array]] | None:
     """Find the arrays of a manifest; None if they are not fit for an index."""
-    arrays = Buffer(payload).root().vector(1, 4, 4, required="arrays")
+    arrays = Tables.root(Buffer(payload)).vector(1, 4, 4, required="arrays")
     if not 0 < int(arrays.counts[0]) <= _MAX_ARRAYS:
         return None
     tables = arrays.tables()

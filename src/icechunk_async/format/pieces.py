@@ -22,7 +22,14 @@ from icechunk_async.format.halves import both
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["MAX_PIECE_BYTES", "Pieces", "compress_each", "compress_pieces", "decompress_piece"]
+__all__ = [
+    "MAX_PIECE_BYTES",
+    "Pieces",
+    "compress_each",
+    "compress_pieces",
+    "decompress_piece",
+    "decompress_run",
+]
 
 MAX_PIECE_BYTES: Final = 1 << 20
 """What a piece may decompress to: one job of the compressor, so that it is not cut again."""
@@ -30,6 +37,8 @@ MAX_PIECE_BYTES: Final = 1 << 20
 _MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ONE_SEGMENT: Final = b"\xa0"
 """Frame header descriptor: the size follows in four bytes, and is that of the window, too."""
+_WINDOW: Final = b"\x80\x50"
+"""The same descriptor with a window of its own, which follows: 1 MiB, as no piece is larger."""
 _LAST_BLOCK: Final = b"\x01\x00\x00"
 """An empty block that ends a frame (RFC 8878, 3.1.1.2)."""
 _WORKERS: Final = 2
@@ -182,6 +191,28 @@ def decompress_piece(
     if len(raw) != size_bytes or zlib.crc32(raw) != checksum:
         raise FormatError("A piece of a manifest is not what its index says.")
     return raw
+
+
+def decompress_run(blocks: memoryview, payload: memoryview, *, last: bool) -> None:
+    """Decode several pieces that follow each other.
+
+    Args:
+        blocks: theirs.
+        payload: where to put what they hold, of exactly that size.
+        last: they end their frame.
+
+    Raises:
+        FormatError: they are damaged, hold more or less, or the first refers to what is outside.
+    """
+    size = len(payload).to_bytes(4, "little")
+    frame = b"".join([_MAGIC, _WINDOW, size, blocks, b"" if last else _LAST_BLOCK])
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(frame) as stream:
+            found = stream.readinto(payload)  # pyright: ignore[reportUnknownMemberType]
+    except zstandard.ZstdError as error:
+        raise FormatError(f"Pieces of a manifest cannot be decompressed: {error}.") from error
+    if found != len(payload):
+        raise FormatError(f"Pieces of a manifest hold {found} bytes, not {len(payload)}.")
 
 
 def _decompress(

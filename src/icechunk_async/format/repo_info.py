@@ -21,7 +21,8 @@ from icechunk_async.format.blocks import (
     table,
     vector,
 )
-from icechunk_async.format.flat import Buffer
+from icechunk_async.format.buffer import Buffer
+from icechunk_async.format.flat import Tables
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.metadata import decode_items, encode_items
 from icechunk_async.format.updates import (
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.blocks import Block
     from icechunk_async.format.envelope import Envelope
-    from icechunk_async.format.flat import Tables
     from icechunk_async.format.metadata import JSON
 
     type RawMetadata = tuple[tuple[str, bytes], ...]
@@ -145,7 +145,7 @@ def decode_repo_info(envelope: Envelope) -> RepoInfo:
     Raises:
         FormatError: the payload is damaged, or of another version.
     """
-    root = Buffer(envelope.payload).root()
+    root = Tables.root(Buffer(envelope.payload))
     version = int(root.scalar(0, 1)[0])
     if version != _SPEC or envelope.spec_version != _SPEC:
         raise FormatError(f"A repo info file says it is of format version {version}, not {_SPEC}.")

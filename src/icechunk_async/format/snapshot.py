@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, overload
 import numpy as np
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.flat import Buffer
+from icechunk_async.format.buffer import Buffer
+from icechunk_async.format.flat import Tables
 from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
 from icechunk_async.format.metadata import decode_items
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.chunk_refs import Extents
     from icechunk_async.format.envelope import Envelope
-    from icechunk_async.format.flat import Tables
     from icechunk_async.format.metadata import JSON
 
 __all__ = [
@@ -200,7 +200,7 @@ def decode_snapshot(envelope: Envelope) -> Snapshot:
     Raises:
         FormatError: the payload is damaged.
     """
-    root = Buffer(envelope.payload).root()
+    root = Tables.root(Buffer(envelope.payload))
     parent = None
     if root.has(1)[0]:
         parent = SnapshotId(root.struct(1, SnapshotId.size_bytes, field="parent_id").tobytes())

@@ -16,7 +16,8 @@ from icechunk_async.format.blocks import (
     table,
     vector,
 )
-from icechunk_async.format.flat import Buffer
+from icechunk_async.format.buffer import Buffer
+from icechunk_async.format.flat import Tables
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.metadata import encode_items
 
@@ -76,7 +77,8 @@ def with_parent(payload: bytes | memoryview, parent_id: SnapshotId) -> bytes:
     Raises:
         FormatError: it is damaged, or has no parent: roots do not get one.
     """
-    (place,) = Buffer(payload).root().places(1, SnapshotId.size_bytes, field="parent_id").tolist()
+    root = Tables.root(Buffer(payload))
+    (place,) = root.places(1, SnapshotId.size_bytes, field="parent_id").tolist()
     return b"".join([payload[:place], parent_id, payload[place + SnapshotId.size_bytes :]])
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.flat import Buffer
+from icechunk_async.format.buffer import Buffer
+from icechunk_async.format.flat import Tables
 from icechunk_async.format.flat_write import Layout, vtable
 from icechunk_async.format.ids import NodeId, SnapshotId
 from icechunk_async.format.manifest import MAX_RANK
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_async.format.flat import Tables
     from icechunk_async.format.flat_write import Output
 
     type CoordinateColumns = npt.NDArray[np.uint32]
@@ -135,7 +135,7 @@ def decode_transaction_log(payload: bytes | memoryview) -> TransactionLog:
     Raises:
         FormatError: the payload is damaged.
     """
-    root = Buffer(payload).root()
+    root = Tables.root(Buffer(payload))
     chunks = root.vector(7, 4, 4, required="updated_chunks").tables()
     nodes = chunks.struct(0, NodeId.size_bytes, field="node_id")
     indices = chunks.vector(1, 4, 4, required="chunks")

@@ -11,9 +11,9 @@ from icechunk_async.errors import FormatError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from icechunk_async.format.flat import Buffer
+    from icechunk_async.format.buffer import Buffer
+    from icechunk_async.format.even import Places, Positions
 
-    type Positions = npt.NDArray[np.int64]
     type Mask = npt.NDArray[np.bool_]
 
 __all__ = ["FewVTables", "ManyVTables", "VTable", "vtables_of"]
@@ -23,7 +23,7 @@ _MOST: Final = 8
 
 
 def vtables_of(
-    buffer: Buffer, tables: Positions, places: Positions
+    buffer: Buffer, tables: Places, places: Positions
 ) -> VTable | FewVTables | ManyVTables:
     """Check the vtables at ``places``, one for each of ``tables``, and the tables' sizes.
 
@@ -82,7 +82,7 @@ class FewVTables:
     """Where each field lies in tables that share a few vtables: looked up once for each."""
 
     def __init__(
-        self, buffer: Buffer, tables: Positions, places: list[int], codes: npt.NDArray[np.intp]
+        self, buffer: Buffer, tables: Places, places: list[int], codes: npt.NDArray[np.intp]
     ) -> None:
         """Check the vtables at ``places``; ``codes`` tell which each of ``tables`` has."""
         self.first = places[0]
@@ -116,7 +116,7 @@ class FewVTables:
 class ManyVTables:
     """Where each field lies in tables that have vtables of their own."""
 
-    def __init__(self, buffer: Buffer, tables: Positions, places: Positions) -> None:
+    def __init__(self, buffer: Buffer, tables: Places, places: Positions) -> None:
         """Check the vtables at ``places``, one for each of ``tables``."""
         self._buffer = buffer
         self._places = places

@@ -22,6 +22,7 @@ from icechunk_async.format.manifest import Manifest, decode_manifest
 from icechunk_async.format.manifest_peek import BYTES_PER_REF, PackedManifest
 from icechunk_async.format.manifest_seek import SeekableManifest
 from icechunk_async.format.manifest_seek_write import pack_manifest
+from icechunk_async.format.manifest_unpack import unpack_manifest
 from icechunk_async.format.snapshot import decode_snapshot
 from icechunk_async.format.snapshot_write import encode_snapshot
 from icechunk_async.format.transaction_log import (
@@ -324,7 +325,7 @@ class Assets:
         """
         data = await self._fetch_manifest(manifest_id, 0, size_bytes or None)
         manifest = await self.compute(
-            lambda: decode_manifest(unpack(data, FileType.MANIFEST).payload), size_bytes=len(data)
+            lambda: decode_manifest(unpack_manifest(data).payload), size_bytes=len(data)
         )
         _check_id(manifest_key(manifest_id), manifest.id, manifest_id)
         return manifest
@@ -451,7 +452,7 @@ class Assets:
 
 
 def _open_manifest(data: bytes | memoryview) -> Manifest | PackedManifest:
-    payload = unpack(data, FileType.MANIFEST).payload
+    payload = unpack_manifest(data).payload
     return PackedManifest(payload) if len(payload) >= _LARGE_BYTES else decode_manifest(payload)
 
 

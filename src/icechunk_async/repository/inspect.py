@@ -9,8 +9,9 @@ import numpy as np
 
 from icechunk_async import _clock
 from icechunk_async.errors import ObjectNotFoundError, SnapshotNotFoundError
+from icechunk_async.format.buffer import Buffer
 from icechunk_async.format.envelope import FileType, unpack, written_by
-from icechunk_async.format.flat import Buffer
+from icechunk_async.format.flat import Tables
 from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
 from icechunk_async.format.repo_info import decode_repo_info
 from icechunk_async.format.snapshot import decode_snapshot
@@ -33,7 +34,6 @@ from icechunk_async.repository.layout import (
 
 if TYPE_CHECKING:
     from icechunk_async.format.envelope import Envelope
-    from icechunk_async.format.flat import Tables
     from icechunk_async.format.metadata import JSON
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import Node
@@ -215,7 +215,7 @@ async def inspect_manifest(opened: Opened, manifest_id: ManifestId) -> dict[str,
 
 def _count(payload: bytes | memoryview) -> dict[str, JSON]:
     """Count a manifest's references; in which fields they are tells their kind."""
-    root = Buffer(payload).root()
+    root = Tables.root(Buffer(payload))
     tables = root.vector(1, 4, 4, required="arrays").tables()
     nodes = tables.struct(0, NodeId.size_bytes, field="node_id")
     vectors = tables.vector(1, 4, 4, required="refs")

@@ -18,7 +18,8 @@ from icechunk_async.format.blocks import (
     table,
     vector,
 )
-from icechunk_async.format.flat import Buffer
+from icechunk_async.format.buffer import Buffer
+from icechunk_async.format.flat import Tables
 
 INNER = Shape("B", "H", "8s", "Q", REF, "12s", "i", "I")
 OUTER = Shape(REF, "B", REF, REF, REF)
@@ -49,7 +50,7 @@ def written(rows: list[Row], texts: list[str], raw: bytes) -> bytes:
 @given(rows=ROWS, texts=st.lists(st.text(max_size=20), max_size=4), raw=st.binary(max_size=30))
 def test_all_reads_back(rows: list[Row], texts: list[str], raw: bytes) -> None:
     """Whatever the lengths; numbers that are 0 are left out, and read as 0."""
-    root = Buffer(written(rows, texts, raw)).root()
+    root = Tables.root(Buffer(written(rows, texts, raw)))
     assert int(root.scalar(1, 1)[0]) == 7
     assert root.vector(2, 4, 4).texts() == texts
     assert bytes(root.vector(3, 1, 1).raw(0)) == raw
@@ -69,7 +70,7 @@ def test_all_is_aligned(rows: list[Row], texts: list[str], raw: bytes) -> None:
     """Readers in other languages refuse words that are not where the processor wants them."""
     payload = written(rows, texts, raw)
     assert len(payload) % 8 == 0
-    root = Buffer(payload).root()
+    root = Tables.root(Buffer(payload))
     inner = root.vector(0, 4, 4).tables()
     for slot, width in ((1, 2), (3, 8), (6, 4), (7, 4)):
         there = inner.select(np.flatnonzero(inner.has(slot)))
@@ -85,17 +86,18 @@ def test_what_is_left_out_takes_no_room() -> None:
     full, empty = table(shape, 1, string("x"), 3), table(shape, None, None, 0)
     assert len(empty[0]) == 8
     assert len(full[0]) > len(empty[0])
-    assert not Buffer(finish(empty)).root().has(0)[0]
+    assert not Tables.root(Buffer(finish(empty))).has(0)[0]
 
 
 def test_an_empty_text_is_there() -> None:
     """It is no default."""
     payload = finish(table(Shape(REF), string("")))
-    assert Buffer(payload).root().strings(0) == [""]
+    assert Tables.root(Buffer(payload)).strings(0) == [""]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 1000])
 def test_vectors_of_any_length(count: int) -> None:
     """Each item follows the one before."""
     texts = [f"text {number}" for number in range(count)]
-    assert Buffer(finish(table(Shape(REF), strings(texts)))).root().vector(0, 4, 4).texts() == texts
+    root = Tables.root(Buffer(finish(table(Shape(REF), strings(texts)))))
+    assert root.vector(0, 4, 4).texts() == texts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format import manifest, repeats
+from icechunk_async.format.buffer import Buffer
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind
-from icechunk_async.format.flat import Buffer, Tables
+from icechunk_async.format.flat import Tables
 from icechunk_async.format.locations import Strings
 from icechunk_async.format.manifest import decode_manifest
 from icechunk_async.format.manifest_write import encode_manifest
@@ -36,6 +38,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         shared = 2 if request.param == "on two threads" else 1000
         patch.setattr(manifest, "_SHARED_BLOCKS", shared)
+        patch.setattr(manifest, "_BLOCK", 1 << 15)
         yield
 
 
@@ -78,7 +81,7 @@ def test_damage_in_any_block_is_refused(damaged: int) -> None:
     """Whichever thread finds it."""
     refs = mixed()
     payload = bytearray(encode_manifest(manifest_id(1), {NODE: refs}))
-    tables = Buffer(bytes(payload)).root().vector(1, 4, 4).tables().vector(1, 4, 4).tables()
+    tables = Tables.root(Buffer(bytes(payload))).vector(1, 4, 4).tables().vector(1, 4, 4).tables()
     place = int(tables.positions[damaged])
     payload[place : place + 4] = b"\xff\xff\xff\x7f"
     with pytest.raises(FormatError):
@@ -113,6 +116,65 @@ def test_blocks_of_too_many_axes_are_passed_over() -> None:
     other.array(NODE, [*far, other.native((3,))])
     found = decode_manifest(other.finish(manifest_id(1)))
     assert found.refs(NODE, 1).coords.tolist() == [[3]]
+
+
+@cache
+def with_strays(stray: int) -> bytes:
+    """Answer a manifest of references of two axes, and two of one axis among them."""
+    other = OtherManifest()
+    refs = [
+        other.native(
+            (row,) if row in {stray, COUNT - 100} else (row // 100, row % 100),
+            row.to_bytes(12),
+            length=row + 1,
+        )
+        for row in range(COUNT)
+    ]
+    other.array(NODE, refs)
+    return other.finish(manifest_id(1))
+
+
+@cache
+def of_two_ranks() -> tuple[dict[int, tuple[int, ...]], bytes]:
+    """Answer a manifest in which one rank is as common as the other; and the coordinates."""
+    other = OtherManifest()
+    places = dict[int, tuple[int, ...]]()
+    for row in range(COUNT):
+        places[row] = (row,) if row % 3 else (0, row)
+    refs = [
+        other.ref(place, {5: other.out.string(f"file {row}"), 6: other.out.string(f"etag {row}")})
+        for row, place in places.items()
+    ]
+    other.array(NODE, refs)
+    return places, other.finish(manifest_id(1))
+
+
+@pytest.mark.parametrize("stray", [0, 32_767, 32_768, COUNT - 1])
+def test_a_stray_in_any_block_leaves_no_gap(stray: int) -> None:
+    """Coordinates of another rank come to others of theirs, and all the rest stay together."""
+    strays = {stray: (stray,), COUNT - 100: (COUNT - 100,)}
+    found = decode_manifest(with_strays(stray))
+    rows = [row for row in range(COUNT) if row not in strays]
+    usual = found.refs(NODE, 2)
+    assert usual.coords.tolist() == [[row // 100, row % 100] for row in rows]
+    assert usual.lengths.tolist() == [row + 1 for row in rows]
+    assert usual.chunk_ids[usual.objects].tolist() == [list(row.to_bytes(12)) for row in rows]
+    assert (found.refs(NODE, 1).lengths - 1).tolist() == sorted(strays)
+
+
+def test_strays_may_have_strings_of_their_own() -> None:
+    """Locations and ETags are numbered for each rank, over all blocks."""
+    places, payload = of_two_ranks()
+    found = decode_manifest(payload)
+    for rank in (1, 2):
+        some = found.refs(NODE, rank)
+        rows = [row for row, place in places.items() if len(place) == rank]
+        assert [some.locations.get(at) for at in some.objects.tolist()] == [
+            f"file {row}" for row in rows
+        ]
+        assert [some.etag_pool.get(at) for at in some.etags.tolist()] == [
+            f"etag {row}" for row in rows
+        ]
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 8, 31])

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.flat import Buffer, Tables, Vectors
+from icechunk_async.format.buffer import Buffer
+from icechunk_async.format.flat import Tables, Vectors
 from tests.unit.format.forge import Forge
 
 
@@ -32,14 +33,14 @@ def one_string(raw: bytes, *, nul: bool = True) -> Tables:
 def test_a_buffer_without_room_for_a_table_is_refused(size: int) -> None:
     """From nothing at all on."""
     with pytest.raises(FormatError):
-        Buffer(bytes(size)).root()
+        Tables.root(Buffer(bytes(size)))
 
 
 def test_the_root_is_found_by_the_first_word() -> None:
     """Wherever it points."""
     forge = Forge()
     data = forge.finish(forge.table(forge.vtable({0: 4}, 8), numbers(77)))
-    assert Buffer(data).root().scalar(0, 4).tolist() == [77]
+    assert Tables.root(Buffer(data)).scalar(0, 4).tolist() == [77]
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.blocks import REF, Shape, finish, table, vector
-from icechunk_async.format.flat import Buffer
+from icechunk_async.format.buffer import Buffer
+from icechunk_async.format.flat import Tables
 from icechunk_async.format.updates import (
     Availability,
     FeatureFlagChanged,
@@ -44,7 +45,7 @@ def written(updates: Sequence[Update]) -> bytes:
 
 def decoded(payload: bytes) -> tuple[Update, ...]:
     """Read it."""
-    return decode_updates(Buffer(payload).root().vector(0, 4, 4).tables())
+    return decode_updates(Tables.root(Buffer(payload)).vector(0, 4, 4).tables())
 
 
 def detail_table(detail: UpdateDetail) -> Table:

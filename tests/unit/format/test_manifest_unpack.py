@@ -1,0 +1,168 @@
+"""Whole manifests: halves of a seekable one are decompressed at once, to the same effect."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import zstandard
+
+from icechunk_async.errors import FormatError, UnsupportedSpecVersionError
+from icechunk_async.format import manifest_unpack
+from icechunk_async.format.envelope import HEADER_BYTES, FileType, file_header, pack, unpack
+from icechunk_async.format.manifest_unpack import unpack_manifest
+from icechunk_async.format.pieces import compress_pieces, decompress_run
+from icechunk_async.format.seek_index import SeekIndex
+from tests.unit.format.seekable import natives, seekable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    type Runs = list[tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def file() -> bytes:
+    """Answer a seekable file of a dozen pieces."""
+    return seekable(natives(60_000))[1]
+
+
+@pytest.fixture(autouse=True)
+def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+    """Share small payloads, too; note the size and the thread of each half."""
+    found: Runs = []
+
+    def note(blocks: memoryview, payload: memoryview, *, last: bool) -> None:
+        found.append((len(payload), threading.current_thread().name))
+        decompress_run(blocks, payload, last=last)
+
+    monkeypatch.setattr(manifest_unpack, "_SHARED_BYTES", 1 << 20)
+    monkeypatch.setattr(manifest_unpack, "decompress_run", note)
+    return iter([found])
+
+
+def test_two_threads_take_half_each(file: bytes, runs: Iterator[Runs]) -> None:
+    """What they answer is the frame's contents, and cannot be changed."""
+    whole = unpack(file, FileType.MANIFEST)
+    found = unpack_manifest(file)
+    assert found.spec_version == whole.spec_version
+    assert bytes(found.payload) == bytes(whole.payload)
+    assert isinstance(found.payload, memoryview)
+    assert found.payload.readonly
+    (first, one), (second, other) = next(runs)
+    assert one != other
+    assert first + second == len(whole.payload)
+    assert abs(first - second) < len(whole.payload) // 4
+
+
+def test_small_and_other_files_are_read_at_once(
+    file: bytes, runs: Iterator[Runs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of other writers, and those that are not worth a thread."""
+    payload = unpack(file, FileType.MANIFEST).payload
+    other = pack(payload, FileType.MANIFEST, 2)
+    assert bytes(unpack_manifest(other).payload) == bytes(payload)
+    monkeypatch.setattr(manifest_unpack, "_SHARED_BYTES", len(payload) + 1)
+    assert bytes(unpack_manifest(file).payload) == bytes(payload)
+    assert next(runs) == []
+
+
+@pytest.mark.parametrize("lie", ["checksums", "places", "frame"])
+def test_an_index_that_does_not_fit_costs_time_and_nothing_else(file: bytes, lie: str) -> None:
+    """Its own checksum is right each time, as nobody but a writer could make it."""
+    index = SeekIndex.decode(file, len(file))
+    payload = bytes(unpack(file, FileType.MANIFEST).payload)
+    frame = file[: int(index.places[-1])]
+    match lie:
+        case "checksums":
+            wrong = replace(index, checksums=index.checksums ^ np.uint32(1))
+        case "places":
+            places = index.places.copy()
+            places[1:-1] += 1
+            wrong = replace(index, places=places)
+        case _:
+            # The same payload in one piece: no half of it decodes by itself.
+            frame = pack(payload, FileType.MANIFEST, 2)
+            places = np.linspace(HEADER_BYTES + 9, len(frame), len(index.places)).astype(np.int64)
+            wrong = replace(index, places=places)
+    assert bytes(unpack_manifest(frame + wrong.encode()).payload) == payload
+
+
+def test_blocks_that_mean_something_else_alone_are_decoded_with_those_before() -> None:
+    """The second piece repeats at the distance of the first one, which it does not say again."""
+    random = np.random.default_rng(1)
+    halves = [np.resize(random.integers(0, 256, 3000, np.uint8), 700_000).tobytes() for _ in "ab"]
+    payload = b"".join(halves)
+    stream = zstandard.ZstdCompressor(level=3).compressobj(size=len(payload))
+    first = stream.compress(halves[0]) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    second = stream.compress(halves[1]) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH)
+    alone = memoryview(bytearray(700_000))
+    decompress_run(memoryview(second), alone, last=True)
+    assert alone != halves[1]
+    header = file_header(len(payload), FileType.MANIFEST, 2)
+    begin = len(header) + zstandard.frame_header_size(first)
+    ends = np.cumsum([len(header) + len(first), len(second)])
+    index = SeekIndex(
+        places=np.array([begin, *ends]),
+        cuts=np.array([0, 700_000, 1_400_000]),
+        checksums=np.array([zlib.crc32(half) for half in halves], np.uint32),
+        step=4096,
+        arrays={},
+    )
+    file = header + first + second + index.encode()
+    assert bytes(unpack_manifest(file).payload) == payload
+
+
+def test_damage_is_refused_as_without_an_index(file: bytes) -> None:
+    """Anywhere in the headers; but for the frame's window, of which no half needs all."""
+    window = HEADER_BYTES + 5
+    places = (0, 20, *range(36, window), *range(window + 1, window + 5))
+    for place, mask in product(places, (0x55, 0x04)):
+        damaged = bytearray(file)
+        damaged[place] ^= mask
+        try:
+            expected = bytes(unpack(bytes(damaged), FileType.MANIFEST).payload)
+        except (FormatError, UnsupportedSpecVersionError) as error:
+            with pytest.raises(type(error)):
+                unpack_manifest(bytes(damaged))
+        else:
+            assert bytes(unpack_manifest(bytes(damaged)).payload) == expected
+    for end in (0, 38, 50, len(file) // 2):
+        with pytest.raises(FormatError):
+            unpack_manifest(file[:end])
+
+
+def test_random_damage_never_does_more_than_refuse(file: bytes) -> None:
+    """Or answer other bytes, as a frame without a checksum allows; always as many."""
+    size = len(unpack(file, FileType.MANIFEST).payload)
+    random = np.random.default_rng(7)
+    for place in random.integers(HEADER_BYTES, len(file), 60).tolist():
+        damaged = bytearray(file)
+        damaged[place] ^= 1 << int(random.integers(8))
+        try:
+            found = unpack_manifest(bytes(damaged))
+        except FormatError:
+            continue
+        assert len(found.payload) == size
+
+
+def test_a_run_of_pieces_is_of_the_size_that_was_asked_for() -> None:
+    """Fewer or more bytes are refused, and so are blocks that refer to what came before."""
+    raw = memoryview(np.resize(np.arange(3000, dtype=np.uint16), 500_000).view(np.uint8))
+    cuts = [0, 250_000, 600_000, len(raw)]
+    pieces = compress_pieces(raw, cuts, 3)
+    assert pieces is not None
+    blocks = memoryview(b"".join(pieces.blocks[1:]))
+    found = memoryview(bytearray(len(raw) - 250_000))
+    decompress_run(blocks, found, last=True)
+    assert found == raw[250_000:]
+    for size in (len(found) - 1, len(found) + 1):
+        with pytest.raises(FormatError):
+            decompress_run(blocks, memoryview(bytearray(size)), last=True)
+    with pytest.raises(FormatError):
+        decompress_run(blocks[:-10], memoryview(bytearray(len(found))), last=True)
