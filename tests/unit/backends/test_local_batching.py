@@ -8,15 +8,18 @@ import os
 import threading
 import time
 from collections import Counter
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from icechunk_async._concurrency import bounded_map, gather
 from icechunk_async.errors import ObjectNotFoundError, StorageClosedError
-from icechunk_async.storage import open_storage
-from icechunk_async_local import locks
+from icechunk_async.storage import BlockingStorage, open_storage
+from icechunk_async_local import at_once, locks
 from icechunk_async_local.batching import Lane, _Call, _hand_over
+from icechunk_async_local.files import Files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -324,3 +327,41 @@ async def test_an_error_belongs_to_one_reader(tmp_path: Path) -> None:
         errors = await bounded_map(get, ["a", "b", "a"], limit=3)
         assert [error.context["key"] for error in errors] == ["a", "b", "a"]
         assert len({id(error) for error in errors}) == 3
+
+
+@pytest.mark.parametrize(
+    ("size", "on_this_machine", "together"),
+    [(10, True, 1), (1 << 17, True, 1), ((1 << 17) + 1, True, 2), (10, False, 2)],
+)
+async def test_small_blocking_writes_do_not_take_turns_at_each_call(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    on_this_machine: bool,  # noqa: FBT001
+    together: int,
+) -> None:
+    """One after another; unless they are large, or a call asks another machine."""
+    monkeypatch.setattr(at_once, "opens_without_requests", lambda _: on_this_machine)
+    inside: list[int] = []
+    most: list[int] = []
+    entered = count()
+    meet = threading.Barrier(together)
+    write = Files.write
+
+    def watched(self: Files, *arguments: Any) -> Any:
+        inside.append(1)
+        most.append(len(inside))
+        if next(entered) < together:
+            meet.wait(20)  # both at once, or it breaks
+        try:
+            return write(self, *arguments)
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr(Files, "write", watched)
+    async with open_storage(tmp_path) as storage:
+        assert isinstance(storage, BlockingStorage)
+        puts = [partial(storage.put_blocking, f"a/{number}", bytes(size)) for number in range(8)]
+        await asyncio.gather(*(asyncio.to_thread(put) for put in puts))
+        assert [(await storage.get(f"a/{number}")).size_bytes for number in range(8)] == [size] * 8
+    assert (max(most) == 1) == (together == 1)
