@@ -10,6 +10,7 @@ import pytest
 
 os.environ.setdefault("ICECHUNK_NO_LOGS", "1")
 
+from benchmarks.attic import Attic
 from benchmarks.contest import Contest
 from benchmarks.machine import describe
 from benchmarks.report import draw, print_table
@@ -69,6 +70,14 @@ def s3() -> Iterator[S3Server]:
     """Answer a server of S3's protocol, near and far."""
     with s3_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def attic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attic]:
+    """Answer where files go between turns that would else be deleted."""
+    found = Attic(tmp_path_factory.mktemp("attic"))
+    yield found
+    found.clear()
 
 
 @pytest.fixture

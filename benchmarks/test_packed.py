@@ -7,7 +7,6 @@ packing and once without; on the local disk ours is synced, the official engine'
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from benchmarks.attic import Attic
     from benchmarks.contest import Contest
     from benchmarks.s3_server import S3Server
 
@@ -62,13 +62,13 @@ def _write_nowhere(data: Any) -> None:
 
 
 @pytest.mark.parametrize("codecs", ["default", "fused"])
-def test_local(contest: Contest, tmp_path: Path, codecs: str) -> None:
+def test_local(contest: Contest, tmp_path: Path, attic: Attic, codecs: str) -> None:
     """On the local disk."""
     count = contest.pick(50, 10_000)
     data = numbers(count, CHUNK_BYTES)
 
     def fresh(name: str) -> str:
-        shutil.rmtree(tmp_path / name, ignore_errors=True)
+        attic.put_away(tmp_path / name)
         os.sync()
         return str(tmp_path / name)
 
