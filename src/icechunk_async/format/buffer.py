@@ -89,7 +89,7 @@ class Buffer:
         return struct.unpack_from(f"<{count}H", self.payload, position)
 
     def words(self, positions: Places, width: int) -> npt.NDArray[Any]:
-        """Read one unsigned word of ``width`` bytes at each (checked) position."""
+        """Read one unsigned word of ``width`` bytes at each (checked) position; perhaps a view."""
         self.check(positions, width, width)
         return self._read(positions, width)
 
@@ -115,7 +115,7 @@ class Buffer:
         return words
 
     def rows(self, positions: Places, size: int) -> Bytes:
-        """Copy ``size`` bytes at each position, without alignment: ``(n, size)``."""
+        """Answer ``size`` bytes at each position, unaligned: ``(n, size)``; perhaps a view."""
         if len(positions) == 0:
             return np.empty((0, size), np.uint8)
         self.check(positions, size, 1)

@@ -23,6 +23,7 @@ __all__ = [
     "check_header",
     "decompress",
     "file_header",
+    "measure_blocks",
     "pack",
     "unpack",
     "written_by",
@@ -219,7 +220,7 @@ def decompress(frame: memoryview, name: str) -> bytes | memoryview:
 def _contents(frames: memoryview, name: str) -> memoryview:
     """Answer the first frame, where nothing but skippable frames follows it; else all of them."""
     try:
-        end, _ = _measure_blocks(frames, name)
+        end, _ = measure_blocks(frames, name)
     except (FormatError, zstandard.ZstdError):
         return frames  # decompressing them tells what is wrong
     position = end
@@ -238,7 +239,7 @@ def _decompress_large(frame: memoryview, name: str, size_bytes: int) -> memoryvi
     That comes in pages of megabytes, where the system has them: more than a quarter of the time
     would be spent on touching so many small ones for the first time.
     """
-    end, _ = _measure_blocks(frame, name)
+    end, _ = measure_blocks(frame, name)
     if end != len(frame):
         raise FormatError(f"A {name} file has {len(frame) - end} bytes after its zstd frame.")
     payload = memoryview(np.empty(size_bytes, np.uint8))
@@ -252,15 +253,20 @@ def _decompress_unsized(frame: memoryview, name: str, limit: int) -> bytes:
 
     The library would neither say where the frame ends nor how much room it needs: its blocks do.
     """
-    end, room = _measure_blocks(frame, name)
+    end, room = measure_blocks(frame, name)
     if end != len(frame):
         raise FormatError(f"A {name} file has {len(frame) - end} bytes after its zstd frame.")
     decompressor = zstandard.ZstdDecompressor()
     return decompressor.decompress(frame, max_output_size=max(1, min(room, limit)))
 
 
-def _measure_blocks(frame: memoryview, name: str) -> tuple[int, int]:
-    """Answer where a frame ends, and how many bytes it decompresses to at most."""
+def measure_blocks(frame: memoryview, name: str) -> tuple[int, int]:
+    """Answer where a frame ends, and how many bytes it decompresses to at most.
+
+    Raises:
+        FormatError: it is truncated.
+        zstandard.ZstdError: it does not begin as a frame.
+    """
     position, room = zstandard.frame_header_size(frame), 0
     last = False
     while not last:

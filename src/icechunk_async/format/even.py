@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     type Positions = npt.NDArray[np.int64]
     type Places = Positions | Even
 
-__all__ = ["FEWEST", "Even", "as_array", "evenly"]
+__all__ = ["FEWEST", "Even", "as_array", "evenly", "position_at"]
 
 FEWEST: Final = 32
 """Of fewer positions an index for each takes no longer than finding out."""
@@ -43,6 +43,10 @@ class Even:
         last = self.start + self.step * (self.count - 1)
         return (self.start, last) if self.step > 0 else (last, self.start)
 
+    def at(self, index: int) -> int:
+        """Answer one of the positions; ``index`` is not negative."""
+        return self.start + self.step * index
+
     def array(self) -> Positions:
         """Answer the positions one by one."""
         stop = self.start + self.step * self.count
@@ -62,6 +66,11 @@ def evenly(positions: Positions) -> Places:
     if not (positions[1:] - positions[:-1] == step).all():
         return positions
     return Even(start, step, count)
+
+
+def position_at(places: Places, index: int) -> int:
+    """Answer one of some positions, at the same cost however many they are."""
+    return places.at(index) if isinstance(places, Even) else places.item(index)
 
 
 def as_array(places: Places) -> Positions:

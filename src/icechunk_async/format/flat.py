@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.even import Even, as_array, evenly
+from icechunk_async.format.even import Even, as_array, evenly, position_at
 from icechunk_async.format.repeats import differ
 from icechunk_async.format.vtables import vtables_of
 
@@ -74,7 +74,7 @@ class Tables:
 
     def row(self, index: int) -> Tables:
         """Answer one table alone."""
-        return Tables(self.buffer, self.positions[index : index + 1])
+        return Tables(self.buffer, np.array([position_at(self._places, index)], np.int64))
 
     def has(self, slot: int) -> npt.NDArray[np.bool_]:
         """Answer in which rows the field is present."""
@@ -129,21 +129,21 @@ class Tables:
         counts[present] = found.counts
         return Vectors(self.buffer, starts, counts, item_size)
 
-    def distinct_vectors(self, slot: int, longest: int) -> tuple[Vectors, npt.NDArray[np.bool_]]:
-        """Find those bytes of a field that are others than in the row before.
+    def distinct_vectors(
+        self, slot: int, longest: int, *, field: str
+    ) -> tuple[Vectors, npt.NDArray[np.bool_]]:
+        """Find those bytes of a required field that are others than in the row before.
 
         Args:
             slot: number of the field.
             longest: as :meth:`Vectors.changes`.
+            field: its name.
 
         Returns:
             The bytes, and in which rows they are.
         """
         places, present = self._field(slot, 4)
-        if present is not None:
-            found = self.vector(slot, 1, 1)
-            different = found.changes(longest)
-            return found.select(different), different
+        _require(present, field)
         targets = as_array(self.buffer.targets(places))
         different = np.ones(len(targets), bool)
         # Our files store once what many refer to, so that few of them are looked at.
@@ -300,13 +300,14 @@ class Vectors:
 
     def row(self, index: int) -> Vectors:
         """Answer one row alone."""
-        return self.select(np.array([index]))
+        start = np.array([position_at(self.places, index)], np.int64)
+        return Vectors(self.buffer, start, self.counts[index : index + 1], self.item_size)
 
     def raw(self, index: int) -> memoryview:
         """Answer the bytes of one row, without copying."""
-        self.buffer.require(self.starts[index : index + 1], self.counts[index] * self.item_size)
-        start = int(self.starts[index])
-        return self.buffer.payload[start : start + int(self.counts[index]) * self.item_size]
+        start, size = position_at(self.places, index), self.counts.item(index) * self.item_size
+        self.buffer.require(np.array([start], np.int64), size)
+        return self.buffer.payload[start : start + size]
 
     def changes(self, longest: int | None = None) -> npt.NDArray[np.bool_]:
         """Answer which rows hold other bytes than the row before; the first one does.
@@ -355,6 +356,11 @@ def _matrix(vectors: Vectors, max_columns: int) -> npt.NDArray[np.uint32]:
     buffer.check_unfolded(len(vectors) * 4 * columns)
     if not columns:
         return np.empty((len(vectors), 0), np.uint32)
+    if columns <= 2 and not isinstance(vectors.places, Even):
+        words = np.empty((len(vectors), columns), np.uint32)
+        for column in range(columns):
+            words[:, column] = buffer.words(vectors.places + 4 * column, 4)
+        return words
     return buffer.rows(vectors.places, 4 * columns).view("<u4")
 
 

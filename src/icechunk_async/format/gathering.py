@@ -37,7 +37,7 @@ class Room:
         self.coords = np.empty((count, rank), np.uint32)
         self.kinds = np.empty(count, np.uint8)
         self.objects = np.empty(count, np.uint32)
-        self.offsets = np.empty(count, np.uint64)
+        self.offsets = np.zeros(count, np.uint64)  # which take no memory while none is written
         self.lengths = np.empty(count, np.uint64)
 
     def count_on(self, rows: slice, before: npt.NDArray[np.int64]) -> None:
@@ -69,7 +69,8 @@ class Gathered:
         room, rows = self.room, slice(self.rows.stop, self.rows.stop + len(part))
         room.coords[rows] = part.coords
         room.kinds[rows] = part.kinds
-        room.offsets[rows] = part.offsets
+        if part.offsets.any():
+            room.offsets[rows] = part.offsets
         room.lengths[rows] = part.lengths
         room.objects[rows] = part.objects
         self.rows = slice(self.rows.start, rows.stop)
@@ -111,10 +112,13 @@ def joined(some: Sequence[Gathered]) -> ChunkRefs | None:
 
 
 def _of_rows(column: Column, rows: Sequence[slice]) -> Column:
-    """Answer rows of a column; a view of it where nothing lies between them."""
-    if all(one.stop == other.start for one, other in pairwise(rows)):
-        return column[rows[0].start : rows[-1].stop] if rows else column[:0]
-    return np.concatenate([column[it] for it in rows])
+    """Answer rows of a column; a view of it where they are most of it, with nothing between."""
+    if not rows:
+        return column[:0]
+    start, stop = rows[0].start, rows[-1].stop
+    if 2 * (stop - start) < len(column) or any(a.stop != b.start for a, b in pairwise(rows)):
+        return np.concatenate([column[it] for it in rows])
+    return column[start:stop]
 
 
 def _concatenated(columns: list[Column]) -> Column:

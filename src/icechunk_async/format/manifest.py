@@ -34,6 +34,8 @@ _BLOCK: Final = 1 << 16
 """References that are decoded at a time."""
 _SHARED_BLOCKS: Final = 4
 """From so many on, two threads share them; of smaller manifests there may be many at once."""
+_MIN_REF_BYTES: Final = 16
+"""A reference's offset, the distance to its vtable, and an empty vector of coordinates."""
 _COMPARED_BYTES: Final = 256
 """Locations up to this size are compared with the one before while they are decoded."""
 
@@ -122,15 +124,19 @@ def _decode_array(vector: Vectors, dictionary: bytes | None) -> list[ChunkRefs]:
         raise FormatError(f"A file has chunk coordinates of {halves[0].axes} axes.")
     for refs in found:
         refs.check_sorted()
-    return sorted(found, key=len, reverse=True)
+    return sorted(found, key=lambda refs: (-len(refs), refs.rank))
 
 
-def _room(vector: Vectors) -> Room:
-    """Make room for the references of an array, which mostly are of the rank of the first one."""
+def _room(vector: Vectors) -> Room | None:
+    """Make room for the references of an array, which mostly are of the rank of the first one.
+
+    None where the file is too small for as many of that rank: the first one may be a stray.
+    """
     count = vector.counts.item()
     first = next(vector.blocks(1)).tables().vector(0, 4, 4, required="index")
-    rank = min(first.counts.item(), MAX_RANK)
-    vector.buffer.check_unfolded(4 * rank * count)
+    rank = first.counts.item()
+    if rank > MAX_RANK or count * (_MIN_REF_BYTES + 4 * rank) > vector.buffer.size:
+        return None
     return Room(rank, count)
 
 
@@ -175,7 +181,7 @@ class _Half:
 
 def _join(parts: list[ChunkRefs]) -> ChunkRefs:
     """Join parts of one array and rank, decoded from one file; their columns are copied."""
-    if len(parts) == 1 and len(parts[0]) < FEWEST:  # none of them is a view
+    if len(parts) == 1 and len(parts[0]) < FEWEST:  # it has no views but of a word
         return parts[0]
     gathered = Gathered(Room(parts[0].rank, sum(map(len, parts))), 0)
     for part in parts:
@@ -257,7 +263,9 @@ def _virtual(
         different[1:] |= packed[1:] != packed[:-1]
         raw = raw.select(different)
     else:
-        raw, different = virtual.distinct_vectors(8 if packed.all() else 5, _COMPARED_BYTES)
+        raw, different = virtual.distinct_vectors(
+            8 if packed.all() else 5, _COMPARED_BYTES, field="location"
+        )
     # Chunks that follow each other mostly lie in one object, so few locations are different.
     runs = np.cumsum(different, dtype=np.uint32) - np.uint32(1)
     names = StoredStrings(raw, packed[different], dictionary)

@@ -19,6 +19,7 @@ from icechunk_async.format.envelope import (
     Envelope,
     FileType,
     check_header,
+    measure_blocks,
     unpack,
 )
 from icechunk_async.format.halves import both
@@ -28,7 +29,8 @@ from icechunk_async.format.seek_index import SeekIndex, index_size
 __all__ = ["unpack_manifest"]
 
 _SHARED_BYTES: Final = 1 << 23
-"""Payloads from this size are shared by two threads; of smaller ones there may be many at once."""
+"""Payloads from this size are shared by two threads; of smaller ones there may be many at once.
+It is several pieces, so that each thread has some."""
 
 
 def unpack_manifest(data: bytes | memoryview) -> Envelope:
@@ -50,25 +52,39 @@ def _decompress_halves(view: memoryview) -> memoryview | None:
         return None
     try:
         index = SeekIndex.decode(view, len(view))
-        frame = zstandard.get_frame_parameters(view[HEADER_BYTES:])
-    except (FormatError, zstandard.ZstdError):
-        return None
-    size = int(index.cuts[-1])
-    if size < _SHARED_BYTES or frame.content_size != size or frame.has_checksum:
-        return None
-    payload = memoryview(np.empty(size, np.uint8))
-    middle = int(np.searchsorted(index.cuts, size // 2))
-    cut, place = int(index.cuts[middle]), int(index.places[middle])
-    start, stop = int(index.places[0]), int(index.places[-1])
-    try:
+        if not _is_shared(index, view[HEADER_BYTES:]):
+            return None
+        payload = memoryview(np.empty(index.cuts[-1], np.uint8))
+        middle = int(np.searchsorted(index.cuts, len(payload) // 2))
         both(
-            lambda: decompress_run(view[start:place], payload[:cut], last=False),
-            lambda: decompress_run(view[place:stop], payload[cut:], last=True),
+            lambda: _decompress(view, index, range(middle), payload),
+            lambda: _decompress(view, index, range(middle, len(index)), payload),
         )
-    except FormatError:
-        return None
-    # The piece at the cut is what its writer made it, so the rest is what follows it in the frame.
-    first = payload[cut : int(index.cuts[middle + 1])]
-    if zlib.crc32(first) != int(index.checksums[middle]):
+    except (FormatError, zstandard.ZstdError, MemoryError):
         return None
     return payload.toreadonly()
+
+
+def _is_shared(index: SeekIndex, frame: memoryview) -> bool:
+    """Tell whether two threads take a half each, of a frame that is what the index says."""
+    found = zstandard.get_frame_parameters(frame)
+    begin, end = (index.places[[0, -1]] - HEADER_BYTES).tolist()
+    return (
+        found.content_size == int(index.cuts[-1]) >= _SHARED_BYTES
+        and zstandard.frame_header_size(frame) == begin
+        and measure_blocks(frame, "manifest")[0] == end
+    )
+
+
+def _decompress(view: memoryview, index: SeekIndex, pieces: range, payload: memoryview) -> None:
+    """Decompress some pieces to where they belong, and compare each with its checksum.
+
+    What one decodes to may depend on those before it, in files of others: then it shows here.
+    """
+    cuts: list[int] = index.cuts.tolist()
+    start, stop = index.places[[pieces.start, pieces.stop]].tolist()
+    part = payload[cuts[pieces.start] : cuts[pieces.stop]]
+    decompress_run(view[start:stop], part, last=pieces.stop == len(index))
+    for piece in pieces:
+        if zlib.crc32(payload[cuts[piece] : cuts[piece + 1]]) != index.checksums[piece]:
+            raise FormatError("A piece of a manifest is not what its index says.")

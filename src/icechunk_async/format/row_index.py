@@ -80,7 +80,7 @@ def _keys(
     count: int, columns: list[npt.NDArray[np.uint32]], low: Coordinates, strides: list[int]
 ) -> npt.NDArray[Any]:
     """Answer the row-major position of each row in a box that begins at ``low``."""
-    number = np.dtype(np.uint32 if strides[0] <= 1 << 32 else np.uint64)
+    number = np.dtype(np.uint32 if strides[0] < 1 << 32 else np.uint64)
     if len(columns) == 1 and low[0] == 0:
         return columns[0]
     keys: npt.NDArray[Any] = np.zeros(count, number)

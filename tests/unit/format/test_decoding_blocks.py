@@ -13,6 +13,7 @@ from icechunk_async.format import manifest, repeats
 from icechunk_async.format.buffer import Buffer
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind
 from icechunk_async.format.flat import Tables
+from icechunk_async.format.gathering import Room
 from icechunk_async.format.locations import Strings
 from icechunk_async.format.manifest import decode_manifest
 from icechunk_async.format.manifest_write import encode_manifest
@@ -160,6 +161,49 @@ def test_a_stray_in_any_block_leaves_no_gap(stray: int) -> None:
     assert usual.lengths.tolist() == [row + 1 for row in rows]
     assert usual.chunk_ids[usual.objects].tolist() == [list(row.to_bytes(12)) for row in rows]
     assert (found.refs(NODE, 1).lengths - 1).tolist() == sorted(strays)
+
+
+def test_no_room_is_made_that_the_file_cannot_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first reference is a stray of many axes."""
+    other = OtherManifest()
+    far = {0: (1,) * 64}
+    refs = [other.native(far.get(row, (row,)), length=row + 1) for row in range(5000)]
+    other.array(NODE, refs)
+    payload = other.finish(manifest_id(1))
+    made: list[int] = []
+
+    class Watched(Room):
+        def __init__(self, rank: int, count: int) -> None:
+            made.append(count * (25 + 4 * rank))
+            super().__init__(rank, count)
+
+    monkeypatch.setattr(manifest, "Room", Watched)
+    monkeypatch.setattr(manifest, "_BLOCK", 1 << 10)
+    found = decode_manifest(payload)
+    assert (found.refs(NODE, 1).lengths == np.arange(2, 5001)).all()
+    assert found.refs(NODE, 64).lengths.tolist() == [1]
+    assert 0 < max(made) < 2 * len(payload)
+
+
+def test_a_stray_in_front_leaves_no_room_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was made for all is not kept for one."""
+    monkeypatch.setattr(manifest, "_BLOCK", 1 << 10)
+    other = OtherManifest()
+    refs = [other.native((row,) if row else (0, 0), length=row + 1) for row in range(5000)]
+    other.array(NODE, refs)
+    found = decode_manifest(other.finish(manifest_id(1)))
+    assert len(found.refs(NODE, 1)) == 4999
+    for column in (found.refs(NODE, 2).coords, found.refs(NODE, 2).lengths):
+        assert column.base is None or column.base.size < 10
+
+
+def test_of_ranks_that_are_as_common_the_lower_one_counts() -> None:
+    """However many blocks there are."""
+    for count in (100, 80_000):
+        other = OtherManifest()
+        refs = [other.native((row // 2, 0) if row % 2 else (row // 2,)) for row in range(count)]
+        other.array(NODE, refs)
+        assert decode_manifest(other.finish(manifest_id(1))).arrays[NODE].rank == 1
 
 
 def test_strays_may_have_strings_of_their_own() -> None:

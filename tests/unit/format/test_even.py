@@ -13,7 +13,7 @@ from icechunk_async.errors import FormatError
 from icechunk_async.format.buffer import Buffer
 from icechunk_async.format.chunk_refs import ChunkRefs, Kind
 from icechunk_async.format.even import FEWEST, Even, as_array, evenly
-from icechunk_async.format.flat import Tables
+from icechunk_async.format.flat import Tables, Vectors
 from icechunk_async.format.manifest import decode_manifest
 from icechunk_async.format.manifest_write import encode_manifest
 from tests.unit.format.samples import manifest_id, node_id
@@ -132,6 +132,45 @@ def test_columns_of_a_manifest_are_its_own() -> None:
         assert not np.shares_memory(column, raw)
         assert column.flags.c_contiguous or column.strides == (0,)
     assert columns.kinds.tolist() == [Kind.NATIVE] * 5000
+
+
+def test_one_row_of_many_is_found_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loops over rows would else take time in proportion to their square."""
+    payload = bytes(encode_manifest(manifest_id(1), {node_id(1): natives(5000)}))
+    tables = Tables.root(Buffer(payload)).vector(1, 4, 4).tables().vector(1, 4, 4).tables()
+    index = tables.vector(0, 4, 4)
+    lengths, coords = tables.scalar(3, 8).tolist(), index.words().tolist()
+
+    array = Even.array
+
+    def refuse(self: Even) -> npt.NDArray[np.int64]:
+        assert len(self) == 1, "all positions were asked for"
+        return array(self)
+
+    monkeypatch.setattr(Even, "array", refuse)
+    for row in (0, 77, 4999):
+        assert tables.row(row).scalar(3, 8).tolist() == [lengths[row]]
+        assert index.row(row).words().tolist() == [coords[row]]
+        assert bytes(index.raw(row)) == coords[row].to_bytes(4, "little")
+
+
+@pytest.mark.parametrize("item_size", [1, 4])
+def test_vectors_of_one_size_are_refused_behind_the_end(item_size: int) -> None:
+    """The last one may reach it, and no further; the same where one has another size."""
+    places, end = Even(0, 16, 40), 16 * 39 + 4
+    for size, fits in ((8, True), (9, False), (1 << 31, False)):
+        for other in (size, 0):
+            words = np.full(4 * 50, size, np.uint32)
+            words[0] = other
+            buffer = Buffer(words.tobytes()[: end + 8 * item_size])
+            if fits:
+                found = Vectors.at(buffer, places, item_size, 1)
+                assert found.counts.tolist() == [other, *[size] * 39]
+                assert isinstance(found.places, Even) == (other == size)
+                assert found.starts.tolist() == [*range(4, end + 1, 16)]
+            else:
+                with pytest.raises(FormatError, match="outside"):
+                    Vectors.at(buffer, places, item_size, 1)
 
 
 def test_a_damaged_vtable_of_even_tables_is_refused() -> None:

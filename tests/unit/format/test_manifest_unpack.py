@@ -93,28 +93,94 @@ def test_an_index_that_does_not_fit_costs_time_and_nothing_else(file: bytes, lie
     assert bytes(unpack_manifest(frame + wrong.encode()).payload) == payload
 
 
-def test_blocks_that_mean_something_else_alone_are_decoded_with_those_before() -> None:
-    """The second piece repeats at the distance of the first one, which it does not say again."""
+@pytest.mark.parametrize("between", [0, 300_000])
+def test_blocks_that_mean_something_else_alone_are_decoded_with_those_before(between: int) -> None:
+    """The last piece repeats at the distance of the first one, which it does not say again.
+
+    Whether it follows at once, or after one that repeats nothing and is right by itself.
+    """
     random = np.random.default_rng(1)
-    halves = [np.resize(random.integers(0, 256, 3000, np.uint8), 700_000).tobytes() for _ in "ab"]
-    payload = b"".join(halves)
-    stream = zstandard.ZstdCompressor(level=3).compressobj(size=len(payload))
-    first = stream.compress(halves[0]) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
-    second = stream.compress(halves[1]) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH)
+    sizes = [700_000, between, 700_000 - between]
+    periods = [random.integers(0, 256, size, np.uint8) for size in (3000, max(between, 1), 3000)]
+    raws = [np.resize(*it).tobytes() for it in zip(periods, sizes, strict=True) if it[1]]
+    stream = zstandard.ZstdCompressor(level=3).compressobj(size=1_400_000)
+    blocks = [stream.compress(it) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) for it in raws]
+    blocks[-1] += stream.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH)
     alone = memoryview(bytearray(700_000))
-    decompress_run(memoryview(second), alone, last=True)
-    assert alone != halves[1]
-    header = file_header(len(payload), FileType.MANIFEST, 2)
-    begin = len(header) + zstandard.frame_header_size(first)
-    ends = np.cumsum([len(header) + len(first), len(second)])
+    decompress_run(memoryview(b"".join(blocks[1:])), alone, last=True)
+    assert alone != b"".join(raws[1:])
+    file = with_index(blocks, raws)
+    assert bytes(unpack_manifest(file).payload) == b"".join(raws)
+
+
+def with_index(blocks: list[bytes], raws: list[bytes], junk: bytes = b"") -> bytes:
+    """Answer a file of given pieces, the first with a frame's header, and its index."""
+    header = file_header(sum(map(len, raws)), FileType.MANIFEST, 2)
+    begin = len(header) + zstandard.frame_header_size(blocks[0])
+    ends = np.cumsum([len(header) + len(blocks[0]), *map(len, blocks[1:])])
+    ends[-1] += len(junk)
     index = SeekIndex(
         places=np.array([begin, *ends]),
-        cuts=np.array([0, 700_000, 1_400_000]),
-        checksums=np.array([zlib.crc32(half) for half in halves], np.uint32),
+        cuts=np.cumsum([0, *map(len, raws)]),
+        checksums=np.array([zlib.crc32(raw) for raw in raws], np.uint32),
         step=4096,
         arrays={},
     )
-    file = header + first + second + index.encode()
+    return b"".join([header, *blocks, junk, index.encode()])
+
+
+def test_bytes_between_the_frame_and_its_index_are_refused() -> None:
+    """Though the index counts them in."""
+    raws = [bytes(700_000), bytes(700_000)]
+    pieces = compress_pieces(memoryview(b"".join(raws)), [0, 700_000, 1_400_000], 3)
+    assert pieces is not None
+    blocks = [pieces.header + pieces.blocks[0], pieces.blocks[1]]
+    assert bytes(unpack_manifest(with_index(blocks, raws)).payload) == b"".join(raws)
+    with pytest.raises(FormatError):
+        unpack_manifest(with_index(blocks, raws, b"junk"))
+
+
+def test_blocks_inside_of_a_block_are_not_taken_for_the_frame() -> None:
+    """The index says that the first piece begins in what the frame holds as it is."""
+    size, raws = 1_400_000, [bytes(700_000), bytes(700_000)]
+    pieces = compress_pieces(memoryview(b"".join(raws)), [0, 700_000, size], 3)
+    assert pieces is not None
+    inner = b"".join(pieces.blocks)
+    outer = [block_header(len(inner), kind=0) + inner]
+    left = size - len(inner)
+    while left:
+        some = min(left, 1 << 17)
+        left -= some
+        outer.append(block_header(some, kind=1, last=not left) + b"x")
+    frame = pieces.header + b"".join(outer)
+    header = file_header(size, FileType.MANIFEST, 2)
+    begin = len(header) + len(pieces.header) + 3
+    index = SeekIndex(
+        places=np.array([begin, begin + len(pieces.blocks[0]), len(header) + len(frame)]),
+        cuts=np.array([0, 700_000, size]),
+        checksums=np.array([zlib.crc32(raw) for raw in raws], np.uint32),
+        step=4096,
+        arrays={},
+    )
+    found = unpack_manifest(header + frame + index.encode())
+    assert bytes(found.payload) == inner + b"x" * (size - len(inner))
+
+
+def block_header(size: int, *, kind: int, last: bool = False) -> bytes:
+    """Answer the header of a block (RFC 8878, 3.1.1.2): kind 0 is raw, 1 a repeated byte."""
+    return (size << 3 | kind << 1 | last).to_bytes(3, "little")
+
+
+def test_without_memory_the_answer_is_that_of_other_files(
+    file: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may need less of it at a time."""
+    payload = bytes(unpack(file, FileType.MANIFEST).payload)
+
+    def refuse(*_arguments: object, **_named: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(manifest_unpack, "decompress_run", refuse)
     assert bytes(unpack_manifest(file).payload) == payload
 
 

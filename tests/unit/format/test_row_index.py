@@ -158,3 +158,13 @@ def test_rows_of_another_rank_are_in_no_matrix() -> None:
     for rank in (0, 1, 3):
         rows = matrix([(0,) * rank], rank)
         assert rows_in(rows, matrix([(0, 0)], 2)).tolist() == [False]
+
+
+def test_coordinates_may_span_all_of_their_range() -> None:
+    """On any axis: a step from one row of an axis to the next is then beyond 32 bits."""
+    top = 2**32 - 1
+    for corners in ([(0, 0), (0, top)], [(0, 0), (top, 0)], [(0, 0, 0), (0, top, 0)]):
+        index = RowIndex.of(np.array(corners, np.uint32))
+        assert index.ascending
+        assert [index.find(corner) for corner in corners] == [0, 1]
+        assert index.find(tuple(min(1, it) for it in corners[1])) is None
