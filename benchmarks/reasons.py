@@ -25,9 +25,8 @@ call of the operating system for each file: on one thread these calls alone take
     "Large objects on S3 through zarr": """
 Receiving, parsing (aiohttp slices and joins what comes) and Zarr's copy into the array follow
 one another on the thread of Zarr's only loop, where compiled clients receive on other threads.
-Two objects of 100 MB and their array are 400 MB, for which the system has to find memory: ours
-took 86 to 116 ms in the best turn of each of three runs, where compiled clients took 68 to 88, and
-up to 478 ms in the worst.
+Two objects of 100 MB and their array are 400 MB, for which the system has to find memory; in some
+turns that takes several times as long as all else.
 Over TLS asyncio reads one record of 16 KB at a time and copies it twice more. `obstore+s3://`
 is the way out.
 """,
@@ -41,8 +40,8 @@ spread over small steps. Pauses grow with the number of lost races, so that trie
 time stay few.
 """,
     "Read arrays through zarr": """
-With the default pipeline Zarr itself takes more than half of our time of small chunks, whatever
-the store, and with the fused one about half, see *zarr alone*. The fused pipeline reads on two
+Zarr itself takes half to three quarters of our time of small chunks, whatever the store, see
+*zarr alone*. The fused pipeline reads on two
 threads of one interpreter; chunks that wait for no disk, such as inline ones, are read in half
 the time with `codec_pipeline.max_workers` 1. Of the rest finding the reference, which Zarr's own
 local store need not, is about as much as opening and reading the file. Of 1 MB nine tenths are
@@ -59,12 +58,12 @@ waking up a thread is cheap, since that is what the official engine pays.
 *Set and commit*: half of the time is compressing the manifest, on two threads, and making sure
 that each of its pieces decodes by itself; a sixth is checking and storing a text for each
 reference. *Native references*: half a microsecond for each is left, in steps over whole columns
-and in compressing random ids. *Iterate*: decompressing 44 to 120 MB takes two fifths of the time
-or more, see the floor, and reading columns out of it, on two threads, most of the rest; five
-times the official engine's speed would be 1.05 to 1.75 times the floor. *Open cold, written by
-the official engine*: the table of the first chunk is at the file's end, so all of it has to be
-decompressed first, which is the floor, into as much memory as the official engine takes. *Change
-one*: ours waits for the disk, the official engine does not; see *CPU*.
+and in compressing random ids. *Iterate, written by the official engine*: decompressing 68 to 120
+MB takes half of the time or more, see the floor. Its records follow texts of different lengths,
+so columns are read out of it by an index for each, on two threads, which is most of the rest.
+*Open cold, written by the official engine*: the table of the first chunk is at the file's end, so
+all of it has to be decompressed first, which is the floor, into as much memory as the official
+engine takes. *Change one*: ours waits for the disk, the official engine does not; see *CPU*.
 """,
     "Small chunks that share objects": """
 Objects are few; what is left is what Zarr takes for each chunk, see *zarr alone*, and the copy
@@ -93,9 +92,11 @@ first chunk comes over the connection that opened the repository; Zarr's loop ma
 it reads more.
 """,
     "Write arrays through zarr": """
-Ours is on the disk when the commit returns, the official engine's is not. Large arrays are
-written from where they are, and the disk begins with them at once; what is left is the system's
-copy, the file system, and waiting for the disk. `durability: none` does not wait, [at a
+Ours is on the disk when the commit returns, the official engine's is not. Of 10 KB, Zarr takes
+nearly half, see *zarr alone*, and the calls of the system a quarter: opening the folder, creating
+and filling a file under a reserved name, and giving it its own while a lock is held. Large arrays
+are written from where they are, and the disk begins with them at once; what is left is the
+system's copy, the file system, and waiting for the disk. `durability: none` does not wait, [at a
 risk](../how-to/local-disks.md#trading-durability-for-speed).
 """,
 }
