@@ -185,13 +185,21 @@ async def test_a_client_that_waits_to_be_told_to_continue_is_told(
 
 
 async def test_a_connection_that_the_server_ended_is_not_used_again(
-    server: Echo, proxy: FaultProxy
+    server: Echo, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client's own goes on."""
+    ended: set[int] = set()
+    feed_eof = asyncio.StreamReader.feed_eof
+
+    def note(self: asyncio.StreamReader) -> None:
+        feed_eof(self)
+        ended.add(id(self))
+
+    monkeypatch.setattr(asyncio.StreamReader, "feed_eof", note)
     async with Client(proxy.port) as client:
         assert (await client.ask()).status == 200
         assert (await client.ask(target="/close")).status == 200
-        await until(lambda: not server.listening._connections)
+        await until(lambda: len(ended) == 2)  # the server's end of it, and the proxy's
         assert (await client.ask()).status == 200
     assert server.connections == 2
 
