@@ -188,18 +188,18 @@ async def test_a_connection_that_the_server_ended_is_not_used_again(
     server: Echo, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client's own goes on."""
-    ended: set[int] = set()
+    heard_by: set[threading.Thread | None] = set()
     feed_eof = asyncio.StreamReader.feed_eof
 
     def note(self: asyncio.StreamReader) -> None:
         feed_eof(self)
-        ended.add(id(self))
+        heard_by.add(threading.current_thread())
 
     monkeypatch.setattr(asyncio.StreamReader, "feed_eof", note)
     async with Client(proxy.port) as client:
         assert (await client.ask()).status == 200
         assert (await client.ask(target="/close")).status == 200
-        await until(lambda: len(ended) == 2)  # the server's end of it, and the proxy's
+        await until(lambda: proxy._listening._thread in heard_by)
         assert (await client.ask()).status == 200
     assert server.connections == 2
 
