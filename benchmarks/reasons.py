@@ -41,13 +41,12 @@ time stay few.
 """,
     "Read arrays through zarr": """
 Zarr itself takes half to three quarters of our time of small chunks, whatever the store, see
-*zarr alone*. The fused pipeline reads on two
-threads of one interpreter; chunks that wait for no disk, such as inline ones, are read in half
-the time with `codec_pipeline.max_workers` 1. Of the rest finding the reference, which Zarr's own
-local store need not, is about as much as opening and reading the file. Of 1 MB nine tenths are
-copies, the system's and Zarr's. In slow turns it is NumPy's copy into the result that takes up to
-six times as long, while the system finds memory for it. TensorStore decodes and copies in
-compiled threads, without either.
+*zarr alone*. The fused pipeline reads on two threads of one interpreter; chunks that wait for no
+disk, such as inline ones, are read in half the time with `codec_pipeline.max_workers` 1. Of the
+rest finding the reference, which Zarr's own local store need not, is about as much as opening and
+reading the file. Of 1 MB nine tenths are copies, the system's and Zarr's. In slow turns it is
+NumPy's copy into the result that takes up to six times as long, while the system finds memory for
+it. TensorStore decodes and copies in compiled threads, without either.
 """,
     "Read through the store": """
 Each call costs the interpreter 2 to 20 microseconds, of which opening, reading and closing a
@@ -57,13 +56,14 @@ waking up a thread is cheap, since that is what the official engine pays.
     "References of chunks": """
 *Set and commit*: half of the time is compressing the manifest, on two threads, and making sure
 that each of its pieces decodes by itself; a sixth is checking and storing a text for each
-reference. *Native references*: half a microsecond for each is left, in steps over whole columns
-and in compressing random ids. *Iterate, written by the official engine*: decompressing 68 to 120
-MB takes half of the time or more, see the floor. Its records follow texts of different lengths,
-so columns are read out of it by an index for each, on two threads, which is most of the rest.
-*Open cold, written by the official engine*: the table of the first chunk is at the file's end, so
-all of it has to be decompressed first, which is the floor, into as much memory as the official
-engine takes. *Change one*: ours waits for the disk, the official engine does not; see *CPU*.
+reference. *Native references*: a third of a microsecond for each is left, in steps over whole
+columns and in compressing random ids. *Iterate, written by the official engine*: decompressing 68
+to 120 MB takes half of the time or more, see the floor. Its records follow texts of different
+lengths, so columns are read out of it by an index for each, on two threads, which is most of the
+rest. *Open cold, written by the official engine*: the table of the first chunk is at the file's
+end, so all of it has to be decompressed first, which is the floor, into as much memory as the
+official engine takes. *Change one*: ours waits for the disk, the official engine does not; see
+*CPU*.
 """,
     "Small chunks that share objects": """
 Objects are few; what is left is what Zarr takes for each chunk, see *zarr alone*, and the copy

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.even import Even, as_array, evenly, position_at
+from icechunk_async.format.even import FEWEST, Even, as_array, evenly, position_at
 from icechunk_async.format.repeats import differ
 from icechunk_async.format.vtables import vtables_of
 
@@ -35,8 +35,6 @@ __all__ = ["Tables", "Vectors"]
 _MAX_REPEATED_TABLES: Final = 1
 """How much larger than the file vectors of tables may be, unfolded: writers do not share them, and
 each item costs far more than one of a string."""
-_LONG: Final = 32
-"""Vectors of fewer items are read by an index for each."""
 
 
 class Tables:
@@ -221,7 +219,7 @@ class Vectors:
             start, count = self.starts.item(), self.counts.item()
             self.buffer.check_unfolded(count * self.item_size)
             run = Even(start, self.item_size, count)
-            return run if count >= _LONG else run.array()
+            return run if count >= FEWEST else run.array()
         total = int(self.counts.sum())
         self.buffer.check_unfolded(total * self.item_size)
         if len(self) and (self.counts == self.counts[0]).all():
@@ -356,6 +354,7 @@ def _matrix(vectors: Vectors, max_columns: int) -> npt.NDArray[np.uint32]:
     buffer.check_unfolded(len(vectors) * 4 * columns)
     if not columns:
         return np.empty((len(vectors), 0), np.uint32)
+    # An index for each of one or two columns takes a tenth off decoding large manifests.
     if columns <= 2 and not isinstance(vectors.places, Even):
         words = np.empty((len(vectors), columns), np.uint32)
         for column in range(columns):

@@ -102,12 +102,11 @@ def _decode_array(vector: Vectors, dictionary: bytes | None) -> list[ChunkRefs]:
     cache and takes no memory; many of them on two threads.
     """
     blocks = list(vector.blocks(_BLOCK))
-    if len(blocks) == 1:
-        halves = [_Half(None, 0, dictionary, 1).decode(blocks)]
-    elif len(blocks) < _SHARED_BLOCKS:
-        halves = [_Half(_room(vector), 0, dictionary, 1).decode(blocks)]
+    room = _room(vector) if len(blocks) > 1 else None
+    if len(blocks) < _SHARED_BLOCKS:
+        halves = [_Half(room, 0, dictionary, 1).decode(blocks)]
     else:
-        room, middle = _room(vector), len(blocks) // 2
+        middle = len(blocks) // 2
         first, second = (_Half(room, row, dictionary, 2) for row in (0, middle * _BLOCK))
         halves = [
             *both(lambda: first.decode(blocks[:middle]), lambda: second.decode(blocks[middle:]))

@@ -21,8 +21,6 @@ from icechunk_async.format.seek_index import SeekIndex
 from tests.unit.format.seekable import natives, seekable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     type Runs = list[tuple[int, str]]
 
 
@@ -33,7 +31,7 @@ def file() -> bytes:
 
 
 @pytest.fixture(autouse=True)
-def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Share small payloads, too; note the size and the thread of each half."""
     found: Runs = []
 
@@ -43,10 +41,10 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
 
     monkeypatch.setattr(manifest_unpack, "_SHARED_BYTES", 1 << 20)
     monkeypatch.setattr(manifest_unpack, "decompress_run", note)
-    return iter([found])
+    return found
 
 
-def test_two_threads_take_half_each(file: bytes, runs: Iterator[Runs]) -> None:
+def test_two_threads_take_half_each(file: bytes, runs: Runs) -> None:
     """What they answer is the frame's contents, and cannot be changed."""
     whole = unpack(file, FileType.MANIFEST)
     found = unpack_manifest(file)
@@ -54,14 +52,14 @@ def test_two_threads_take_half_each(file: bytes, runs: Iterator[Runs]) -> None:
     assert bytes(found.payload) == bytes(whole.payload)
     assert isinstance(found.payload, memoryview)
     assert found.payload.readonly
-    (first, one), (second, other) = next(runs)
+    (first, one), (second, other) = runs
     assert one != other
     assert first + second == len(whole.payload)
     assert abs(first - second) < len(whole.payload) // 4
 
 
 def test_small_and_other_files_are_read_at_once(
-    file: bytes, runs: Iterator[Runs], monkeypatch: pytest.MonkeyPatch
+    file: bytes, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of other writers, and those that are not worth a thread."""
     payload = unpack(file, FileType.MANIFEST).payload
@@ -69,7 +67,7 @@ def test_small_and_other_files_are_read_at_once(
     assert bytes(unpack_manifest(other).payload) == bytes(payload)
     monkeypatch.setattr(manifest_unpack, "_SHARED_BYTES", len(payload) + 1)
     assert bytes(unpack_manifest(file).payload) == bytes(payload)
-    assert next(runs) == []
+    assert runs == []
 
 
 @pytest.mark.parametrize("lie", ["checksums", "places", "frame"])
