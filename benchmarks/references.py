@@ -46,7 +46,7 @@ def set_native(engine: str, count: int, spec: int) -> dict[str, float]:
     _array(session.store, count)
     with Meter() as writing:
         asyncio.run(_write(session.store, count))
-    with Meter() as commit:
+    with Meter(finds_memory=True) as commit:
         session.commit("references")
     return {
         **commit.figures(),

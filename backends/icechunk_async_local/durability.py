@@ -10,6 +10,7 @@ import errno
 import os
 import sys
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,7 +30,8 @@ if sys.platform == "darwin":
     import fcntl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
+    from concurrent.futures import Future
     from pathlib import Path
 
     from icechunk_async_local.paths import Place, Tree
@@ -43,8 +45,6 @@ FEW: Final = 64
 """So many entries are synced one by one; more are left to one ``syncfs`` where that is sound."""
 
 _THREADS: Final = 8
-_WORTH_THREADS: Final = 3
-"""A hop takes a fiftieth of the time that a disk takes for one entry."""
 _LARGE_BYTES: Final = 1 << 19
 """From this size on a device gains by beginning early; smaller files are written out together."""
 _GONE: Final = MISSING | {errno.ELOOP}
@@ -242,24 +242,40 @@ class Ledger:
             work.append(self._sync_above_root)
         self._each(work)
 
-    def _each(self, work: Sequence[Callable[[], None]]) -> None:
-        """Sync entries at the same time: journals make those last together that ask together."""
-        if len(work) < _WORTH_THREADS:
-            for sync in work:
-                sync()
-            return
+    def _each(self, work: Iterable[Callable[[], None]]) -> None:
+        """Sync entries at the same time: journals make those last together that ask together.
+
+        Whoever takes the first of several asks for one more thread before it begins. So all are at
+        work where a device takes its time, and few have started where it answers at once.
+        """
+        waiting = deque(work)
+        helpers: list[Future[None]] = []
+        failures: list[OSError] = []
+
+        def share(*, ask: bool = True) -> None:
+            while waiting:
+                try:
+                    sync = waiting.popleft()
+                except IndexError:  # another thread was quicker
+                    return
+                if ask and waiting:
+                    with suppress(RuntimeError):  # the interpreter exits and begins no threads
+                        helpers.append(self._threads.submit(share))
+                ask = False
+                try:
+                    sync()
+                except OSError as error:
+                    failures.append(error)
+
         try:
-            calls = [self._threads.submit(sync) for sync in work[1:]]
-        except RuntimeError:  # the interpreter exits and begins nothing more on threads
-            for sync in work:
-                sync()
-            return
-        try:
-            work[0]()
-        finally:
-            wait(calls)  # what fails must not be given back while others are still under way
-        for call in calls:
-            call.result()
+            share()
+        finally:  # what fails must not be given back while others are still under way
+            for helper in helpers:  # who is waited for may have asked for more of them
+                wait([helper])
+        for helper in helpers:
+            helper.result()
+        if failures:  # what is lost is told once only, and what passes can be told again
+            raise next((it for it in failures if isinstance(it, _LostWriteError)), failures[0])
 
     def _sync_file(self, file: _Path) -> None:
         try:

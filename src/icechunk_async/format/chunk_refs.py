@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 _NOTHING: Final = memoryview(b"")
+_COLUMNS: Final = ("coords", "kinds", "objects", "offsets", "lengths", "etags", "modified")
 _INLINE, _NATIVE, _VIRTUAL = map(int, (Kind.INLINE, Kind.NATIVE, Kind.VIRTUAL))
 """Plain numbers, since each chunk that is read is compared with them."""
 
@@ -220,34 +221,34 @@ class ChunkRefs:
         parts = [part.narrow().compact() for part in parts]
         location_maps, locations = merge_pools([part.locations for part in parts])
         etag_maps, etag_pool = merge_pools([part.etag_pool for part in parts])
-        columns: dict[str, list[npt.NDArray[Any]]] = {"objects": [], "offsets": [], "etags": []}
-        inline: list[memoryview] = []
-        id_base = inline_base = 0
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS
+        }
+        begin = id_base = inline_base = 0
         for part, location_map, etag_map in zip(parts, location_maps, etag_maps, strict=True):
+            end = begin + len(part)
             objects, offsets, etags = (
-                np.array(column) for column in (part.objects, part.offsets, part.etags)
+                columns[name][begin:end] for name in ("objects", "offsets", "etags")
             )
-            objects[part.kinds == Kind.NATIVE] += np.uint32(id_base)
-            virtual = part.kinds == Kind.VIRTUAL
-            objects[virtual] = location_map[objects[virtual]]
-            guarded = etags != NO_ETAG
-            etags[guarded] = etag_map[etags[guarded]]
-            offsets[part.kinds == Kind.INLINE] += np.uint64(inline_base)
-            for name, column in (("objects", objects), ("offsets", offsets), ("etags", etags)):
-                columns[name].append(column)
-            id_base += len(part.chunk_ids)
-            inline.append(part.inline)
+            if id_base:
+                np.add(objects, np.uint32(id_base), out=objects, where=part.kinds == Kind.NATIVE)
+            if inline_base:
+                inline = part.kinds == Kind.INLINE
+                np.add(offsets, np.uint64(inline_base), out=offsets, where=inline)
+            if len(location_map):
+                virtual = part.kinds == Kind.VIRTUAL
+                objects[virtual] = location_map[objects[virtual]]
+            if len(etag_map):
+                guarded = etags != NO_ETAG
+                etags[guarded] = etag_map[etags[guarded]]
+            begin, id_base = end, id_base + len(part.chunk_ids)
             inline_base += len(part.inline)
         return cls.build(
-            np.concatenate([part.coords for part in parts]),
-            np.concatenate([part.kinds for part in parts]),
-            **{name: np.concatenate(pieces) for name, pieces in columns.items()},
-            lengths=np.concatenate([part.lengths for part in parts]),
-            modified=np.concatenate([part.modified for part in parts]),
+            **columns,
             chunk_ids=np.concatenate([part.chunk_ids for part in parts]),
             locations=locations,
             etag_pool=etag_pool,
-            inline=memoryview(b"".join(inline)),
+            inline=memoryview(b"".join([part.inline for part in parts])),
         )
 
     def narrow(self) -> ChunkRefs:

@@ -21,14 +21,13 @@ if TYPE_CHECKING:
 
     type Positions = npt.NDArray[np.int64]
 
-__all__ = ["IDENTIFIER", "Layout", "Output", "copy_pieces", "vtable"]
+__all__ = ["BLOCK", "IDENTIFIER", "Layout", "Offsets", "Output", "copy_pieces", "vtable"]
 
 IDENTIFIER: Final = b"Ichk"
 """The file identifier that every writer sets and no reader checks."""
 
-
-_BLOCK: Final = 1 << 13
-"""Offsets filled in at a time."""
+BLOCK: Final = 1 << 13
+"""Records filled in at a time, field by field, so that they stay in the processor's cache."""
 
 
 class Layout:
@@ -92,12 +91,12 @@ class Output:
 
     def offset_vector(self, position: int, targets: Positions) -> None:
         """Fill in a vector of offsets."""
-        self.word(position, len(targets))
-        items = self.records(position + 4, len(targets), np.dtype("<u4"))
-        places = position + 4 + 4 * np.arange(min(len(targets), _BLOCK))
-        for first in range(0, len(targets), _BLOCK):  # so that numbers stay in the cache
-            some = targets[first : first + _BLOCK]
-            items[first : first + _BLOCK] = some - places[: len(some)] - 4 * first
+        self.offsets(position, len(targets)).put(slice(0, len(targets)), targets)
+
+    def offsets(self, position: int, count: int) -> Offsets:
+        """Begin a vector of offsets, which are filled in later."""
+        self.word(position, count)
+        return Offsets(position + 4, self.records(position + 4, count, np.dtype("<u4")))
 
     def struct_vector(self, position: int, rows: npt.NDArray[Any]) -> None:
         """Fill in a vector of inline structs or words: one row an item."""
@@ -124,6 +123,24 @@ class Output:
         """Set the root table and answer the buffer."""
         self.word(0, root)
         return memoryview(self.data)
+
+
+class Offsets:
+    """The entries of a vector of offsets."""
+
+    def __init__(self, first: int, items: npt.NDArray[np.uint32]) -> None:
+        """Fill in ``items``, the first of which lies at the position ``first``."""
+        self._first = first
+        self._items = items
+
+    def put(self, rows: Positions | slice, targets: Positions) -> None:
+        """Make entries refer to ``targets``; a slice has both its ends."""
+        entries = (
+            np.arange(len(targets), dtype=np.int64) + rows.start
+            if isinstance(rows, slice)
+            else rows
+        )
+        self._items[rows] = targets - (self._first + 4 * entries)
 
 
 def copy_pieces(

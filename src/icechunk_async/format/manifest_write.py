@@ -15,7 +15,7 @@ import zstandard
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.chunk_refs import Kind
 from icechunk_async.format.envelope import MAX_PAYLOAD_BYTES
-from icechunk_async.format.flat_write import Layout, vtable
+from icechunk_async.format.flat_write import BLOCK, Layout, vtable
 from icechunk_async.format.locations import merge_pools
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ __all__ = ["LocationDictionary", "encode_manifest"]
 _MAX_PACKED_BYTES: Final = 1024
 """The official reader refuses longer compressed locations, so they are stored plain."""
 _MIN_SAMPLE_BYTES: Final = 8
-_BLOCK: Final = 1 << 13
-"""Records filled in at a time, field by field."""
 
 # Fields of a record: name -> (slot, NumPy format, bytes). Order keeps 8-byte words aligned.
 _FIELDS: Final[dict[str, tuple[int, Any, int]]] = {
@@ -183,23 +181,18 @@ class _ArrayBlock:
         self.location_codes = locations.codes[row]
         self.etag_codes = etags.codes[row]
         self.vector = layout.place_vector(len(refs), 4, 4)
-        self.tables = np.zeros(len(refs), np.int64)
-        self.groups: list[tuple[_Shape, int, int, Positions]] = []
+        self.groups: list[tuple[_Shape, int, int, Positions | None]] = []
+        """Of each shape: its vtable, its first record, and its rows; None for all of them."""
         for fields, rows in self._group_rows():
             shape = _Shape(refs.rank, fields)
             vtable_at = layout.place(len(shape.vtable), 2)
-            start = layout.place(len(rows) * shape.dtype.itemsize, 8)
-            end = start + len(rows) * shape.dtype.itemsize
-            places = np.arange(start, end, shape.dtype.itemsize, dtype=np.int64)
-            if len(rows) == len(refs):
-                self.tables = places
-            else:
-                self.tables[rows] = places
+            count = len(refs) if rows is None else len(rows)
+            start = layout.place(count * shape.dtype.itemsize, 8)
             self.groups.append((shape, vtable_at, start, rows))
         self.inline_rows = np.flatnonzero(refs.kinds == Kind.INLINE)
         self.inline = _place_bytes(layout, refs.lengths[self.inline_rows].astype(np.int64))
 
-    def _group_rows(self) -> list[tuple[tuple[str, ...], Positions]]:
+    def _group_rows(self) -> list[tuple[tuple[str, ...], Positions | None]]:
         """Answer the record shapes in use, as names of fields, and the rows of each."""
         refs = self.refs
         key = refs.kinds << 3
@@ -213,15 +206,15 @@ class _ArrayBlock:
                 traits |= packed[self.location_codes[refs.objects[chosen]]].astype(np.uint8) << 2
             key[chosen] |= traits
         alike = len(key) > 0 and bool((key == key[0]).all())
-        groups: list[tuple[tuple[str, ...], Positions]] = []
+        groups: list[tuple[tuple[str, ...], Positions | None]] = []
         for value in key[:1].tolist() if alike else np.unique(key).tolist():
-            rows = np.arange(len(key)) if alike else np.flatnonzero(key == value)
+            rows = None if alike else np.flatnonzero(key == value)
             match Kind(value >> 3):
                 case Kind.INLINE:
                     fields: tuple[str, ...] = ("inline",)
                 case Kind.NATIVE:
-                    offset = ("offset",) if refs.offsets[rows].any() else ()
-                    fields = (*offset, "length", "chunk_id")
+                    offsets = refs.offsets if rows is None else refs.offsets[rows]
+                    fields = (*(("offset",) if offsets.any() else ()), "length", "chunk_id")
                 case Kind.VIRTUAL:
                     fields = ("offset", "length", "packed" if value & 4 else "location")
                     fields += ("etag",) * (value >> 1 & 1) + ("modified",) * (value & 1)
@@ -231,21 +224,28 @@ class _ArrayBlock:
         return groups
 
     def fill(self, out: Output) -> None:
-        """Write the offsets, vtables, records and inline bytes."""
-        out.offset_vector(self.vector, self.tables)
+        """Write the offsets, vtables, records and inline bytes; records while in the cache."""
+        entries = out.offsets(self.vector, len(self.refs))
         for shape, vtable_at, start, rows in self.groups:
             out.put(vtable_at, shape.vtable)
-            records = out.records(start, len(rows), shape.dtype)
-            alone = len(rows) == len(self.refs)
-            for first in range(0, len(rows), _BLOCK):  # so that records stay in the cache
-                block = slice(first, first + _BLOCK)
-                self._fill_block(records[block], shape, vtable_at, block if alone else rows[block])
+            count, size = len(self.refs) if rows is None else len(rows), shape.dtype.itemsize
+            records = out.records(start, count, shape.dtype)
+            for first in range(0, count, BLOCK):
+                block = slice(first, min(first + BLOCK, count))
+                tables = np.arange(start + size * block.start, start + size * block.stop, size)
+                theirs = block if rows is None else rows[block]
+                entries.put(theirs, tables)
+                self._fill_block(records[block], shape, tables, vtable_at, theirs)
         self._fill_inline(out)
 
     def _fill_block(
-        self, record: npt.NDArray[Any], shape: _Shape, vtable_at: int, rows: Positions | slice
+        self,
+        record: npt.NDArray[Any],
+        shape: _Shape,
+        tables: Positions,
+        vtable_at: int,
+        rows: Positions | slice,
     ) -> None:
-        tables = self.tables[rows]
         record["vtable"] = tables - vtable_at
         record["index"] = shape.size - 4
         record["rank"] = self.refs.rank

@@ -13,7 +13,7 @@ import numpy as np
 from icechunk_async.errors import FormatError
 from icechunk_async.format.buffer import Buffer
 from icechunk_async.format.flat import Tables
-from icechunk_async.format.flat_write import Layout, vtable
+from icechunk_async.format.flat_write import BLOCK, Layout, vtable
 from icechunk_async.format.ids import NodeId, SnapshotId
 from icechunk_async.format.manifest import MAX_RANK
 
@@ -255,13 +255,17 @@ class _ChunkBlock:
         out.table(self.table, node_vtable)
         out.put(self.table + 4, self.node)
         out.offset(self.table + 12, self.vector)
-        positions = self.records + np.arange(len(self.coords)) * self.dtype.itemsize
-        out.offset_vector(self.vector, positions)
+        entries = out.offsets(self.vector, len(self.coords))
         records = out.records(self.records, len(self.coords), self.dtype)
-        records["vtable"] = positions - chunk_vtable
-        records["offset"] = 4  # from the field to the vector right behind it
-        records["rank"] = self.coords.shape[1]
-        records["coords"] = self.coords
+        for first in range(0, len(records), BLOCK):
+            rows = slice(first, min(first + BLOCK, len(records)))
+            tables = self.records + np.arange(rows.start, rows.stop) * self.dtype.itemsize
+            entries.put(rows, tables)
+            record = records[rows]
+            record["vtable"] = tables - chunk_vtable
+            record["offset"] = 4  # from the field to the vector right behind it
+            record["rank"] = self.coords.shape[1]
+            record["coords"] = self.coords[rows]
 
 
 class _MoveBlock:

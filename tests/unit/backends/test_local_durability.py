@@ -340,6 +340,37 @@ async def test_passing_trouble_is_no_lost_write(tmp_path: Path) -> None:
             assert synced(events) >= {"a/b", "c", "a", "."}
 
 
+@pytest.mark.parametrize("passing", ["a", "b"])
+async def test_passing_trouble_does_not_hide_a_lost_write(tmp_path: Path, passing: str) -> None:
+    """The system tells of the lost one once: who tried again would take it for durable."""
+    failed = False
+    original = os.fsync
+
+    def fail_once(fd: int) -> None:
+        nonlocal failed
+        if not failed and Path(f"/proc/self/fd/{fd}").readlink().name != passing:
+            failed = True
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        original(fd)
+
+    async def use() -> None:
+        async with open_storage(tmp_path) as storage:
+            await storage.put("a", b"x")
+            await storage.put("b", b"x")
+            with (
+                failing("open", errno.EMFILE, when=naming(passing)),
+                pytest.MonkeyPatch.context() as patch,
+            ):
+                patch.setattr(os, "fsync", fail_once)
+                with pytest.raises(StorageError, match="Input/output error"):
+                    await storage.sync()
+            with pytest.raises(StorageError, match="Input/output error"):
+                await storage.sync()
+
+    with pytest.raises(StorageError, match="durable"):
+        await use()
+
+
 async def test_what_is_gone_needs_no_sync(tmp_path: Path) -> None:
     """Files that were deleted or replaced by folders meanwhile are no failure."""
     async with open_storage(tmp_path) as storage, open_storage(tmp_path) as other:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import tracemalloc
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +124,22 @@ def test_encoding_makes_no_object_per_reference(name: str) -> None:
         assert cost.calls < FEW
         assert cost.objects < FEW
         assert cost.peak_bytes < 300 * COUNT
+
+
+@pytest.mark.parametrize("name", sorted(REFS.keys() - {"inline"}))
+def test_writing_takes_little_more_memory_than_what_is_written(name: str) -> None:
+    """New memory is what a large commit waits for: a machine finds a megabyte in a millisecond."""
+    refs = REFS[name]
+    parts = [refs.take(slice(0, COUNT // 3)), refs.take(slice(COUNT // 3, None))]
+    columns_bytes = sum(getattr(refs, it.name).nbytes for it in fields(refs)[:8])
+    assert cost_of(lambda: ChunkRefs.concat(parts)).peak_bytes < 1.4 * columns_bytes
+
+    encode = partial(encode_manifest, manifest_id(1), {NODE: refs})
+    assert cost_of(encode).peak_bytes < 1.15 * len(encode())
+
+    log = TransactionLog(snapshot_id(1), updated_chunks={NODE: refs.coords})
+    encode_log = partial(encode_transaction_log, log, 2)
+    assert cost_of(encode_log).peak_bytes < 1.3 * len(encode_log())
 
 
 @KINDS
