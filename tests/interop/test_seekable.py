@@ -13,7 +13,7 @@ from icechunk_async.format.chunk_refs import ChunkRefs, Kind
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.locations import Strings
 from icechunk_async.format.seek_index import index_size
-from icechunk_async.repository import assets
+from icechunk_async.repository import manifest_files
 from icechunk_async.repository.migrate import upgrade
 from tests.helpers import array_document, write
 from tests.interop.answers import Settings
@@ -42,7 +42,7 @@ SPECS = pytest.mark.parametrize("spec", [1, 2])
 def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make manifests of this size seekable, to be quick."""
     monkeypatch.setattr(manifest_seek_write, "MIN_SEEKABLE_BYTES", 1 << 19)
-    monkeypatch.setattr(assets, "MIN_SEEKABLE_FILE_BYTES", 1 << 14)
+    monkeypatch.setattr(manifest_files, "MIN_SEEKABLE_FILE_BYTES", 1 << 14)
 
 
 @pytest.fixture(scope="module")

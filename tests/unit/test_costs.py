@@ -33,7 +33,7 @@ from icechunk_async.format.repo_info import (
     encode_repo_info,
 )
 from icechunk_async.format.updates import Availability, NewCommit, RepoStatus, Update
-from icechunk_async.repository import assets, workspace
+from icechunk_async.repository import manifest_files, workspace
 from icechunk_async.repository.chunk_changes import ArrayChanges
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
@@ -149,7 +149,7 @@ async def test_a_chunk_of_a_manifest_that_is_not_decoded_is_read_as_directly(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody asks for the state of its object."""
-    monkeypatch.setattr(assets, "_LARGE_BYTES", 0)  # so that no lookup decodes it
+    monkeypatch.setattr(manifest_files, "_LARGE_BYTES", 0)  # so that no lookup decodes it
     async with Repository.create(url) as repository:
         session = await repository.writable_session("main")
         await make_array(session, "a", (4,), (1,))

@@ -1,8 +1,7 @@
 """Finding references in a seekable manifest of which only a few pieces are here.
 
-The payload has its full length in memory, but only what was decoded of it takes room: the system
-gives pages when they are written to. Whatever reads the payload asks first whether the bytes are
-here, and an :class:`AbsentPiecesError` names the pieces to fetch; then the search begins anew.
+Whatever reads the payload asks first whether the bytes are here, and an :class:`AbsentPiecesError`
+names the pieces to fetch; then the search begins anew.
 
 An index can save time and nothing else. What is found has the coordinates that were asked for, in
 pieces whose checksums are right; that something is missing only the whole file tells.
@@ -10,29 +9,23 @@ pieces whose checksums are right; that something is missing only the whole file 
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import zstandard
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.buffer import Buffer
 from icechunk_async.format.envelope import HEADER_BYTES, FileType, check_header
 from icechunk_async.format.even import as_array
-from icechunk_async.format.manifest_peek import BYTES_PER_REF, PackedManifest
+from icechunk_async.format.manifest_peek import BYTES_PER_REF
+from icechunk_async.format.partial import PartialBuffer, PartialManifest
 from icechunk_async.format.pieces import decompress_piece
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy.typing as npt
-
-    from icechunk_async.format.buffer import Bytes
     from icechunk_async.format.chunk_refs import ChunkRef, Coordinates
-    from icechunk_async.format.even import Places, Positions
     from icechunk_async.format.ids import ManifestId, NodeId
     from icechunk_async.format.seek_index import SeekIndex
 
@@ -59,64 +52,21 @@ class AbsentPiecesError(Exception):
         self.pieces = pieces
 
 
-class _PiecedBuffer(Buffer):
-    """A FlatBuffer of which some pieces are here; every read asks for those that it needs."""
+class _PiecedBuffer(PartialBuffer):
+    """A FlatBuffer of which some pieces are here."""
 
     def __init__(self, index: SeekIndex) -> None:
         self.present = bytearray(len(index))
-        self.data = _untouched(int(index.cuts[-1]))
         self._cuts: list[int] = index.cuts.tolist()
-        # What is found in it is handed out, and must not be changed.
-        super().__init__(memoryview(self.data).toreadonly())
-
-    def _read(self, positions: Places, width: int) -> npt.NDArray[Any]:
-        self.require(positions, width)
-        return super()._read(positions, width)
-
-    def rows(self, positions: Places, size: int) -> Bytes:
-        self.check(positions, size, 1)
-        self.require(positions, size)
-        return super().rows(positions, size)
-
-    def require(self, positions: Places, sizes: Positions | int) -> None:
-        found = as_array(positions)
-        starts: list[int] = found.tolist()
-        ends: list[int] = (found + sizes).tolist()
-        for start, end in zip(starts, ends, strict=True):
-            self.need(start, end - start)
+        super().__init__(self._cuts[-1])
 
     def need(self, position: int, size: int) -> None:
-        """Make sure that the pieces of some bytes, which are in the buffer, are here."""
         if size:
             first = bisect_right(self._cuts, position) - 1
             last = bisect_left(self._cuts, position + size, first + 1)
             absent = [piece for piece in range(first, last) if not self.present[piece]]
             if absent:
                 raise AbsentPiecesError(absent)
-
-
-def _untouched(size: int) -> npt.NDArray[np.uint8]:
-    """Answer zeros of which only what is written to takes memory, one small page at a time.
-
-    NumPy asks for huge pages, of which a piece would touch one or two and fill a part.
-    """
-    pages = mmap.mmap(-1, max(size, 1))
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel that knows of none
-            pages.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(pages, np.uint8, size)
-
-
-class _PiecedManifest(PackedManifest):
-    """The bytes of a manifest, some of them absent."""
-
-    def __init__(self, buffer: _PiecedBuffer) -> None:
-        self._pieced = buffer
-        super().__init__(buffer)
-
-    def _check(self, position: int, size: int) -> None:
-        super()._check(position, size)
-        self._pieced.need(position, size)
 
 
 class SeekableManifest:
@@ -131,7 +81,7 @@ class SeekableManifest:
         self.present_bytes = 0
         """What the pieces that are here take in memory."""
         self._buffer = _PiecedBuffer(index)
-        self._packed: _PiecedManifest | None = None
+        self._packed: PartialManifest | None = None
 
     @property
     def worn_out(self) -> bool:
@@ -185,9 +135,9 @@ class SeekableManifest:
         self._buffer.need(start, stop - start)
         return self._buffer.data[start:stop].tobytes()
 
-    def _opened(self) -> _PiecedManifest:
+    def _opened(self) -> PartialManifest:
         if self._packed is None:
-            packed = _PiecedManifest(self._buffer)
+            packed = PartialManifest(self._buffer)
             if packed.id != self.id:
                 raise FormatError(f"Manifest {self.id} calls itself {packed.id}.")
             self._packed = packed

@@ -18,9 +18,10 @@ from icechunk_async.format import manifest_seek_write
 from icechunk_async.format.chunk_refs import ChunkRefs, InlineChunk, Kind
 from icechunk_async.format.envelope import FileType, unpack
 from icechunk_async.format.manifest import decode_manifest
-from icechunk_async.format.manifest_seek import AbsentPiecesError, SeekableManifest, _untouched
+from icechunk_async.format.manifest_seek import AbsentPiecesError, SeekableManifest
 from icechunk_async.format.manifest_seek_write import pack_manifest, pack_seekable
 from icechunk_async.format.manifest_write import LocationDictionary, encode_manifest
+from icechunk_async.format.partial import _untouched
 from icechunk_async.format.pieces import Pieces
 from icechunk_async.format.seek_index import SeekIndex, index_size
 from tests.unit.format.samples import node_id
@@ -333,3 +334,19 @@ def test_what_is_found_cannot_be_written_to() -> None:
     found = Reader(packed).find(tuple(refs.coords[row].tolist()))
     assert isinstance(found, InlineChunk)
     assert memoryview(found.data).readonly
+
+
+def test_a_vtable_is_not_read_from_bytes_that_are_not_here() -> None:
+    """Zeros in place of its second half would be taken for fields that are not there."""
+    _, packed = seekable(natives(COUNT))
+    index = SeekIndex.decode(packed, len(packed))
+    reader = Reader(packed)
+    reader.find((0,))
+    buffer = reader.manifest._buffer
+    present = [piece for piece in range(len(index)) if buffer.present[piece]]
+    absent = next(piece for piece in range(len(index)) if not buffer.present[piece])
+    assert present
+    at = int(index.cuts[absent])
+    at -= at % 2
+    with pytest.raises(AbsentPiecesError):
+        buffer.shorts(at, 2)

@@ -16,7 +16,7 @@ from icechunk_async.format.chunk_refs import ChunkRefs, Kind, NativeChunk
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.manifest import Manifest, decode_manifest
 from icechunk_async.format.seek_index import index_size
-from icechunk_async.repository import assets
+from icechunk_async.repository import manifest_files
 from icechunk_async.repository.layout import manifest_key
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
@@ -37,7 +37,7 @@ SPECS = pytest.mark.parametrize("spec", [1, 2])
 def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make manifests of this size seekable, to be quick."""
     monkeypatch.setattr(manifest_seek_write, "MIN_SEEKABLE_BYTES", 1 << 20)
-    monkeypatch.setattr(assets, "MIN_SEEKABLE_FILE_BYTES", 1 << 18)
+    monkeypatch.setattr(manifest_files, "MIN_SEEKABLE_FILE_BYTES", 1 << 18)
 
 
 def references() -> ChunkRefs:
@@ -251,7 +251,7 @@ async def test_a_changed_reference_is_written_without_decoding_the_others(
         decoded += 1
         return decode_manifest(payload)
 
-    monkeypatch.setattr(assets, "decode_manifest", noting)
+    monkeypatch.setattr(manifest_files, "decode_manifest", noting)
     wanted = references().lengths.astype(object)
     for turn, (chunk, full) in enumerate([(100, False), (100, False), (4000, False), (101, True)]):
         async with Repository.open(url) as repository:
@@ -282,7 +282,7 @@ async def test_a_small_manifest_is_read_once_to_be_changed(
     """It is patched or, without an index, decoded, and in either case right."""
     if not has_index:
         monkeypatch.setattr(manifest_seek_write, "MIN_SEEKABLE_BYTES", 1 << 40)
-    monkeypatch.setattr(assets, "MIN_SEEKABLE_FILE_BYTES", 1 << 40)
+    monkeypatch.setattr(manifest_files, "MIN_SEEKABLE_FILE_BYTES", 1 << 40)
     url = await made(2)
     decoded: list[int] = []
 
@@ -290,7 +290,7 @@ async def test_a_small_manifest_is_read_once_to_be_changed(
         decoded.append(len(payload))
         return decode_manifest(payload)
 
-    monkeypatch.setattr(assets, "decode_manifest", noting)
+    monkeypatch.setattr(manifest_files, "decode_manifest", noting)
     async with open_storage(url) as plain:
         storage = LatencyStorage(plain, seconds=0)
         async with Repository.open(storage) as repository:
