@@ -165,7 +165,8 @@ class ManifestFiles:
             if streamed is None:
                 return await self.keep_manifest(manifest_id, data)
             check_id(manifest_key(manifest_id), streamed.id, manifest_id)
-            self._manifests.put(manifest_id, streamed, streamed.weight)
+            if self._manifests.get(manifest_id) is None:  # else somebody needed all of it
+                self._manifests.put(manifest_id, streamed, streamed.weight)
             return streamed
 
         if size_bytes < _MIN_STREAMED_FILE_BYTES or self._manifests.get(manifest_id) is not None:

@@ -64,7 +64,7 @@ def test_importing_is_quick() -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "most"), [("icechunk_async", 134), ("icechunk_async.sync", 184)]
+    ("package", "most"), [("icechunk_async", 137), ("icechunk_async.sync", 187)]
 )
 def test_importing_the_repository_brings_what_every_program_needs(package: str, most: int) -> None:
     """What upkeep, inspection, credentials and trials of storages take comes when it is used."""
