@@ -277,7 +277,7 @@ def open_streamed(data: bytes | memoryview) -> StreamedManifest | None:
     Raises:
         UnsupportedSpecVersionError, FormatError: what stands before its contents is damaged.
 
-    Cost: time for decompression; memory for a twentieth of what it holds.
+    Cost: time for decompression; memory for a tenth of what it holds.
     """
     view = memoryview(data)
     check_header(view, FileType.MANIFEST)
