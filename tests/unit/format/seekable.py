@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from icechunk_async.format.chunk_refs import ChunkRef, Coordinates
     from icechunk_async.format.ids import ManifestId, NodeId
 
-__all__ = ["MANIFEST", "NODE", "Reader", "mixed", "natives", "seekable", "virtuals"]
+__all__ = [
+    "MANIFEST",
+    "NODE",
+    "Reader",
+    "every_second",
+    "mixed",
+    "natives",
+    "seekable",
+    "virtuals",
+]
 
 MANIFEST = manifest_id(5)
 NODE = node_id(1)
@@ -32,6 +41,15 @@ def natives(count: int, rank: int = 1) -> ChunkRefs:
     ids = np.random.default_rng(1).integers(0, 256, (count, 12), np.uint8)
     objects, lengths = np.arange(count, dtype=np.uint32), numbers.astype(np.uint64) + 1
     return ChunkRefs.build(coords, Kind.NATIVE, objects=objects, lengths=lengths, chunk_ids=ids)
+
+
+def every_second(count: int) -> ChunkRefs:
+    """Answer a native reference to every second chunk of one axis."""
+    numbers = np.arange(count, dtype=np.uint32)
+    ids = np.random.default_rng(1).integers(0, 256, (count, 12), np.uint8)
+    lengths = numbers.astype(np.uint64) + 1
+    columns: dict[str, Any] = {"objects": numbers, "lengths": lengths, "chunk_ids": ids}
+    return ChunkRefs.build(numbers[:, None] * 2, Kind.NATIVE, **columns)
 
 
 def virtuals(count: int, files: int) -> ChunkRefs:

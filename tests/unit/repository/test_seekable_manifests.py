@@ -12,7 +12,7 @@ from icechunk_async import Repository
 from icechunk_async._concurrency import bounded_map
 from icechunk_async.errors import FormatError
 from icechunk_async.format import manifest_seek_write
-from icechunk_async.format.chunk_refs import ChunkRefs, Kind, NativeChunk
+from icechunk_async.format.chunk_refs import ChunkRefs, NativeChunk
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.manifest import Manifest, decode_manifest
 from icechunk_async.format.seek_index import index_size
@@ -22,6 +22,7 @@ from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from tests.helpers import array_document, memory_url, read, write
+from tests.unit.format.seekable import every_second
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -40,22 +41,13 @@ def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest_files, "MIN_SEEKABLE_FILE_BYTES", 1 << 18)
 
 
-def references() -> ChunkRefs:
-    """Answer a reference to every second chunk."""
-    numbers = np.arange(COUNT, dtype=np.uint32)
-    ids = np.random.default_rng(1).integers(0, 256, (COUNT, 12), np.uint8)
-    lengths = numbers.astype(np.uint64) + 1
-    columns: dict[str, Any] = {"objects": numbers, "lengths": lengths, "chunk_ids": ids}
-    return ChunkRefs.build(numbers[:, None] * 2, Kind.NATIVE, **columns)
-
-
 async def made(spec: int) -> str:
     """Make a repository of an array with one large manifest."""
     url = memory_url()
     async with Repository.create(url, spec_version=spec) as repository:
         session = await repository.writable_session("main")
         await write(session, "a/zarr.json", array_document((2 * COUNT,), (1,)))
-        session.workspace.set_refs("/a", references())
+        session.workspace.set_refs("/a", every_second(COUNT))
         await session.commit("many")
     return url
 
@@ -166,7 +158,7 @@ def test_all_chunks_wanted_cost_one_request(spec: int) -> None:
     async def work(it: Watched) -> None:
         await it.cost(1)  # a chunk that is not there: only the whole file tells
         refs = await it.session.workspace.all_refs("/a")
-        assert np.array_equal(refs.lengths, references().lengths)
+        assert np.array_equal(refs.lengths, every_second(COUNT).lengths)
         assert await it.cost(0, 2, 4, 7) == (0, 0, 0)
 
     watching(url, work)
@@ -252,7 +244,7 @@ async def test_a_changed_reference_is_written_without_decoding_the_others(
         return decode_manifest(payload)
 
     monkeypatch.setattr(manifest_files, "decode_manifest", noting)
-    wanted = references().lengths.astype(object)
+    wanted = every_second(COUNT).lengths.astype(object)
     for turn, (chunk, full) in enumerate([(100, False), (100, False), (4000, False), (101, True)]):
         async with Repository.open(url) as repository:
             session = await repository.writable_session("main")

@@ -11,13 +11,14 @@ from icechunk_async import Repository
 from icechunk_async._concurrency import bounded_map
 from icechunk_async.errors import FormatError
 from icechunk_async.format import manifest_seek_write, manifest_stream
-from icechunk_async.format.chunk_refs import ChunkRefs, Kind, NativeChunk
+from icechunk_async.format.chunk_refs import NativeChunk
 from icechunk_async.format.manifest_stream import open_streamed
 from icechunk_async.format.manifest_unpack import unpack_manifest
 from icechunk_async.repository import manifest_files
 from icechunk_async.repository.layout import manifest_key
 from icechunk_async.storage import open_storage
 from tests.helpers import array_document, memory_url, write
+from tests.unit.format.seekable import every_second
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,21 +39,12 @@ def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest_stream, "_STEP", 256)
 
 
-def references() -> ChunkRefs:
-    """Answer a reference to every second chunk."""
-    numbers = np.arange(COUNT, dtype=np.uint32)
-    ids = np.random.default_rng(1).integers(0, 256, (COUNT, 12), np.uint8)
-    lengths = numbers.astype(np.uint64) + 1
-    columns: dict[str, Any] = {"objects": numbers, "lengths": lengths, "chunk_ids": ids}
-    return ChunkRefs.build(numbers[:, None] * 2, Kind.NATIVE, **columns)
-
-
 async def made(url: str) -> None:
     """Make a repository of an array with one large manifest."""
     async with Repository.create(url) as repository:
         session = await repository.writable_session("main")
         await write(session, "a/zarr.json", array_document((2 * COUNT,), (1,)))
-        session.workspace.set_refs("/a", references())
+        session.workspace.set_refs("/a", every_second(COUNT))
         await session.commit("many")
 
 
@@ -145,7 +137,7 @@ async def test_all_chunks_and_a_commit_take_the_file_that_is_here(
         session = await repository.readonly_session("main")
         await look_up(session, 2000)
         refs = await session.workspace.all_refs("/a")
-        assert np.array_equal(refs.lengths, references().lengths)
+        assert np.array_equal(refs.lengths, every_second(COUNT).lengths)
         assert counted.taken() == (1, 1, 1)
     async with Repository.open(url) as repository:
         session = await repository.writable_session("main")
@@ -170,7 +162,7 @@ async def test_readers_without_a_loop_find_the_same(
         assert direct is not None
         (info,) = workspace.base.manifests.values()
         found = await direct.find_ref(info.id, info.size_bytes, node.id, (2000,))
-        assert found == references().ref(1000)
+        assert found == every_second(COUNT).ref(1000)
         assert counted.taken() == (1, 1, 0)
 
 
