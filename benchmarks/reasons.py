@@ -21,9 +21,10 @@ Expiring is one change of the repository's state. Ours keeps a backup and waits 
 three times in a row: for the backup and the folders that lead to it, for the new state, and for
 its name. That is a third of its time (without it, 2.3 ms are left), and the official engine does
 not wait for the disk. Encoding 200 entries of the operations log is a fifth, calls of the system
-for the two files another, and the rest is hopping between threads. Half of the official engine's
-time is what writing and syncing one file takes, see the floor. Collecting is bounded by one call
-of the operating system for each file: on one thread these calls alone take longer.
+for the two files and hopping between threads the rest. Half of the official engine's time is what
+writing and syncing one file takes, see the floor; what is ours above that could be less.
+Collecting is bounded by one call of the operating system for each file: on one thread these calls
+alone take longer.
 """,
     "Large objects on S3 through zarr": """
 Receiving, parsing (aiohttp slices and joins what comes) and Zarr's copy into the array follow
@@ -48,8 +49,8 @@ Zarr itself takes half to three quarters of our time of small chunks, whatever t
 disk, such as inline ones, are read in half the time with `codec_pipeline.max_workers` 1. Of the
 rest finding the reference, which Zarr's own local store need not, is about as much as opening and
 reading the file. Of 1 MB nine tenths are copies, the system's and Zarr's: our store and Zarr's own
-local store take 50 microseconds each for one, when nobody else has turns in between, and the arrays
-33 and 35 ms. In slow turns it is
+local store take 50 microseconds each for one, when nobody else has turns in between. In slow turns
+it is
 NumPy's copy into the result that takes up to six times as long, while the system finds memory for
 it. TensorStore decodes and copies in compiled threads, without either.
 """,
@@ -62,10 +63,10 @@ waking up a thread is cheap, since that is what the official engine pays.
 *Set and commit*: half of the time is compressing the manifest, on two threads, and making sure
 that each of its pieces decodes by itself; a sixth is checking and storing a text for each
 reference. *Native references*: random ids do not compress, so a third is the compressor's, on two
-threads, and another is copying columns into records. *Iterate, written by the official engine*:
-decompressing 68 to 130 MB takes half of the time or more, see the floor, so that in format 1 five
-times would leave 6 ms for everything else. Its records follow texts of different lengths, and what
-describes them lies behind them: columns are read out of all of it, by an index for each, on two
+threads, and a quarter is copying columns. *Iterate, written by the official engine*:
+decompressing 68 to 130 MB takes half of the time or more, see the floor, so that five times would
+leave 4 ms for everything else in format 1, and 36 in format 2. Its records follow texts of
+different lengths, and what describes them lies behind them: columns are read out of all of it, by an index for each, on two
 threads that need the interpreter in turns (50 ms on one of them, 38 on both). *Open cold, written
 by the official engine*: all of it has to be decompressed, since the first chunk is at its end; of
 very large files that is done [in passing](../decisions/0016-manifests-in-passing.md).

@@ -42,8 +42,8 @@ def test_large(
 
         def fresh(name: str) -> Any:
             if name == PLAIN and method == "PUT":
-                # Who keeps versions writes new objects each time, for which the server has to find
-                # memory, and that takes longer than all else. So everybody does.
+                # Who keeps versions writes new objects each time, which takes the server longer
+                # than to replace what it has. So everybody does.
                 return chunked(plain, count, chunk_bytes, uuid4().hex)
             return arrays.get(name)
 
