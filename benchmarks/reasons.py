@@ -66,9 +66,9 @@ reference. *Native references*: random ids do not compress, so a third is the co
 threads, and a quarter is copying columns. *Iterate, written by the official engine*:
 decompressing 68 to 130 MB takes half of the time or more, see the floor, so that five times would
 leave 4 ms for everything else in format 1, and 36 in format 2. Its records follow texts of
-different lengths, and what describes them lies behind them: columns are read out of all of it, by an index for each, on two
-threads that need the interpreter in turns (50 ms on one of them, 38 on both). *Open cold, written
-by the official engine*: all of it has to be decompressed, since the first chunk is at its end; of
+different lengths, and what describes them lies behind them: columns are read out of all of it, by
+an index for each, on two threads that need the interpreter in turns (50 ms on one of them, 38 on
+both). *Open cold, written by the official engine*: all of it has to be decompressed, since the first chunk is at its end; of
 very large files that is done [in passing](../decisions/0016-manifests-in-passing.md).
 *Change one*: ours waits for the disk, the official engine does not; see
 *CPU*.
