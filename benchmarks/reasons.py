@@ -69,7 +69,8 @@ leave 4 ms for everything else in format 1, and 36 in format 2. Its records foll
 different lengths, and what describes them lies behind them: columns are read out of all of it, by
 an index for each, on two threads that need the interpreter in turns (50 ms on one of them, 38 on
 both). *Open cold, written by the official engine*: all of it has to be decompressed, since the
-first chunk is at its end; of very large files that is done [in passing](../decisions/0016-manifests-in-passing.md).
+first chunk is at its end; of very large files that is done
+[in passing](../decisions/0016-manifests-in-passing.md).
 *Change one*: ours waits for the disk, the official engine does not; see
 *CPU*.
 """,
