@@ -10,11 +10,13 @@ import errno
 import os
 import sys
 import threading
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import batched
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._brief_lock import BriefLock
@@ -45,6 +47,8 @@ FEW: Final = 64
 """So many entries are synced one by one; more are left to one ``syncfs`` where that is sound."""
 
 _THREADS: Final = 8
+_SLOW_SECONDS: Final = 0.001
+"""Where a sync takes longer, others are asked for at the same time: a thread costs less."""
 _LARGE_BYTES: Final = 1 << 19
 """From this size on a device gains by beginning early; smaller files are written out together."""
 _GONE: Final = MISSING | {errno.ELOOP}
@@ -214,6 +218,19 @@ class Ledger:
         if home is not None:
             os.close(home.directory)
 
+    def sync_with(self, fd: int) -> None:
+        """Make durable an open file that has no name yet, and all that was remembered before.
+
+        Both go out together, which takes little more than one of them.
+
+        Raises:
+            StorageError, OSError: as :meth:`sync`, and likewise for the open file.
+        """
+        if self.active:
+            begin_writing_out(fd)
+            self.sync()
+            flush(fd)
+
     def _ledger_of(self, folder: int) -> tuple[_Pending, _Home | None]:
         device = os.fstat(folder).st_dev
         if self._home is None:
@@ -223,7 +240,8 @@ class Ledger:
         return self._elsewhere, None
 
     def _make_durable(self, home: _Home | None, at_home: _Pending, elsewhere: _Pending) -> None:
-        work: list[Callable[[], None]] = []
+        files: set[_Path] = set()
+        ways: set[_Path] = set()
         for pending in (at_home, elsewhere):
             many = pending.uncounted or len(pending.files) + len(pending.folders) > FEW
             if many and pending is at_home and home is not None and home.at_once:
@@ -235,59 +253,88 @@ class Ledger:
                     home.at_once = False
                 else:
                     continue
-            ways = {folders[:n] for folders in pending.folders for n in range(len(folders) + 1)}
-            work += [partial(self._sync_file, file) for file in pending.files]
-            work += [partial(self._sync_folder, folders) for folders in ways]
+            files |= pending.files
+            ways |= {folders[:n] for folders in pending.folders for n in range(len(folders) + 1)}
+        failures: list[OSError] = []
+        for some in batched(files, FEW):
+            self._sync_files(some, failures)
+        work: list[Callable[[], None]] = [partial(self._sync_folder, way) for way in ways]
         if self._above_root or at_home.folders or at_home.uncounted or elsewhere.folders:
             work.append(self._sync_above_root)
-        self._each(work)
-
-    def _each(self, work: Iterable[Callable[[], None]]) -> None:
-        """Sync entries at the same time: journals make those last together that ask together.
-
-        Whoever takes the first of several asks for one more thread before it begins. So all are at
-        work where a device takes its time, and few have started where it answers at once.
-        """
-        waiting = deque(work)
-        helpers: list[Future[None]] = []
-        failures: list[OSError] = []
-
-        def share(*, ask: bool = True) -> None:
-            while waiting:
-                try:
-                    sync = waiting.popleft()
-                except IndexError:  # another thread was quicker
-                    return
-                if ask and waiting:
-                    with suppress(RuntimeError):  # the interpreter exits and begins no threads
-                        helpers.append(self._threads.submit(share))
-                ask = False
-                try:
-                    sync()
-                except OSError as error:
-                    failures.append(error)
-
-        try:
-            share()
-        finally:  # what fails must not be given back while others are still under way
-            for helper in helpers:  # who is waited for may have asked for more of them
-                wait([helper])
-        for helper in helpers:
-            helper.result()
+        self._each(work, failures)
         if failures:  # what is lost is told once only, and what passes can be told again
             raise next((it for it in failures if isinstance(it, _LostWriteError)), failures[0])
 
-    def _sync_file(self, file: _Path) -> None:
+    def _sync_files(self, files: Iterable[_Path], failures: list[OSError]) -> None:
+        """Have the device begin with all of some files, then wait for each.
+
+        So their bytes go out together, and what the first one waits for (as a rule an entry of
+        the journal that all share) is there for the others.
+        """
+        with ExitStack() as opened:
+            work: list[Callable[[], None]] = []
+            for file in files:
+                try:
+                    fd = self._open_written(file)
+                except OSError as error:
+                    failures.append(error)
+                    continue
+                if fd is not None:
+                    opened.callback(os.close, fd)
+                    begin_writing_out(fd)
+                    work.append(partial(_or_lost, flush, fd))
+            self._each(work, failures)
+
+    def _each(self, work: Iterable[Callable[[], None]], failures: list[OSError]) -> None:
+        """Sync one after another; once that takes long, the others at the same time."""
+        waiting = deque(work)
+
+        def next_one() -> None:
+            try:
+                sync = waiting.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            try:
+                sync()
+            except OSError as error:
+                failures.append(error)
+
+        def share() -> None:
+            while waiting:
+                next_one()
+
+        slow = False
+        while waiting and not slow:
+            began = time.monotonic()
+            next_one()
+            slow = time.monotonic() - began > _SLOW_SECONDS
+        helpers: list[Future[None]] = []
         try:
-            fd = self._tree.open_file(file[:-1], file[-1], os.O_RDONLY | os.O_NONBLOCK)
+            with suppress(RuntimeError):  # the interpreter exits and begins no threads
+                for _ in range(min(len(waiting) - 1, _THREADS)):
+                    helpers.append(self._threads.submit(share))  # noqa: PERF401 -- if one fails
+            share()
+        finally:  # what fails must not be given back while others are still under way
+            wait(helpers)
+        for helper in helpers:
+            helper.result()
+
+    def _sync_file(self, file: _Path) -> None:
+        fd = self._open_written(file)
+        if fd is not None:
+            try:
+                _or_lost(flush, fd)
+            finally:
+                os.close(fd)
+
+    def _open_written(self, file: _Path) -> int | None:
+        """Open a file to sync it; None if it was deleted since."""
+        try:
+            return self._tree.open_file(file[:-1], file[-1], os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
             if error.errno in _GONE:
-                return  # deleted since
+                return None
             raise
-        try:
-            _or_lost(flush, fd)
-        finally:
-            os.close(fd)
 
     def _sync_folder(self, folders: _Path) -> None:
         try:
@@ -311,8 +358,9 @@ class Ledger:
             # once by every handle that writes; a parent that may not be read is let be, and one
             # that was removed has no entries.
             with suppress(PermissionError, FileNotFoundError, NotADirectoryError):
-                parent = self._tree.root.resolve().parent
-                _sync_directory(os.open(parent, os.O_RDONLY))
+                with self._tree.folder(()) as root:
+                    parent = os.open("..", os.O_RDONLY, dir_fd=root)
+                _sync_directory(parent)
             self._root_entered = True
 
 

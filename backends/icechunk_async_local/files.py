@@ -200,7 +200,8 @@ class Files:
             folder = self.tree.make_folder(place.folders, self.ledger.made)
         try:
             conditional = expected is not None
-            with draft(folder, fill, synced=conditional and self.ledger.active) as finished:
+            sync = self.ledger.sync_with if conditional and self.ledger.active else None
+            with draft(folder, fill, sync) as finished:
                 version = self._publisher.publish(finished, place, expected)
             try:
                 if conditional:

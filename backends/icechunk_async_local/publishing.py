@@ -59,13 +59,15 @@ class Draft:
 
 
 @contextmanager
-def draft(folder: int, fill: Callable[[int], None], *, synced: bool) -> Generator[Draft]:
+def draft(
+    folder: int, fill: Callable[[int], None], sync: Callable[[int], None] | None = None
+) -> Generator[Draft]:
     """Write a file under a reserved name; that name is gone when the block ends.
 
     Args:
         folder: an open folder.
         fill: writes all bytes to the descriptor that it is given.
-        synced: make the bytes durable, too.
+        sync: makes them durable.
 
     Raises:
         FileNotFoundError: the folder was removed.
@@ -81,11 +83,11 @@ def draft(folder: int, fill: Callable[[int], None], *, synced: bool) -> Generato
             time_ns = next_time_us() * 1000
             os.utime(fd, ns=(time_ns, time_ns))
             state = os.fstat(fd)
-            if synced:
-                flush(fd)
+            if sync is not None:
+                sync(fd)
         finally:
             os.close(fd)  # before it gets its name: network file systems write only now
-        finished = Draft(folder, name, state, synced)
+        finished = Draft(folder, name, state, sync is not None)
         yield finished
     finally:
         if finished is None or finished.kept:

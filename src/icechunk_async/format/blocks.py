@@ -46,6 +46,8 @@ class Shape:
         self.entry = vtable_bytes + -vtable_bytes % 4
         self.refs: list[tuple[int, int]] = []
         """Which of the values are blocks, and where their offsets lie."""
+        self.places: list[int] = []
+        """Where the fields lie in the block, in their order."""
         form, places, end = "", [0] * used, self.entry + 4
         for slot, code in enumerate(codes):
             if not code:
@@ -56,6 +58,7 @@ class Shape:
             if code == REF:
                 self.refs.append((slot, end))
             places[slot] = end - self.entry
+            self.places.append(end)
             end += _WIDTHS[code]
         self.end = end + -end % 8
         vtable = pack(f"<{2 + used}H", vtable_bytes, end - self.entry, *places)

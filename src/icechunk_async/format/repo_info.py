@@ -31,6 +31,7 @@ from icechunk_async.format.updates import (
     decode_status,
     decode_updates,
     encode_status,
+    encode_updates,
 )
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ def encode_repo_info(info: RepoInfo) -> bytes:
             vector([_encode_snapshot(info.snapshots[it], places) for it in ids]),
             encode_status(info.status),
             _encode_items(info.raw_metadata),
-            vector([update.block for update in info.updates]),
+            vector(encode_updates(info.updates)),
             None if info.before_updates is None else string(info.before_updates),
             None if info.raw_config is None else blob(info.raw_config),
             _encode_flags(info.enabled_flags),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -43,6 +43,7 @@ __all__ = [
     "decode_status",
     "decode_updates",
     "encode_status",
+    "encode_updates",
 ]
 
 
@@ -239,6 +240,11 @@ class Update:
     backup_path: str | None = None
     """Name of the backup in which this entry is the newest; None for the newest of all."""
 
+    @property
+    def is_built(self) -> bool:
+        """Whether :attr:`block` was asked for already."""
+        return "block" in self.__dict__
+
     @cached_property
     def block(self) -> Block:
         """The Update table; kept, since every change of a repository writes the log again."""
@@ -249,6 +255,41 @@ class Update:
         ]
         backup = None if self.backup_path is None else string(self.backup_path)
         return table(_UPDATE, number, table(shape, *values), self.updated_at, backup)
+
+
+def encode_updates(updates: Sequence[Update]) -> list[Block]:
+    """Build the Update tables of a log."""
+    commits: dict[tuple[str, int], list[Update]] = {}
+    for update in updates:
+        detail, backup = update.detail, update.backup_path
+        if type(detail) is NewCommit and backup and update.updated_at and not update.is_built:
+            commits.setdefault((detail.branch, len(backup.encode())), []).append(update)
+    for alike in commits.values():
+        if len(alike) > 1:
+            _build_commits(alike)
+    return [update.block for update in updates]
+
+
+def _build_commits(updates: Sequence[Update]) -> None:
+    """Build entries that differ in three fields only: copies of the first with theirs filled in.
+
+    Logs consist of commits for the most part, and whoever opened a repository has built none.
+    """
+    model, entry = updates[0].block
+    (_, _, time_at, _), detail_at = _UPDATE.places, _UPDATE.end
+    texts = [cast("str", it.backup_path) for it in updates]
+    ids = [bytes(cast("NewCommit", it.detail).new_snapshot_id) for it in updates]
+    times = [it.updated_at.to_bytes(8, "little") for it in updates]
+    id_at = detail_at + _WRITTEN[NewCommit][3].places[1]
+    text_at = len(model) - len(string(texts[0])[0]) + 4  # it is what comes last
+    columns = ((id_at, ids), (time_at, times), (text_at, [it.encode() for it in texts]))
+    rows = np.tile(np.frombuffer(model, np.uint8), (len(updates), 1))
+    for at, values in columns:
+        column = np.frombuffer(b"".join(values), np.uint8).reshape(len(updates), -1)
+        rows[:, at : at + column.shape[1]] = column
+    data = rows.tobytes()
+    for row, update in enumerate(updates):
+        update.__dict__["block"] = data[row * len(model) : (row + 1) * len(model)], entry
 
 
 def decode_updates(tables: Tables) -> tuple[Update, ...]:

@@ -184,7 +184,6 @@ async def _begin(job: _Job) -> MigrationReport:
             f"Somebody wrote to the repository while its migration was prepared; nothing was "
             f"changed. {error.message} Stop all writers and call upgrade again."
         ) from error
-    await storage.sync()
     return await _finish(job, RepoState(info, await _create(storage, _encode(info))), files)
 
 
@@ -232,7 +231,6 @@ async def _finish(job: _Job, state: RepoState, files: RefFiles) -> MigrationRepo
             f"{error.message} Stop all writers and call upgrade again."
         ) from error
     info = migration.finished(state.info)
-    await storage.sync()
     await swap(storage, REPO_INFO, _encode(info), state.version)
     unused = await _unused(storage, files)
     if job.delete_unused:

@@ -249,7 +249,9 @@ class Storage(Protocol):
 
         With ``if_version`` the look and the write are one atomic step, against every other
         write, copy and deletion of the key, conditional or not, of every handle: of racing
-        writers that expect the same state, exactly one lands.
+        writers that expect the same state, exactly one lands. It is durable when the call returns,
+        and so is, before others can see it, all that this handle changed and acknowledged before
+        the call: a reference never outlives what it refers to.
 
         Bytes of ``data`` count, not items. The caller may change it once the call has returned
         or was cancelled.
@@ -323,9 +325,8 @@ class Storage(Protocol):
     async def sync(self) -> None:
         """Return when all that this handle changed and acknowledged will survive a power cut.
 
-        Returns at once where a ``put`` answers only after that. The engine calls it between
-        writing what a commit refers to and moving the reference. A conditional ``put`` is durable
-        when it returns, also without this.
+        Returns at once where a ``put`` answers only after that. A conditional ``put`` needs no
+        call before: what was written earlier is durable before it is seen.
 
         Raises:
             StorageError: some of it may not be stored; do not refer to it. Where bytes were lost

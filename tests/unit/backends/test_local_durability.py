@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -267,7 +268,7 @@ async def test_nothing_is_synced_where_that_is_not_wanted(tmp_path: Path) -> Non
     assert {event for event, _ in events} == {"link", "rename"}
 
 
-@pytest.mark.parametrize(("mode", "begun"), [("commit", [1 << 20, 1 << 19]), ("none", [])])
+@pytest.mark.parametrize(("mode", "begun"), [("commit", [1 << 20]), ("none", [])])
 async def test_the_device_begins_early_with_large_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, begun: list[int]
 ) -> None:
@@ -283,8 +284,7 @@ async def test_the_device_begins_early_with_large_files(
     async with open_storage(tmp_path, durability=mode) as storage:
         await storage.put("a/small", bytes((1 << 19) - 1))
         await storage.put("a/large", bytes(1 << 20))
-        await storage.put("a/created", bytes(1 << 19), if_version=ABSENT)
-    assert sizes == begun
+        assert sizes == begun
 
 
 def test_beginning_early_promises_nothing(tmp_path: Path) -> None:
@@ -436,22 +436,95 @@ async def test_who_finds_nothing_pending_waits_for_who_took_it(tmp_path: Path) -
     assert order.index("second returned") > order.index("synced")
 
 
-def test_what_a_commit_wrote_is_synced_at_the_same_time(tmp_path: Path) -> None:
-    """A disk takes milliseconds for each, and makes those last together that ask together."""
+async def test_what_a_reference_refers_to_is_durable_before_the_reference_is_seen(
+    tmp_path: Path,
+) -> None:
+    """A conditional put syncs what was written before together with its own bytes."""
+    async with open_storage(tmp_path) as storage:
+        await storage.put("refs/main", b"0")
+        await storage.put("chunks/a", b"x")
+        await storage.put("manifests/b", b"x")
+        version = (await storage.get("refs/main")).version
+        with recorded(tmp_path) as events:
+            await storage.put("refs/main", b"1", if_version=version)
+        names = [path for event, path in events if event == "rename"]
+        assert names == ["refs/main"]
+        seen = events.index(("rename", "refs/main"))
+        before = synced(events[:seen])
+        assert before >= {"chunks/a", "manifests/b", "chunks", "manifests", "."}
+        assert any(path.startswith("refs/.icechunk-tmp-") for path in before)
+
+
+async def test_a_reference_to_what_may_be_lost_is_never_written(tmp_path: Path) -> None:
+    """A conditional put says what ``sync`` would; its object stays as it was."""
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def use() -> None:
+        async with open_storage(tmp_path) as storage:
+            version = await storage.put("refs/main", b"0", if_version=ABSENT)
+            await storage.put("chunks/a", b"x")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os, "fsync", fail)
+                with pytest.raises(StorageError, match="may be lost"):
+                    await storage.put("refs/main", b"1", if_version=version)
+            with pytest.raises(StorageError, match="may be lost"):
+                await storage.put("refs/main", b"1", if_version=version)
+            assert (await storage.get("refs/main")).version == version
+
+    with pytest.raises(StorageError, match="durable"):
+        await use()
+    assert os.listdir(tmp_path / "refs") == ["main"]  # noqa: PTH208 -- nothing unfinished is left
+
+
+def test_the_device_begins_with_all_before_one_is_waited_for(tmp_path: Path) -> None:
+    """What they wait for, an entry of the journal, is as a rule the same."""
     files = make_files(tmp_path)
-    for key in ("chunks/a", "manifests/b", "snapshots/c"):
+    keys = ["chunks/a", "manifests/b", "snapshots/c"]
+    for key in keys:
         write(files, key, b"x")
-    together = threading.Barrier(7)  # with three folders and the root
+    events: list[str] = []
+    begin, sync = filesystems.begin_writing_out, os.fsync
+
+    def noted_begin(fd: int) -> None:
+        events.append("begin")
+        begin(fd)
+
+    def noted_sync(fd: int) -> None:
+        events.append("sync")
+        sync(fd)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durability, "begin_writing_out", noted_begin)
+        patch.setattr(os, "fsync", noted_sync)
+        files.ledger.sync()
+    assert events[:6] == ["begin"] * 3 + ["sync"] * 3
+
+
+def test_what_takes_long_is_synced_at_the_same_time(tmp_path: Path) -> None:
+    """A slow device makes those last together that ask together; a fast one needs no threads."""
+    files = make_files(tmp_path)
+    for number in range(7):
+        write(files, f"chunks/{number}", b"x")
+    together = threading.Barrier(6)  # all but the first
     original = os.fsync
+    count = 0
 
     def sync(fd: int) -> None:
-        together.wait(10)
+        nonlocal count
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            count += 1
+            if count == 1:
+                time.sleep(2 * durability._SLOW_SECONDS)
+            else:
+                together.wait(10)
         original(fd)
 
-    files.ledger._root_entered = True  # the parent's turn comes afterwards
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", sync)
         files.ledger.sync()
+    assert count == 7
     assert not together.broken
 
 
@@ -484,7 +557,7 @@ async def test_a_parent_that_may_not_be_read_is_let_be(tmp_path: Path) -> None:
     root.mkdir()
     async with open_storage(root) as storage:
         await storage.put("a", b"x")
-        with failing("open", errno.EACCES, when=lambda path, *_: path == tmp_path) as failed:
+        with failing("open", errno.EACCES, when=lambda path, *_: path == "..") as failed:
             await storage.sync()
         assert failed["open"] == 1
 

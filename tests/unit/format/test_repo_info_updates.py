@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +22,7 @@ from icechunk_async.format.updates import (
     Update,
     UpdateDetail,
     decode_updates,
+    encode_updates,
 )
 from tests.unit.format.samples import snapshot_id
 from tests.unit.format.table_builder import Field, Scalar, Struct, TableBuilder
@@ -31,6 +32,7 @@ from tests.unit.format.wire import Table, root
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from icechunk_async.format.blocks import Block
     from tests.unit.format.table_builder import Offset
 
 EVERY = pytest.mark.parametrize(
@@ -38,9 +40,9 @@ EVERY = pytest.mark.parametrize(
 )
 
 
-def written(updates: Sequence[Update]) -> bytes:
+def written(log: Sequence[Update]) -> bytes:
     """Write a buffer whose root has the log in slot 0."""
-    return finish(table(Shape(REF), vector([update.block for update in updates])))
+    return finish(table(Shape(REF), vector(encode_updates(log))))
 
 
 def decoded(payload: bytes) -> tuple[Update, ...]:
@@ -68,6 +70,45 @@ def test_every_kind_reads_back(number: int, detail: UpdateDetail) -> None:
     assert number in range(1, 17)
     updates = (Update(detail, 2**63, None), Update(detail, 1, "repo.é"), Update(detail, 0, ""))
     assert decoded(written(updates)) == updates
+
+
+COMMITS = st.builds(
+    Update,
+    st.builds(
+        NewCommit,
+        st.sampled_from(["main", "", "é"]),
+        st.integers(0, 2**32).map(snapshot_id),
+    ),
+    st.integers(0, 2**64 - 1),
+    st.none() | st.text(alphabet="a.\0é", max_size=6),
+)
+
+
+@given(st.lists(COMMITS | st.sampled_from([Update(it, 7, "b") for it in EVERY_KIND.values()])))
+def test_entries_that_are_built_together_are_what_each_would_be_alone(
+    updates: list[Update],
+) -> None:
+    """Commits whose texts are equally long are copies of one, filled in."""
+    alone = [replace(it).block for it in updates]
+    assert encode_updates([replace(it) for it in updates]) == alone
+    assert encode_updates(updates) == encode_updates(updates) == alone
+
+
+def test_a_log_of_commits_is_built_with_few_calls() -> None:
+    """Each change of a repository writes all of it."""
+    log = [Update(NewCommit("main", snapshot_id(it)), it + 1, "repo.1.X") for it in range(1000)]
+    built: list[Shape] = []
+
+    def counted(shape: Shape, *values: Any) -> Block:
+        built.append(shape)
+        return table(shape, *values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("icechunk_async.format.updates.table", counted)
+        encode_updates(log)
+        assert len(built) == 2
+        encode_updates([Update(NewCommit("main", snapshot_id(7)), 2000), *log])
+        assert len(built) == 4
 
 
 def test_the_newest_entry_has_no_backup() -> None:

@@ -86,11 +86,11 @@ def test_what_leaves_a_process_is_durable(
 ) -> None:
     """Whoever commits can sync only what it wrote itself."""
     synced: list[Path] = []
-    flush = Ledger._sync_file
+    open_written = Ledger._open_written
 
-    def noticed(ledger: Ledger, file: tuple[bytes, ...]) -> None:
+    def noticed(ledger: Ledger, file: tuple[bytes, ...]) -> int | None:
         synced.append(tmp_path / os.fsdecode(b"/".join(file)))
-        flush(ledger, file)
+        return open_written(ledger, file)
 
     async def create() -> None:
         async with icechunk_async.Repository.create(tmp_path, packing=packing):
@@ -101,7 +101,7 @@ def test_what_leaves_a_process_is_durable(
     ZARR.create_array(session.store, name="a", shape=(9000,), chunks=(3000,), dtype="i4")
     away = pickle.loads(pickle.dumps(session.fork()))
     ZARR.open_array(away.store, path="a")[:] = np.random.default_rng(1).integers(0, 1 << 30, 9000)
-    monkeypatch.setattr(Ledger, "_sync_file", noticed)
+    monkeypatch.setattr(Ledger, "_open_written", noticed)
     pickle.dumps(away)
     assert set((tmp_path / "chunks").iterdir()) <= set(synced)
     assert len(synced) >= (1 if packing.is_on else 3)

@@ -177,7 +177,6 @@ async def create(
     match spec_version:
         case 1:
             await assets.put_snapshot(snapshot)
-            await storage.sync()
             if config is not None:
                 await _create(storage, CONFIG, encode_config(config, 1))
             version = await _create(storage, branch_key(MAIN), encode_ref(snapshot.id))
@@ -185,7 +184,6 @@ async def create(
         case 2:
             log = TransactionLog(snapshot.id)
             await gather(assets.put_snapshot(snapshot), assets.put_transaction_log(log))
-            await storage.sync()
             return await _create_spec2(storage, assets, snapshot, config, packing)
         case _:
             raise InvalidInputError(

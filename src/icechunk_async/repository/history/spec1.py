@@ -278,7 +278,6 @@ class RefFilesHistory:
                 await self._storage.copy(
                     CONFIG, backup_key(new_backup_name(CONFIG)), if_version=expected
                 )
-            await self._storage.sync()
             await self._storage.put(CONFIG, data, if_version=expected)
         except (PreconditionFailedError, ObjectNotFoundError) as error:
             if await self._holds(CONFIG, data):
@@ -366,7 +365,6 @@ class RefFilesHistory:
 
     async def _move(self, branch: str, ref: SeenRef, target: SnapshotId, refusal: _Refusal) -> None:
         """Compare-and-set a branch from ``ref`` to ``target``."""
-        await self._storage.sync()
         with Doubt() as doubt:
             for attempt in range(1, self._backoff.max_tries + 1):
                 try:

@@ -312,7 +312,6 @@ class RepoInfoHistory:
                     store = None
                 try:
                     if ready:
-                        await self._storage.sync()
                         self._remember(RepoState(next_info, await self._write(next_info, state)))
                         return
                 except PreconditionFailedError:
