@@ -12,6 +12,8 @@ from functools import partial
 from itertools import batched, groupby
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from icechunk_async.errors import (
     IcechunkError,
     OutcomeUnknownError,
@@ -305,16 +307,18 @@ def _is_directory(folder: int, name: bytes) -> bool:
         return False
 
 
-def _read_all(fd: int, start: int, stop: int) -> bytes:
-    data = os.pread(fd, stop - start, start)
-    if len(data) == stop - start:
-        return data
-    parts = [data]
-    position = start + len(data)
-    while parts[-1] and position < stop:  # the kernel reads at most 2 GiB at a time
-        parts.append(os.pread(fd, stop - position, position))
-        position += len(parts[-1])
-    return b"".join(parts)
+def _read_all(fd: int, start: int, stop: int) -> memoryview:
+    """Read bytes that are there, or as many as there are.
+
+    Much memory of NumPy's comes in pages of megabytes, where the system has them: half of the time
+    would be spent on touching so many small ones for the first time.
+    """
+    view = memoryview(np.empty(stop - start, np.uint8))
+    have = count = os.preadv(fd, (view,), start)
+    while count and have < len(view):  # the kernel reads at most 2 GiB at a time
+        count = os.preadv(fd, (view[have:],), start + have)
+        have += count
+    return view[:have].toreadonly()
 
 
 def _write_all(data: memoryview, fd: int) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.even import Even, as_array
+from icechunk_async.format.windows import copy_of_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -125,7 +126,7 @@ class Buffer:
         if len(positions) * size <= _FEW_BYTES:
             few: Bytes = self.u8[positions[:, None] + np.arange(size)]
             return few
-        return np.lib.stride_tricks.sliding_window_view(self.u8, size)[positions]
+        return copy_of_rows(self.u8, positions, size)
 
     def require(self, positions: Places, sizes: Positions | int) -> None:
         """Make sure that bytes known to be in the buffer are in memory: always, if it is whole."""

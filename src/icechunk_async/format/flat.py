@@ -92,8 +92,15 @@ class Tables:
             return self.buffer.aligned_words(places, width)
         if not present.any():
             return np.broadcast_to(np.array(default, f"<u{width}"), len(self))
-        values = np.full(len(self), default, f"<u{width}")
-        values[present] = self.buffer.aligned_words(as_array(places)[present], width)
+        absent = np.flatnonzero(~present)
+        if 2 * len(absent) > len(self):
+            values = np.full(len(self), default, f"<u{width}")
+            values[present] = self.buffer.aligned_words(as_array(places)[present], width)
+            return values
+        positions = np.array(as_array(places))
+        positions[absent] = positions[present.argmax()]  # anywhere: it is replaced
+        values = self.buffer.aligned_words(positions, width)
+        values[absent] = default
         return values
 
     def struct(self, slot: int, size: int, *, field: str) -> Bytes:

@@ -13,6 +13,7 @@ import numpy as np
 
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.envelope import MAX_PAYLOAD_BYTES
+from icechunk_async.format.windows import copy_of_rows, put_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -155,9 +156,7 @@ def copy_pieces(
     different, first = np.unique(sizes[order], return_index=True)
     for size, rows in zip(different.tolist(), np.split(order, first)[1:], strict=True):
         if size > 0:
-            pieces = np.lib.stride_tricks.sliding_window_view(source, size)[starts[rows]]
-            windows = np.lib.stride_tricks.sliding_window_view(target, size, writeable=True)
-            windows[places[rows]] = pieces
+            put_rows(target, places[rows], copy_of_rows(source, starts[rows], size))
 
 
 def vtable(fields: Mapping[int, int], table_size: int) -> bytes:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from icechunk_async.format.windows import copy_of_rows
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -16,6 +18,7 @@ __all__ = ["differ"]
 
 _COMPARED_BYTES: Final = 1 << 20
 """So much is copied at a time to compare strings."""
+_SMALL_BYTES: Final = 1 << 12
 
 
 def differ(
@@ -35,10 +38,17 @@ def differ(
     if (sizes == sizes[0]).all():
         return _differ(data, starts, rows, int(sizes[0]))
     different = np.zeros(len(sizes), bool)
-    for size in np.unique(sizes).tolist():
+    for size in _each(sizes).tolist():
         chosen = np.flatnonzero(sizes == size)
         different[chosen] = _differ(data, starts, rows[chosen], size)
     return different
+
+
+def _each(sizes: Positions) -> Positions:
+    """Answer which sizes there are. Those of names are small, and counted sooner than sorted."""
+    if sizes.max() > _SMALL_BYTES:
+        return np.unique(sizes)
+    return np.flatnonzero(np.bincount(sizes))
 
 
 def _differ(data: npt.NDArray[np.uint8], starts: Positions, rows: Positions, size: int) -> Mask:
@@ -70,7 +80,7 @@ def _words(data: npt.NDArray[np.uint8], starts: Positions, size: int) -> npt.NDA
     """Copy pieces of one size, each a row of 64-bit words; of bytes at the end of the data."""
     padded = size + -size % 8
     if int(starts.max()) + padded > len(data):
-        return np.lib.stride_tricks.sliding_window_view(data, size)[starts]
-    pieces = np.lib.stride_tricks.sliding_window_view(data, padded)[starts]
+        return copy_of_rows(data, starts, size)
+    pieces = copy_of_rows(data, starts, padded)
     pieces[:, size:] = 0
     return pieces.view(np.uint64)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["ArrayState", "Batches", "ChunkBatch", "ChunkType", "all_refs"]
 
 _CONCURRENT_MANIFESTS: Final = 16
+_MIN_RUN: Final = 8
+"""Chunks in a row, on average, from which a list of their paths is made run by run."""
 
 
 class ChunkType(IntEnum):
@@ -238,6 +240,14 @@ class ChunkBatch:
             VirtualContainerError: there is no container of such a name.
         """
         different, codes = self.path_table()
+        first = np.flatnonzero(codes[1:] != codes[:-1]) + 1
+        if _MIN_RUN * len(first) < len(codes):  # a list is repeated faster than it is gathered
+            runs: list[str] = []
+            starts = np.concatenate(([0], first))
+            counts = np.diff(starts, append=len(codes)).tolist()
+            for code, count in zip(codes[starts].tolist(), counts, strict=True):
+                runs += [different[code]] * count
+            return runs
         table = np.empty(len(different), object)
         table[:] = different
         found: list[str] = table[codes].tolist()
@@ -288,7 +298,13 @@ class ChunkBatch:
 def _distinct(
     numbers: npt.NDArray[np.uint32],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
-    """Answer the different numbers, and of each one its index in them; quick where they repeat."""
+    """Answer the different numbers, and of each one its index in them.
+
+    Quick where they count on, as they do unless somebody moved or wrote single chunks; and where
+    they repeat.
+    """
+    if len(numbers) and (numbers[1:] - numbers[:-1]).max(initial=0) <= 1:
+        return np.arange(numbers[0], int(numbers[-1]) + 1), numbers - numbers[0]
     first = np.ones(len(numbers), bool)
     first[1:] = numbers[1:] != numbers[:-1]
     different, codes = np.unique(numbers[first], return_inverse=True)

@@ -195,7 +195,11 @@ async def test_where_it_does_not_work_threads_read(
     """An answer that it never will is asked for once."""
     calls: list[int] = []
 
-    def refuse(fd: int, *_: object) -> int:
+    preadv = os.preadv
+
+    def refuse(fd: int, buffers: Any, offset: int, flags: int = 0) -> int:
+        if not flags:  # a thread reads
+            return preadv(fd, buffers, offset)
         calls.append(fd)
         raise OSError(errno.EOPNOTSUPP, "not supported")
 

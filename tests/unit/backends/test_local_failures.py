@@ -60,7 +60,7 @@ def test_errors_of_reading_are_translated(
     """The class tells what to do, the message what was asked and found."""
     files = make_files(tmp_path)
     write(files, "a/b", b"x")
-    for call in ("open", "pread"):
+    for call in ("open", "preadv"):
         chosen = naming("b") if call == "open" else None
         with (
             failing(call, number, when=chosen or (lambda *_: True)),
@@ -141,9 +141,9 @@ def test_reads_that_the_system_cuts_short_are_continued(tmp_path: Path) -> None:
     files = make_files(tmp_path)
     body = bytes(range(256)) * 10
     write(files, "a", body)
-    original = os.pread
+    original = os.preadv
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "pread", lambda fd, size, at: original(fd, min(size, 100), at))
+        patch.setattr(os, "preadv", lambda fd, views, at: original(fd, [views[0][:100]], at))
         assert read(files, "a") == body
 
 
@@ -151,10 +151,10 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_an_error(tmp_path: Path) -
     """Another program that truncates objects is found out, not answered with less."""
     files = make_files(tmp_path)
     write(files, "a", b"0123456789")
-    original = os.pread
+    original = os.preadv
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            os, "pread", lambda fd, size, at: original(fd, size, at)[:4] if at == 0 else b""
+            os, "preadv", lambda fd, views, at: original(fd, [views[0][:4]], at) if at == 0 else 0
         )
         with pytest.raises(StorageError, match="cut the file short"):
             read(files, "a")

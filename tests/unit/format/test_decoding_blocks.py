@@ -239,8 +239,12 @@ def test_pieces_that_differ_in_any_byte_are_told(size: int, every: int, beyond: 
             data[starts[row] + place] ^= 1
 
 
-def test_pieces_of_different_sizes_are_told_apart() -> None:
-    """Each by its own size."""
+@pytest.mark.parametrize("small_bytes", [2, 4])
+def test_pieces_of_different_sizes_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, small_bytes: int
+) -> None:
+    """Each by its own size, whether sizes are counted or sorted."""
+    monkeypatch.setattr(repeats, "_SMALL_BYTES", small_bytes)
     data = np.frombuffer(b"abcdabcx", np.uint8)
     starts, rows = np.array([0, 4] * 4), np.array([1, 3, 5, 7])
     sizes = np.array([3, 4, 0, 1])

@@ -22,6 +22,7 @@ from icechunk_async.format.config import (
     ManifestSplittingConfig,
     VirtualChunkContainer,
 )
+from icechunk_async.repository import chunk_listing
 from icechunk_async.repository.chunk_listing import ChunkType
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
@@ -123,8 +124,12 @@ async def test_the_columns_tell_all_about_each_chunk(session: Session, batch_siz
     assert await _columns(session, batch_size) == sorted(wanted)
 
 
-async def test_a_list_of_paths_holds_each_location_once(session: Session) -> None:
+@pytest.mark.parametrize("min_run", [0, 1000])
+async def test_a_list_of_paths_holds_each_location_once(
+    session: Session, monkeypatch: pytest.MonkeyPatch, min_run: int
+) -> None:
     """A million references to a thousand files are a thousand strings."""
+    monkeypatch.setattr(chunk_listing, "_MIN_RUN", min_run)
     for at in (5, 6, 7):
         location = "https://example.org/data/f"
         session.store.set_virtual_ref(f"a/c/{at}", location, offset=at, length=7)
