@@ -1,7 +1,8 @@
 """Who is faster: the same work by several contenders, taking turns.
 
 Turns, not one after the other: what else the machine does then hits all of them alike, and ratios
-of medians hold where seconds do not.
+of medians hold where seconds do not. Each turn begins with another contender, since a place in the
+row may cost something: whoever followed a copy of 256 MB took a tenth longer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from benchmarks.machine import busy_elsewhere, find_memory
 from benchmarks.results import OURS, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from pytest_benchmark.fixture import BenchmarkFixture
 
@@ -96,10 +97,12 @@ class Contest:
             floor: what the floor is.
             note: what a reader of the figures has to know.
         """
-        samples: dict[str, list[float]] = defaultdict(list)
-        cpu_samples: dict[str, list[float]] = defaultdict(list)
+        seconds_of: dict[str, list[float]] = defaultdict(list)
+        cpu_of: dict[str, list[float]] = defaultdict(list)
         busy = self._look()
+        make = setup or _nothing
         turn = 0
+        behind: list[str] = []
         deadline = time.monotonic() + _BUDGET_SECONDS
 
         def timed(name: str, argument: object) -> None:
@@ -114,33 +117,39 @@ class Contest:
             seconds = time.perf_counter() - began
             cpu = time.process_time() - cpu
             if turn > skipped:
-                samples[name].append((cpu if metric == "cpu seconds" else seconds) / operations)
-                cpu_samples[name].append(cpu / operations)
+                seconds_of[name].append(seconds / operations)
+                cpu_of[name].append(cpu / operations)
 
-        def others() -> tuple[tuple[object], dict[str, object]]:
-            nonlocal turn
+        def those(names: Iterable[str]) -> None:
+            for name in names:
+                timed(name, make(name))
+
+        def before() -> tuple[tuple[object], dict[str, object]]:
+            nonlocal turn, behind
             turn += 1
-            if samples[OURS] and time.monotonic() > deadline:
+            behind = []
+            if seconds_of[OURS] and time.monotonic() > deadline:
                 return (_NO_MORE,), {}
-            for name in contenders:
-                if name != OURS:
-                    timed(name, None if setup is None else setup(name))
-            return (None if setup is None else setup(OURS),), {}
+            ahead, behind = _around_ours(list(contenders), turn)
+            those(ahead)
+            return (make(OURS),), {}
 
         benchmark = self._benchmark()
-        skipped = 0 if self.is_quick else warmup_rounds
+        skipped = self.pick(0, warmup_rounds)
         benchmark.group = workload
         benchmark.pedantic(
             lambda argument: timed(OURS, argument),
-            setup=others,
-            rounds=1 if self.is_quick else rounds,
+            setup=before,
+            teardown=lambda _: those(behind),
+            rounds=self.pick(1, rounds),
             warmup_rounds=skipped,
         )
+        samples, cpu_samples = (cpu_of, {}) if metric == "cpu seconds" else (seconds_of, cpu_of)
         self.add(
             workload,
             {name: samples[name] for name in contenders},
             metric=metric,
-            cpu=dict(cpu_samples) if metric == "seconds" else {},
+            cpu=cpu_samples,
             targets=targets,
             floor=floor,
             note=note,
@@ -246,6 +255,18 @@ class Contest:
 
     def _look(self) -> float:
         return 0.0 if self.is_quick else busy_elsewhere()
+
+
+def _nothing(_: str) -> None:
+    """Answer what contenders that need nothing made are called with."""
+
+
+def _around_ours(names: list[str], turn: int) -> tuple[list[str], list[str]]:
+    """Answer who comes before us in a turn, and who after."""
+    first = turn % len(names)
+    row = names[first:] + names[:first]
+    ours = row.index(OURS)
+    return row[:ours], row[ours + 1 :]
 
 
 def _run_child(
