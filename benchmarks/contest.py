@@ -75,7 +75,7 @@ class Contest:
         rounds: int = 7,
         warmup_rounds: int = 1,
         setup: Callable[[str], object] | None = None,
-        finds_memory: bool = False,
+        finds_memory: int = 0,
         metric: str = "seconds",
         targets: Mapping[str, float] | None = None,
         floor: str = "",
@@ -91,7 +91,8 @@ class Contest:
             rounds: how often each has its turn, within a minute or so.
             warmup_rounds: as many turns before, which do not count.
             setup: makes what a contender is called with, before each turn and not timed.
-            finds_memory: whether :func:`find_memory` is called before each turn, and not timed.
+            finds_memory: how many quarters of a gigabyte :func:`find_memory` finds before each
+                turn, which is not timed.
             metric: ``seconds``, or ``cpu seconds`` of this process.
             targets: by peer, how many times as much it should take.
             floor: what the floor is.
@@ -110,7 +111,7 @@ class Contest:
                 return
             arguments = () if setup is None else (argument,)
             if finds_memory and not self.is_quick:
-                find_memory()
+                find_memory(finds_memory)
             cpu = time.process_time()
             began = time.perf_counter()
             contenders[name](*arguments)

@@ -19,7 +19,7 @@ __all__ = ["Meter", "busy_elsewhere", "describe", "find_memory"]
 _LOOK_SECONDS: Final = 0.2
 _STATUS: Final = Path("/proc/self/status")
 _IO: Final = Path("/proc/self/io")
-_MEMORY_BYTES: Final = 256 << 20
+_QUARTER_BYTES: Final = 256 << 20
 _PAGE_BYTES: Final = 4096
 _PACKAGES: Final = ("icechunk", "zarr", "numpy", "obstore", "tensorstore", "aiobotocore", "uvloop")
 
@@ -36,14 +36,14 @@ def busy_elsewhere() -> float:
     return (after[0] - before[0]) / total if total else 0.0
 
 
-def find_memory() -> None:
-    """Have the system find as much memory as a contender may take, and give it back.
+def find_memory(quarters: int = 1) -> None:
+    """Have the system find quarters of a gigabyte, as a contender may take, and give them back.
 
     Virtual machines return what is free to their host. Who is the first to take it again pays more
     than a millisecond for each megabyte, whatever it does with it. This is for what takes much at
     once: reading objects of a megabyte from S3 became slower by it.
     """
-    memory = np.empty(_MEMORY_BYTES, np.uint8)
+    memory = np.empty(quarters * _QUARTER_BYTES, np.uint8)
     memory[::_PAGE_BYTES] = 1
 
 

@@ -147,6 +147,11 @@ class Objects:
         self._objects[path] = _Object(data, etag, meta, time.time())
         return etag
 
+    def forget_large(self) -> None:
+        """Delete objects of a megabyte and more."""
+        for path in [path for path, it in self._objects.items() if len(it.data) >= 1 << 20]:
+            self._remove(path)
+
     def _remove(self, path: str) -> None:
         if self._objects.pop(path, None) is not None:
             self._paths = list(self._objects)
