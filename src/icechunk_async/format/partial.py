@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["PartialBuffer", "PartialManifest"]
 
 
-class PartialBuffer(Buffer):
+class PartialBuffer(Buffer, ABC):
     """Bytes some of which are here; what is found in them is handed out, and must not change.
 
     Attributes:

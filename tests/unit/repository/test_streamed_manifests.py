@@ -91,11 +91,23 @@ class Counted:
         return found
 
 
-async def test_one_chunk_needs_no_whole_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor do its neighbours; who looks for one that is not there has all of it decoded."""
+@pytest.fixture
+async def url() -> str:
+    """Make one in memory."""
     url = memory_url()
     await made(url)
-    counted = Counted(monkeypatch)
+    return url
+
+
+@pytest.fixture
+def counted(url: str, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """Count what is done to it once it is there."""
+    assert url
+    return Counted(monkeypatch)
+
+
+async def test_one_chunk_needs_no_whole_manifest(url: str, counted: Counted) -> None:
+    """Nor do its neighbours; who looks for one that is not there has all of it decoded."""
     async with Repository.open(url) as repository:
         session = await repository.readonly_session("main")
         await look_up(session, 2000)
@@ -108,13 +120,8 @@ async def test_one_chunk_needs_no_whole_manifest(monkeypatch: pytest.MonkeyPatch
         assert counted.taken() == (0, 0, 0)
 
 
-async def test_chunks_in_many_places_need_the_whole_manifest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_chunks_in_many_places_need_the_whole_manifest(url: str, counted: Counted) -> None:
     """At once where they are looked for together, and after a few one by one."""
-    url = memory_url()
-    await made(url)
-    counted = Counted(monkeypatch)
     async with Repository.open(url) as repository:
         session = await repository.readonly_session("main")
         await look_up(session, *range(0, 2 * COUNT, 1000))
@@ -127,12 +134,9 @@ async def test_chunks_in_many_places_need_the_whole_manifest(
 
 
 async def test_all_chunks_and_a_commit_take_the_file_that_is_here(
-    monkeypatch: pytest.MonkeyPatch,
+    url: str, counted: Counted
 ) -> None:
     """And what has to be decoded anyway is not passed through before."""
-    url = memory_url()
-    await made(url)
-    counted = Counted(monkeypatch)
     async with Repository.open(url) as repository:
         session = await repository.readonly_session("main")
         await look_up(session, 2000)
@@ -166,10 +170,8 @@ async def test_readers_without_a_loop_find_the_same(
         assert counted.taken() == (1, 1, 0)
 
 
-async def test_a_file_of_another_manifest_is_refused() -> None:
+async def test_a_file_of_another_manifest_is_refused(url: str) -> None:
     """The name says which one it is."""
-    url = memory_url()
-    await made(url)
     async with open_storage(url) as storage, Repository.open(url) as repository:
         session = await repository.readonly_session("main")
         (other,) = session.workspace.base.manifests
