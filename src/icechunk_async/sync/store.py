@@ -155,7 +155,12 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
     async def exists(self, key: str) -> bool:
         """Tell whether there is a document or a chunk."""
         store = self._ready or await self._native()
-        return await self._guarded(store.exists(key))
+        if deadlines.is_set():
+            return await self._guarded(store.exists(key))
+        try:
+            return await store.exists(key)
+        except IcechunkError as error:
+            raise translate(error) from error
 
     async def is_empty(self, prefix: str) -> bool:
         """Tell whether no key begins with a prefix."""

@@ -193,7 +193,6 @@ class IcechunkStore(Store, VirtualWrites):
         return size
 
     async def _size(self, key: str) -> int | None:
-        await self._ensure_open()
         match parse_key(key):
             case MetadataKey(path):
                 node = self._workspace.node(path)
