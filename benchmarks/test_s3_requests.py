@@ -124,7 +124,7 @@ def test_small_requests(contest: Contest, s3: S3Server, method: str, metric: str
             work,
             operations=count,
             metric=metric,
-            rounds=5,
+            rounds=15,
             targets={"official": 1} if metric == "cpu seconds" else {},
         )
 
