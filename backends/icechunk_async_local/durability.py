@@ -255,15 +255,19 @@ class Ledger:
                     continue
             files |= pending.files
             ways |= {folders[:n] for folders in pending.folders for n in range(len(folders) + 1)}
-        failures: list[OSError] = []
-        for some in batched(files, FEW):
-            self._sync_files(some, failures)
         work: list[Callable[[], None]] = [partial(self._sync_folder, way) for way in ways]
         if self._above_root or at_home.folders or at_home.uncounted or elsewhere.folders:
             work.append(self._sync_above_root)
-        self._each(work, failures)
-        if failures:  # what is lost is told once only, and what passes can be told again
-            raise next((it for it in failures if isinstance(it, _LostWriteError)), failures[0])
+        failures: list[OSError] = []
+        try:
+            for some in batched(files, FEW):
+                self._sync_files(some, failures)
+            self._each(work, failures)
+        finally:  # what is lost is told once only; whatever else went wrong can be told again
+            for lost in (it for it in failures if isinstance(it, _LostWriteError)):
+                raise lost
+        if failures:
+            raise failures[0]
 
     def _sync_files(self, files: Iterable[_Path], failures: list[OSError]) -> None:
         """Have the device begin with all of some files, then wait for each.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncCloseableIterator"]
 
 _LARGEST_BATCH: Final = 256
+_LARGEST_PARTS: Final = 100_000
 
 
 class AsyncCloseableIterator[T]:
@@ -22,9 +23,16 @@ class AsyncCloseableIterator[T]:
     loop and one that is left early has made at most twice what was used.
     """
 
-    def __init__(self, items: AsyncIterator[T]) -> None:
-        """Iterate over ``items``, which nobody else uses."""
+    def __init__(self, items: AsyncIterator[T], *, parts: int = 1) -> None:
+        """Iterate over ``items``, which nobody else uses.
+
+        Args:
+            items: what is iterated over.
+            parts: of how much each of them consists. Of large ones fewer are made before they are
+                asked for: the memory of those that were used can be used again.
+        """
         self._items = items
+        self._largest_batch = min(_LARGEST_BATCH, max(1, _LARGEST_PARTS // max(1, parts)))
         self._paged = False
         self._ready: deque[T] = deque()
         self._failure: BaseException | None = None
@@ -87,7 +95,7 @@ class AsyncCloseableIterator[T]:
             if not self._ready:
                 raise
             self._failure = error
-        self._batch = min(2 * self._batch, _LARGEST_BATCH)
+        self._batch = min(2 * self._batch, self._largest_batch)
 
     def _end(self) -> None:
         failure, self._failure = self._failure, None

@@ -89,7 +89,8 @@ class NodeOperations:
     ) -> AsyncIterator[tuple[int, ...]]:
         """Iterate over the coordinates of the chunks that exist."""
         batches = AsyncCloseableIterator(
-            self._session.each(lambda it: it.chunk_coordinates(array_path, batch_size=batch_size))
+            self._session.each(lambda it: it.chunk_coordinates(array_path, batch_size=batch_size)),
+            parts=batch_size,
         )
         async for batch in batches:
             for row in batch.tolist():

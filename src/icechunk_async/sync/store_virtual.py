@@ -210,7 +210,7 @@ class VirtualWrites(DirectAccess):
         Each batch is a tuple of coordinates ``(n, rank)``, kinds (see ``ChunkType``), ids or
         URLs, first bytes, lengths, and by row the bytes of inline chunks.
         """
-        return AsyncCloseableIterator(self._batches(array_path, batch_size))
+        return AsyncCloseableIterator(self._batches(array_path, batch_size), parts=batch_size)
 
     async def _batches(self, array_path: str, batch_size: int) -> AsyncIterator[Batch]:
         with translated():

@@ -371,6 +371,27 @@ async def test_passing_trouble_does_not_hide_a_lost_write(tmp_path: Path, passin
         await use()
 
 
+async def test_a_sync_that_breaks_off_does_not_hide_a_lost_write(tmp_path: Path) -> None:
+    """The next one would take it for durable."""
+    failures: list[BaseException] = [OSError(errno.EIO, os.strerror(errno.EIO)), MemoryError()]
+
+    def fail(_: int) -> None:
+        raise failures.pop(0)
+
+    async def use() -> None:
+        async with open_storage(tmp_path) as storage:
+            await storage.put("a", b"x")
+            await storage.put("b", b"x")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os, "fsync", fail)
+                with pytest.raises(StorageError, match="Input/output error"):
+                    await storage.sync()
+            assert not failures
+
+    with pytest.raises(StorageError, match="durable"):
+        await use()
+
+
 async def test_what_is_gone_needs_no_sync(tmp_path: Path) -> None:
     """Files that were deleted or replaced by folders meanwhile are no failure."""
     async with open_storage(tmp_path) as storage, open_storage(tmp_path) as other:

@@ -54,6 +54,21 @@ def test_one_that_is_left_early_has_made_little_more_than_was_used() -> None:
     assert len(numbers.made) == 7
 
 
+@pytest.mark.parametrize(
+    ("parts", "made"), [(1, [1, 3, 3, 7]), (30_000, [1, 3, 3, 6]), (100_000, [1, 2, 3, 4])]
+)
+def test_of_large_items_few_are_made_ahead(parts: int, made: list[int]) -> None:
+    """Columns of a million chunks would else be in memory all at once, unused."""
+    numbers = _Numbers(1000)
+    items = AsyncCloseableIterator(numbers.make(), parts=parts)
+    found: list[int] = []
+    for _ in range(4):
+        next(items)
+        found.append(len(numbers.made))
+    assert found == made
+    assert list(items) == list(range(4, 1000))
+
+
 def test_it_stays_at_its_end() -> None:
     """As iterators do."""
     items = AsyncCloseableIterator(_Numbers(1).make())
