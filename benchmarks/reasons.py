@@ -49,11 +49,8 @@ Zarr itself takes half to three quarters of our time of small chunks, whatever t
 *zarr alone*. The fused pipeline reads on two threads of one interpreter; chunks that wait for no
 disk, such as inline ones, are read in half the time with `codec_pipeline.max_workers` 1. Of the
 rest finding the reference, which Zarr's own local store need not, is about as much as opening and
-reading the file. Of 1 MB nine tenths are copies, the system's and Zarr's: our store and Zarr's own
-local store take 50 microseconds each for one, when nobody else has turns in between. In slow turns
-it is
-NumPy's copy into the result that takes up to six times as long, while the system finds memory for
-it. TensorStore decodes and copies in compiled threads, without either.
+reading the file. Of 1 MB nine tenths are copies, the system's and Zarr's. TensorStore decodes and
+copies in compiled threads, without either.
 """,
     "Read through the store": """
 Each call costs the interpreter 2 to 20 microseconds, of which opening, reading and closing a
@@ -66,12 +63,12 @@ that each of its pieces decodes by itself; a sixth is checking and storing a tex
 reference. *Native references*: random ids do not compress, so a third is the compressor's, on two
 threads, and a quarter is copying columns. *Iterate, written by the official engine*:
 decompressing 68 to 130 MB takes half of the time or more, see the floor, so that five times would
-leave 4 ms for everything else in format 1, and 36 in format 2. Its records follow texts of
+leave 3 ms for everything else in format 1, and 35 in format 2. Its records follow texts of
 different lengths, and what describes them lies behind them: columns are read out of all of it, by
-an index for each, on two threads that need the interpreter in turns (50 ms on one of them, 38 on
-both). *Open cold, written by the official engine*: all of it has to be decompressed, since the
-first chunk is at its end; of very large files that is done
-[in passing](../decisions/0016-manifests-in-passing.md).
+an index for each, on two threads that need the interpreter in turns (49 ms on one of them, 42 on
+both, where two processes would need half). Making lists of paths takes another 10. *Open cold,
+written by the official engine*: all of it has to be decompressed, since the first chunk is at its
+end; of very large files that is done [in passing](../decisions/0016-manifests-in-passing.md).
 *Change one*: ours waits for the disk, the official engine does not; see
 *CPU*.
 """,
