@@ -304,7 +304,8 @@ def _distinct(
     they repeat.
     """
     if len(numbers) and (numbers[1:] - numbers[:-1]).max(initial=0) <= 1:
-        return np.arange(numbers[0], int(numbers[-1]) + 1), numbers - numbers[0]
+        low, high = int(numbers[0]), int(numbers[-1])
+        return np.arange(low, high + 1, dtype=np.int64), numbers - np.uint32(low)
     first = np.ones(len(numbers), bool)
     first[1:] = numbers[1:] != numbers[:-1]
     different, codes = np.unique(numbers[first], return_inverse=True)
