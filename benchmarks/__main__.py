@@ -10,11 +10,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from argparse import ArgumentParser
+from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
+
+from benchmarks.docs import load
+from benchmarks.report import print_table
+from benchmarks.results import RESULTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,10 +34,16 @@ def main(arguments: list[str]) -> int:
     options = arguments[len(words) :]
     if words or "quick" in options:
         return pytest.main(_for_pytest(["-k", " ".join(words)] if words else [], options, _HERE))
+    began = datetime.now(UTC).isoformat(timespec="seconds")
     codes = [
-        subprocess.call([sys.executable, "-m", "pytest", *_for_pytest([], options, file)])
+        subprocess.call([sys.executable, "-m", "pytest", *_for_pytest(["--part"], options, file)])
         for file in sorted(_HERE.glob("test_*.py"))
     ]
+    parser = ArgumentParser(add_help=False)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    path = parser.parse_known_args(options)[0].results
+    if path.exists():
+        print_table(result for result in load(path)[1] if result.taken >= began)
     return next(filter(None, codes), 0)
 
 

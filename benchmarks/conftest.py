@@ -14,7 +14,7 @@ from benchmarks.attic import Attic
 from benchmarks.contest import Contest
 from benchmarks.machine import describe
 from benchmarks.report import draw, print_table
-from benchmarks.results import Result, merge
+from benchmarks.results import RESULTS, Result, merge
 from benchmarks.s3_server import s3_server
 
 if TYPE_CHECKING:
@@ -37,8 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--results",
         type=Path,
-        default=Path("build/benchmarks/results.json"),
+        default=RESULTS,
         help="JSON; newer results take the place of older ones of their kind",
+    )
+    group.addoption(
+        "--part", action="store_true", help="print no table: there will be one for several files"
     )
 
 
@@ -97,7 +100,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             f"{len(results)} workloads ran; times of --size quick say nothing."
         )
         return
-    print_table(results)
+    if not config.getoption("part"):
+        print_table(results)
     path: Path = config.getoption("results")
     draw(merge(path, results, describe()), path.with_suffix(".png"))
     terminalreporter.write_line(f"{path} and {path.with_suffix('.png')} are written.")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import statistics
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
-__all__ = ["OURS", "ZARR_ALONE", "Line", "Result", "lines", "merge", "shown"]
+__all__ = ["OURS", "RESULTS", "ZARR_ALONE", "Line", "Result", "lines", "merge", "shown"]
 
 OURS: Final = "ours"
 ZARR_ALONE: Final = "zarr alone"
@@ -114,6 +114,10 @@ def shown(value: float, metric: str) -> str:
     if metric.endswith(("memory", "bytes")):
         return f"{value / 1e6:.0f} MB" if value >= 1e6 else f"{value / 1e3:.0f} kB"
     return f"{value:g}"
+
+
+RESULTS: Final = Path("build/benchmarks/results.json")
+"""Where results go unless somebody says otherwise."""
 
 
 def merge(path: Path, results: Iterable[Result], machine: dict[str, str]) -> list[Result]:
