@@ -313,7 +313,7 @@ def test_the_history_is_written_with_few_calls_an_entry() -> None:
     )
     with counted_calls() as calls:
         payload = encode_repo_info(info)
-    assert len(calls) < 500 * 25
+    assert len(calls) < 500 * 18
     assert decode_repo_info(Envelope(2, payload)) == info
     with counted_calls() as calls:
         assert encode_repo_info(replace(info, status=RepoStatus(Availability.ONLINE, 1)))

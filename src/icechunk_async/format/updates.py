@@ -240,11 +240,6 @@ class Update:
     backup_path: str | None = None
     """Name of the backup in which this entry is the newest; None for the newest of all."""
 
-    @property
-    def is_built(self) -> bool:
-        """Whether :attr:`block` was asked for already."""
-        return "block" in self.__dict__
-
     @cached_property
     def block(self) -> Block:
         """The Update table; kept, since every change of a repository writes the log again."""
@@ -261,8 +256,10 @@ def encode_updates(updates: Sequence[Update]) -> list[Block]:
     """Build the Update tables of a log."""
     commits: dict[tuple[str, int], list[Update]] = {}
     for update in updates:
+        if "block" in update.__dict__:  # it was built before
+            continue
         detail, backup = update.detail, update.backup_path
-        if type(detail) is NewCommit and backup and update.updated_at and not update.is_built:
+        if type(detail) is NewCommit and backup and update.updated_at:
             commits.setdefault((detail.branch, len(backup.encode())), []).append(update)
     for alike in commits.values():
         if len(alike) > 1:
