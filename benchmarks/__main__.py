@@ -29,7 +29,7 @@ _HERE: Final = Path(__file__).parent
 
 
 def main(arguments: list[str]) -> int:
-    """Run pytest on this directory; answer its exit code, or the first that is not 0."""
+    """Run pytest on this directory; return its exit code, or the first that is not 0."""
     words = list(takewhile(lambda word: not word.startswith("-"), arguments))
     options = arguments[len(words) :]
     if words or "quick" in options:
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
 def _for_pytest(choice: Sequence[str], options: Sequence[str], where: Path) -> list[str]:
     return [
         *("-p", "no:cacheprovider", "-W", "default", "-o", "timeout=0", "-q", "-rs"),
-        *("-o", "asyncio_debug=false", "--benchmark-quiet", "--no-header"),
+        *("--benchmark-quiet", "--no-header"),
         *choice,
         *options,
         str(where),

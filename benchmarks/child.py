@@ -15,7 +15,7 @@ os.environ.setdefault("ICECHUNK_NO_LOGS", "1")
 
 
 def main(function: str, arguments: str) -> None:
-    """Print the figures that a function answers, as JSON."""
+    """Print the figures that a function returns, as JSON."""
     module, _, name = function.partition(":")
     figures = getattr(import_module(module), name)(**json.loads(arguments))
     sys.stdout.write(json.dumps(figures) + "\n")

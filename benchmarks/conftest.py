@@ -54,14 +54,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def size(request: pytest.FixtureRequest) -> str:
-    """Answer how large."""
+    """Return how large."""
     name: str = request.config.getoption("size")
     return name
 
 
 @pytest.fixture
 def contest(request: pytest.FixtureRequest, size: str) -> Iterator[Contest]:
-    """Answer what times contenders beside each other."""
+    """Return what times contenders beside each other."""
     document = request.module.__doc__ or ""
     found = Contest(document, size, lambda: request.getfixturevalue("benchmark"))
     yield found
@@ -70,14 +70,14 @@ def contest(request: pytest.FixtureRequest, size: str) -> Iterator[Contest]:
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3Server]:
-    """Answer a server of S3's protocol, near and far."""
+    """Return a server of S3's protocol, near and far."""
     with s3_server() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def attic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attic]:
-    """Answer where files go between turns that would else be deleted."""
+    """Return where files go between turns that would else be deleted."""
     found = Attic(tmp_path_factory.mktemp("attic"))
     yield found
     found.clear()
@@ -85,7 +85,7 @@ def attic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attic]:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> str:
-    """Answer a path for a repository on the local disk."""
+    """Return a path for a repository on the local disk."""
     return str(tmp_path / "repository")
 
 

@@ -63,7 +63,7 @@ class Contest:
         return self.size == "quick"
 
     def pick[T](self, quick: T, full: T) -> T:
-        """Answer what fits the size."""
+        """Return what fits the size."""
         return quick if self.is_quick else full
 
     def race(
@@ -173,8 +173,8 @@ class Contest:
 
         Args:
             workload: what is done.
-            contenders: answers for each turn, by name, ``module:function`` and its keyword
-                arguments; the function answers figures by the name of the metric.
+            contenders: what runs in each turn, by name, ``module:function`` and its keyword
+                arguments; the function returns figures by the name of the metric.
             metrics: those to keep, each with its targets by peer.
             limits: by metric, what ours may be at most.
             rounds: how often each has its turn, within a minute or so.
@@ -259,11 +259,11 @@ class Contest:
 
 
 def _nothing(_: str) -> None:
-    """Answer what contenders that need nothing made are called with."""
+    """Return what contenders that need nothing made are called with."""
 
 
 def _around_ours(names: list[str], turn: int) -> tuple[list[str], list[str]]:
-    """Answer who comes before us in a turn, and who after."""
+    """Return who comes before us in a turn, and who after."""
     first = turn % len(names)
     row = names[first:] + names[:first]
     ours = row.index(OURS)
@@ -273,7 +273,7 @@ def _around_ours(names: list[str], turn: int) -> tuple[list[str], list[str]]:
 def _run_child(
     function: str, arguments: Mapping[str, object], environment: Mapping[str, str] | None = None
 ) -> dict[str, float]:
-    """Call ``module:function`` in a process of its own; answer its figures."""
+    """Call ``module:function`` in a process of its own and return its figures."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.child", function, json.dumps(dict(arguments))],
         cwd=_ROOT,

@@ -36,7 +36,7 @@ _OFFICIAL: Final = "official"
 
 
 def tables(results: list[Result], elsewhere: Mapping[str, Sequence[float]]) -> str:
-    """Answer a table for each operation; ``elsewhere`` has ratios by the keys of results."""
+    """Return a table for each operation; ``elsewhere`` has ratios by the keys of results."""
     found = []
     for (operation, about), group in groupby(results, key=lambda it: (it.operation, it.about)):
         heads = "| Workload | Ours | Official | Ratio | CPU | Elsewhere | Target | Others |\n"
@@ -53,7 +53,7 @@ def tables(results: list[Result], elsewhere: Mapping[str, Sequence[float]]) -> s
 
 
 def _falls_short(result: Result) -> bool:
-    """Tell whether a target is missed, or the official engine ahead."""
+    """Return whether a target is missed, or the official engine ahead."""
     if result.limit is not None and result.median(OURS) > result.limit:
         return True
     ahead = any(it.peer == _OFFICIAL and it.verdict == "lost" for it in lines([result]))
@@ -109,7 +109,7 @@ def _when(results: list[Result]) -> str:
 
 
 def machine_text(machine: dict[str, str], results: list[Result]) -> str:
-    """Answer where and when it was measured, and what else the machine did."""
+    """Return where and when it was measured, and what else the machine did."""
     busy = sum(it.busy > BUSY for it in results)
     packages = ", ".join(
         f"{name} {version}"
@@ -125,19 +125,19 @@ def machine_text(machine: dict[str, str], results: list[Result]) -> str:
 
 
 def elsewhere_text(documents: list[Document]) -> str:
-    """Answer where and when the column *Elsewhere* was measured."""
+    """Return where and when the column *Elsewhere* was measured."""
     runs = [f"{_when(results)} on {machine['processor']}" for machine, results in documents]
     return f"*Elsewhere* are the ratios measured {'; and '.join(runs)}.\n"
 
 
 def load(path: Path) -> Document:
-    """Answer the machine of a JSON file, and what was measured on it."""
+    """Return the machine of a JSON file, and what was measured on it."""
     document = json.loads(path.read_text(encoding="utf-8"))
     return document["machine"], [Result(**each) for each in document["results"].values()]
 
 
 def ratios(documents: list[Document]) -> dict[str, list[float]]:
-    """Answer the ratios to the official engine by the keys of results."""
+    """Return the ratios to the official engine by the keys of results."""
     found: dict[str, list[float]] = {}
     for line in chain.from_iterable(lines(results) for _, results in documents):
         if line.peer == _OFFICIAL:

@@ -1,4 +1,4 @@
-"""What no implementation can do without: each is measured in a process, and answers figures."""
+"""The least that any implementation must do, each measured in a process of its own."""
 
 from __future__ import annotations
 

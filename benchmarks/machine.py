@@ -25,7 +25,7 @@ _PACKAGES: Final = ("icechunk", "zarr", "numpy", "obstore", "tensorstore", "aiob
 
 
 def busy_elsewhere() -> float:
-    """Answer the share of the machine's processors that others use now, 0 to 1.
+    """Return the share of the machine's processors that others use now, 0 to 1.
 
     Looks for a fifth of a second, in which this process does nothing. 0 where nobody can tell.
     """
@@ -48,7 +48,7 @@ def find_memory(quarters: int = 1) -> None:
 
 
 def _ticks() -> tuple[int, int]:
-    """Answer the ticks that the processors worked, and all of them."""
+    """Return the ticks that the processors worked, and all of them."""
     try:
         line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
     except OSError:
@@ -59,7 +59,7 @@ def _ticks() -> tuple[int, int]:
 
 
 def describe() -> dict[str, str]:
-    """Answer what somebody who compares figures wants to know."""
+    """Return what somebody who compares figures wants to know."""
     model = ""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -114,7 +114,7 @@ class Meter:
         self.read_bytes += _number(_IO, "rchar")
 
     def figures(self) -> dict[str, float]:
-        """Answer what was measured, by the name of the metric."""
+        """Return what was measured, by the name of the metric."""
         return {
             "seconds": self.seconds,
             "cpu seconds": self.cpu_seconds,
@@ -124,7 +124,7 @@ class Meter:
 
 
 def _number(path: Path, name: str) -> int:
-    """Answer a number that the system tells of this process; 0 where it tells none."""
+    """Return a number that the system tells of this process; 0 where it tells none."""
     with contextlib.suppress(OSError):
         for line in path.read_text(encoding="ascii").splitlines():
             if line.startswith(f"{name}:"):

@@ -130,14 +130,14 @@ def _storage(package: Any, storage: Any) -> Any:
 
 
 def tip_store(engine: str, storage: Any) -> Store:
-    """Open a repository and answer the store of its main branch."""
+    """Open a repository and return the store of its main branch."""
     store: Store = open_repository(engine, storage).readonly_session("main").store
     return store
 
 
 @contextmanager
 def native_store(runner: asyncio.Runner, directory: str) -> Iterator[Store]:
-    """Open a repository with our asynchronous classes, and answer the store of its main branch."""
+    """Open a repository with our asynchronous classes, and return the store of its main branch."""
     stack = AsyncExitStack()
 
     async def opened() -> Store:
@@ -152,7 +152,7 @@ def native_store(runner: asyncio.Runner, directory: str) -> Iterator[Store]:
 
 
 def other_stores(directory: str) -> dict[str, Store]:
-    """Answer zarr's own stores of files in a directory, by name."""
+    """Return zarr's own stores of files in a directory, by name."""
     files = obstore.store.LocalStore(directory, mkdir=True)
     return {
         "zarr LocalStore": LocalStore(directory),
@@ -175,7 +175,7 @@ def chunked(store: Store, count: int, chunk_bytes: int, name: str = "a") -> Any:
 
 
 def numbers(count: int, chunk_bytes: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Answer what fills such an array."""
+    """Return what fills such an array."""
     return np.random.default_rng(0).random(count * (chunk_bytes // 8))
 
 

@@ -1,4 +1,4 @@
-"""What the contests about references do in processes of their own; each answers figures."""
+"""Contests about references, each in a process of its own; each function returns figures."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _array(store: Store, count: int) -> None:
 def _columns(
     count: int, source: str
 ) -> tuple[Sequence[str], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Answer locations, first bytes and lengths: a thousand chunks in each file."""
+    """Return locations, first bytes and lengths: a thousand chunks in each file."""
     names = [f"{source}-{number}" for number in range(-(-count // FILES))]
     return (
         [names[number // FILES] for number in range(count)],

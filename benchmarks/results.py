@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OURS", "RESULTS", "ZARR_ALONE", "Line", "Result", "lines", "merge", "shown"]
 
+RESULTS: Final = Path("build/benchmarks/results.json")
+"""Where results go unless somebody says otherwise."""
 OURS: Final = "ours"
 ZARR_ALONE: Final = "zarr alone"
 """Zarr with a store that does nothing: with the same pipeline no store can be faster."""
@@ -46,7 +48,7 @@ class Result:
     taken: str = ""
 
     def median(self, contender: str) -> float:
-        """Answer the middle one of a contender's samples."""
+        """Return the middle one of a contender's samples."""
         return statistics.median(self.samples[contender])
 
     @property
@@ -83,7 +85,7 @@ class Line:
 
 
 def lines(results: Iterable[Result]) -> list[Line]:
-    """Answer a line for each peer of each result, the floor last."""
+    """Return a line for each peer of each result, the floor last."""
     found = []
     for result in results:
         ours = result.median(OURS)
@@ -105,7 +107,7 @@ def _cpu_ratio(result: Result, peer: str) -> float | None:
 
 
 def shown(value: float, metric: str) -> str:
-    """Answer a figure with a unit that fits it."""
+    """Return a figure with a unit that fits it."""
     if metric.endswith("seconds"):
         for factor, unit in ((1, "s"), (1e3, "ms")):
             if value * factor >= 1:
@@ -116,12 +118,8 @@ def shown(value: float, metric: str) -> str:
     return f"{value:g}"
 
 
-RESULTS: Final = Path("build/benchmarks/results.json")
-"""Where results go unless somebody says otherwise."""
-
-
 def merge(path: Path, results: Iterable[Result], machine: dict[str, str]) -> list[Result]:
-    """Put new results in the place of older ones of their kind; answer all."""
+    """Replace older results of the same kind by new ones and return all."""
     kept: dict[str, dict[str, Any]] = {}
     if path.exists():
         kept = json.loads(path.read_text(encoding="utf-8"))["results"]

@@ -242,5 +242,5 @@ class Objects:
 
 
 def _is(etag: str | None, found: _Object) -> bool:
-    """Tell whether an object is at a version; some clients leave the quotes out."""
+    """Return whether an object is at a version; some clients leave the quotes out."""
     return etag is not None and etag.strip('"') == found.etag.strip('"')

@@ -38,7 +38,7 @@ _SCHEMES: Final = {"ours": "s3", OBSTORE: "obstore+s3"}
 
 
 def blocking_storage(engine: str, endpoint: str, prefix: str) -> Any:
-    """Answer a storage for the blocking classes of an engine."""
+    """Return a storage for the blocking classes of an engine."""
     return PACKAGES[engine].s3_storage(
         bucket=BUCKET,
         prefix=prefix,
@@ -51,7 +51,7 @@ def blocking_storage(engine: str, endpoint: str, prefix: str) -> Any:
 
 
 def s3_options(endpoint: str) -> dict[str, Any]:
-    """Answer what opens a storage of ours at an endpoint."""
+    """Return what opens a storage of ours at an endpoint."""
     return {"endpoint_url": endpoint, "region": "us-east-1", "allow_http": True, **KEYS}
 
 
@@ -78,7 +78,7 @@ def session_on_zarrs_loop(
 
 
 def plain_store(endpoint: str, prefix: str) -> Store:
-    """Answer a store of chunks as zarr writes them, through obstore."""
+    """Return a store of chunks as zarr writes them, through obstore."""
     store = obstore.store.S3Store(
         BUCKET,
         prefix=prefix,

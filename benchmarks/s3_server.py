@@ -48,13 +48,13 @@ class S3Server:
     """File of the certificate that whoever uses ``tls`` has to trust."""
 
     def endpoint(self, wire: str = "near") -> str:
-        """Answer the URL at the near end of a wire."""
+        """Return the URL at the near end of a wire."""
         scheme = "https" if wire == "tls" else "http"
         host = "localhost" if wire == "tls" else "127.0.0.1"
         return f"{scheme}://{host}:{self.ports[wire]}"
 
     def counts(self) -> dict[str, int]:
-        """Answer how often each operation was asked for since the last time."""
+        """Return how often each operation was asked for since the last time."""
         with urllib.request.urlopen(f"{self.endpoint()}/-/counts") as reply:  # noqa: S310 -- ours
             found: dict[str, int] = json.load(reply)
             return found
@@ -184,7 +184,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _unchunked(body: bytes) -> bytes:
-    """Answer what is in a body that was sent in chunks with a signature or a checksum each."""
+    """Return what is in a body that was sent in chunks with a signature or a checksum each."""
     parts: list[bytes] = []
     place = 0
     while True:

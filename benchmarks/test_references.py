@@ -125,7 +125,7 @@ def test_iterate(contest: Contest, tmp_path: Path, writer: str, spec: int) -> No
         },
         floor="read the manifest's file and decompress it",
         metrics={"seconds": {"official": 5}, "peak memory": {}},
-        note="both answer a list with a text for each reference, but for the table of files",
+        note="both return a list with a text for each reference, but for the table of files",
     )
 
 

@@ -25,7 +25,7 @@ from benchmarks.s3_peers import (
     session_on_zarrs_loop,
 )
 from benchmarks.s3_server import KEYS
-from icechunk_async._concurrency import bounded_map
+from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.storage import open_storage
 from icechunk_async_s3.options import make_options
 from icechunk_async_s3.wiring import prepare
@@ -84,7 +84,7 @@ def _array(store: Any, count: int, chunk_bytes: int, *, filled: bool) -> Any:
 
 
 def reading(array: Any, expected: np.ndarray[Any, Any]) -> Callable[[], None]:
-    """Answer what reads an array and looks at the end of it."""
+    """Return what reads an array and looks at the end of it."""
 
     def read() -> None:
         assert array[:][-1] == expected[-1]
@@ -93,7 +93,7 @@ def reading(array: Any, expected: np.ndarray[Any, Any]) -> Callable[[], None]:
 
 
 def writing(array: Any, data: np.ndarray[Any, Any]) -> Callable[[], None]:
-    """Answer what writes an array."""
+    """Return what writes an array."""
 
     def write() -> None:
         array[:] = data

@@ -60,7 +60,7 @@ class Stores:
     def each(
         self, one: One, keys: list[str], limit: int, names: tuple[str, ...]
     ) -> dict[str, Work]:
-        """Answer a contender for each store that does ``one`` for each key, ``limit`` at a time."""
+        """Return a contender for each store that does ``one`` for each key, ``limit`` at a time."""
         return {name: self._work(self.stores[name], one, keys, limit) for name in names}
 
     def _work(self, store: Store, one: One, keys: list[str], limit: int) -> Work:
@@ -81,7 +81,7 @@ class Stores:
         return lambda: self.runner.run(work())
 
     def await_each(self, keys: list[str], limit: int) -> Work:
-        """Answer a contender that awaits as many coroutines, which do nothing."""
+        """Return a contender that awaits as many coroutines, which do nothing."""
         return self._work(self.stores["ours"], _nothing, keys, limit)
 
     def read_files(self) -> None:
@@ -110,7 +110,7 @@ def _exists(store: Store, key: str) -> Awaitable[object]:
 
 @pytest.fixture
 def opened(directory: str, request: pytest.FixtureRequest) -> Iterator[Callable[..., Stores]]:
-    """Answer what makes stores, and close them in the end."""
+    """Return what makes stores, and close them in the end."""
     made: list[Stores] = []
 
     def make(count: int, chunk_bytes: int) -> Stores:

@@ -34,7 +34,7 @@ LARGE = 1_000_000
 
 
 def _filled(directory: str, count: int, chunk_bytes: int, *, inline: bool) -> dict[str, Any]:
-    """Write one array for everybody; answer it by contender, open for reading."""
+    """Write one array for all contenders; return it by contender, open for reading."""
     data = numbers(count, chunk_bytes)
     session = create("official", directory, inline=512 if inline else 0).writable_session("main")
     chunked(session.store, count, chunk_bytes)[:] = data

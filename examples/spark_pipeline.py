@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_async.spark.chunk_grid import Region
+    from icechunk_async.spark.grid.chunks import Region
 
 type Block = npt.NDArray[Any]
 type Decades = dict[int, float]
@@ -102,7 +102,7 @@ class Pipeline:
             self.repository.create_branch("staging", self.repository.lookup_branch("main"))
 
     def staged(self) -> Any:
-        """Answer the arrays at the tip of the branch, as a group of Zarr."""
+        """Return the arrays at the tip of the branch, as a group of Zarr."""
         store = self.repository.readonly_session("staging").store
         return zarr.open_group(store, mode="r", zarr_format=3)
 
@@ -112,7 +112,7 @@ class Pipeline:
         reader.load(self.url).selectExpr(*columns).createOrReplaceTempView(name)
 
     def is_done(self, step: str, version: int = 1) -> bool:
-        """Tell whether the branch holds what a step writes."""
+        """Return whether the branch holds what a step writes."""
         newest = published_version(self.repository, "staging", step)
         return newest is not None and newest >= version
 
@@ -205,33 +205,33 @@ def append(pipeline: Pipeline) -> None:
 
 
 def reference_period(region: Region) -> Region:
-    """Answer what the mean of some cells is made of."""
+    """Return what the mean of some cells is made of."""
     return (REFERENCE, *region)
 
 
 def mean(values: Block) -> Block:
-    """Answer the mean over time."""
+    """Return the mean over time."""
     return np.asarray(values.mean(axis=0, dtype="f8"))
 
 
 def minus(values: Block, normal: Block) -> Block:
-    """Answer how far values are from normal."""
+    """Return how far values are from normal."""
     return np.asarray(values - normal)
 
 
 def month_of(hours: Block) -> Block:
-    """Answer the month, 1 to 12, of hours since 1970."""
+    """Return the month, 1 to 12, of hours since 1970."""
     return hours.astype("M8[h]").astype("M8[M]").astype(int) % 12 + 1
 
 
 def monthly_mean(values: Block, months: Block) -> Block:
-    """Answer the mean of each month of the year."""
+    """Return the mean of each month of the year."""
     means = [values[months == month].mean(axis=0, dtype="f8") for month in range(1, 13)]
     return np.where(np.array(means) < MISSING, means, np.nan)
 
 
 def minus_monthly_mean(values: Block, months: Block, normal: Block) -> Block:
-    """Answer how far values are from what is normal in their month."""
+    """Return how far values are from what is normal in their month."""
     return np.asarray(values - normal[months - 1])
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _importable(name: str) -> bool:
-    """Tell whether a backend's driver is installed; where the bare wheel is tested, none is."""
+    """Return whether a backend's driver is installed; where the bare wheel is tested, none is."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
+from hypothesis import settings
 from zarr.core.buffer import default_buffer_prototype
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "array_document",
     "cancelled_when",
+    "examples",
     "group_document",
     "make_array",
     "memory_url",
@@ -29,18 +32,27 @@ __all__ = [
 ]
 
 
+def examples(count: int) -> settings:
+    """Return Hypothesis settings for ``count`` examples, of which most runs try a quarter.
+
+    Each run tries others. ``EXAMPLES=all`` in the environment, as in tox's thorough, means all.
+    """
+    share = 1 if os.environ.get("EXAMPLES") == "all" else 4
+    return settings(max_examples=max(count // share, 20), deadline=None)
+
+
 def memory_url() -> str:
-    """Answer a URL of memory that nobody else uses."""
+    """Return a URL of memory that nobody else uses."""
     return f"memory://{uuid4()}"
 
 
 def group_document(**attributes: object) -> bytes:
-    """Answer a ``zarr.json`` of a group."""
+    """Return a ``zarr.json`` of a group."""
     return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": attributes}).encode()
 
 
 def array_document(shape: tuple[int, ...], chunks: tuple[int, ...], **more: Any) -> bytes:
-    """Answer a ``zarr.json`` of an array of bytes, without compression."""
+    """Return a ``zarr.json`` of an array of bytes, without compression."""
     return json.dumps(
         {
             "zarr_format": 3,
@@ -76,7 +88,7 @@ async def make_array(
 
 
 async def objects(storage: Storage) -> dict[str, bytes]:
-    """Answer every object of a storage."""
+    """Return every object of a storage."""
     found: dict[str, bytes] = {}
     async for entry in storage.list_prefix():
         key = getattr(entry, "key")  # noqa: B009 -- without a delimiter there are no prefixes

@@ -166,7 +166,7 @@ class Client:
         self._closed = False
 
     def blob(self, name: str) -> BlobClient:
-        """Answer the driver's handle on one blob; nothing is sent."""
+        """Return the driver's handle on one blob; nothing is sent."""
         return self.container.get_blob_client(name)
 
     async def close(self) -> None:
@@ -227,12 +227,12 @@ class Clients:
             )
 
     def expires(self, loop: asyncio.AbstractEventLoop) -> datetime | None:
-        """Answer when the SAS token or token that ``loop`` uses ends, where it says so."""
+        """Return when the SAS token or token that ``loop`` uses ends, where it says so."""
         found = self._open.get(loop)
         return found[0].proof.expires if found is not None else None
 
     async def here(self) -> Client:
-        """Answer the running loop's client, with credentials that are fresh.
+        """Return the running loop's client, with credentials that are fresh.
 
         Raises:
             StorageClosedError: the storage was closed.

@@ -116,7 +116,7 @@ async def _copy_blocks(
 
 
 def _signed(requests: Requests, client: Client, url: str, name: str) -> str:
-    """Answer a URL that the service itself may read the source from."""
+    """Return a URL that the service itself may read the source from."""
     credential = client.proof.credential
     login = requests.clients.login
     match login.kind:

@@ -84,7 +84,7 @@ class Proof:
                 await self._renew(self._fetch)
 
     async def renewed(self, url: str) -> str | None:
-        """Answer a URL that the service refused with a newer SAS token; None if there is none.
+        """Return a URL that the service refused with a newer SAS token; None if there is none.
 
         Requests that were refused with the same token share one call of the function.
         """
@@ -116,7 +116,7 @@ class Proof:
         return self.expires is None or self.expires - _EARLY <= datetime.now(UTC)
 
     async def bearer(self) -> str | None:
-        """Answer an ``Authorization`` for the source of a copy, if tokens are in use."""
+        """Return an ``Authorization`` for the source of a copy, if tokens are in use."""
         if self._login.kind not in ("token", "default"):
             return None
         return f"Bearer {(await self.credential.get_token(_SCOPE)).token}"
@@ -141,7 +141,7 @@ class _Tokens:
         self._proof = proof
 
     async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
-        """Answer a fresh token."""
+        """Return a fresh token."""
         token = await self._fetch(*scopes, **options)
         if not hasattr(cast("object", token), "expires_on"):
             raise InvalidInputError(
@@ -163,7 +163,7 @@ class _Tokens:
 
 
 def _end_of(token: str) -> datetime | None:
-    """Answer when a SAS token ends, where it says so."""
+    """Return when a SAS token ends, where it says so."""
     try:
         end = datetime.fromisoformat(parse_qs(token)["se"][0])
     except (KeyError, ValueError):

@@ -58,19 +58,19 @@ class Detail(Exception):  # noqa: N818 - it is raised by nobody, only shown as a
 
 
 def redact(text: str) -> str:
-    """Answer ``text`` without signatures, keys and tokens."""
+    """Return ``text`` without signatures, keys and tokens."""
     return _SECRETS.sub(r"\1REDACTED", text)
 
 
 def status_of(error: BaseException) -> int | None:
-    """Answer the HTTP status, if the service answered at all."""
+    """Return the HTTP status, if the service answered at all."""
     if isinstance(error, HttpResponseError) and error.response is not None:
         return error.status_code
     return None
 
 
 def code_of(error: BaseException) -> str:
-    """Answer the service's name for the failure, or nothing."""
+    """Return the service's name for the failure, or nothing."""
     if not isinstance(error, HttpResponseError) or error.response is None:
         return ""
     told: Any = error  # the driver adds the name to errors that it has understood
@@ -79,7 +79,7 @@ def code_of(error: BaseException) -> str:
 
 
 def was_not_applied(error: BaseException, *, conditional: bool) -> bool:
-    """Tell whether a write that failed with ``error`` certainly changed nothing, now or later.
+    """Return whether a write that failed with ``error`` certainly changed nothing, now or later.
 
     It was refused with a reason, or never sent. A server that is busy turned it away at the door,
     which is checked first where a second attempt could do harm.
@@ -102,7 +102,7 @@ def explain(
     key: str | None = None,
     expires: datetime | None = None,
 ) -> IcechunkError:
-    """Answer the contract's error for what the driver raised; its cause is set.
+    """Return the contract's error for what the driver raised; its cause is set.
 
     Args:
         error: what was raised.

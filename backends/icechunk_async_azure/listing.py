@@ -69,7 +69,7 @@ def in_order(run: list[ListEntry]) -> Iterator[ListEntry]:
 
 
 def lowest_start(start_after: str) -> str:
-    """Answer what no greater string is less than, in the order of UTF-8 or of UTF-16."""
+    """Return what no greater string is less than, in the order of UTF-8 or of UTF-16."""
     for index, character in enumerate(start_after):
         if character >= _HIGH:
             return start_after[:index]
@@ -124,7 +124,7 @@ def _name(entry: ListEntry) -> str:
 
 
 def _low_part(name: str, begin: int) -> str | None:
-    """Answer ``name`` up to its first character whose order is in doubt, if it has one."""
+    """Return ``name`` up to its first character whose order is in doubt, if it has one."""
     for index in range(begin, len(name)):
         if name[index] >= _HIGH:
             return name[:index]

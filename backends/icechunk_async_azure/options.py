@@ -52,7 +52,7 @@ class Login:
 
 
 def place_of(url: str) -> Place:
-    """Answer what ``az://container/prefix`` names.
+    """Return what ``az://container/prefix`` names.
 
     Raises:
         InvalidURLError: it names no container, or carries more than a place.
@@ -96,7 +96,7 @@ def check_number(name: str, value: object, least: float) -> None:
 
 
 def login_of(options: Mapping[str, object]) -> Login:
-    """Answer whom the options name, and where; the environment fills in what they leave out.
+    """Return whom the options name, and where; the environment fills in what they leave out.
 
     Raises:
         InvalidInputError: options contradict each other, have a wrong type, or name no account.
@@ -161,7 +161,7 @@ def _check_types(options: Mapping[str, object]) -> None:
 
 
 def is_async(function: object) -> bool:
-    """Tell whether calling it answers an awaitable: an async function, or an object like one."""
+    """Return whether calling it answers an awaitable: an async function, or an object like one."""
     return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 

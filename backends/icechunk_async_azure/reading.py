@@ -84,7 +84,7 @@ async def _read_suffix(requests: Requests, client: Client, key: str, length: int
 
 
 async def _nothing(requests: Requests, client: Client, key: str) -> Retrieved:
-    """Answer no bytes, with size and version of the object."""
+    """Return no bytes, with size and version of the object."""
     return _empty(await requests.properties(client, key))
 
 
@@ -100,7 +100,7 @@ async def _download(
     stop: int | None,
     **conditions: object,
 ) -> Retrieved | None:
-    """Answer bytes from ``start`` on, or None where the object ends before.
+    """Return bytes from ``start`` on, or None where the object ends before.
 
     Raises:
         _Unmet: a condition was not met.

@@ -27,7 +27,7 @@ _ETAG: Final = re.compile(r'(?:W/)?"[\x21\x23-\x7e]*"')
 
 
 def is_etag(version: Version) -> bool:
-    """Tell whether the service may have answered ``version``; ``*`` would match any."""
+    """Return whether the service may have answered ``version``; ``*`` would match any."""
     return _ETAG.fullmatch(version.token) is not None
 
 
@@ -40,7 +40,7 @@ class Requests:
         self.place = place
 
     def name(self, key: str) -> str:
-        """Answer the blob's name for a key.
+        """Return the blob's name for a key.
 
         Raises:
             InvalidObjectKeyError: it can be none.
@@ -61,7 +61,7 @@ class Requests:
         return name
 
     async def client(self, action: str, key: str) -> Client:
-        """Answer the running loop's client.
+        """Return the running loop's client.
 
         Raises:
             IcechunkError: there are no credentials, or the storage was closed.
@@ -69,7 +69,7 @@ class Requests:
         return await self.ask(self.clients.here(), action, key=key)
 
     async def properties(self, client: Client, key: str, *, action: str = "read") -> BlobProperties:
-        """Answer size, version and metadata of a blob."""
+        """Return size, version and metadata of a blob."""
         name = self.name(key)
         return await self.ask(client.blob(name).get_blob_properties(), action, key=key)
 
@@ -94,7 +94,7 @@ class Requests:
         raise failure  # outside the handler, so that nothing that may hold a secret is its context
 
     def explain(self, error: BaseException, action: str, *, key: str | None = None) -> Any:
-        """Answer the contract's error for ``error``, as :func:`failures.explain` does."""
+        """Return the contract's error for ``error``, as :func:`failures.explain` does."""
         if self.clients.closed:
             return StorageClosedError(
                 f"The storage was closed while {action!r} was under way. Open it again."

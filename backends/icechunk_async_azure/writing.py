@@ -66,7 +66,7 @@ class Write:
 
     @classmethod
     def of(cls, key: str, expected: Expected) -> Write:
-        """Answer a new write of ``key``."""
+        """Return a new write of ``key``."""
         return cls(key, expected, str(uuid4()))
 
     @property
@@ -86,7 +86,7 @@ class Write:
                 return {}
 
     def refused(self, found: str) -> PreconditionFailedError:
-        """Answer the error of a write that found another state."""
+        """Return the error of a write that found another state."""
         subject = self.subject or self.key
         wanted = "absent" if self.expected is Absent.ABSENT else f"at {self.expected}"
         return PreconditionFailedError(
@@ -98,7 +98,7 @@ class Write:
 
 
 def owned(data: Data) -> bytes:
-    """Answer bytes that the caller cannot change while they are sent."""
+    """Return bytes that the caller cannot change while they are sent."""
     return data if isinstance(data, bytes) else bytes(data)
 
 
@@ -246,7 +246,7 @@ async def _read_back(
 
 
 async def _look(requests: Requests, client: Client, task: Write) -> BlobProperties:
-    """Answer what is there; asked for again, since a doubt is left where it is not answered."""
+    """Return what is there; asked for again, since a doubt is left where it is not answered."""
     for pause in _PAUSES:
         with suppress(StorageUnavailableError):
             return await requests.properties(client, task.key, action=task.action)

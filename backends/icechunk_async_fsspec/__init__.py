@@ -128,7 +128,7 @@ async def _open(
 
 
 def _make(protocol: str, url: str, options: Mapping[str, object]) -> tuple[Any, str]:
-    """Answer a file system of our own, and the folder within it. Blocks."""
+    """Return a file system of our own, and the folder within it. Blocks."""
     try:
         kind: Any = fsspec.get_filesystem_class(protocol)  # pyright: ignore[reportUnknownMemberType]
     except ValueError:

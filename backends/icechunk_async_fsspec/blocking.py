@@ -147,10 +147,10 @@ class Folder:
 
 
 def _climbs(prefix: str) -> bool:
-    """Tell whether a folder of the prefix is a dot: no key has one, and it leads elsewhere."""
+    """Return whether a folder of the prefix is a dot: no key has one, and it leads elsewhere."""
     return any(segment in (".", "..") for segment in prefix.split("/")[:-1])
 
 
 def _gone() -> Version:
-    """Answer a version that nothing is at: what was written is already replaced."""
+    """Return a version that nothing is at: what was written is already replaced."""
     return Version(f"gone {uuid4().hex}")

@@ -27,7 +27,7 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 def translate(
     error: BaseException, operation: str, key: str, *, writes: bool = False
 ) -> IcechunkError:
-    """Answer the error that says what was asked, what was found and what to do.
+    """Return the error that says what was asked, what was found and what to do.
 
     Where ``writes``, a failure that may hide a success is an ``OutcomeUnknownError``.
     """

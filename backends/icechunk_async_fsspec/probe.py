@@ -23,7 +23,7 @@ _NOT_WRITABLE: Final = "nothing could be written there; check what the credentia
 
 
 def why_not_exclusive(make: Callable[[], Any], folder: str) -> str | None:
-    """Answer why nothing may be created, or None where creating is one step. Blocks.
+    """Return why nothing may be created, or None where creating is one step. Blocks.
 
     Writes one object of its own below ``folder`` and removes it.
 
@@ -52,7 +52,7 @@ def why_not_exclusive(make: Callable[[], Any], folder: str) -> str | None:
 
 
 def _refuses(blind: Any, honest: Any, path: str) -> bool:
-    """Tell whether creating what is there fails, and leaves it as it is."""
+    """Return whether creating what is there fails, and leaves it as it is."""
     try:
         blind.pipe_file(path, b"second", mode="create")
     except FileExistsError:

@@ -20,7 +20,7 @@ _SAY_NOTHING: Final = frozenset({"name", "size", "type", "Key", "Size", "atime",
 
 
 def version(info: Mapping[str, Any], key: str) -> Version:
-    """Answer the state of an object: what the service calls it, or all that is told of it.
+    """Return the state of an object: what the service calls it, or all that is told of it.
 
     Raises:
         StorageError: nothing is told by which a change could be seen.
@@ -40,7 +40,7 @@ def version(info: Mapping[str, Any], key: str) -> Version:
 
 
 def size_of(info: Mapping[str, Any], key: str) -> int:
-    """Answer the size of an object in bytes.
+    """Return the size of an object in bytes.
 
     Raises:
         StorageError: the file system does not tell.
@@ -54,7 +54,7 @@ def size_of(info: Mapping[str, Any], key: str) -> int:
 
 
 def modified(info: Mapping[str, Any]) -> datetime | None:
-    """Answer when an object was written, where the file system tells."""
+    """Return when an object was written, where the file system tells."""
     for name in _TIMES:
         value = info.get(name)
         if isinstance(value, int | float) and value > 0:

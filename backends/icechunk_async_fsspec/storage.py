@@ -21,7 +21,7 @@ _IN_MEMORY: Final = "these objects live in one process; use a file or a bucket t
 
 
 def capabilities(why_read_only: str | None, *, shared: bool) -> Capabilities:
-    """Answer what is promised where creating is exclusive, or else why nothing is written."""
+    """Return what is promised where creating is exclusive, or else why nothing is written."""
     reasons = {"conditional_update": why_read_only or _NO_UPDATE}
     if why_read_only is not None:
         reasons |= {"writable": why_read_only, "conditional_create": why_read_only}

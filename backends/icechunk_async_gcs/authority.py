@@ -38,11 +38,11 @@ class Authority(Protocol):
     """What authenticates the requests of one event loop."""
 
     async def headers(self) -> dict[str, str]:
-        """Answer the headers that say who is asking; renews what is about to end."""
+        """Return the headers that say who is asking; renews what is about to end."""
         ...
 
     async def renew(self, refused: Mapping[str, str]) -> bool:
-        """Tell whether there may be better headers than ``refused``, which got a 401."""
+        """Return whether there may be better headers than ``refused``, which got a 401."""
         ...
 
 

@@ -68,13 +68,13 @@ class Refused:
 
     @property
     def bucket_missing(self) -> bool:
-        """Tell whether it is the bucket that is not there, not the object."""
+        """Return whether it is the bucket that is not there, not the object."""
         text = self.message.lower()
         return self.status == 404 and "bucket" in text and "does not exist" in text
 
 
 def refusal(refused: Refused, what: str, bucket: str, key: str | None) -> StorageError:
-    """Answer the error for a request that was answered with one.
+    """Return the error for a request that was answered with one.
 
     Args:
         refused: the answer.
@@ -148,7 +148,7 @@ def _throttled(
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Answer the pause in seconds, which is given as such or as a date."""
+    """Return the pause in seconds, which is given as such or as a date."""
     if value is None:
         return None
     try:
@@ -165,7 +165,7 @@ def _retry_after(value: str | None) -> float | None:
 
 
 def never_sent(error: BaseException) -> bool:
-    """Tell whether a request failed before any of it was sent."""
+    """Return whether a request failed before any of it was sent."""
     return isinstance(
         error,
         aiohttp.ClientConnectorError
@@ -175,7 +175,7 @@ def never_sent(error: BaseException) -> bool:
 
 
 def not_reached(error: BaseException, what: str, bucket: str, host: str) -> StorageError:
-    """Answer the error for a request without an answer.
+    """Return the error for a request without an answer.
 
     Args:
         error: what the HTTP client raised.

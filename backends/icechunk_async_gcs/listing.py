@@ -56,7 +56,7 @@ async def list_prefix(
 
 
 def _entries(document: dict[str, Any], cut: int) -> list[tuple[str, ListEntry]]:
-    """Answer one page in order: code points sort like UTF-8 bytes."""
+    """Return one page in order: code points sort like UTF-8 bytes."""
     found: list[tuple[str, ListEntry]] = []
     for item in document.get("items", ()):
         key = str(item["name"])[cut:]
@@ -70,7 +70,7 @@ def _entries(document: dict[str, Any], cut: int) -> list[tuple[str, ListEntry]]:
 
 
 def _sendable(text: str) -> str:
-    """Answer the beginning that can be part of a name."""
+    """Return the beginning that can be part of a name."""
     for index, character in enumerate(text):
         if character in "\0\r\n" or "\ud800" <= character <= "\udfff":
             return text[:index]

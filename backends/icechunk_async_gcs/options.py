@@ -126,7 +126,7 @@ class Location:
     prefix: str
 
     def name(self, key: str) -> str:
-        """Answer the name of the object that a key means.
+        """Return the name of the object that a key means.
 
         Raises:
             InvalidObjectKeyError: Cloud Storage takes no such name.
@@ -178,7 +178,7 @@ def parse_location(url: str) -> Location:
 
 
 def describe(url: str, options: Options) -> StorageDescription:
-    """Answer the URL and the options that differ from their defaults."""
+    """Return the URL and the options that differ from their defaults."""
     default = Options()
     names = (
         *("token", "project", "endpoint_url"),

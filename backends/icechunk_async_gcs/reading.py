@@ -66,7 +66,7 @@ async def get_if_changed(
 
 
 def _range_header(request: RangeRequest) -> str | None:
-    """Answer the header; None for the whole object, empty for no bytes of it."""
+    """Return the header; None for the whole object, empty for no bytes of it."""
     match request:
         case None | ByteRange(0, None):
             return None
@@ -83,7 +83,7 @@ def _range_header(request: RangeRequest) -> str | None:
 async def _empty_part(
     service: Service, key: str, name: str, byte_range: RangeRequest
 ) -> Retrieved | None:
-    """Answer no bytes, with size and version, or None where there are some after all."""
+    """Return no bytes, with size and version, or None where there are some after all."""
     reply = await service.ask(
         "GET",
         service.object(name),
@@ -131,7 +131,7 @@ def _retrieved(reply: Reply, key: str, byte_range: RangeRequest) -> Retrieved:
 
 
 def etag_of(headers: Mapping[str, str]) -> str | None:
-    """Answer the ETag that the XML API gives an object, by which other programs know it.
+    """Return the ETag that the XML API gives an object, by which other programs know it.
 
     The JSON API has an ETag of its own. The other one is the MD5 of the bytes in hexadecimal;
     only objects that were composed have another one, and no MD5.

@@ -37,12 +37,12 @@ class Reply:
 
     @property
     def ok(self) -> bool:
-        """Tell whether it is what was asked for, not an error."""
+        """Return whether it is what was asked for, not an error."""
         return 200 <= self.status < 300
 
     @property
     def in_doubt(self) -> bool:
-        """Tell whether the service failed, so that what was asked may have been done."""
+        """Return whether the service failed, so that what was asked may have been done."""
         return self.status >= 500 or self.status == 408
 
     def refused(self) -> Refused:
@@ -87,7 +87,7 @@ class Service:
         self.project = options.project
 
     def object(self, name: str) -> str:
-        """Answer the path of an object."""
+        """Return the path of an object."""
         return f"{self.objects}/{quote(name, safe='')}"
 
     def check_open(self) -> None:
@@ -141,11 +141,11 @@ class Service:
         return reply
 
     def refusal(self, reply: Reply, what: str, key: str | None) -> StorageError:
-        """Answer the error that a reply stands for."""
+        """Return the error that a reply stands for."""
         return refusal(reply.refused(), what, self._bucket, key)
 
     def silence(self, silence: Silence, what: str) -> StorageError:
-        """Answer the error for a request that changed nothing, and got no answer."""
+        """Return the error for a request that changed nothing, and got no answer."""
         return not_reached(silence.error, what, self._bucket, self._host)
 
     async def exchange(
@@ -218,7 +218,7 @@ class Service:
         await self._client()
 
     async def _client(self) -> _Client:
-        """Answer the client of the running loop."""
+        """Return the client of the running loop."""
         self.check_open()
         loop = asyncio.get_running_loop()
         client = self._clients.get(loop)

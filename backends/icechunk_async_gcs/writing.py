@@ -39,7 +39,7 @@ _OBJECT_FIELDS: Final = "generation,metadata"
 
 
 def generation_of(version: Version) -> str | None:
-    """Answer the generation that a version stands for; None if it stands for none.
+    """Return the generation that a version stands for; None if it stands for none.
 
     Zero is none: as a precondition it would mean that there is no object.
     """
@@ -49,7 +49,7 @@ def generation_of(version: Version) -> str | None:
 
 
 def version_in(document: Any) -> Version:
-    """Answer the version in a document about an object.
+    """Return the version in a document about an object.
 
     Raises:
         StorageError: there is none.
@@ -76,7 +76,7 @@ class _Write:
     """As told in errors."""
 
     def document(self) -> dict[str, object]:
-        """Answer what is said about the object."""
+        """Return what is said about the object."""
         return {
             "name": self.name,
             "contentType": _CONTENT_TYPE,
@@ -197,7 +197,7 @@ async def _send_from(
 
 
 def _kept(reply: Reply) -> int:
-    """Answer how many bytes of an upload the service has."""
+    """Return how many bytes of an upload the service has."""
     last = reply.headers.get("Range", "").rpartition("-")[2]
     return int(last) + 1 if last.isdigit() else 0
 
@@ -213,14 +213,14 @@ async def _progress(service: Service, write: _Write, target: str, size: int) -> 
 
 
 def _in_doubt(outcome: Reply | Silence) -> bool:
-    """Tell whether a write may have landed although nobody said so."""
+    """Return whether a write may have landed although nobody said so."""
     return isinstance(outcome, Silence) or outcome.in_doubt
 
 
 async def _settle(
     service: Service, write: _Write, outcome: Reply | Silence, *, conditional: bool
 ) -> Version:
-    """Answer the version that was written, or raise what is known.
+    """Return the version that was written, or raise what is known.
 
     A refused precondition is looked into as well: something on the way may have sent the request
     twice, and then the second one meets the object that the first one wrote.
@@ -245,7 +245,7 @@ async def _settle(
 
 
 async def _look(service: Service, write: _Write) -> Version | None:
-    """Answer the version of the object if it is what this write wrote."""
+    """Return the version of the object if it is what this write wrote."""
     for pause in (*_PAUSES_SECONDS, None):
         try:
             reply = await service.ask(

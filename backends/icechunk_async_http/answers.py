@@ -50,7 +50,7 @@ class Part:
 
 
 def range_header(request: RangeRequest) -> str | None:
-    """Answer the ``Range`` header for a request; None where all or nothing is asked for."""
+    """Return the ``Range`` header for a request; None where all or nothing is asked for."""
     match request:
         case ByteRange(start, stop) if stop is not None:
             return f"bytes={start}-{stop - 1}" if start < stop else None
@@ -63,7 +63,7 @@ def range_header(request: RangeRequest) -> str | None:
 
 
 def part_of(headers: Mapping[str, str], key: str) -> Part:
-    """Answer what a partial answer says that it holds.
+    """Return what a partial answer says that it holds.
 
     Raises:
         StorageError: it does not say so, or contradicts itself.
@@ -82,14 +82,14 @@ def part_of(headers: Mapping[str, str], key: str) -> Part:
 
 
 def strong_etag(text: str | None) -> str | None:
-    """Answer a strong ETag; weak ones may stand for different bytes."""
+    """Return a strong ETag; weak ones may stand for different bytes."""
     return text if text is not None and _STRONG.fullmatch(text) else None
 
 
 def version(
     headers: Mapping[str, str], size_bytes: int, key: str, *, required: bool = True
 ) -> Version:
-    """Answer the state of an object: its ETag, or when it was modified and how long it is.
+    """Return the state of an object: its ETag, or when it was modified and how long it is.
 
     Raises:
         StorageError: the server tells neither, and that is ``required``.
@@ -110,12 +110,12 @@ def version(
 
 
 def last_modified(headers: Mapping[str, str]) -> datetime | None:
-    """Answer when the object was written, where the server tells."""
+    """Return when the object was written, where the server tells."""
     return _date(headers.get("Last-Modified"))
 
 
 def error_of(status: int, headers: Mapping[str, str], key: str, host: str) -> IcechunkError:
-    """Answer the error for a status that is no success."""
+    """Return the error for a status that is no success."""
     context: dict[str, object] = {"key": key, "host": host, "status": status}
     asked = f"Reading {key!r} from {host}: the server answered with status {status}"
     if status in (404, 410):
@@ -137,7 +137,7 @@ def error_of(status: int, headers: Mapping[str, str], key: str, host: str) -> Ic
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Answer the pause that the server asks for, in seconds."""
+    """Return the pause that the server asks for, in seconds."""
     text = headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdecimal():
         return float(text[:9])

@@ -47,7 +47,7 @@ class Sessions:
             )
 
     async def here(self) -> aiohttp.ClientSession:
-        """Answer the session of the running loop."""
+        """Return the session of the running loop."""
         self.check_open()
         loop = asyncio.get_running_loop()
         held = self._held.get(loop)

@@ -41,7 +41,7 @@ _OURS: Final = frozenset(
 
 
 def check_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Answer a copy of headers that can be sent.
+    """Return a copy of headers that can be sent.
 
     Raises:
         InvalidInputError: one cannot; it is named, its value is not.
@@ -133,7 +133,7 @@ def _explain(error: Exception) -> tuple[type[IcechunkError], str]:
 
 
 def _target(here: URL, location: str | None, key: str) -> URL:
-    """Answer where a redirect leads.
+    """Return where a redirect leads.
 
     Raises:
         StorageError: nowhere, or from TLS to plain text.

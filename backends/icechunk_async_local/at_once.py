@@ -107,7 +107,7 @@ class _Calls:
         return fd
 
     def state(self, fd: int) -> _State:
-        """Answer what the kernel knows of an open file."""
+        """Return what the kernel knows of an open file."""
         found = _State()
         flags = _AT_STATX_DONT_SYNC_AT_EMPTY_PATH
         if self._statx(fd, b"", flags, _STATX_BASIC, ctypes.byref(found)) != 0:
@@ -142,7 +142,7 @@ class ReadsAtOnce:
         return self._calls is not None
 
     def read_bytes(self, key: str, start: int, stop: int) -> memoryview | None:
-        """Answer bytes ``[start, stop)`` of a file, or None as :meth:`read`; the key is checked.
+        """Return bytes ``[start, stop)`` of a file, or None as :meth:`read`; the key is checked.
 
         What is no file cannot be read at a position, so its kind need not be asked for.
         """
@@ -167,7 +167,7 @@ class ReadsAtOnce:
             self._calls = None
 
     def is_at(self, place: Place, version: Version) -> bool:
-        """Tell whether a file is known to be at a version; False where a thread may know more."""
+        """Return whether a file is known to be at a version; False where a thread may know more."""
         calls = self._calls
         if calls is None:
             return False
@@ -183,7 +183,7 @@ class ReadsAtOnce:
         return stat.S_ISREG(found.mode) and _version(found) == version
 
     def read(self, place: Place, byte_range: RangeRequest) -> Retrieved | None:
-        """Answer a file or part of it; None where that is to be tried on a thread.
+        """Return a file or part of it; None where that is to be tried on a thread.
 
         Raises:
             ObjectNotFoundError: the kernel knows that there is none. Whatever else may be wrong
@@ -227,7 +227,7 @@ def _time_us(found: _State) -> int:
 
 
 def _read_all(fd: int, start: int, stop: int) -> memoryview | None:
-    """Answer bytes of an open file; None if it ends before.
+    """Return bytes of an open file; None if it ends before.
 
     Raises:
         OSError: they are not in memory, as a rule.
@@ -242,7 +242,7 @@ def _read_all(fd: int, start: int, stop: int) -> memoryview | None:
 
 
 def _memory(length: int) -> memoryview:
-    """Answer memory to read into. Much of it begins where a page does.
+    """Return memory to read into. Much of it begins where a page does.
 
     The allocator's own pages are used from their 16th byte on. Some processors take more than
     twice as long to copy there from the system's cache, whose bytes begin where a page does.

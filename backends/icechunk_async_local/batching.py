@@ -58,7 +58,7 @@ class Lane:
         """Whether any call was made: else there is no thread to wait for."""
 
     async def run[R](self, work: Callable[[], R]) -> R:
-        """Answer ``work()``, called on a thread together with others of this turn.
+        """Return ``work()``, called on a thread together with others of this turn.
 
         Raises:
             StorageClosedError: the lane was closed before the call began.
@@ -77,7 +77,7 @@ class Lane:
         return result
 
     async def hop[R](self, work: Callable[[], R]) -> R:
-        """Answer ``work()``, called on a thread on its own: for work that may take its time.
+        """Return ``work()``, called on a thread on its own: for work that may take its time.
 
         Raises:
             StorageClosedError: the lane was closed before.

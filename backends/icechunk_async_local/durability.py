@@ -19,7 +19,7 @@ from functools import partial
 from itertools import batched
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async._brief_lock import BriefLock
+from icechunk_async._runtime.locks import BriefLock
 from icechunk_async.errors import StorageError
 from icechunk_async_local.failures import MISSING
 from icechunk_async_local.filesystems import (
@@ -140,7 +140,10 @@ class Ledger:
             remembered = _remember(pending, pending.files, file, home)
             remembered &= _remember(pending, pending.folders, place.folders, home)
         if not remembered:
-            self._sync_file(file)
+            failures: list[OSError] = []
+            self._sync_files([file], failures)
+            if failures:
+                raise failures[0]
             self.secure(place.folders)
 
     def changed(self, folder: int, folders: _Path) -> None:
@@ -226,10 +229,9 @@ class Ledger:
         Raises:
             StorageError, OSError: as :meth:`sync`, and likewise for the open file.
         """
-        if self.active:
-            begin_writing_out(fd)
-            self.sync()
-            flush(fd)
+        begin_writing_out(fd)
+        self.sync()
+        flush(fd)
 
     def _ledger_of(self, folder: int) -> tuple[_Pending, _Home | None]:
         device = os.fstat(folder).st_dev
@@ -322,14 +324,6 @@ class Ledger:
             wait(helpers)
         for helper in helpers:
             helper.result()
-
-    def _sync_file(self, file: _Path) -> None:
-        fd = self._open_written(file)
-        if fd is not None:
-            try:
-                _or_lost(flush, fd)
-            finally:
-                os.close(fd)
 
     def _open_written(self, file: _Path) -> int | None:
         """Open a file to sync it; None if it was deleted since."""

@@ -67,7 +67,7 @@ _TABLE: Final[dict[int, tuple[type[IcechunkError], str]]] = {
 
 
 def explain(error: OSError, action: str, path: str, *, key: str | None = None) -> IcechunkError:
-    """Answer the contract's error for a failed system call.
+    """Return the contract's error for a failed system call.
 
     Args:
         error: what the operating system said; the caller raises the answer from it.
@@ -85,12 +85,12 @@ def explain(error: OSError, action: str, path: str, *, key: str | None = None) -
 
 
 def missing(key: str) -> ObjectNotFoundError:
-    """Answer the error for an object that there is not."""
+    """Return the error for an object that there is not."""
     return ObjectNotFoundError(f"There is no object {key!r}.", key=key)
 
 
 def refuse_link(action: str, what: str, link: str) -> PermissionDeniedError:
-    """Answer the error for a symbolic link between the root and ``what``."""
+    """Return the error for a symbolic link between the root and ``what``."""
     return PermissionDeniedError(
         f"Could not {action} {what!r}: {link!r} is a symbolic link, and links below the root are "
         "not followed. Put what it leads to in its place.",

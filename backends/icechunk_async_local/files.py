@@ -78,7 +78,7 @@ class Files:
         return retrieved
 
     def read_bytes(self, place: Place, start: int, stop: int) -> bytes | None:
-        """Answer bytes ``[start, stop)`` of a file; None where :meth:`read` tells what is wrong.
+        """Return bytes ``[start, stop)`` of a file; None where :meth:`read` tells what is wrong.
 
         What is no file cannot be read at a position, so its kind need not be asked for. Nor is its
         size, and so no more is asked for than may be set aside on anybody's word.
@@ -300,7 +300,7 @@ class Files:
 
 
 def _is_directory(folder: int, name: bytes) -> bool:
-    """Tell whether this is a folder, which is no object: systems differ in what they say."""
+    """Return whether this is a folder, which is no object: systems differ in what they say."""
     try:
         return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except OSError:

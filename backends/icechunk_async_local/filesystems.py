@@ -47,7 +47,7 @@ _FIRST_WITH_ERRORS: Final = (5, 8)
 
 
 def has_common_locks(directory: int) -> bool:
-    """Tell whether ``flock`` on a directory holds for everyone who can write there.
+    """Return whether ``flock`` on a directory holds for everyone who can write there.
 
     Elsewhere than on Linux the kind is not known and taken to be a local one.
     """
@@ -57,7 +57,7 @@ def has_common_locks(directory: int) -> bool:
 
 
 def opens_without_requests(path: Path) -> bool:
-    """Tell whether what is below a path, which need not exist, is on a disk of this machine."""
+    """Return whether what is below a path, which need not exist, is on a disk of this machine."""
     if sys.platform != "linux":
         return False
     while not os.path.lexists(path):
@@ -73,14 +73,14 @@ def opens_without_requests(path: Path) -> bool:
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:
-    """Answer what tells the file system of a path on a disk of this machine from all others."""
+    """Return what tells the file system of a path on a disk of this machine from all others."""
     if not opens_without_requests(path):
         return None
     return path.stat().st_dev, os.statvfs(path).f_fsid
 
 
 def can_sync_at_once(directory: int) -> bool:
-    """Tell whether :func:`sync_file_system` makes everything durable, and says if it failed."""
+    """Return whether :func:`sync_file_system` makes everything durable, and says if it failed."""
     if sys.platform != "linux" or not hasattr(_libc(), "syncfs"):
         return False
     release = platform.release().split(".")
@@ -115,7 +115,7 @@ def begin_writing_out(fd: int) -> None:
 
 
 def _kind(directory: int) -> int | None:
-    """Answer ``f_type``, the first word of ``struct statfs``; None where it cannot be had."""
+    """Return ``f_type``, the first word of ``struct statfs``; None where it cannot be had."""
     reply = ctypes.create_string_buffer(512)
     if _libc().fstatfs(directory, reply) != 0:
         return None

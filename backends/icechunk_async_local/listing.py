@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from icechunk_async.storage import MAX_KEY_BYTES, CommonPrefix, ListEntry, ObjectInfo
-from icechunk_async.storage.folders import ObjectStates
+from icechunk_async.storage.extensions import ObjectStates
 from icechunk_async_local.failures import refuse_link
 from icechunk_async_local.paths import RESERVED_PREFIX, Place, Tree, is_reserved
 from icechunk_async_local.versions import LAST_US, modified_at
@@ -88,7 +88,7 @@ def walk(tree: Tree, prefix: str, start_after: str | None, *, grouped: bool) -> 
 
 
 def states_in(tree: Tree, folders: _Path, names: Sequence[str]) -> ObjectStates:
-    """Answer the states of files directly in a folder."""
+    """Return the states of files directly in a folder."""
     rows: list[int] = []
     sizes: list[int] = []
     times: list[int] = []
@@ -175,7 +175,7 @@ def _is_utf8(name: bytes) -> bool:
 
 
 def _holds_object(tree: Tree, folders: _Path) -> bool:
-    """Tell whether there is a file in a folder or below it."""
+    """Return whether there is a file in a folder or below it."""
     stack = [folders]
     while stack:
         inner = stack.pop()

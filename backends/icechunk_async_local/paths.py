@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 
 def is_reserved(name: bytes) -> bool:
-    """Tell whether a file name belongs to an unfinished file, of ours or the official engine's.
+    """Return whether a file name belongs to an unfinished file, of ours or the official engine's.
 
     That engine writes ``name#1`` and renames it; it can neither read nor list such names.
     """
@@ -52,13 +52,13 @@ def is_reserved(name: bytes) -> bool:
 
 
 def is_plain(key: str) -> bool:
-    """Tell whether ``key`` is a folder and a name with which nothing can be wrong."""
+    """Return whether ``key`` is a folder and a name with which nothing can be wrong."""
     folder, _, name = key.partition("/")
     return len(key) <= _SHORT and folder.isalnum() and name.isalnum()
 
 
 def place_of(key: str) -> Place:
-    """Answer where ``key`` is kept.
+    """Return where ``key`` is kept.
 
     Raises:
         InvalidObjectKeyError: no key may look like this, or no file name can.
@@ -87,7 +87,7 @@ def place_of(key: str) -> Place:
 
 
 def root_of(url: str) -> Path:
-    """Answer the absolute path that a ``file:///path`` URL names, percent-decoded.
+    """Return the absolute path that a ``file:///path`` URL names, percent-decoded.
 
     Raises:
         InvalidURLError: it names another machine, no absolute path, or has a query or fragment.
@@ -123,7 +123,7 @@ class Tree:
         self._below = os.fsencode(root).rstrip(b"/") + b"/"
 
     def path(self, folders: tuple[bytes, ...], name: bytes = b"") -> str:
-        """Answer the path of something below the root, for a message."""
+        """Return the path of something below the root, for a message."""
         return os.fsdecode(self._below + b"/".join((*folders, name))).rstrip("/")
 
     def open_file(self, folders: tuple[bytes, ...], name: bytes, flags: int) -> int:
@@ -178,7 +178,7 @@ class Tree:
             os.close(fd)
 
     def link_on_the_way(self, place: Place) -> str | None:
-        """Answer the path of the first symbolic link between the root and a file, or None."""
+        """Return the path of the first symbolic link between the root and a file, or None."""
         path = self.root
         for name in (*place.folders, place.name):
             path /= os.fsdecode(name)

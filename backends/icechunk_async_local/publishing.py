@@ -190,7 +190,7 @@ class Publisher:
 def refused(
     key: str, expected: Version | Absent, found: os.stat_result | None
 ) -> PreconditionFailedError:
-    """Answer the error for an object that is not in the expected state."""
+    """Return the error for an object that is not in the expected state."""
     state = "does not exist" if found is None else f"is at {version_of(found)}"
     return PreconditionFailedError(
         f"{key!r} {state}, not {expected}; nothing was changed. Read it again.",

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
-from icechunk_async._brief_lock import BriefLock
+from icechunk_async._runtime.locks import BriefLock
 from icechunk_async.errors import (
     InvalidInputError,
     StorageClosedError,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         Retrieved,
         Version,
     )
-    from icechunk_async.storage.folders import ObjectStates
+    from icechunk_async.storage.extensions import ObjectStates
     from icechunk_async_local.paths import Place
     from icechunk_async_local.probe import Abilities
 
@@ -141,7 +141,7 @@ class LocalStorage:
     """A :class:`~icechunk_async.storage.Storage` in a directory; made by :func:`open_local`.
 
     It also answers without an event loop (:class:`~icechunk_async.storage.BlockingStorage`), and
-    bytes alone (:class:`~icechunk_async.storage.byte_reads.ByteReads`).
+    bytes alone (:class:`~icechunk_async.storage.extensions.ByteReads`).
     """
 
     def __init__(
@@ -247,12 +247,12 @@ class LocalStorage:
                 return
 
     async def list_names(self, folder: str) -> list[str]:
-        """Answer the names of what is directly in a folder, with one hop."""
+        """Return the names of what is directly in a folder, with one hop."""
         place = self._place(folder)
         return await self._readers.hop(partial(self._list_names, place))
 
     async def states(self, folder: str, names: Sequence[str]) -> ObjectStates:
-        """Answer the states of files directly in a folder, with one hop."""
+        """Return the states of files directly in a folder, with one hop."""
         place = self._place(folder)
         path = (*place.folders, place.name)
         return await self._readers.hop(partial(self._states, path, names, folder))
@@ -272,11 +272,11 @@ class LocalStorage:
         return self._files.read(self._place(key), byte_range)
 
     def read_bytes(self, key: str, start: int, stop: int) -> bytes | None:
-        """Answer bytes of a file, on this thread."""
+        """Return bytes of a file, on this thread."""
         return self._files.read_bytes(self._place(key), start, stop)
 
     def read_bytes_at_once(self, key: str, start: int, stop: int) -> memoryview | None:
-        """Answer bytes of a file that are in memory, until it is the turn of others."""
+        """Return bytes of a file that are in memory, until it is the turn of others."""
         if self._closed or not is_plain(key):
             self._place(key)  # tells what is wrong; the place itself is not needed
         if self._read_this_turn > _TURN_BYTES:

@@ -10,7 +10,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async._brief_lock import BriefLock
+from icechunk_async._runtime.locks import BriefLock
 from icechunk_async.storage import Version
 
 if TYPE_CHECKING:
@@ -49,32 +49,32 @@ _times: Final = _Times()
 
 
 def version_of(found: os.stat_result) -> Version:
-    """Answer the version of the file that ``found`` was asked of."""
+    """Return the version of the file that ``found`` was asked of."""
     return version_from(found.st_ino, time_us(found), found.st_size)
 
 
 def version_from(inode: int, modified_us: int, size_bytes: int) -> Version:
-    """Answer the version of a file of which this is known."""
+    """Return the version of a file of which this is known."""
     return Version(f"{inode:x}-{modified_us:x}-{size_bytes:x}")
 
 
 def modified_at(found: os.stat_result) -> datetime:
-    """Answer when the file was written."""
+    """Return when the file was written."""
     return modified_at_us(time_us(found))
 
 
 def modified_at_us(since_us: int) -> datetime:
-    """Answer the moment so many microseconds after the beginning of 1970."""
+    """Return the moment so many microseconds after the beginning of 1970."""
     return _EPOCH + timedelta(microseconds=min(since_us, LAST_US))
 
 
 def time_us(found: os.stat_result) -> int:
-    """Answer when the file was written, in microseconds since 1970; never less than 0."""
+    """Return when the file was written, in microseconds since 1970; never less than 0."""
     return max(0, found.st_mtime_ns // 1000)
 
 
 def next_time_us(later_than: int = 0) -> int:
-    """Answer a time for a new file: now, or a little later where that was given out already.
+    """Return a time for a new file: now, or a little later where that was given out already.
 
     Args:
         later_than: microseconds since 1970; the answer is greater.

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal
 
-from icechunk_async._brief_lock import BriefLock
+from icechunk_async._runtime.locks import BriefLock
 from icechunk_async.errors import (
     InvalidURLError,
     ObjectNotFoundError,
@@ -102,7 +102,7 @@ class MemoryStorage:
 
     No operation waits, so none can be cancelled half-way. It also answers without an event
     loop (:class:`~icechunk_async.storage.BlockingStorage`), and bytes alone
-    (:class:`~icechunk_async.storage.byte_reads.ByteReads`).
+    (:class:`~icechunk_async.storage.extensions.ByteReads`).
     """
 
     def __init__(self, url: str, space: _Space) -> None:
@@ -190,13 +190,13 @@ class MemoryStorage:
         return Retrieved(data, stored.version, len(stored.data), stored.last_modified)
 
     def read_bytes(self, key: str, start: int, stop: int) -> bytes | None:
-        """Answer bytes of an object, on this thread."""
+        """Return bytes of an object, on this thread."""
         self._check_open()
         stored = self._space.objects.get(key)
         return stored.data[start:stop] if stored and stop <= len(stored.data) else None
 
     def read_bytes_at_once(self, key: str, start: int, stop: int) -> bytes | None:
-        """Answer bytes of an object, all of which are in memory."""
+        """Return bytes of an object, all of which are in memory."""
         return self.read_bytes(key, start, stop)
 
     def put_blocking(self, key: str, data: Data) -> Version:

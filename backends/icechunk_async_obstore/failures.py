@@ -68,7 +68,7 @@ class Report:
 
     @property
     def refused(self) -> bool:
-        """Tell whether a condition did not hold, or another write was in progress."""
+        """Return whether a condition did not hold, or another write was in progress."""
         return self.status in (409, 412) or (self.status == 404 and self.code == "NoSuchKey")
 
     @property
@@ -150,7 +150,7 @@ def read_report(error: BaseException) -> Report:
 def translate(
     error: BaseException, operation: str, key: str, bucket: str, *, writes: bool = False
 ) -> IcechunkError:
-    """Answer the error that says what was asked, what was found and what to do.
+    """Return the error that says what was asked, what was found and what to do.
 
     Where ``writes``, a failure that may hide a success is an ``OutcomeUnknownError``.
     """

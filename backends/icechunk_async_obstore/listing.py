@@ -25,7 +25,7 @@ __all__ = [
 
 
 def is_sendable(key: str) -> bool:
-    """Tell whether the client takes this as a path: a key without control characters."""
+    """Return whether the client takes this as a path: a key without control characters."""
     try:
         check_key(key)
     except InvalidObjectKeyError:
@@ -34,7 +34,7 @@ def is_sendable(key: str) -> bool:
 
 
 def folder_of(prefix: str) -> str | None:
-    """Answer the folder, without its last slash, that holds all keys with this prefix.
+    """Return the folder, without its last slash, that holds all keys with this prefix.
 
     None where no key can begin like this.
     """
@@ -45,7 +45,7 @@ def folder_of(prefix: str) -> str | None:
 
 
 def offset_before(start_after: str) -> str | None:
-    """Answer the longest beginning of a string that the client takes as an offset, if any.
+    """Return the longest beginning of a string that the client takes as an offset, if any.
 
     A beginning of a string is not greater than it, so that listing after it loses nothing.
     """
@@ -56,7 +56,7 @@ def offset_before(start_after: str) -> str | None:
 
 
 def first_offset(prefix: str, start_after: str | None) -> str | None:
-    """Answer an offset that skips much of what is not wanted, and nothing that is."""
+    """Return an offset that skips much of what is not wanted, and nothing that is."""
     offset = offset_before(start_after) if start_after is not None else None
     if prefix and not prefix.endswith("/"):
         below = prefix[:-1] + chr(ord(prefix[-1]) - 1) if prefix[-1] != "\0" else prefix[:-1]
@@ -78,7 +78,7 @@ class Ordered:
         """No later page can hold anything wanted."""
 
     def entries(self, page: Iterable[ObjectMeta]) -> Iterator[ObjectInfo]:
-        """Answer what a page holds of the objects wanted.
+        """Return what a page holds of the objects wanted.
 
         Raises:
             StorageError: the service does not list in order.
@@ -105,7 +105,7 @@ class Ordered:
 def groups_and_objects(
     found: ListResult[Iterable[ObjectMeta]], root: str, prefix: str, start_after: str | None
 ) -> list[ListEntry]:
-    """Answer the entries of a folder that are wanted, in order."""
+    """Return the entries of a folder that are wanted, in order."""
     entries: dict[str, ListEntry] = {}
     for meta in found["objects"]:
         key = meta["path"][len(root) :]

@@ -66,7 +66,7 @@ class Options:
     sas_token: str | None = None
 
     def given(self) -> dict[str, object]:
-        """Answer what differs from the defaults, as keyword arguments."""
+        """Return what differs from the defaults, as keyword arguments."""
         values = ((item, getattr(self, item.name)) for item in fields(self))
         return {item.name: value for item, value in values if value != item.default}
 

@@ -52,7 +52,7 @@ async def read_range(
 
 
 async def look(client: Client, service: Service, path: str) -> GetResult:
-    """Answer what is known of an object, without its body."""
+    """Return what is known of an object, without its body."""
     # In answers of GCS to HEAD the length of an empty object may be missing, which the client
     # takes for an error. The body of a GET is not fetched before it is asked for.
     return await obstore.get_async(client, path, options={"head": service is not Service.GS})
@@ -121,7 +121,7 @@ def _fits_one_request(byte_range: RangeRequest, service: Service) -> bool:
 
 
 def _is_outside(error: Exception) -> bool:
-    """Tell whether the range had nothing of the object, however the server says so."""
+    """Return whether the range had nothing of the object, however the server says so."""
     text = str(error)
     return (
         read_report(error).status == 416

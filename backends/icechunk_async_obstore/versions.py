@@ -27,7 +27,7 @@ class Service(StrEnum):
 
 
 def version_of(service: Service, answer: ObjectMeta | PutResult, key: str) -> Version:
-    """Answer the version in what the client answered: a generation on GCS, else an ETag.
+    """Return the version in what the client answered: a generation on GCS, else an ETag.
 
     Raises:
         StorageError: it holds none, so that no write could be conditional on it.
@@ -45,7 +45,7 @@ def version_of(service: Service, answer: ObjectMeta | PutResult, key: str) -> Ve
 
 
 def is_possible(service: Service, version: Version) -> bool:
-    """Tell whether the service could have answered this version.
+    """Return whether the service could have answered this version.
 
     Others are never sent: ``*`` and generation 0 have meanings of their own there.
     """
@@ -54,7 +54,7 @@ def is_possible(service: Service, version: Version) -> bool:
 
 
 def condition(service: Service, version: Version) -> UpdateVersion:
-    """Answer what the client sends as the condition of an update."""
+    """Return what the client sends as the condition of an update."""
     if service is Service.GS:
         return {"version": version.token}
     return {"e_tag": version.token}

@@ -21,7 +21,7 @@ _PIECE_BYTES: Final = 256 * 1024
 
 
 def as_bytes(data: Data) -> Body:
-    """Answer what is to be written, item by item a byte; not copied where that is safe.
+    """Return what is to be written, item by item a byte; not copied where that is safe.
 
     Of an array, which is what zarr writes, the bytes are copied as they are sent, see
     :func:`body_to_send`. What could be resized by its owner, who must not be hindered once a write
@@ -39,7 +39,7 @@ def as_bytes(data: Data) -> Body:
 
 
 def body_to_send(body: Body) -> bytes | AsyncIterator[Body]:
-    """Answer a body for aiohttp; a large one in pieces, between which the loop does other things.
+    """Return a body for aiohttp; a large one in pieces, between which the loop does other things.
 
     A connection that is given up still sends what it was given. That must not change any more, so
     it is given copies of what its owner may change after a cancellation: of a large body one piece,
@@ -56,7 +56,7 @@ async def _pieces(view: memoryview) -> AsyncIterator[Body]:
 
 
 async def receive(response: ClientResponse, into: memoryview | None) -> Body:
-    """Answer the body of an answer: ``into``, filled, if it is a part of exactly that length."""
+    """Return the body of an answer: ``into``, filled, if it is a part of exactly that length."""
     if into is None or response.status != 206 or response.content_length != len(into):
         return await response.read()
     filled = 0

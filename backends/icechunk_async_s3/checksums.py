@@ -35,10 +35,10 @@ CHECKSUMS: Final[Mapping[str, Callable[[Buffer], bytes]]] = {
 
 
 def checksum_header(algorithm: str, body: Buffer) -> tuple[str, str]:
-    """Answer name and value of the header that carries a checksum."""
+    """Return name and value of the header that carries a checksum."""
     return f"x-amz-checksum-{algorithm}", base64.b64encode(CHECKSUMS[algorithm](body)).decode()
 
 
 def content_sha256(body: Buffer) -> str:
-    """Answer the digest that a signature covers."""
+    """Return the digest that a signature covers."""
     return hashlib.sha256(body).hexdigest()

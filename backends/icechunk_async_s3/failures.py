@@ -89,7 +89,7 @@ class LostReplyError(Exception):
         self.timed_out = timed_out
 
     def as_read(self, asked: str, place: Place) -> StorageUnavailableError:
-        """Answer the error for a request that changes nothing."""
+        """Return the error for a request that changes nothing."""
         kind = UnreachableError if self.timed_out else StorageUnavailableError
         return kind(
             f"{asked} {place.url!r}: the connection broke before the answer was complete ({self}). "
@@ -149,17 +149,17 @@ class Refusal:
 
     @property
     def is_expired(self) -> bool:
-        """Tell whether other credentials would be accepted."""
+        """Return whether other credentials would be accepted."""
         return self.code in EXPIRED
 
     @property
     def is_full(self) -> bool:
-        """Tell whether the server has no room; it has not written then."""
+        """Return whether the server has no room; it has not written then."""
         return self.code in _FULL or self.status == 507
 
     @property
     def is_doubtful(self) -> bool:
-        """Tell whether a change may have been carried out all the same.
+        """Return whether a change may have been carried out all the same.
 
         An error inside of a 200, which botocore calls a 500, came after the work began: then even
         throttling leaves doubt.
@@ -170,7 +170,7 @@ class Refusal:
 
     @property
     def is_throttling(self) -> bool:
-        """Tell whether the server turned the request away unseen; a bare 503 does not say so."""
+        """Return whether the server turned the request away unseen; a bare 503 does not say so."""
         return self.status == 429 or self.code in _THROTTLED
 
     @property
@@ -190,7 +190,7 @@ def _seconds(value: str | None) -> float | None:
 
 
 def explain(refusal: Refusal, asked: str, place: Place, *, key: str | None = None) -> IcechunkError:
-    """Answer the error for a refusal of anything but a condition.
+    """Return the error for a refusal of anything but a condition.
 
     Args:
         refusal: what the server answered.
@@ -253,7 +253,7 @@ def _explain_denial(refusal: Refusal, head: str, context: dict[str, object]) -> 
 
 
 def not_sent(error: BaseException, asked: str, place: Place) -> IcechunkError | None:
-    """Answer the error for a request that never left, or None where it may have."""
+    """Return the error for a request that never left, or None where it may have."""
     head = f"{asked} {place.url!r}"
     host = getattr(error, "host", None) or "the server"
     match error:
@@ -288,7 +288,7 @@ def not_sent(error: BaseException, asked: str, place: Place) -> IcechunkError | 
 
 
 def lost(error: BaseException) -> LostReplyError:
-    """Answer what is to be known of a reply that did not come, or not whole."""
+    """Return what is to be known of a reply that did not come, or not whole."""
     timed_out = isinstance(error, TimeoutError)
     return LostReplyError("no answer in time" if timed_out else _cause(error), timed_out=timed_out)
 

@@ -76,7 +76,7 @@ class KeySource(Protocol):
     """The keys that were answered last, to keep them out of messages."""
 
     async def current(self) -> S3Credentials | None:
-        """Answer the keys to sign with; None for requests that are not signed."""
+        """Return the keys to sign with; None for requests that are not signed."""
         ...
 
     def reject(self, keys: S3Credentials | None) -> bool:
@@ -88,11 +88,11 @@ class FixedKeys:
     """Always the same keys, or none."""
 
     def __init__(self, keys: S3Credentials | None) -> None:
-        """Answer ``keys``."""
+        """Return ``keys``."""
         self.last = keys
 
     async def current(self) -> S3Credentials | None:
-        """Answer the keys."""
+        """Return the keys."""
         return self.last
 
     def reject(self, keys: S3Credentials | None) -> bool:
@@ -110,7 +110,7 @@ class ChainKeys:
         self._found = found
 
     async def current(self) -> S3Credentials | None:
-        """Answer the keys, renewed when their end is near."""
+        """Return the keys, renewed when their end is near."""
         if self._found is None:
             raise PermissionDeniedError(
                 "No credentials for S3 were found in the environment, in the AWS configuration "
@@ -147,7 +147,7 @@ class CallbackKeys(AioCredentials):
         self._asking: asyncio.Future[None] | None = None
 
     async def current(self) -> S3Credentials:
-        """Answer keys that have not ended; however many ask, the callback is called once.
+        """Return keys that have not ended; however many ask, the callback is called once.
 
         Raises:
             PermissionDeniedError: the callback failed.
@@ -176,7 +176,7 @@ class CallbackKeys(AioCredentials):
         return True
 
     async def get_frozen_credentials(self) -> ReadOnlyCredentials:
-        """Answer the keys to aiobotocore."""
+        """Return the keys to aiobotocore."""
         keys = await self.current()
         return ReadOnlyCredentials(keys.access_key_id, keys.secret_access_key, keys.session_token)
 
@@ -208,7 +208,7 @@ class CallbackKeys(AioCredentials):
 
 
 def redact(text: str, keys: S3Credentials | None) -> str:
-    """Answer ``text`` without the secrets in ``keys``, should a server repeat them."""
+    """Return ``text`` without the secrets in ``keys``, should a server repeat them."""
     if keys is not None:
         for secret in (keys.secret_access_key, keys.session_token):
             if secret:

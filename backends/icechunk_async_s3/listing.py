@@ -102,7 +102,7 @@ def _is_key(name: str) -> bool:
 
 
 def _sendable(text: str) -> str:
-    """Answer the longest beginning of ``text`` that can begin a key in a request."""
+    """Return the longest beginning of ``text`` that can begin a key in a request."""
     kept: list[str] = []
     size = 0
     for character in text:

@@ -54,7 +54,7 @@ class Connections:
             )
 
     async def here(self) -> Connection:
-        """Answer the connection of the running loop.
+        """Return the connection of the running loop.
 
         Raises:
             StorageClosedError: the storage's block has ended.

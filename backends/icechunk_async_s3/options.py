@@ -84,7 +84,7 @@ class Place:
     """Empty, or ending in ``/``."""
 
     def full(self, key: str) -> str:
-        """Answer the key in the bucket of a key in the storage.
+        """Return the key in the bucket of a key in the storage.
 
         Raises:
             InvalidObjectKeyError: it is no key, or too long with the prefix.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async.errors import StorageError, StorageUnavailableError
 from icechunk_async.storage import ByteRange, Retrieved, SuffixRange, slice_range
-from icechunk_async.storage.placing import PlacedRange
+from icechunk_async.storage.extensions import PlacedRange
 from icechunk_async_s3.versions import condition, is_etag, version_of
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Reader:
         return None if found.version == version else found
 
     async def _nothing(self, key: str, full: str) -> Retrieved:
-        """Answer no bytes of an object that is there."""
+        """Return no bytes of an object that is there."""
         reply = await self._transport.read("HEAD", full)
         if reply.status == 200:
             size = reply.headers.get("content-length", "")
@@ -123,7 +123,7 @@ def _is_everything(request: RangeRequest) -> bool:
 
 
 def _range_header(request: RangeRequest) -> str | None:
-    """Answer a range as a header; None for everything and for nothing."""
+    """Return a range as a header; None for everything and for nothing."""
     match request:
         case ByteRange(start, None) if start:
             return f"bytes={start}-"

@@ -58,7 +58,7 @@ _contexts: dict[object, ssl.SSLContext] = {}
 
 
 def find_route(options: Options, bucket: str, stock: Stock) -> Route:
-    """Answer the way to a bucket; reads files, so not on an event loop.
+    """Return the way to a bucket; reads files, so not on an event loop.
 
     Args:
         options: of the storage.
@@ -92,7 +92,7 @@ def find_route(options: Options, bucket: str, stock: Stock) -> Route:
 
 
 def _decisive(options: Options, bucket: str) -> object:
-    """Answer all that botocore's answer depends on."""
+    """Return all that botocore's answer depends on."""
     settings = {
         name: value
         for name, value in os.environ.items()
@@ -112,7 +112,7 @@ def _decisive(options: Options, bucket: str) -> object:
 
 
 def _state(path: Path) -> object:
-    """Answer what changes when a file does."""
+    """Return what changes when a file does."""
     try:
         found = path.stat()
     except OSError:
@@ -121,7 +121,7 @@ def _state(path: Path) -> object:
 
 
 def _tls(authorities: Any) -> ssl.SSLContext:
-    """Answer what trusts the authorities in a file; reading them takes 20 milliseconds."""
+    """Return what trusts the authorities in a file; reading them takes 20 milliseconds."""
     known_by = (authorities, _state(Path(authorities)))
     context = _contexts.get(known_by)
     if context is None:

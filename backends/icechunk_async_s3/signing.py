@@ -25,12 +25,12 @@ _ALGORITHM: Final = "AWS4-HMAC-SHA256"
 
 @lru_cache(maxsize=4096)
 def encode_key(key: str) -> str:
-    """Answer a key as it stands in the path of a URL."""
+    """Return a key as it stands in the path of a URL."""
     return quote(key, safe="/~")
 
 
 def encode_query(parameters: Iterable[tuple[str, str]]) -> str:
-    """Answer a query string in the order and form in which it is signed."""
+    """Return a query string in the order and form in which it is signed."""
     pairs = sorted((quote(name, safe="~"), quote(value, safe="~")) for name, value in parameters)
     return "&".join(f"{name}={value}" for name, value in pairs)
 
@@ -46,7 +46,7 @@ def sign(
     region: str,
     now: datetime,
 ) -> dict[str, str]:
-    """Answer ``headers`` with those added that prove who sends the request.
+    """Return ``headers`` with those added that prove who sends the request.
 
     Args:
         method: the verb, in capitals.
@@ -80,7 +80,7 @@ def sign(
 
 @lru_cache(maxsize=4)
 def _shown(second: datetime) -> str:
-    """Answer a time as it is signed; formatting it takes as long as the signature itself."""
+    """Return a time as it is signed; formatting it takes as long as the signature itself."""
     return second.strftime("%Y%m%dT%H%M%SZ")
 
 

@@ -66,7 +66,7 @@ class Stock:
         self._making: asyncio.Future[Any] | None = None
 
     async def client(self) -> Any:
-        """Answer the client of the running loop.
+        """Return the client of the running loop.
 
         Raises:
             InvalidInputError: botocore cannot make sense of an option or of the configuration.
@@ -89,7 +89,7 @@ class Stock:
             await self._manager.__aexit__(None, None, None)
 
     def where(self) -> tuple[str, str, str | None]:
-        """Answer the bucket's URL, its region, and a file of authorities; not on an event loop.
+        """Return the bucket's URL, its region, and a file of authorities; not on an event loop.
 
         Raises:
             InvalidInputError: botocore cannot make sense of an option or of the configuration.
@@ -109,7 +109,7 @@ class Stock:
             )
 
     def chain(self) -> ChainKeys:
-        """Answer the keys that the usual chain finds; not on an event loop."""
+        """Return the keys that the usual chain finds; not on an event loop."""
         with self._translated():
             return ChainKeys(_run(self._session().get_credentials()))
 
@@ -161,7 +161,7 @@ class Stock:
 
 
 def given_keys(options: Options) -> KeySource | None:
-    """Answer the keys that options name, for one event loop; None to search the usual chain."""
+    """Return the keys that options name, for one event loop; None to search the usual chain."""
     if options.access_key_id is not None and options.secret_access_key is not None:
         return FixedKeys(
             S3Credentials(options.access_key_id, options.secret_access_key, options.session_token)
@@ -172,7 +172,7 @@ def given_keys(options: Options) -> KeySource | None:
 
 
 def sent_always(options: Options) -> dict[str, str]:
-    """Answer the headers that go with every request."""
+    """Return the headers that go with every request."""
     headers = dict(options.extra_headers)
     if options.requester_pays:
         headers["x-amz-request-payer"] = "requester"
@@ -181,7 +181,7 @@ def sent_always(options: Options) -> dict[str, str]:
 
 @cache
 def _loader() -> Any:
-    """Answer what reads botocore's service descriptions, so that they are read once a process."""
+    """Return what reads botocore's service descriptions, so that they are read once a process."""
     loader: Any = AioSession().get_component("data_loader")
     return loader
 

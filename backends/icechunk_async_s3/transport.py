@@ -161,7 +161,7 @@ class Transport:
         raise AssertionError  # the second round returns or raises
 
     async def joins_conditionally(self) -> bool:
-        """Tell whether the server honours conditions when it joins the parts of an upload."""
+        """Return whether the server honours conditions when it joins the parts of an upload."""
         said = self._options.conditional_multipart
         if said is not None:
             return said
@@ -174,7 +174,7 @@ class Transport:
         return Refusal.of_reply(reply.status, reply.headers, reply.body, keys)
 
     async def explain(self, reply: Reply, asked: str, key: str) -> IcechunkError:
-        """Answer the error for an answer that is not the one hoped for."""
+        """Return the error for an answer that is not the one hoped for."""
         return explain(await self.refusal(reply), asked, self.place, key=key)
 
     def check_open(self) -> None:

@@ -20,12 +20,12 @@ _ETAG: Final = re.compile(r"[!#-)+-~]|[!#-~]{2,}")
 
 
 def parse_etag(value: str) -> str:
-    """Answer an ETag without quotes and without the mark of weakness that some proxies add."""
+    """Return an ETag without quotes and without the mark of weakness that some proxies add."""
     return value.removeprefix("W/").strip('"')
 
 
 def version_of(headers: Mapping[str, str], asked: str, place: Place) -> Version:
-    """Answer the version that an answer tells.
+    """Return the version that an answer tells.
 
     Raises:
         StorageError: it tells none, so that nothing could be written safely.
@@ -41,10 +41,10 @@ def version_of(headers: Mapping[str, str], asked: str, place: Place) -> Version:
 
 
 def is_etag(version: Version) -> bool:
-    """Tell whether a server may have answered this version."""
+    """Return whether a server may have answered this version."""
     return _ETAG.fullmatch(version.token) is not None
 
 
 def condition(version: Version, *, quoted: bool) -> str:
-    """Answer a version as it stands in ``If-Match`` and ``If-None-Match``."""
+    """Return a version as it stands in ``If-Match`` and ``If-None-Match``."""
     return f'"{version.token}"' if quoted else version.token

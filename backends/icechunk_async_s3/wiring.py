@@ -53,13 +53,13 @@ def prepare(options: Options, bucket: str) -> Wiring:
 
 
 def rewire(route: Route, options: Options, bucket: str) -> Wiring | None:
-    """Answer the same for another loop, at once; None where the usual chain has to be searched."""
+    """Return the same for another loop, at once; None where the usual chain has to be searched."""
     given = given_keys(options)
     return None if given is None else Wiring(route, given, Stock(options, bucket, given))
 
 
 async def connect(wiring: Wiring, options: Options) -> AsyncGenerator[Connection]:
-    """Answer the one connection of the running loop, and close it when the generator is closed.
+    """Return the one connection of the running loop, and close it when the generator is closed.
 
     A loop that ends closes its asynchronous generators, and so also the sockets of a storage that
     is open longer than the loop runs.

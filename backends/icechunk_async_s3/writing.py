@@ -202,7 +202,7 @@ class Writer:
             return error.refusal
 
     def _condition(self, expected: Version | Absent) -> tuple[str, str]:
-        """Answer the header of a condition."""
+        """Return the header of a condition."""
         match expected:
             case Absent():
                 return "if-none-match", "*"
@@ -210,7 +210,7 @@ class Writer:
                 return "if-match", condition(expected, quoted=self._options.quote_etags)
 
     async def _refused(self, write: _Write, refusal: Refusal) -> Version | None:
-        """Answer the version if it landed after all, None if it is to be tried again.
+        """Return the version if it landed after all, None if it is to be tried again.
 
         Raises:
             PreconditionFailedError: it has not landed.
@@ -247,7 +247,7 @@ class Writer:
         raise error
 
     async def _look(self, write: _Write, why: str) -> Version | None:
-        """Answer the version that this write made, None if the object is not from it.
+        """Return the version that this write made, None if the object is not from it.
 
         Raises:
             OutcomeUnknownError: the object cannot be looked at, or has changed in a way that
@@ -284,7 +284,7 @@ class Writer:
         return {} if storage_class is None else {"x-amz-storage-class": storage_class}
 
     def precondition_failed(self, key: str, expected: Version | Absent) -> PreconditionFailedError:
-        """Answer the error for a condition that does not hold."""
+        """Return the error for a condition that does not hold."""
         state = "exists already" if isinstance(expected, Absent) else f"is not at {expected}"
         return PreconditionFailedError(
             f"{key!r} in {self._transport.place.url!r} {state}; nothing was changed. "

@@ -31,7 +31,7 @@ from rich.table import Table
 from benchmarks.spark.tasks import compute, compute_part, leave, warm
 from icechunk_async.spark import map_chunks, register
 from icechunk_async.spark.options import ReadOptions
-from icechunk_async.spark.reading import IcechunkReader, Reading
+from icechunk_async.spark.read.reader import IcechunkReader, Reading
 from icechunk_async.sync import (
     Repository,
     RepositoryConfig,
@@ -124,7 +124,7 @@ class Place:
             frame.to_parquet(f"{self.parquet}/{start:06}.parquet", index=False)
 
     def arrays(self, **options: str) -> DataFrame:
-        """Answer the repository's table."""
+        """Return the repository's table."""
         return self.spark.read.format("icechunk").options(arrays="t", **options).load(self.url)
 
 
@@ -319,7 +319,7 @@ def plan(place: Place) -> list[Measured]:
 
 
 def reader_of(given: dict[str, str]) -> IcechunkReader:
-    """Answer the reader that Spark's planning would pickle."""
+    """Return the reader that Spark's planning would pickle."""
     options = ReadOptions.parse(given)
     schema: StructType = Reading.begin(options).spark_schema()
     return IcechunkReader(options, schema)

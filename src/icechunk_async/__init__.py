@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async._importing import import_quickly
+from icechunk_async._runtime.importing import import_quickly
 
 if TYPE_CHECKING:
+    from icechunk_async.engine.files.packs import Packing
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.ids import SnapshotId
-    from icechunk_async.repository.fork import ForkSession
-    from icechunk_async.repository.packing import Packing
-    from icechunk_async.repository.repository import Repository
-    from icechunk_async.repository.session import Session
+    from icechunk_async.repository import Repository
+    from icechunk_async.session import ForkSession, Session
     from icechunk_async.zarr.store import IcechunkStore
 
 __all__ = [
@@ -27,12 +26,12 @@ __all__ = [
 
 # Imported at first use: backends and the command need not wait for zarr and NumPy.
 _HOMES: Final = {
-    "ForkSession": "icechunk_async.repository.fork",
+    "ForkSession": "icechunk_async.session",
     "IcechunkStore": "icechunk_async.zarr.store",
-    "Packing": "icechunk_async.repository.packing",
-    "Repository": "icechunk_async.repository.repository",
+    "Packing": "icechunk_async.engine.files.packs",
+    "Repository": "icechunk_async.repository",
     "RepositoryConfig": "icechunk_async.format.config",
-    "Session": "icechunk_async.repository.session",
+    "Session": "icechunk_async.session",
     "SnapshotId": "icechunk_async.format.ids",
 }
 

@@ -1,6 +1,7 @@
 """What clashes when commits race or forks are merged, and solvers for commits that lost."""
 
-from icechunk_async.repository.conflicts import (
+from icechunk_async.engine.changes.merge import MergeClash, MergeClashKind
+from icechunk_async.engine.commit.conflicts import (
     Answer,
     BasicConflictSolver,
     ChunkAnswers,
@@ -13,7 +14,6 @@ from icechunk_async.repository.conflicts import (
     Side,
     VersionSelection,
 )
-from icechunk_async.repository.merge import MergeClash, MergeClashKind
 
 __all__ = [
     "Answer",

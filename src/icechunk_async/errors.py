@@ -90,7 +90,7 @@ class IcechunkError(Exception):
         self.context = context
 
     def __str__(self) -> str:
-        """Answer the message, also where a built-in base would print its repr."""
+        """Return the message, also where a built-in base would print its repr."""
         return self.message
 
     def __reduce__(self) -> tuple[object, ...]:

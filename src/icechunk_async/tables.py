@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from icechunk_async.engine.tree.listing import ChunkType
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, SnapshotId
-from icechunk_async.repository.chunk_listing import ChunkType
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
     from datetime import datetime
 
-    from icechunk_async.repository.repository import Repository
-    from icechunk_async.repository.session import Session
+    from icechunk_async.repository import Repository
+    from icechunk_async.session import Session
 
 __all__ = ["TABLES", "read_table", "schema_of", "table_batches"]
 
@@ -83,7 +83,7 @@ _ROWS: Final = 65_536
 
 
 def schema_of(table: str) -> pa.Schema:
-    """Answer the columns of a table.
+    """Return the columns of a table.
 
     Raises:
         InvalidInputError: there is no such table.
@@ -104,7 +104,7 @@ async def read_table(
     from_snapshot_id: SnapshotId | str | None = None,
     group: str = "",
 ) -> pa.Table:
-    """Answer a table whole; arguments and errors as :func:`table_batches`.
+    """Return a table whole; arguments and errors as :func:`table_batches`.
 
     Memory: the table.
     """

@@ -1,7 +1,7 @@
 """Virtual chunks: references to bytes in files and objects of others, written many at a time."""
 
-from icechunk_async.zarr.virtual_datasets import write_virtual_dataset
-from icechunk_async.zarr.virtual_kerchunk import write_kerchunk_references
-from icechunk_async.zarr.virtual_refs import VirtualChunkSpec
+from icechunk_async.zarr.virtual.datasets import write_virtual_dataset
+from icechunk_async.zarr.virtual.kerchunk import write_kerchunk_references
+from icechunk_async.zarr.virtual.references import VirtualChunkSpec
 
 __all__ = ["VirtualChunkSpec", "write_kerchunk_references", "write_virtual_dataset"]

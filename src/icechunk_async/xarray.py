@@ -24,8 +24,8 @@ from icechunk_async.sync.storage import Storage
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, MutableMapping
 
-    from icechunk_async.repository.fork import ForkSession as AsyncForkSession
-    from icechunk_async.repository.session import Session
+    from icechunk_async.session import ForkSession as AsyncForkSession
+    from icechunk_async.session import Session
     from icechunk_async.sync._datasets import Mode, Region
 
 __all__ = ["open_dataset", "to_icechunk"]
@@ -73,7 +73,7 @@ async def to_icechunk(
 
 
 def _source(fork: AsyncForkSession) -> Source:
-    """Answer how workers in other processes open the repository of a fork."""
+    """Return how workers in other processes open the repository of a fork."""
     origin = fork.origin
     assert origin is not None  # every session of a repository has one
     storage = Storage.from_url(origin.url, **origin.storage_options)

@@ -100,7 +100,7 @@ class Flawed:
         """Say that the block ended."""
 
     async def everything(self) -> list[ListEntry]:
-        """Answer all entries, unspoilt."""
+        """Return all entries, unspoilt."""
         return [entry async for entry in self.inner.list_prefix()]
 
 
@@ -152,5 +152,5 @@ async def look_then_write(
 
 
 def with_data(found: Retrieved, data: bytes | memoryview) -> Retrieved:
-    """Answer the same with other bytes."""
+    """Return the same with other bytes."""
     return replace(found, data=data)

@@ -95,7 +95,7 @@ class AnswersVersionsThatItDoesNotKnow(Flawed):
     """Puts quotes around versions, and does not take them off again."""
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
-        """Answer a version with quotes."""
+        """Return a version with quotes."""
         version = await self.inner.put(key, data, if_version=if_version)
         return Version(f'"{version.token}"')
 

@@ -217,7 +217,7 @@ class ShowsItsOptions(Flawed):
 
     @property
     def description(self) -> StorageDescription:
-        """Answer a description with a representation of its own."""
+        """Return a description with a representation of its own."""
         return _Talkative(self.inner.description.url)
 
 
@@ -227,7 +227,7 @@ class ShowsItsSecret(Flawed):
 
     @property
     def description(self) -> StorageDescription:
-        """Answer an option."""
+        """Return an option."""
         return StorageDescription(self.inner.description.url, {"token": "s3cr3t"})
 
     def __repr__(self) -> str:

@@ -46,7 +46,7 @@ class _Rearranged(Flawed):
             yield entry
 
     def spoil(self, entries: list[ListEntry]) -> Sequence[ListEntry]:
-        """Answer other entries."""
+        """Return other entries."""
         return entries
 
 
@@ -143,7 +143,7 @@ class ListsFirstSizes(_Rearranged):
         return await self.inner.put(key, data, if_version=if_version)
 
     def spoil(self, entries: list[ListEntry]) -> Sequence[ListEntry]:
-        """Answer sizes from the index."""
+        """Return sizes from the index."""
         return [
             replace(entry, size_bytes=self._sizes[entry.key])
             if isinstance(entry, ObjectInfo)
@@ -279,7 +279,7 @@ class RepeatsGroupsOnEachPage(Flawed):
     async def list_prefix(
         self, prefix: str = "", *, start_after: str | None = None, delimiter: Delimiter = None
     ) -> AsyncIterator[ListEntry]:
-        """Answer a group for every page that it is on."""
+        """Return a group for every page that it is on."""
         last = None
         number = 0
         async for entry in self.inner.list_prefix(prefix, start_after=start_after):

@@ -132,7 +132,7 @@ class LosesTheLastByte(Flawed):
     """Counts one too few."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Answer less."""
+        """Return less."""
         found = await self.inner.get(key, byte_range)
         return with_data(found, found.data[:-1])
 
@@ -142,7 +142,7 @@ class AnswersBytearrays(Flawed):
     """Hands out the buffer that it reads into."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Answer a buffer that anyone can change."""
+        """Return a buffer that anyone can change."""
         found = await self.inner.get(key, byte_range)
         return with_data(found, cast("bytes", bytearray(found.data)))
 
@@ -152,7 +152,7 @@ class AnswersNothingForMissingObjects(Flawed):
     """Confuses no object with an empty one."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Answer no bytes."""
+        """Return no bytes."""
         try:
             return await self.inner.get(key, byte_range)
         except ObjectNotFoundError:
@@ -175,7 +175,7 @@ class CountsTheStopIn(Flawed):
     """Takes a range as HTTP writes it."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Answer one byte more."""
+        """Return one byte more."""
         match byte_range:
             case ByteRange(start, int() as stop):
                 return await self.inner.get(key, ByteRange(start, stop + 1))
@@ -188,7 +188,7 @@ class StopsBeforeTheEnd(Flawed):
     """Makes a stop of -1 where there is none."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Answer one byte less."""
+        """Return one byte less."""
         found = await self.inner.get(key, byte_range)
         if isinstance(byte_range, ByteRange) and byte_range.stop is None:
             return with_data(found, found.data[:-1])
@@ -224,7 +224,7 @@ class TakesEmptyRangesForNone(Flawed):
     """Sends ``bytes=3-2``, which services answer with the whole object."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Answer all."""
+        """Return all."""
         if isinstance(byte_range, ByteRange) and byte_range.start == byte_range.stop:
             return await self.inner.get(key)
         return await self.inner.get(key, byte_range)
@@ -235,7 +235,7 @@ class CountsSuffixesFromTheStart(Flawed):
     """Sends ``bytes=0-3`` for ``bytes=-3``."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Answer the first bytes."""
+        """Return the first bytes."""
         if isinstance(byte_range, SuffixRange):
             return await self.inner.get(key, ByteRange(0, byte_range.length))
         return await self.inner.get(key, byte_range)
@@ -246,7 +246,7 @@ class SlicesSuffixesWithoutClamping(Flawed):
     """Computes a negative start, which a slice takes from the end."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Answer the wrong end."""
+        """Return the wrong end."""
         found = await self.inner.get(key)
         if isinstance(byte_range, SuffixRange):
             return with_data(found, found.data[len(found.data) - byte_range.length :])
@@ -258,7 +258,7 @@ class SlicesFromMinusZero(Flawed):
     """Writes ``data[-length:]``, which is everything where the length is 0."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Answer too much."""
+        """Return too much."""
         found = await self.inner.get(key)
         if isinstance(byte_range, SuffixRange):
             return with_data(found, found.data[-byte_range.length :])
@@ -282,7 +282,7 @@ class TellsTheSizeOfThePart(Flawed):
     """Answers the length of the body as the size of the object."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Answer another size."""
+        """Return another size."""
         found = await self.inner.get(key, byte_range)
         return replace(found, size_bytes=len(found.data))
 
@@ -322,7 +322,7 @@ class TellsLocalTimes(Flawed):
     """Answers times without a zone."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Answer a naive time."""
+        """Return a naive time."""
         found = await self.inner.get(key, byte_range)
         return replace(found, last_modified=datetime.now(UTC).replace(tzinfo=None))
 
@@ -347,7 +347,7 @@ class ReadsIntoOneBuffer(Flawed):
         self._buffer = bytearray(4096)
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Answer a view of the buffer."""
+        """Return a view of the buffer."""
         found = await self.inner.get(key, byte_range)
         if found.size_bytes > len(self._buffer):
             return found
@@ -513,7 +513,7 @@ class MakesVersionsFromSizes(Flawed):
     """Takes the size for the version."""
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
-        """Answer the size."""
+        """Return the size."""
         await self.inner.put(key, data)
         return Version(str(len(data)))
 
@@ -528,7 +528,7 @@ class CountsVersionsOfEachObject(Flawed):
         self._count: dict[str, int] = {}
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
-        """Answer the count."""
+        """Return the count."""
         await self.inner.put(key, data)
         self._count[key] = self._count.get(key, 0) + 1
         return Version(str(self._count[key]))

@@ -183,6 +183,6 @@ async def test_a_missing_capability_is_never_passed_over(name: str) -> None:
 
 
 def marks(suite: type, name: str) -> list[str]:
-    """Answer the reasons for which a test is expected to fail."""
+    """Return the reasons for which a test is expected to fail."""
     found = getattr(getattr(suite, name), "pytestmark", [])
     return [mark.kwargs["reason"] for mark in found if mark.name == "xfail"]

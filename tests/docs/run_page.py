@@ -30,7 +30,7 @@ _TOP_LEVEL_AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
 
 def blocks(page: Path) -> list[tuple[int, str, str]]:
-    """Answer line number, language and text of each block of a page."""
+    """Return line number, language and text of each block of a page."""
     text = page.read_text(encoding="utf-8")
     return [
         (text.count("\n", 0, match.start()) + 1, match[1], match[2])

@@ -25,7 +25,7 @@ RUNNER = Path(__file__).with_name("run_page.py")
 
 
 def _for_spark(page: Path, directory: Path) -> dict[str, str]:
-    """Answer what Spark needs to run here, for the pages that are about it."""
+    """Return what Spark needs to run here, for the pages that are about it."""
     if "spark" not in page.name:
         return {}
     home = java_home(directory / "java")
@@ -60,7 +60,7 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
 
 
 def without_blocks(page: Path) -> str:
-    """Answer the text of a page; code may look like a link."""
+    """Return the text of a page; code may look like a link."""
     return re.sub(
         r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
     )

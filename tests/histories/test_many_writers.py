@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from icechunk_async import Repository
-from icechunk_async._concurrency import bounded_map
-from icechunk_async.repository.conflicts import ConflictDetector
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.engine.commit.conflicts import ConflictDetector
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop

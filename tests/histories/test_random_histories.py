@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from icechunk_async import Packing, Repository, RepositoryConfig
+from icechunk_async.engine.commit.conflicts import BasicConflictSolver
 from icechunk_async.errors import ConflictError, IcechunkError, OutcomeUnknownError
-from icechunk_async.repository.conflicts import BasicConflictSolver
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.faults import FaultRates, FaultyStorage
 from icechunk_async.testing.histories import Attempt, Outcome, find_anomalies
@@ -37,7 +37,7 @@ RATES = FaultRates(lost_replies=0.1, lost_requests=0.05, late_writes=0.1, refusa
 
 
 def _is_reference(key: str) -> bool:
-    """Tell whether commits are decided by this object."""
+    """Return whether commits are decided by this object."""
     return key == "repo" or key.startswith("refs/")
 
 

@@ -19,7 +19,7 @@ import anyio
 import pytest
 
 from icechunk_async import ForkSession, Packing, Repository, RepositoryConfig
-from icechunk_async._clock import use_clock
+from icechunk_async._runtime.clock import use_clock
 from icechunk_async.conflicts import BasicConflictSolver
 from icechunk_async.errors import (
     ConflictError,
@@ -67,17 +67,17 @@ class History:
 
 
 def is_reference(key: str) -> bool:
-    """Tell whether commits are decided by this object."""
+    """Return whether commits are decided by this object."""
     return key == "repo" or key.startswith("refs/")
 
 
 def names_of(metadata: Any) -> list[str]:
-    """Answer the names that a snapshot added, oldest first."""
+    """Return the names that a snapshot added, oldest first."""
     return list(metadata.get("names", []))
 
 
 async def names_along(repository: Repository, snapshot_id: SnapshotId) -> list[str]:
-    """Answer the names along an ancestry, newest first."""
+    """Return the names along an ancestry, newest first."""
     names: list[str] = []
     async for info in repository.ancestry(snapshot_id=snapshot_id):
         names += reversed(names_of(info.metadata))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from zarr.abc.store import Store
 
-    from icechunk_async.repository.conflicts import ConflictKind
+    from icechunk_async.engine.commit.conflicts import ConflictKind
 
 __all__ = [
     "CONFIGS",

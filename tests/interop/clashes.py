@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async.repository.conflicts import ConflictKind
+from icechunk_async.engine.commit.conflicts import ConflictKind
 from tests.interop.edits import (
     Edit,
     array,

@@ -23,7 +23,7 @@ ENGINES: dict[str, Engine] = {"ours": Ours(), "theirs": Theirs()}
 
 
 def other(name: str) -> Engine:
-    """Answer the engine of the other name."""
+    """Return the engine of the other name."""
     return next(engine for it, engine in ENGINES.items() if it != name)
 
 

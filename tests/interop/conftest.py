@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,14 +42,8 @@ def _no_blocking_calls() -> None:
 
 
 @pytest.fixture
-async def quick_loop() -> None:
-    """Leave debug mode to the other tests: here it would take nine tenths of the time."""
-    asyncio.get_running_loop().set_debug(False)
-
-
-@pytest.fixture
 def sources(tmp_path: Path) -> Sources:
-    """Answer a directory of files for virtual chunks to refer to."""
+    """Return a directory of files for virtual chunks to refer to."""
     from tests.interop.edits import Sources
     from tests.interop.hierarchies import SOURCE_BYTES, SOURCE_FILES, seeded
 
@@ -67,5 +60,5 @@ def sources(tmp_path: Path) -> Sources:
 def python_of_wheel_1(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    """Answer the Python of an environment with wheel 1.x; without one, say so and skip."""
+    """Return the Python of an environment with wheel 1.x; without one, say so and skip."""
     return os.environ.get(VARIABLE) or environment(request, tmp_path_factory)

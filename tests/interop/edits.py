@@ -92,14 +92,14 @@ class Sources:
 
 
 def group(path: str, **attributes: Any) -> Edit:
-    """Answer the edit that creates a group."""
+    """Return the edit that creates a group."""
     return Edit("group", path, {"attributes": attributes})
 
 
 def array(
     path: str, shape: Sequence[int], chunks: Sequence[int], dtype: str = "<i4", **detail: Any
 ) -> Edit:
-    """Answer the edit that creates an array."""
+    """Return the edit that creates an array."""
     base = {"shape": list(shape), "chunks": list(chunks), "dtype": dtype, "attributes": {}}
     return Edit("array", path, {**base, **detail})
 
@@ -107,33 +107,33 @@ def array(
 def write(
     path: str, start: Sequence[int], stop: Sequence[int], seed: int | None = 0, dtype: str = "<i4"
 ) -> Edit:
-    """Answer the edit that writes a region; without a seed, the fill value."""
+    """Return the edit that writes a region; without a seed, the fill value."""
     detail = {"start": list(start), "stop": list(stop), "seed": seed, "dtype": dtype}
     return Edit("write", path, detail)
 
 
 def resize(path: str, *shape: int) -> Edit:
-    """Answer the edit that resizes an array."""
+    """Return the edit that resizes an array."""
     return Edit("resize", path, {"shape": list(shape)})
 
 
 def attributes(path: str, **attributes: Any) -> Edit:
-    """Answer the edit that sets attributes of a node."""
+    """Return the edit that sets attributes of a node."""
     return Edit("attributes", path, {"attributes": attributes})
 
 
 def delete_chunk(path: str, *coords: int) -> Edit:
-    """Answer the edit that deletes a chunk."""
+    """Return the edit that deletes a chunk."""
     return Edit("delete_chunk", path, {"coords": list(coords)})
 
 
 def delete_node(path: str) -> Edit:
-    """Answer the edit that deletes a node and all below it."""
+    """Return the edit that deletes a node and all below it."""
     return Edit("delete_node", path)
 
 
 def dumps(edits: Iterable[Edit]) -> str:
-    """Answer edits as JSON."""
+    """Return edits as JSON."""
     return json.dumps([asdict(edit) for edit in edits])
 
 
@@ -143,7 +143,7 @@ def loads(text: str) -> list[Edit]:
 
 
 def values(dtype: str, shape: Sequence[int], seed: int) -> Any:
-    """Answer an array of arbitrary values; the same seed gives the same ones everywhere."""
+    """Return an array of arbitrary values; the same seed gives the same ones everywhere."""
     rng = np.random.Generator(np.random.PCG64(seed))
     count = prod(shape)
     raw = rng.bytes(max(1, count))
@@ -285,7 +285,7 @@ _ACTIONS = {
 
 
 async def contents(store: Store, *, ghosts: bool = False) -> dict[str, bytes]:
-    """Answer every key of a store and its value; with ``ghosts`` keys without one are skipped."""
+    """Return every key of a store and its value; with ``ghosts`` keys without one are skipped."""
     found: dict[str, bytes] = {}
     async for key in store.list():
         value = await store.get(key, default_buffer_prototype())
@@ -300,7 +300,7 @@ async def contents(store: Store, *, ghosts: bool = False) -> dict[str, bytes]:
 async def read_arrays(
     store: Store, *, unknown: tuple[type[Exception], ...] = ()
 ) -> dict[str, tuple[str, tuple[int, ...], str, bytes]]:
-    """Answer type, shape, attributes and the bytes of the values of every array.
+    """Return type, shape, attributes and the bytes of the values of every array.
 
     Arrays that Zarr refuses to open with one of the ``unknown`` errors are left out.
     """

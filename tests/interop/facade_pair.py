@@ -17,7 +17,7 @@ PACKAGES: Sequence[Any] = (icechunk, facade)
 
 
 def in_their_words(text: str) -> str:
-    """Answer a display with the official module name, and with times in one notation."""
+    """Return a display with the official module name, and with times in one notation."""
     text = text.replace("icechunk_async.sync", "icechunk")
     text = text.replace("=icechunk.ChecksumAlgorithm.", "=").replace(
         ": icechunk.ChecksumAlgorithm.", ": "
@@ -27,7 +27,7 @@ def in_their_words(text: str) -> str:
 
 
 def both(make: Callable[[Any], object]) -> tuple[Any, Any]:
-    """Answer what an expression of the package makes: theirs, and ours."""
+    """Return what an expression of the package makes: theirs, and ours."""
     theirs, ours = (make(package) for package in PACKAGES)
     return theirs, ours
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from icechunk_async.format.envelope import FileType, unpack
 from icechunk_async.format.ids import ChunkId, ManifestId, SnapshotId
-from icechunk_async.format.manifest import decode_manifest
+from icechunk_async.format.manifest.reading import decode_manifest
 from icechunk_async.format.refs import decode_ref
 from icechunk_async.format.repo_info import decode_repo_info
 from icechunk_async.format.snapshot import decode_snapshot
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from icechunk_async.format.manifest import Manifest
+    from icechunk_async.format.manifest.reading import Manifest
     from icechunk_async.format.repo_info import RepoInfo
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.format.transaction_log import TransactionLog
@@ -37,7 +37,7 @@ class Files:
         self.root = root
 
     def names(self) -> list[str]:
-        """Answer the paths of all files, sorted."""
+        """Return the paths of all files, sorted."""
         paths = (path for path in self.root.rglob("*") if path.is_file())
         return sorted(path.relative_to(self.root).as_posix() for path in paths)
 
@@ -46,7 +46,7 @@ class Files:
         return Counter(name.partition("/")[0] for name in self.names())
 
     def ids(self, folder: str) -> set[str]:
-        """Answer the names in one of the folders."""
+        """Return the names in one of the folders."""
         directory = self.root / folder
         return {path.name for path in directory.iterdir()} if directory.is_dir() else set()
 
@@ -74,7 +74,7 @@ class Files:
         return decode_repo_info(unpack(path.read_bytes(), FileType.REPO_INFO))
 
     def tips(self) -> set[SnapshotId]:
-        """Answer the snapshots of all branches and tags."""
+        """Return the snapshots of all branches and tags."""
         if self.info is not None:
             return {*self.info.branches.values(), *self.info.tags.values()}
         return {
@@ -84,7 +84,7 @@ class Files:
         }
 
     def ancestry(self, tip: SnapshotId) -> Iterator[SnapshotId]:
-        """Answer a snapshot and its ancestors."""
+        """Return a snapshot and its ancestors."""
         current: SnapshotId | None = tip
         while current is not None:
             yield current
@@ -94,7 +94,7 @@ class Files:
                 current = self.snapshot(str(current)).parent_id
 
     def reachable(self) -> dict[str, set[str]]:
-        """Answer, by folder, the names of the files that some branch or tag needs."""
+        """Return, by folder, the names of the files that some branch or tag needs."""
         kept = {it for tip in self.tips() for it in self.ancestry(tip)}
         logs = set(kept)
         if self.info is not None:
@@ -112,12 +112,12 @@ class Files:
         }
 
     def garbage(self) -> dict[str, set[str]]:
-        """Answer, by folder, the names of the files that nothing needs."""
+        """Return, by folder, the names of the files that nothing needs."""
         needed = self.reachable()
         return {folder: self.ids(folder) - needed[folder] for folder in FOLDERS}
 
     def missing(self) -> dict[str, set[str]]:
-        """Answer, by folder, the names of files that are needed and not there."""
+        """Return, by folder, the names of files that are needed and not there."""
         needed = self.reachable()
         if self.info is None:  # spec 1 has no log of the first snapshot
             needed["transactions"] -= {str(list(self.ancestry(tip))[-1]) for tip in self.tips()}

@@ -47,7 +47,7 @@ _PLAIN: Final = ("i1", "<i2", "<f4", ">f8", "<u8", "<c8")
 
 
 def seeded(seed: object) -> Random:
-    """Answer a source of randomness that gives the same for the same seed."""
+    """Return a source of randomness that gives the same for the same seed."""
     return Random(str(seed))
 
 
@@ -81,7 +81,7 @@ class Hierarchy:
     arrays: dict[str, ArrayModel] = field(default_factory=dict)
 
     def edits(self, count: int) -> list[Edit]:
-        """Answer about ``count`` valid edits, and remember their effects."""
+        """Return about ``count`` valid edits, and remember their effects."""
         made: list[Edit] = []
         while len(made) < count:
             actions, weights = zip(*_ACTIONS, strict=True)
@@ -90,7 +90,7 @@ class Hierarchy:
         return made
 
     def _free_path(self) -> str | None:
-        """Answer a path where nothing is, below a group, with no array above it."""
+        """Return a path where nothing is, below a group, with no array above it."""
         parent = self.random.choice([*sorted(self.groups), ""])
         name = self.random.choice(_NAMES)
         path = f"{parent}/{name}" if parent else name
@@ -289,7 +289,7 @@ _ACTIONS: Final[tuple[tuple[Callable[[Hierarchy], list[Edit]], int], ...]] = (
 
 
 def samples(dtypes: tuple[str, ...] = tuple(DTYPES)) -> list[Edit]:
-    """Answer edits that make one array of each data type, of each rank, empty ones, and more."""
+    """Return edits that make one array of each data type, of each rank, empty ones, and more."""
     made = [group("types"), group("empty", why=None)]
     for index, dtype in enumerate(dtypes):
         path = f"types/t{index}"

@@ -42,7 +42,7 @@ class Difference(NamedTuple):
 
 
 def names() -> dict[str, list[str]]:
-    """Answer the public names by module; the package itself is the empty one."""
+    """Return the public names by module; the package itself is the empty one."""
     found = {"": sorted({*icechunk.__all__, *_UNLISTED})}
     for name in MODULES:
         module = import_module(f"icechunk.{name}")
@@ -59,7 +59,7 @@ def _is_of(value: object, module: str) -> bool:
 
 
 def members(cls: type) -> list[str]:
-    """Answer the public members of a class, and the operators that it has.
+    """Return the public members of a class, and the operators that it has.
 
     A class that is nested in its base has only what is written in it, else it would have itself.
     """
@@ -116,7 +116,7 @@ def _has(cls: type, name: str) -> bool:
 
 
 def _member(cls: type, name: str) -> Any:
-    """Answer what the class has, as it is written."""
+    """Return what the class has, as it is written."""
     return inspect.getattr_static(cls, name, None)
 
 
@@ -154,7 +154,7 @@ def _compare_signatures(
 
 
 def _parameters(function: Any, *, bound: bool) -> list[str]:
-    """Answer the parameters as text; those of methods without the first."""
+    """Return the parameters as text; those of methods without the first."""
     parameters = list(inspect.signature(function).parameters.values())
     return [_text(it) for it in parameters[int(bound) :]]
 

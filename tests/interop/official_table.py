@@ -53,12 +53,12 @@ class Row(NamedTuple):
     different: str
 
     def line(self, test: str | None) -> str:
-        """Answer the line of the page, with one of the tests."""
+        """Return the line of the page, with one of the tests."""
         return f"| `{self.name}` | {_code(self.here)} | {_code(test)} | {self.different} |"
 
 
 def rows() -> list[Row]:
-    """Answer a line for each public name."""
+    """Return a line for each public name."""
     used = _uses()
     found = [
         Row(label, _place(module, name), _sorted(used.get(name, [])), DIFFERENT.get(label, ""))
@@ -78,13 +78,13 @@ def rows() -> list[Row]:
 
 
 def page() -> str:
-    """Answer the page."""
+    """Return the page."""
     lines = [row.line(row.tests[0] if row.tests else None) + "\n" for row in rows()]
     return _HEAD.format(version=icechunk.__version__) + "".join(lines)
 
 
 def outdated() -> list[str]:
-    """Answer what the page lacks: a name without a line, or one that is no longer true.
+    """Return what the page lacks: a name without a line, or one that is no longer true.
 
     A line may have any of the tests that use its name.
     """
@@ -99,7 +99,7 @@ def _code(text: str | None) -> str:
 
 
 def _place(module: str, name: str) -> str | None:
-    """Answer the module of the facade that has a name, below ``icechunk_async.sync``."""
+    """Return the module of the facade that has a name, below ``icechunk_async.sync``."""
     try:
         home = import_module(f"{facade.__name__}.{module}".rstrip("."))
     except ModuleNotFoundError:
@@ -113,7 +113,7 @@ def _place(module: str, name: str) -> str | None:
 
 
 def _own_members(cls: type) -> list[str]:
-    """Answer the members that the official package wrote, not those that it inherits from Zarr."""
+    """Return the members that the official package wrote, not those that it inherits from Zarr."""
     own = [vars(base) for base in cls.__mro__ if base.__module__.startswith("icechunk")]
     return [name for name in official_names.members(cls) if any(name in it for it in own)]
 
@@ -127,7 +127,7 @@ def _has(cls: str, member: str) -> bool:
 
 
 def _uses() -> Mapping[str, list[tuple[int, str]]]:
-    """Answer for each identifier the tests that use it, each with how many it uses."""
+    """Return for each identifier the tests that use it, each with how many it uses."""
     found: dict[str, list[tuple[int, str]]] = {}
     paths = {path for pattern in _TESTS for path in _ROOT.glob(pattern)}
     for path in sorted(paths - {_ROOT / "tests/interop/test_facade_parity.py"}):
@@ -152,7 +152,7 @@ def _tests(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 
 
 def _identifiers_of_helpers(tree: ast.Module) -> dict[str, set[str]]:
-    """Answer what functions and tables of a module use: tests that use them use that, too."""
+    """Return what functions and tables of a module use: tests that use them use that, too."""
     found: dict[str, set[str]] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -179,7 +179,7 @@ def _identifiers(tree: ast.AST) -> Iterator[str]:
 
 
 def _sorted(uses: list[tuple[int, str]]) -> tuple[str, ...]:
-    """Answer tests in order; one that uses few names is the most about each of them."""
+    """Return tests in order; one that uses few names is the most about each of them."""
     return tuple(label for _, label in sorted(uses))
 
 

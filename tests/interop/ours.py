@@ -8,7 +8,13 @@ from dataclasses import fields
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from icechunk_async import Repository, RepositoryConfig, _clock
+from icechunk_async import Repository, RepositoryConfig
+from icechunk_async._runtime import clock
+from icechunk_async.engine.commit.conflicts import (
+    BasicConflictSolver,
+    ConflictDetector,
+    VersionSelection,
+)
 from icechunk_async.errors import RebaseFailedError
 from icechunk_async.format.config import (
     LocalFileSystemStore,
@@ -20,12 +26,7 @@ from icechunk_async.format.config import (
     VirtualChunkContainer,
 )
 from icechunk_async.format.ids import SnapshotId
-from icechunk_async.format.updates import FeatureFlagChanged, RepoStatusChanged
-from icechunk_async.repository.conflicts import (
-    BasicConflictSolver,
-    ConflictDetector,
-    VersionSelection,
-)
+from icechunk_async.format.operations_log import FeatureFlagChanged, RepoStatusChanged
 from tests.interop.answers import Clash, Commit, Operation, Policy, Touched
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from zarr.abc.store import Store
 
     from icechunk_async import Session
-    from icechunk_async.repository.conflicts import ConflictSolver
-    from icechunk_async.repository.diff import Diff
+    from icechunk_async.engine.commit.conflicts import ConflictSolver
+    from icechunk_async.engine.history.diff import Diff
     from tests.interop.answers import Repo, Settings, Work
 
 __all__ = ["Ours", "our_config", "our_solver", "url_of"]
@@ -47,12 +48,12 @@ _FIELDS = {"previous_snapshot_id": "previous_snap_id", "new_snapshot_id": "new_s
 
 
 def url_of(directory: Path) -> str:
-    """Answer the prefix of a container of local files; the official engine wants it unescaped."""
+    """Return the prefix of a container of local files; the official engine wants it unescaped."""
     return f"file://{directory}/"
 
 
 def our_config(settings: Settings) -> RepositoryConfig:
-    """Answer a configuration in our classes."""
+    """Return a configuration in our classes."""
     splitting = None
     if settings.splits:
         rules = []
@@ -92,7 +93,7 @@ def _dimension(dim: str | int | None) -> Any:
 
 
 def our_solver(policy: Policy) -> ConflictSolver:
-    """Answer a conflict solver of ours."""
+    """Return a conflict solver of ours."""
     if policy.name == "detector":
         return ConflictDetector()
     return BasicConflictSolver(
@@ -101,7 +102,7 @@ def our_solver(policy: Policy) -> ConflictSolver:
 
 
 def touched(diff: Diff) -> Touched:
-    """Answer a diff as plain values."""
+    """Return a diff as plain values."""
     return Touched(
         diff.new_groups,
         diff.new_arrays,
@@ -203,7 +204,7 @@ class _Repo:
             Operation(
                 _KINDS.get(type(it.detail).__name__, type(it.detail).__name__),
                 _detail(it.detail),
-                _clock.from_us(it.updated_at),
+                clock.from_us(it.updated_at),
                 it.backup_path,
             )
             async for it in self.repository.ops_log()

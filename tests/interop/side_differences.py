@@ -114,7 +114,7 @@ _EDITING: Final = {*_DELETING, "chunk", "foreign", "move", "refs", "reindex", "s
 
 
 def difference(step: str, theirs: Outcome, ours: Outcome, *, idle: bool) -> Difference | None:
-    """Answer the difference on purpose that explains two outcomes, if there is one.
+    """Return the difference on purpose that explains two outcomes, if there is one.
 
     Args:
         step: what was asked.

@@ -16,7 +16,7 @@ __all__ = ["check_views"]
 
 
 def _refs(side: Side, spec: int) -> dict[str, Any]:
-    """Answer branches, tags, their ancestries, and what belongs to the repository itself."""
+    """Return branches, tags, their ancestries, and what belongs to the repository itself."""
     repo = side.repo
     refs = {
         **{f"branch {it}": repo.lookup_branch(it) for it in sorted(repo.list_branches())},
@@ -34,7 +34,7 @@ def _refs(side: Side, spec: int) -> dict[str, Any]:
 
 
 def _contents(side: Side, tip: str) -> dict[str, Any]:
-    """Answer what a snapshot holds, and what its commit and all before it changed."""
+    """Return what a snapshot holds, and what its commit and all before it changed."""
     line = list(side.repo.ancestry(snapshot_id=tip))
     starts = {line[-1].id, *(it.id for it in line[1:2])} - {tip}
     seen: dict[str, Any] = {
@@ -50,7 +50,7 @@ def _contents(side: Side, tip: str) -> dict[str, Any]:
 
 
 def _tips(side: Side, *, everything: bool) -> dict[str, Any]:
-    """Answer the contents of tips that nobody looked into yet, or of all."""
+    """Return the contents of tips that nobody looked into yet, or of all."""
     repo = side.repo
     tips = [*repo.list_branches(), *repo.list_tags()]
     found = {
@@ -78,7 +78,7 @@ def _session(side: Side, slot: int) -> dict[str, Any]:
 
 
 def _measures(side: Side, left_out: Collection[str]) -> dict[str, Any]:
-    """Answer sizes, and what garbage collection would delete."""
+    """Return sizes, and what garbage collection would delete."""
     now = dt.datetime.now(dt.UTC)
     garbage = attempt(side, lambda it: it.repo.garbage_collect(now, dry_run=True))
     if garbage[0] == "did":
@@ -87,7 +87,7 @@ def _measures(side: Side, left_out: Collection[str]) -> dict[str, Any]:
 
 
 def _parts(value: Any) -> list[tuple[str, Any]] | None:
-    """Answer what a value is made of, if it is made of others."""
+    """Return what a value is made of, if it is made of others."""
     if isinstance(value, dict):
         return list(cast("dict[str, Any]", value).items())
     if isinstance(value, list):

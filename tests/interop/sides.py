@@ -42,17 +42,17 @@ type Outcome = tuple[str, Any]
 
 
 def buffer(data: bytes) -> Any:
-    """Answer bytes as Zarr hands them to stores."""
+    """Return bytes as Zarr hands them to stores."""
     return cpu.Buffer.from_bytes(data)
 
 
 def document(value: object) -> Any:
-    """Answer a JSON document as Zarr hands it to stores."""
+    """Return a JSON document as Zarr hands it to stores."""
     return buffer(json.dumps(value).encode())
 
 
 def keys_and_values(store: Any) -> dict[str, Any]:
-    """Answer all that a store holds; the class of the error where a value cannot be read.
+    """Return all that a store holds; the class of the error where a value cannot be read.
 
     Until the commit the official engine also lists chunks that are outside of an array since it
     was made smaller; where nothing is, nothing counts.
@@ -100,11 +100,11 @@ class Side:
         return list(self.names)
 
     def storage(self) -> Any:
-        """Answer the place as the package wants it."""
+        """Return the place as the package wants it."""
         return self.package.local_filesystem_storage(str(self.place))
 
     def config(self, inline: int, split: int | None, updates: int | None) -> Any:
-        """Answer a configuration in the package's classes."""
+        """Return a configuration in the package's classes."""
         package = self.package
         config = package.RepositoryConfig(
             inline_chunk_threshold_bytes=inline, num_updates_per_repo_info_file=updates
@@ -137,7 +137,7 @@ class Side:
         )
 
     def moment(self, step: int) -> dt.datetime:
-        """Answer the time just before a step's files were written, by the clock of ``age``."""
+        """Return the time just before a step's files were written, by the clock of ``age``."""
         seconds = self.began - _DAYS_AGO + step * _STEP - _STEP / 2
         return dt.datetime.fromtimestamp(seconds, dt.UTC)
 
@@ -153,12 +153,12 @@ class Side:
                     os.utime(entry.path, (moment, moment))
 
     def chunk_files(self) -> set[str]:
-        """Answer the names of the chunks' objects."""
+        """Return the names of the chunks' objects."""
         directory = self.place / "chunks"
         return {entry.name for entry in os.scandir(directory)} if directory.is_dir() else set()
 
     def plain(self, value: Any) -> Any:
-        """Answer a value of the package as one that can be compared with the other's."""
+        """Return a value of the package as one that can be compared with the other's."""
         match value:
             case None | bool() | float() | bytes():
                 return value

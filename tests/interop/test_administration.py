@@ -17,7 +17,7 @@ from icechunk_async.errors import (
     SessionStateError,
     UnsupportedBySpecError,
 )
-from icechunk_async.repository.administration import RepoAvailability, RepoStatus
+from icechunk_async.repository import RepoAvailability, RepoStatus
 from tests.interop.answers import Settings
 from tests.interop.comparing import ENGINES, check_garbage, collect, views_agree
 from tests.interop.edits import Edit, apply, array, attributes, group
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from tests.interop.edits import Sources
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 FIRST = pytest.mark.parametrize("first", list(ENGINES))
@@ -313,7 +312,7 @@ async def test_manifests_are_rewritten_as_the_official_engine_rewrites_them(
 
 
 def _parts(shown: Any) -> dict[str, list[Any]]:
-    """Answer the boxes of each array's manifests."""
+    """Return the boxes of each array's manifests."""
     return {
         node["path"]: sorted(ref["extents"] for ref in node.get("manifest_refs", ()))
         for node in shown["nodes"]

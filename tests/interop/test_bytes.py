@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 import zstandard
 
-from icechunk_async._clock import to_us
-from icechunk_async.format.buffer import Buffer
+from icechunk_async._runtime.clock import to_us
 from icechunk_async.format.envelope import HEADER_BYTES, FileType, unpack
-from icechunk_async.format.flat import Tables
+from icechunk_async.format.flatbuffers.buffer import Buffer
+from icechunk_async.format.flatbuffers.reading import Tables
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, NodeId, SnapshotId
 from icechunk_async.format.repo_info import decode_repo_info
 from tests.interop.answers import Settings
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.repo_info import RepoInfo
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 FOLDERS = {"snapshots": 1, "manifests": 2, "transactions": 4}
@@ -36,7 +35,7 @@ YEAR_3000_MS = 32_503_680_000_000
 
 
 def placed(name: str) -> str:
-    """Answer a file's place with every random part replaced."""
+    """Return a file's place with every random part replaced."""
     name = re.sub(r"\d{14}\." + ID, "<when>.<id>", name)
     return re.sub(f"/{ID}$", "/<id>", name)
 

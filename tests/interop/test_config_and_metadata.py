@@ -32,7 +32,7 @@ from icechunk_async.format.config import (
     splitting_from_json,
     splitting_to_json,
 )
-from icechunk_async.format.metadata import decode_value, encode_value
+from icechunk_async.format.json.metadata import decode_value, encode_value
 from tests.unit.format.config_samples import EVERYTHING, configs
 from tests.unit.format.test_metadata import OFFICIAL_BYTES
 

@@ -8,9 +8,9 @@ import pytest
 import zstandard
 
 from icechunk_async import Repository
-from icechunk_async.format.buffer import Buffer
 from icechunk_async.format.envelope import HEADER_BYTES
-from icechunk_async.format.flat import Tables
+from icechunk_async.format.flatbuffers.buffer import Buffer
+from icechunk_async.format.flatbuffers.reading import Tables
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, NodeId
 from tests.interop.answers import CONFIGS, Settings
 from tests.interop.comparing import ENGINES
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from tests.interop.answers import Engine
     from tests.interop.edits import Edit
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 
@@ -118,7 +117,7 @@ async def _commit_with(
 
 
 def log_by_path(files: Files, snapshot_id: str, parent_id: str) -> dict[str, Any]:
-    """Answer a transaction log with paths in place of ids."""
+    """Return a transaction log with paths in place of ids."""
     log = files.log(snapshot_id)
     nodes, old = files.snapshot(snapshot_id).nodes, files.snapshot(parent_id).nodes
 
@@ -159,7 +158,7 @@ VECTORS = {
 
 
 def census(files: Files) -> dict[str, set[tuple[bool, ...]]]:
-    """Answer which fields are present in the root tables and in nodes, by kind of file."""
+    """Return which fields are present in the root tables and in nodes, by kind of file."""
     found: dict[str, set[tuple[bool, ...]]] = {}
     for kind, slots in ROOT_SLOTS.items():
         place = files.root / kind
@@ -180,7 +179,7 @@ def census(files: Files) -> dict[str, set[tuple[bool, ...]]]:
 
 
 def _present(table: Any, slots: int, index: int | None = None) -> tuple[bool, ...]:
-    """Answer which slots are filled; an index, which random ids decide, must be so unless 0."""
+    """Return which slots are filled; an index, which random ids decide, must be so unless 0."""
     present = [bool(table.has(slot)[0]) for slot in range(slots)]
     if index is not None:
         assert present[index] == (int(table.scalar(index, 4)[0]) != 0)

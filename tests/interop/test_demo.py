@@ -25,8 +25,7 @@ from typer.testing import CliRunner
 from icechunk_async import Repository, RepositoryConfig
 from icechunk_async.cli.app import app
 from icechunk_async.cli.demo.changes import read
-from icechunk_async.cli.demo.ingest import refer_to_file
-from icechunk_async.cli.demo.netcdf import read_netcdf
+from icechunk_async.cli.demo.data import read_netcdf, refer_to_file
 from icechunk_async.errors import VirtualSourceChangedError
 from icechunk_async.format.config import LocalFileSystemStore, VirtualChunkContainer
 
@@ -34,7 +33,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", EncodingWarning)  # Matplotlib's, when it first lists fonts
     import matplotlib.image
 
-    from icechunk_async.cli.demo.picture import open_scenario, yearly_means
+    from icechunk_async.cli.demo.drawing import open_scenario, yearly_means
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -104,7 +103,7 @@ def official(demo: Run) -> icechunk.Repository:
 
 
 def expected(files: Mapping[str, h5py.File], group: str, name: str) -> npt.NDArray[Any]:
-    """Answer the values of a variable as its file has them."""
+    """Return the values of a variable as its file has them."""
     return np.asarray(files[group][name][...])
 
 
@@ -223,7 +222,7 @@ def test_xarray_reads_both_scenarios(demo: Run, files: dict[str, h5py.File]) -> 
         np.testing.assert_allclose(found, by_hand, atol=1e-3)
 
 
-def test_the_corrected_value_is_told(demo: Run, files: dict[str, h5py.File]) -> None:
+def test_result_holds_the_corrected_value(demo: Run, files: dict[str, h5py.File]) -> None:
     """As it was at the tag, as it is, and as it was at the tag's time."""
     told = demo.result["corrected_value"]
     original = float(expected(files, "A1B", "air_temperature")[tuple(told["at"])])
@@ -231,7 +230,7 @@ def test_the_corrected_value_is_told(demo: Run, files: dict[str, h5py.File]) -> 
     assert told["after"] == pytest.approx(original - 2)
 
 
-def test_of_two_writers_both_are_kept(
+def test_rebased_commits_of_two_writers_are_both_kept(
     official: icechunk.Repository, files: dict[str, h5py.File]
 ) -> None:
     """Means of each scenario; those of E1 rounded as the one who solved the conflict wanted."""
@@ -247,7 +246,7 @@ def test_of_two_writers_both_are_kept(
     assert not np.array_equal(copied, copied.round(2))
 
 
-def test_the_story_is_told(demo: Run) -> None:
+def test_demo_prints_every_chapter_and_both_conflicts(demo: Run) -> None:
     """Every chapter, both conflicts by their kinds, and where everything is."""
     for words in (
         "1. A repository",
@@ -272,7 +271,7 @@ def test_the_result_is_documented(demo: Run) -> None:
     assert not {*demo.result, *demo.result["corrected_value"]} - words
 
 
-def test_the_picture_is_one(demo: Run) -> None:
+def test_picture_is_a_readable_png(demo: Run) -> None:
     """A PNG of a size that can be read, with many colours in it."""
     pixels = matplotlib.image.imread(demo.directory / "temperature.png")
     height, width, _ = pixels.shape

@@ -17,9 +17,9 @@ import pytest
 import icechunk_async.sync as facade
 from icechunk_async import Repository
 from icechunk_async.conflicts import Resolution
-from icechunk_async.format import updates
+from icechunk_async.engine.history.diff import Diff as NativeDiff
+from icechunk_async.format import operations_log as updates
 from icechunk_async.format.ids import SnapshotId
-from icechunk_async.repository.diff import Diff as NativeDiff
 from icechunk_async.storage import DeleteFailure
 from icechunk_async.sync._mirrors import from_native
 from icechunk_async.sync.config import FeatureFlag
@@ -43,7 +43,7 @@ WHEN = datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 @pytest.fixture
 def official(tmp_path: Path) -> Any:
-    """Answer an official repository with a commit, a branch, a tag and a status."""
+    """Return an official repository with a commit, a branch, a tag and a status."""
     repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path)))
     session = repo.writable_session("main")
     array = zarr.create_group(session.store).create_array(
@@ -161,7 +161,7 @@ class Theirs(facade.ConflictSolver):
     """Takes this session's changes back; a plain function, which runs on a thread."""
 
     def solve(self, clash: Clash) -> Sequence[Resolution]:
-        """Answer so for every conflict."""
+        """Return so for every conflict."""
         return [Resolution.THEIRS] * len(clash.conflicts)
 
 
@@ -169,7 +169,7 @@ class Patient(facade.ConflictSolver):
     """The same, asynchronously."""
 
     async def solve(self, clash: Clash) -> Sequence[Resolution]:
-        """Answer so for every conflict."""
+        """Return so for every conflict."""
         return [Resolution.THEIRS] * len(clash.conflicts)
 
 

@@ -25,17 +25,17 @@ SECRET = "SECRET"  # noqa: S105
 
 
 def s3_keys() -> facade.S3StaticCredentials:
-    """Answer keys; a function that pickles."""
+    """Return keys; a function that pickles."""
     return facade.S3StaticCredentials("key", SECRET, "token", WHEN)
 
 
 def gcs_token() -> facade.GcsBearerCredential:
-    """Answer a token."""
+    """Return a token."""
     return facade.GcsBearerCredential(SECRET, expires_after=WHEN)
 
 
 def azure_token() -> facade.AzureRefreshableCredential.SasToken:
-    """Answer a shared access signature."""
+    """Return a shared access signature."""
     return facade.AzureRefreshableCredential.SasToken(f"sig={SECRET}", WHEN)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import icechunk_async.sync as facade
 from icechunk_async import Repository, errors
-from icechunk_async.repository.conflicts import Conflict, ConflictKind
+from icechunk_async.engine.commit.conflicts import Conflict, ConflictKind
 from icechunk_async.sync.errors import translate, translated
 from tests.helpers import memory_url
 from tests.interop.facade_pair import in_their_words
@@ -39,7 +39,7 @@ NAMES = (
 
 
 def every_error(of: type[errors.IcechunkError]) -> set[type[errors.IcechunkError]]:
-    """Answer a class of the engine's and all below it."""
+    """Return a class of the engine's and all below it."""
     below = (it for cls in of.__subclasses__() for it in every_error(cls))
     return {it for it in (of, *below) if it.__module__ == "icechunk_async.errors"}
 
@@ -80,7 +80,7 @@ def test_errors_are_made_and_shown_as_the_official_ones() -> None:
 
 
 def name_of(cls: object) -> str:
-    """Answer the name of a class, to sort by."""
+    """Return the name of a class, to sort by."""
     return repr(cls)
 
 

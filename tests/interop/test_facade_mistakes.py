@@ -70,7 +70,7 @@ class Place:
         act(both[1])
 
     def without(self, flag: str) -> Any:
-        """Answer the repository with a feature switched off."""
+        """Return the repository with a feature switched off."""
         self.repo.set_feature_flag(flag, False)  # noqa: FBT003 - as theirs
         return self.repo
 
@@ -82,7 +82,7 @@ class Place:
         return self.repo
 
     def old(self) -> Any:
-        """Answer a repository of format version 1."""
+        """Return a repository of format version 1."""
         package = self.package
         return package.Repository.create(package.in_memory_storage(), spec_version=1)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def found() -> list[Difference]:
-    """Answer the differences from the installed official package."""
+    """Return the differences from the installed official package."""
     return official_names.differences()
 
 

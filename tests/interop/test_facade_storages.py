@@ -105,7 +105,7 @@ def test_what_this_library_cannot_do_is_refused_when_it_is_asked_for() -> None:
 
 
 def placed(storage: facade.Storage) -> tuple[object, dict[str, object]]:
-    """Answer what the engine is given."""
+    """Return what the engine is given."""
     return asyncio.run(storage.place())
 
 
@@ -253,7 +253,7 @@ class _Redirecting(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    """Answer the URL of a server that redirects."""
+    """Return the URL of a server that redirects."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Redirecting) as served:
         thread = Thread(target=served.serve_forever)
         thread.start()

@@ -21,7 +21,7 @@ WHEN = datetime(2020, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 def config_of(package: Any) -> Any:
-    """Answer a configuration where something is set in every section."""
+    """Return a configuration where something is set in every section."""
     dims = package.ManifestSplitDimCondition
     rules = {
         package.ManifestSplitCondition.AnyArray(): {
@@ -181,7 +181,7 @@ def test_conditions_are_displayed_and_taken_apart_alike() -> None:
 
 
 def call(name: str) -> Callable[[Any], object]:
-    """Answer a function that calls a name of a package without arguments."""
+    """Return a function that calls a name of a package without arguments."""
     return lambda package: getattr(package, name)()
 
 

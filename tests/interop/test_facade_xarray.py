@@ -30,14 +30,14 @@ DASK = [pytest.param(False, id="memory"), pytest.param(True, id="dask")]
 
 
 def dataset(*, lazy: bool) -> xr.Dataset:
-    """Answer xarray's own test dataset, in blocks if ``lazy``."""
+    """Return xarray's own test dataset, in blocks if ``lazy``."""
     data = create_test_data(5)
     data.attrs["title"] = "test"
     return data.chunk(dim1=4, dim2=5) if lazy else data
 
 
 def packed(*, lazy: bool) -> xr.Dataset:
-    """Answer a dataset that is stored otherwise than it is shown: times, scaled numbers, text."""
+    """Return a dataset that is stored otherwise than it is shown: times, scaled numbers, text."""
     times = np.datetime64("2020-01-01", "ns") + np.arange(6) * np.timedelta64(1, "D")
     data = xr.Dataset(
         {
@@ -79,7 +79,7 @@ class Written:
         return raised
 
     def read(self, group: str | None = None) -> xr.Dataset:
-        """Answer the group, which both packages must have stored alike."""
+        """Return the group, which both packages must have stored alike."""
         opened = [
             open_dataset(repository.readonly_session("main"), group)
             for repository in self.repositories.values()

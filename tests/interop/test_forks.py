@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from tests.interop.answers import Engine
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 REFUSALS = (MergeFailedError, SessionStateError, icechunk.SessionStateError)
@@ -49,12 +48,12 @@ BASE = (
 
 
 def session_of(work: object) -> Any:
-    """Answer the engine's own session."""
+    """Return the engine's own session."""
     return getattr(work, "session")  # noqa: B009 - of either engine
 
 
 async def fork(work: object) -> Any:
-    """Answer a fork of a session of either engine."""
+    """Return a fork of a session of either engine."""
     made: Any = session_of(work).fork()
     return await made if inspect.isawaitable(made) else made
 
@@ -134,7 +133,7 @@ ROWS = {
 
 @pytest.fixture
 async def base(spec: int, tmp_path: Path) -> Path:
-    """Answer a repository with the common base."""
+    """Return a repository with the common base."""
     root = tmp_path / "base"
     await ENGINES["theirs"].create(root, spec)
     async with ENGINES["theirs"].open(root) as repo:
@@ -280,7 +279,7 @@ async def test_forks_are_not_published(spec: int, name: str, base: Path) -> None
 
 
 @SPECS
-async def test_where_we_ask_for_a_common_base(spec: int, base: Path) -> None:
+async def test_forks_of_different_bases_are_refused_by_us(spec: int, base: Path) -> None:
     """Forks of another session or another base are merged by the official engine, not by us."""
     assert spec in (1, 2)
     for engine in ENGINES.values():

@@ -18,8 +18,6 @@ from tests.interop.edits import apply, array, attributes, group, write
 from tests.interop.files import FOLDERS, Files
 from tests.interop.theirs import icechunk, open_official
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
-
 GOLDEN = Path(__file__).parent / "golden"
 RELEASES = {"by-0.2.12": 1, "by-2.0.5": 2, "by-2.2.2": 2}
 EACH = pytest.mark.parametrize("name", RELEASES)
@@ -27,17 +25,17 @@ EACH = pytest.mark.parametrize("name", RELEASES)
 
 @pytest.fixture
 def root(name: str, tmp_path: Path) -> Path:
-    """Answer a copy that may be written to."""
+    """Return a copy that may be written to."""
     return Path(shutil.copytree(GOLDEN / name, tmp_path / "repo"))
 
 
 def expected(name: str) -> Any:
-    """Answer what the release said about its repository."""
+    """Return what the release said about its repository."""
     return json.loads((GOLDEN / name / "expected.json").read_text(encoding="utf-8"))
 
 
 @EACH
-async def test_it_reads_as_its_own_release_read_it(name: str, root: Path) -> None:
+async def test_golden_repository_reads_as_its_release_read_it(name: str, root: Path) -> None:
     """Refs, ancestry, properties and every value are those that the old release answered."""
     told = expected(name)
     seen = await views_agree(root, RELEASES[name], everything=True)
@@ -56,7 +54,7 @@ async def test_it_reads_as_its_own_release_read_it(name: str, root: Path) -> Non
 
 
 @EACH
-async def test_it_has_the_oddities_that_it_is_kept_for(name: str, root: Path) -> None:
+async def test_golden_repository_has_its_oddities(name: str, root: Path) -> None:
     """Frames do not declare their size; the oldest has a first snapshot with a random id."""
     for path in (root / "snapshots").iterdir():
         frame = zstandard.get_frame_parameters(path.read_bytes()[HEADER_BYTES:])
@@ -73,7 +71,7 @@ async def test_it_has_the_oddities_that_it_is_kept_for(name: str, root: Path) ->
 
 
 @EACH
-async def test_both_engines_continue_it(name: str, root: Path) -> None:
+async def test_both_engines_continue_golden_repositories(name: str, root: Path) -> None:
     """Commits, refs and, in spec 2, amendments on top of old files are seen by both engines."""
     spec = RELEASES[name]
     place = "moved/a" if spec == 2 else "g/a"

@@ -9,8 +9,12 @@ import pytest
 from zarr.core.buffer import default_buffer_prototype
 
 from icechunk_async import Repository
+from icechunk_async.engine.commit.conflicts import (
+    BasicConflictSolver,
+    ConflictDetector,
+    ConflictKind,
+)
 from icechunk_async.errors import NodeNotFoundError, RebaseFailedError, SessionStateError
-from icechunk_async.repository.conflicts import BasicConflictSolver, ConflictDetector, ConflictKind
 from tests.interop.comparing import ENGINES, views_agree
 from tests.interop.edits import (
     apply,
@@ -28,7 +32,6 @@ if TYPE_CHECKING:
 
     from zarr.abc.store import Store
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 

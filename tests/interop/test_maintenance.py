@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from icechunk_async.engine.commit.conflicts import ConflictKind
+from icechunk_async.engine.upkeep.migrate import upgrade
 from icechunk_async.errors import FormatError, SnapshotNotFoundError
 from icechunk_async.format.envelope import HEADER_BYTES
-from icechunk_async.repository.conflicts import ConflictKind
-from icechunk_async.repository.migrate import upgrade
 from tests.interop.answers import Policy, Settings
 from tests.interop.comparing import ENGINES, check_garbage, collect, views_agree
 from tests.interop.edits import Edit, apply, array, attributes, delete_node, group, write
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from tests.interop.answers import Engine
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 FIRST = pytest.mark.parametrize("first", list(ENGINES))
@@ -53,7 +52,7 @@ async def build(
 
 
 async def written_at(root: Path, snapshot: str) -> datetime:
-    """Answer when a snapshot was made."""
+    """Return when a snapshot was made."""
     async with ENGINES["ours"].open(root) as repo:
         return (await repo.ancestry(snapshot))[0].written_at
 
@@ -188,9 +187,7 @@ async def test_expired_refs_are_gone_for_us_too(spec: int, tmp_path: Path) -> No
 
 @SPECS
 @FIRST
-async def test_a_clean_repository_has_nothing_to_collect(
-    spec: int, first: str, tmp_path: Path
-) -> None:
+async def test_clean_repository_has_no_garbage(spec: int, first: str, tmp_path: Path) -> None:
     """The official dry run finds no garbage where every session wrote each chunk once."""
     root = tmp_path / "repo"
     await build(root, spec, ENGINES[first])

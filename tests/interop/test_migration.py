@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from icechunk_async.repository.migrate import upgrade
+from icechunk_async.engine.upkeep.migrate import upgrade
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.wrapping import WrappedStorage
 from tests.interop.answers import Settings
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from icechunk_async.format.repo_info import RepoInfo
     from icechunk_async.storage import Storage
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 GOLDEN = Path(__file__).parent / "golden"
 FIRST = pytest.mark.parametrize("first", list(ENGINES))
@@ -39,7 +38,7 @@ def migrate_officially(root: Path, *, delete: bool = True) -> None:
 
 
 def info_of(root: Path) -> RepoInfo:
-    """Answer the repo info without the one time that depends on when the migration ran."""
+    """Return the repo info without the one time that depends on when the migration ran."""
     info = Files(root).info
     assert info is not None
     newest, *older = info.updates
@@ -83,7 +82,7 @@ def same_files(ours: Path, theirs: Path) -> None:
 @pytest.mark.sampled
 @FIRST
 @pytest.mark.parametrize("delete", [True, False])
-async def test_it_is_the_official_migration(first: str, tmp_path: Path, *, delete: bool) -> None:
+async def test_migration_is_the_official_one(first: str, tmp_path: Path, *, delete: bool) -> None:
     """Refs, ancestry, configuration and the made-up operations log are the same to the last."""
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     await old_repository(ours, first)
@@ -150,7 +149,7 @@ class _Dying(WrappedStorage):
 
 
 @pytest.mark.parametrize("at", range(7))
-async def test_the_official_engine_reads_what_was_interrupted(at: int, tmp_path: Path) -> None:
+async def test_official_engine_reads_interrupted_migrations(at: int, tmp_path: Path) -> None:
     """Half-way it reads all, and writes nothing; once we finished it goes on."""
     root = tmp_path / "repo"
     ids = await history(ENGINES["theirs"], root, 1, HISTORY[:2], SETTINGS)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     type Script = Sequence[tuple[str, str]]
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 FIRST = pytest.mark.parametrize("first", list(ENGINES))
 
@@ -70,7 +69,7 @@ class _Moving:
         return cls(name, await (await _opened(root)).rearrange_session("main"))
 
     async def attempt(self, call: str, *args: Any, **options: Any) -> str:
-        """Answer the kind of the error, in our words; nothing if there is none."""
+        """Return the kind of the error, in our words; nothing if there is none."""
         call = f"{call}_async" if self.name == "theirs" else call
         try:
             await getattr(self.session, call)(*args, **options)
@@ -133,7 +132,7 @@ SCRIPTS: dict[str, Script] = {
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-async def test_the_same_script_gives_the_same(script: str, root: Path, tmp_path: Path) -> None:
+async def test_same_moves_give_the_same_hierarchy(script: str, root: Path, tmp_path: Path) -> None:
     """Errors, what the session sees, status, log and the committed hierarchy."""
     twin = tmp_path / "twin"
     await _build(twin)
@@ -284,7 +283,7 @@ async def test_the_official_flag_stops_our_moves(root: Path) -> None:
 
 
 def _moves(hierarchy: Hierarchy, seed: int, count: int) -> Script:
-    """Answer random moves, some of which are possible."""
+    """Return random moves, some of which are possible."""
     random = seeded(seed)
     paths = ["", *sorted(hierarchy.groups | hierarchy.arrays.keys())]
     names = ["a", "a-b", "moved", "größe", "0"]
@@ -344,7 +343,7 @@ async def test_random_sessions_of_edits_and_moves(
 
 
 def _hides(hierarchy: Hierarchy, target: str) -> bool:
-    """Tell whether the official engine would lose nodes below a path where none is."""
+    """Return whether the official engine would lose nodes below a path where none is."""
     paths = hierarchy.groups | hierarchy.arrays.keys()
     return target[1:] not in paths and any(it.startswith(f"{target[1:]}/") for it in paths)
 

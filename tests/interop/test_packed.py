@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 ZARR: Any = zarr
 ASYNC: Any = zarr.api.asynchronous
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 SMALL: Final = Packing(target_bytes=20_000, max_chunk_bytes=4_000)
@@ -37,7 +36,7 @@ SHAPE, CHUNKS = (30, 1_000), (1, 500)
 
 
 def values(seed: int) -> Values:
-    """Answer what an array holds."""
+    """Return what an array holds."""
     return np.random.default_rng(seed).integers(0, 60_000, SHAPE, np.uint16)
 
 
@@ -83,12 +82,12 @@ def array_of(store: Any, mode: str = "r") -> Any:
 
 
 def theirs(official: Any) -> Any:
-    """Answer the array as the official engine has it."""
+    """Return the array as the official engine has it."""
     return array_of(official.readonly_session("main").store)
 
 
 async def ours(root: Path) -> Values:
-    """Answer the array as we have it."""
+    """Return the array as we have it."""
     async with Repository.open(root) as repository:
         session = await repository.readonly_session("main")
         array = await opened(session, "r")
@@ -97,7 +96,7 @@ async def ours(root: Path) -> Values:
 
 
 @SPECS
-async def test_the_official_engine_reads_them(spec: int, tmp_path: Path) -> None:
+async def test_official_engine_reads_packed_chunks(spec: int, tmp_path: Path) -> None:
     """Whole chunks, parts of them, and what they are."""
     data = await build(tmp_path, spec)
     official = open_official(tmp_path)
@@ -115,7 +114,7 @@ async def test_the_official_engine_reads_them(spec: int, tmp_path: Path) -> None
 
 
 @SPECS
-async def test_both_engines_commit_on_them_in_turns(spec: int, tmp_path: Path) -> None:
+async def test_both_engines_commit_on_packed_chunks_in_turns(spec: int, tmp_path: Path) -> None:
     """Each keeps the other's chunks where they are."""
     data = await build(tmp_path, spec)
     official = open_official(tmp_path)
@@ -135,7 +134,7 @@ async def test_both_engines_commit_on_them_in_turns(spec: int, tmp_path: Path) -
 
 
 @SPECS
-async def test_the_official_engine_expires_and_collects_them(spec: int, tmp_path: Path) -> None:
+async def test_official_engine_collects_packed_chunks(spec: int, tmp_path: Path) -> None:
     """An object stays while a chunk in it is used, and goes with the last one."""
     data = await build(tmp_path, spec)
     official = open_official(tmp_path)

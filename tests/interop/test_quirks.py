@@ -15,7 +15,6 @@ from tests.interop.theirs import icechunk
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 

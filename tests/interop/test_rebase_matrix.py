@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from icechunk_async.engine.commit.conflicts import ConflictKind
 from icechunk_async.errors import ConflictError, FormatError
-from icechunk_async.repository.conflicts import ConflictKind
 from tests.interop.answers import Policy
 from tests.interop.clashes import BASE, ROWS
 from tests.interop.comparing import ENGINES, other, views_agree
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tests.interop.answers import Clash, Engine
     from tests.interop.clashes import Row
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 POLICIES = (
@@ -40,7 +39,7 @@ type Outcome = tuple[list[Clash], bool, Mapping[str, bytes]]
 
 @pytest.fixture
 async def base(spec: int, tmp_path: Path) -> Path:
-    """Answer a repository with the common base."""
+    """Return a repository with the common base."""
     root = tmp_path / "base"
     await ENGINES["theirs"].create(root, spec)
     async with ENGINES["theirs"].open(root) as repo:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from icechunk_async import Repository
+from icechunk_async.engine.commit.conflicts import ConflictDetector
 from icechunk_async.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -18,7 +19,6 @@ from icechunk_async.errors import (
     RepositoryReadOnlyError,
     TagDeletedError,
 )
-from icechunk_async.repository.conflicts import ConflictDetector
 from tests.interop.comparing import ENGINES, other, views_agree
 from tests.interop.edits import apply, group
 from tests.interop.files import Files
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from tests.interop.answers import Engine
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 FIRST = pytest.mark.parametrize("first", list(ENGINES))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from zarr.storage import MemoryStore
 
 from icechunk_async import Repository
-from icechunk_async.repository.chunk_listing import ChunkType
+from icechunk_async.engine.tree.listing import ChunkType
 from tests.interop.answers import Settings
 from tests.interop.comparing import ENGINES, other, views_agree
 from tests.interop.edits import Sources, apply, array, contents, delete_chunk, group, resize, write
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from tests.interop.edits import Edit
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 FIRST = pytest.mark.parametrize("first", list(ENGINES))

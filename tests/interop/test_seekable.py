@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from icechunk_async import Repository
-from icechunk_async.format import manifest_seek_write
-from icechunk_async.format.chunk_refs import ChunkRefs, Kind
+from icechunk_async.engine.files import manifests as manifest_files
+from icechunk_async.engine.upkeep.migrate import upgrade
 from icechunk_async.format.ids import ChunkId
-from icechunk_async.format.locations import Strings
-from icechunk_async.format.seek_index import index_size
-from icechunk_async.repository import manifest_files
-from icechunk_async.repository.migrate import upgrade
+from icechunk_async.format.manifest.locations import Strings
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.seekable import writing as manifest_seek_write
+from icechunk_async.format.manifest.seekable.index import index_size
 from tests.helpers import array_document, write
 from tests.interop.answers import Settings
 from tests.interop.comparing import ENGINES, check_garbage, collect, views_agree
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from icechunk_async import Session
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 COUNT = 1500
 PER_CHUNK = 1100
@@ -47,14 +46,14 @@ def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(python_of_wheel_1: str) -> Iterator[Wheel1]:
-    """Answer a running wheel 1.x."""
+    """Return a running wheel 1.x."""
     started = Wheel1(python_of_wheel_1)
     yield started
     started.close()
 
 
 def references(chunk: ChunkId, location: str) -> ChunkRefs:
-    """Answer references of all kinds by turns, one to each two bytes of ``DATA``."""
+    """Return references of all kinds by turns, one to each two bytes of ``DATA``."""
     rows = np.arange(COUNT, dtype=np.uint32)
     kinds = (rows % 3).astype(np.uint8)
     assert set(kinds.tolist()) == {Kind.INLINE, Kind.NATIVE, Kind.VIRTUAL}
@@ -96,7 +95,7 @@ def seekable_files(root: Path) -> int:
 
 
 async def ours_at(root: Path, *chunks: int) -> list[Any]:
-    """Answer a few references, as they are found piece by piece."""
+    """Return a few references, as they are found piece by piece."""
     async with Repository.open(root) as repository:
         session: Session = await repository.readonly_session("main")
         found = [await session.workspace.find_chunk("/a", (chunk,)) for chunk in chunks]
@@ -124,7 +123,7 @@ async def test_wheel_1_reads_every_chunk(wheel: Wheel1, tmp_path: Path) -> None:
 
 
 @SPECS
-async def test_both_go_on_committing(tmp_path: Path, spec: int) -> None:
+async def test_both_engines_commit_to_seekable_manifests(tmp_path: Path, spec: int) -> None:
     """The official engine rewrites such manifests without an index; we write one, or patch it."""
     root, source = tmp_path / "repo", tmp_path / "source"
     await filled(root, spec, source)

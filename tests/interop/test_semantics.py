@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from tests.interop.answers import Touched
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 FIRST = pytest.mark.parametrize("first", list(ENGINES))

@@ -45,7 +45,7 @@ SOLVERS = ("detector", "ours", "theirs", "fail", "strict")
 
 
 def solver(package: Any, name: str | None) -> Any:
-    """Answer a conflict solver of the package."""
+    """Return a conflict solver of the package."""
     if name is None:
         return None
     if name == "detector":
@@ -122,7 +122,7 @@ class SideBySide(RuleBasedStateMachine):
         return outcomes[0][0] == "did"
 
     def _with(self, slot: int) -> list[Side]:
-        """Answer the sides that have a session in the slot; begin one on main if none has."""
+        """Return the sides that have a session in the slot; begin one on main if none has."""
         found = [side for side in self.sides if slot in side.sessions]
         if not found:
             found = self._actors()
@@ -147,7 +147,7 @@ class SideBySide(RuleBasedStateMachine):
             side.sessions.clear()
 
     def _astray(self, slot: int) -> bool:
-        """Tell whether the base of a session is no longer on its branch."""
+        """Return whether the base of a session is no longer on its branch."""
         side = self._with(slot)[0]
         session = side.sessions[slot]
         if session.branch not in side.repo.list_branches():
@@ -168,7 +168,7 @@ class SideBySide(RuleBasedStateMachine):
         )
 
     def _uncounted(self) -> set[str]:
-        """Answer which counts of garbage differ on purpose."""
+        """Return which counts of garbage differ on purpose."""
         found: set[str] = set()
         if not self.together:  # each compresses metadata its own way
             found.add("bytes")
@@ -532,7 +532,7 @@ def _at(side: Side, number: int) -> str:
 
 
 def _touched(status: Any) -> set[str]:
-    """Answer the paths that a session changed."""
+    """Return the paths that a session changed."""
     found = set(status.updated_chunks)
     for kind in ("groups", "arrays"):
         for verb in ("new", "updated", "deleted"):
@@ -541,7 +541,7 @@ def _touched(status: Any) -> set[str]:
 
 
 def _near(path: str, touched: set[str]) -> bool:
-    """Tell whether a path, something above it or below it was changed."""
+    """Return whether a path, something above it or below it was changed."""
     return any(
         it in {path, ""} or path == "" or it.startswith(f"{path}/") or path.startswith(f"{it}/")
         for it in touched

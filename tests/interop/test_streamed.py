@@ -11,14 +11,14 @@ import pytest
 import zarr
 
 from icechunk_async import Repository
-from icechunk_async.format.chunk_refs import NativeChunk, VirtualChunk
-from icechunk_async.format.manifest_stream import open_streamed
-from icechunk_async.repository import manifest_files
+from icechunk_async.engine.files import manifests as manifest_files
+from icechunk_async.format.manifest.refs import NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.stream import open_streamed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from icechunk_async.format.manifest_stream import StreamedManifest
+    from icechunk_async.format.manifest.stream import StreamedManifest
 
 COUNT = 60_000
 PER_FILE = 900

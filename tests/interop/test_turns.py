@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tests.interop.answers import Engine, Repo
     from tests.interop.edits import Edit, Sources
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 SEEDS = range(int(os.environ.get("INTEROP_SEEDS", "3")))
 SPECS = pytest.mark.parametrize("spec", [1, 2])
@@ -42,7 +41,7 @@ class Line:
     keys: dict[str, Any] = field(default_factory=dict)
 
     def branch_off(self) -> Line:
-        """Answer another line that begins like this one."""
+        """Return another line that begins like this one."""
         model = Hierarchy(self.model.random, self.model.virtual)
         model.groups = set(self.model.groups)
         model.arrays = copy.deepcopy(self.model.arrays)

@@ -23,12 +23,11 @@ from tests.interop.theirs import open_official
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from icechunk_async.repository.collect import GarbageReport
-    from icechunk_async.repository.statistics import ChunkStorageStats
+    from icechunk_async.engine.upkeep.collect import GarbageReport
+    from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
     from tests.interop.answers import Repo
     from tests.interop.edits import Sources
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 SEEDS = range(int(os.environ.get("UPKEEP_SEEDS", "6")))
 SPECS = pytest.mark.parametrize("spec", [1, 2])
@@ -166,7 +165,7 @@ def same_history(ours: Path, theirs: Path) -> None:
 
 
 def counts(summary: Any) -> dict[str, int]:
-    """Answer the counts that both engines report."""
+    """Return the counts that both engines report."""
     names = ("chunks", "manifests", "snapshots", "attributes", "transaction_logs", "bytes")
     return {name: getattr(summary, f"{name}_deleted") for name in names}
 

@@ -21,9 +21,9 @@ from icechunk_async.errors import (
     VirtualContainerError,
     VirtualSourceChangedError,
 )
-from icechunk_async.format.buffer import Buffer
 from icechunk_async.format.envelope import HEADER_BYTES
-from icechunk_async.format.flat import Tables
+from icechunk_async.format.flatbuffers.buffer import Buffer
+from icechunk_async.format.flatbuffers.reading import Tables
 from icechunk_async.zarr import VirtualChunkSpec
 from tests.interop.answers import Settings
 from tests.interop.comparing import ENGINES, other, views_agree
@@ -35,7 +35,6 @@ from tests.interop.theirs import icechunk, open_official
 if TYPE_CHECKING:
     from tests.interop.edits import Sources
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 FIRST = pytest.mark.parametrize("first", list(ENGINES))
@@ -43,7 +42,7 @@ COUNT = 64
 
 
 def spec_class(engine: str) -> Any:
-    """Answer an engine's class for one virtual chunk of many."""
+    """Return an engine's class for one virtual chunk of many."""
     return VirtualChunkSpec if engine == "ours" else icechunk.VirtualChunkSpec
 
 

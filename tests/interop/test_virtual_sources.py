@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from icechunk_async.credentials import Credential
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 FIRST = pytest.mark.parametrize("first", ["ours", "theirs"])
 BODY = bytes(range(200))
@@ -77,7 +76,7 @@ class Both:
         await session.commit_async("virtual")
 
     async def read(self, engine: str, count: int) -> list[bytes | str]:
-        """Answer each chunk, or ``refused``."""
+        """Return each chunk, or ``refused``."""
         if engine == "ours":
             access: Credential = HttpAccess() if self.kind == "http" else LocalFileSystemAccess()
             authorized = {self.prefix: access}
@@ -97,7 +96,7 @@ class Both:
         return [await _chunk(session, at, icechunk.IcechunkError) for at in range(count)]
 
     async def locations(self, engine: str) -> list[str]:
-        """Answer what an engine lists."""
+        """Return what an engine lists."""
         if engine == "ours":
             async with Repository.open(self.root) as repository:
                 session = await repository.readonly_session("main")

@@ -47,7 +47,6 @@ xarray = _module("xarray")
 SAMPLES = Path(_module("iris_sample_data").path).resolve()
 
 pytestmark = [
-    pytest.mark.usefixtures("quick_loop"),
     pytest.mark.filterwarnings("ignore:Numcodecs codecs"),
     # Of the packages themselves, and of attributes that Zarr cannot hold.
     *(
@@ -97,7 +96,7 @@ class Place:
         self._session: Session | None = None
 
     async def session(self, spec: int = 2) -> AsyncGenerator[Session]:
-        """Answer a writable session on a new repository."""
+        """Return a writable session on a new repository."""
         container = VirtualChunkContainer(self.prefix, LocalFileSystemStore("/"))
         async with Repository.create(
             self.root,
@@ -120,7 +119,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    """Answer where references to the sample files are kept."""
+    """Return where references to the sample files are kept."""
     return Place(tmp_path / "repo", SAMPLES)
 
 
@@ -230,7 +229,7 @@ async def test_all_kinds_of_hdf5_datasets_are_read(made: Path, tmp_path: Path) -
                 }
 
 
-async def test_many_files_become_one(made: Path, tmp_path: Path) -> None:
+async def test_virtual_files_are_concatenated(made: Path, tmp_path: Path) -> None:
     """Combined by kerchunk, joined by xarray, or appended commit by commit: one dataset."""
     paths = [made / f"{part}.nc" for part in range(3)]
     parts = [await on_thread(opened, it, loadable_variables=["time"]) for it in paths]

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tests.interop.comparing import View
     from tests.interop.edits import Sources
 
-pytestmark = pytest.mark.usefixtures("quick_loop")
 
 WORKER = Path(__file__).with_name("wheel_1_worker.py")
 SEEDS = range(max(1, int(os.environ.get("INTEROP_SEEDS", "3")) // 4))
@@ -73,14 +72,14 @@ class Wheel1:
 
 @pytest.fixture(scope="module")
 def wheel(python_of_wheel_1: str) -> Iterator[Wheel1]:
-    """Answer a running wheel 1.x."""
+    """Return a running wheel 1.x."""
     started = Wheel1(python_of_wheel_1)
     yield started
     started.close()
 
 
 def portable(seen: View) -> dict[str, Any]:
-    """Answer our view in the form in which the other process answers."""
+    """Return our view in the form in which the other process answers."""
     return {
         "branches": seen.branches,
         "tags": seen.tags,

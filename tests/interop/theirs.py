@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from icechunk_async.repository.conflicts import ConflictKind
+from icechunk_async.engine.commit.conflicts import ConflictKind
 from tests.interop.answers import Clash, Commit, Operation, Policy, Touched
 from tests.interop.ours import url_of
 
@@ -30,7 +30,7 @@ __all__ = ["Theirs", "icechunk", "open_official", "their_config", "their_solver"
 
 
 def their_config(settings: Settings) -> Any:
-    """Answer a configuration in the official classes."""
+    """Return a configuration in the official classes."""
     config = icechunk.RepositoryConfig(
         inline_chunk_threshold_bytes=settings.inline,
         num_updates_per_repo_info_file=settings.max_updates,
@@ -62,7 +62,7 @@ def _dimension(dim: str | int | None) -> Any:
 
 
 def their_solver(policy: Policy) -> Any:
-    """Answer a conflict solver of the official engine."""
+    """Return a conflict solver of the official engine."""
     if policy.name == "detector":
         return icechunk.ConflictDetector()
     choice = {"ours": "UseOurs", "theirs": "UseTheirs", "fail": "Fail"}[policy.chunks]
@@ -83,7 +83,7 @@ def open_official(root: Path, source: Path | None = None) -> Any:
 
 
 def touched(diff: Any) -> Touched:
-    """Answer a diff as plain values."""
+    """Return a diff as plain values."""
     return Touched(
         frozenset(diff.new_groups),
         frozenset(diff.new_arrays),

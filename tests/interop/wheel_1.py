@@ -14,7 +14,7 @@ VARIABLE = "ICECHUNK_1_PYTHON"
 
 
 def environment(request: pytest.FixtureRequest, factory: pytest.TempPathFactory) -> str:
-    """Answer the Python of an environment with the wheel, made once and kept."""
+    """Return the Python of an environment with the wheel, made once and kept."""
     cache = getattr(request.config, "cache", None)
     place = factory.mktemp("wheel-1") if cache is None else cache.mkdir("icechunk-1.1.21")
     python = Path(place) / "bin" / "python"
@@ -40,7 +40,7 @@ def environment(request: pytest.FixtureRequest, factory: pytest.TempPathFactory)
 
 
 def _interpreters() -> list[Path]:
-    """Answer every python3.11 on the path; some are shims that do not run."""
+    """Return every python3.11 on the path; some are shims that do not run."""
     folders = os.environ.get("PATH", "").split(os.pathsep)
     return [it for folder in folders if (it := Path(folder) / "python3.11").exists()]
 

@@ -87,7 +87,7 @@ async def collect(root: str, *, dry_run: bool) -> dict[str, int]:
 
 
 async def view(root: str, source: str | None) -> dict[str, Any]:
-    """Answer branches, tags, ancestries, diffs, and every key of every snapshot."""
+    """Return branches, tags, ancestries, diffs, and every key of every snapshot."""
     repository = _open(root, source)
     seen: dict[str, Any] = {
         "branches": {name: repository.lookup_branch(name) for name in repository.list_branches()},
@@ -143,7 +143,7 @@ ACTIONS: dict[str, Any] = {
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Return requests until there are no more."""
     warnings.simplefilter("ignore")
     zarr.config.set({"threading.max_workers": 2})
     for line in sys.stdin:

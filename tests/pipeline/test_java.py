@@ -23,7 +23,7 @@ spark.stop()
 
 @pytest.fixture
 def path_without_java(tmp_path: Path) -> str:
-    """Answer a ``PATH`` with every program of this machine but Java's."""
+    """Return a ``PATH`` with every program of this machine but Java's."""
     directory = tmp_path / "programs"
     directory.mkdir()
     for place in os.environ["PATH"].split(os.pathsep):

@@ -24,7 +24,7 @@ FILES = Path(iris_sample_data.path).resolve()
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Answer what Spark needs to run here."""
+    """Return what Spark needs to run here."""
     home = java_home(tmp_path_factory.mktemp("java") / "home")
     found = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     found["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

@@ -12,12 +12,12 @@ import anyio
 import pytest
 
 from icechunk_async import Repository
-from icechunk_async._concurrency import bounded_map
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.engine.commit.conflicts import BasicConflictSolver
 from icechunk_async.errors import ConflictError, IcechunkError, OutcomeUnknownError
-from icechunk_async.repository.conflicts import BasicConflictSolver
-from icechunk_async.repository.layout import is_written_once
+from icechunk_async.format.layout import is_written_once
 from icechunk_async.storage import open_storage, registry
-from icechunk_async.storage.retry import Retrying, RetryPolicy
+from icechunk_async.storage.policies.retry import Retrying, RetryPolicy
 from icechunk_async.testing.conformance import StorageConformance
 from icechunk_async.testing.histories import Attempt, Outcome, find_anomalies
 from icechunk_async.testing.proxy import FaultProxy
@@ -49,7 +49,7 @@ COMMITS = 4
 
 
 def mild(busy: Respond) -> tuple[Rule, ...]:
-    """Answer faults that leave no doubt whether a write landed."""
+    """Return faults that leave no doubt whether a write landed."""
     return (
         Rule(busy, rate=0.03),
         Rule(Reset(applied=False), method="GET|HEAD", rate=0.02),
@@ -59,7 +59,7 @@ def mild(busy: Respond) -> tuple[Rule, ...]:
 
 
 def harsh(busy: Respond, failed: Respond) -> tuple[Rule, ...]:
-    """Answer faults that lose requests and replies of writes as well."""
+    """Return faults that lose requests and replies of writes as well."""
     return (
         *mild(busy),
         Rule(failed, rate=0.02),
@@ -102,7 +102,7 @@ class ConformanceThroughFaults(StorageConformance):
 
     @pytest.fixture
     def server(self) -> Server:
-        """Answer the server; test files override this."""
+        """Return the server; test files override this."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -121,6 +121,7 @@ class FaultyHistories(BothSpecs):
     busy: ClassVar[Respond] = S3_SLOW_DOWN
     failed: ClassVar[Respond] = S3_INTERNAL_ERROR
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("seed", SEEDS)
     async def test_no_commit_is_lost_doubled_or_invented(
         self, server: Server, spec: int, seed: int
@@ -188,7 +189,7 @@ async def _commit(storage: Storage, name: str, branch: str, chunk: int) -> Outco
 
 
 async def _anomalies(location: Location, attempts: list[Attempt]) -> list[str]:
-    """Answer what is wrong with the repository, a sentence each."""
+    """Return what is wrong with the repository, a sentence each."""
     anomalies: list[str] = []
     options = dict(location.options)
     async with Repository.open(location.url, storage_options=options) as repository:

@@ -19,7 +19,7 @@ _STOP_SECONDS: Final = 10.0
 
 
 def free_port() -> int:
-    """Answer a port of loopback that nobody listens on."""
+    """Return a port of loopback that nobody listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
@@ -93,7 +93,7 @@ class ServerProcess:
             process.wait()
 
     def tail(self) -> str:
-        """Answer the end of what it printed."""
+        """Return the end of what it printed."""
         if not self._log.exists():
             return ""
         return self._log.read_text(encoding="utf-8", errors="replace")[-4000:]

@@ -46,7 +46,7 @@ def main(directory: Path) -> None:
     spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
     few = spark.read.format("icechunk").option("where", "x < 2").load(url)
     assert few.count() == 2
-    told = spark.tvf.python_worker_logs().where("logger = 'icechunk_async.spark.reading'")
+    told = spark.tvf.python_worker_logs().where("logger = 'icechunk_async.spark.read.reader'")
     assert [row.msg for row in told.collect() if "2 of 4 rows" in row.msg]
 
     # The function is defined here, so it travels by value: a server has no such module.

@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from icechunk_async.spark.sink import StreamWriter, stream_writer
 from icechunk_async.spark.source import IcechunkSource
+from icechunk_async.spark.stream.sink import StreamWriter, stream_writer
 from tests.spark.failing_source import once
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
-    from icechunk_async.spark.sink import BatchWritten
+    from icechunk_async.spark.stream.sink import BatchWritten
 
 __all__ = ["DyingSource"]
 
@@ -28,11 +28,11 @@ class DyingSource(IcechunkSource):
 
     @classmethod
     def name(cls) -> str:
-        """Answer the name of the format."""
+        """Return the name of the format."""
         return "dying"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DyingWriter:  # noqa: N802, FBT001
-        """Answer the sink."""
+        """Return the sink."""
         options = {name.lower(): value for name, value in self.options.items()}
         dies, notes = options.pop("dies"), options.pop("notes")
         writer = stream_writer(options, schema, overwrite=overwrite)

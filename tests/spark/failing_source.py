@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource
 
 from icechunk_async.errors import ConflictError
-from icechunk_async.spark.writing import RowWriter, batch_writer
+from icechunk_async.spark.write.rows import RowWriter, batch_writer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
-    from icechunk_async.spark.writing import RowsWritten
+    from icechunk_async.spark.write.rows import RowsWritten
 
 __all__ = ["FailingSource", "fail", "kill_executor", "once", "wait_for"]
 
@@ -89,11 +89,11 @@ class FailingSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Answer the name of the format."""
+        """Return the name of the format."""
         return "icechunk-failing"
 
     def writer(self, schema: StructType, overwrite: bool) -> FailingWriter:  # noqa: FBT001
-        """Answer the writer of a batch."""
+        """Return the writer of a batch."""
         given = {name.lower(): value for name, value in self.options.items()}
         trouble, notes = given.pop("trouble"), Path(given.pop("notes"))
         writer = batch_writer(given, schema, overwrite=overwrite)

@@ -45,5 +45,5 @@ class _Session:
 
 
 def session_here() -> SparkSession:
-    """Answer a session of a cluster, as far as jobs ask; like Spark Connect it has no context."""
+    """Return a session of a cluster, as far as jobs ask; like Spark Connect it has no context."""
     return cast("SparkSession", _Session())

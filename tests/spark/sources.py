@@ -23,7 +23,7 @@ __all__ = ["field", "make_newer", "open_for", "write_netcdf"]
 
 
 def field(first: int, steps: int) -> Any:
-    """Answer values that tell their places."""
+    """Return values that tell their places."""
     return (np.arange(first, first + steps)[:, None] * 10.0 + np.arange(3)).astype("f4")
 
 

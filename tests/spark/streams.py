@@ -5,9 +5,8 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from icechunk_async.spark.stream_admission import AdmittingReader
-from icechunk_async.spark.stream_parts import ChangePart
-from icechunk_async.spark.stream_source import stream_reader, stream_schema
+from icechunk_async.spark.stream.rows import ChangePart
+from icechunk_async.spark.stream.source import AdmittingReader, stream_reader, stream_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -16,7 +15,7 @@ __all__ = ["follow", "follower", "read_batch"]
 
 
 def follower(url: str, schema: StructType | None = None, **options: str) -> AdmittingReader:
-    """Answer the reader of a stream; ``_`` in names of options stands for ``-``."""
+    """Return the reader of a stream; ``_`` in names of options stands for ``-``."""
     given = {"path": url, **{name.replace("_", "-"): text for name, text in options.items()}}
     columns = schema or stream_schema({"changes": "appended", **given})
     reader = stream_reader(given, columns)
@@ -27,7 +26,7 @@ def follower(url: str, schema: StructType | None = None, **options: str) -> Admi
 def read_batch(
     reader: AdmittingReader, start: dict[str, Any], end: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Answer the rows of a batch, as tasks read them."""
+    """Return the rows of a batch, as tasks read them."""
     parts = reader.partitions(start, end)
     copy: AdmittingReader = pickle.loads(pickle.dumps(reader))
     rows: list[dict[str, Any]] = []
@@ -39,6 +38,6 @@ def read_batch(
 
 
 def follow(reader: AdmittingReader, start: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Answer the rows of one batch with all that there is."""
+    """Return the rows of one batch with all that there is."""
     begin = reader.initialOffset() if start is None else start
     return read_batch(reader, begin, reader.latestOffset(begin, reader.getDefaultReadLimit()))

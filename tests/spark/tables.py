@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from icechunk_async.spark.options import ReadOptions
-from icechunk_async.spark.reading import IcechunkReader, Part, PushingReader, Reading
+from icechunk_async.spark.read.reader import IcechunkReader, Part, PushingReader, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ def make_reader(
     filters: Sequence[Filter] = (),
     **options: str,
 ) -> IcechunkReader:
-    """Answer the reader of a query; ``_`` in names of options stands for ``-``."""
+    """Return the reader of a query; ``_`` in names of options stands for ``-``."""
     given = {name.replace("_", "-"): text for name, text in options.items()}
     parsed = ReadOptions.parse({"path": url, **given})
     wanted = Reading.begin(parsed).spark_schema()
@@ -38,14 +38,14 @@ def make_reader(
 
 
 def plan(reader: IcechunkReader) -> list[Part]:
-    """Answer the partitions of a query."""
+    """Return the partitions of a query."""
     parts = reader.partitions()
     assert all(isinstance(part, Part) for part in parts)
     return [part for part in parts if isinstance(part, Part)]
 
 
 def read(url: str, **options: Any) -> pa.Table:
-    """Answer all rows of a query, in the order of the partitions."""
+    """Return all rows of a query, in the order of the partitions."""
     reader = make_reader(url, **options)
     parts = plan(reader)
     copy: IcechunkReader = pickle.loads(pickle.dumps(reader))

@@ -17,12 +17,12 @@ from icechunk_async.errors import (
     OutsideGridError,
     UnsortedCoordinatesError,
 )
-from icechunk_async.spark.axes import Axis, Steps, check_unambiguous
-from icechunk_async.spark.growing import axis_to_append
+from icechunk_async.spark.grid.axes import Axis, Steps, check_unambiguous
+from icechunk_async.spark.write.target import axis_to_append
 
 
 def places(values: Any, given: Any, **more: Any) -> list[int]:
-    """Answer the places of coordinates."""
+    """Return the places of coordinates."""
     axis = Axis("x", np.asarray(values), **more)
     found: list[int] = axis.finder().places(np.asarray(given)).tolist()
     return found

@@ -15,11 +15,11 @@ from icechunk_async.spark import (
     Input,
     NewArray,
     Transaction,
-    chunkwise,
     map_chunks,
     write_region,
 )
-from icechunk_async.spark.chunkwise import match_axes, place_block
+from icechunk_async.spark.write import compute as chunkwise
+from icechunk_async.spark.write.compute import match_axes, place_block
 from icechunk_async.sync import Repository
 from icechunk_async.sync.conflicts import ConflictDetector
 
@@ -38,7 +38,7 @@ NAMES = ("time", "lat", "lon")
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """Answer the URL of a repository with one array."""
+    """Return the URL of a repository with one array."""
     url = (tmp_path / "repo").as_uri()
     repo = Repository.create(url)
     session = repo.writable_session("main")

@@ -17,8 +17,9 @@ from icechunk_async.errors import (
     MergeFailedError,
     RebaseFailedError,
 )
-from icechunk_async.spark import Answer, CooperativeWrite, Transaction, run_tasks, transactions
-from icechunk_async.spark.cooperative import check_answers
+from icechunk_async.spark import Answer, CooperativeWrite, Transaction, run_tasks
+from icechunk_async.spark.write import transactions
+from icechunk_async.spark.write.cooperative import check_answers
 from icechunk_async.sync import Repository
 from icechunk_async.sync.conflicts import ConflictDetector
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def place(repository: Repository, url: str) -> str:
-    """Answer the URL of a repository with an array of six chunks."""
+    """Return the URL of a repository with an array of six chunks."""
     session = repository.writable_session("main")
     array = zarr.create_array(session.store, name="a", shape=(12,), chunks=(2,), dtype="i4")
     array[:] = np.arange(12)

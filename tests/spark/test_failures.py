@@ -41,13 +41,13 @@ PATIENCE_SECONDS = 900
 
 @pytest.fixture(scope="module")
 def java(tmp_path_factory: pytest.TempPathFactory) -> str | None:
-    """Answer a JAVA_HOME for processes of Spark, where one is needed."""
+    """Return a JAVA_HOME for processes of Spark, where one is needed."""
     return java_home(tmp_path_factory.mktemp("java"))
 
 
 @pytest.fixture(scope="module")
 def cluster(java: str | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Answer the address of a cluster of two workers, for one test after the other."""
+    """Return the address of a cluster of two workers, for one test after the other."""
     with pytest.MonkeyPatch.context() as patch:
         if java is not None:
             patch.setenv("JAVA_HOME", java)
@@ -58,7 +58,7 @@ def cluster(java: str | None, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def place(repository: Repository, url: str) -> str:
-    """Answer the URL of a repository with an array of six chunks, an object each."""
+    """Return the URL of a repository with an array of six chunks, an object each."""
     session = repository.writable_session("main")
     array = zarr.create_array(
         session.store,
@@ -76,7 +76,7 @@ def place(repository: Repository, url: str) -> str:
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Path:
-    """Answer a directory for notes between processes."""
+    """Return a directory for notes between processes."""
     directory = tmp_path / "notes"
     directory.mkdir()
     return directory
@@ -84,7 +84,7 @@ def notes(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def drive(java: str | None, place: str, notes: Path) -> Drive:
-    """Answer what runs the driver, given the master, how and what; it answers how that ended."""
+    """Return what runs the driver, given the master, how and what; it answers how that ended."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
     environment["PYSPARK_PYTHON"] = sys.executable

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from icechunk_async.repository.progress import Progress
+    from icechunk_async._runtime.progress import Progress
     from icechunk_async.sync import Repository
 
 
@@ -53,7 +53,7 @@ def commits(repo: Repository) -> int:
 
 
 def files(sources: Path) -> list[str]:
-    """Answer the paths of all files."""
+    """Return the paths of all files."""
     return sorted(map(str, sources.glob("*.nc")))
 
 

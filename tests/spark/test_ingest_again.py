@@ -15,11 +15,11 @@ from anyio import to_thread
 
 from icechunk_async.errors import InvalidInputError, VirtualSourceChangedError
 from icechunk_async.spark import ingest_virtual
-from icechunk_async.spark.ingest_scan import SourceState
-from icechunk_async.spark.ingest_tasks import ScanOptions, load_values, scan_source
-from icechunk_async.spark.jobs import opened_of
+from icechunk_async.spark.ingest.scan import SourceState
+from icechunk_async.spark.ingest.tasks import ScanOptions, load_values, scan_source
+from icechunk_async.spark.jobs.job import opened_of
 from icechunk_async.sync.portal import run
-from icechunk_async.zarr.virtual_references import location_of
+from icechunk_async.zarr.virtual.kerchunk import location_of
 from tests.spark.here import session_here
 from tests.spark.sources import make_newer, open_for
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from icechunk_async.errors import InvalidInputError, InvalidMetadataError
 from icechunk_async.spark import ingest_virtual
-from icechunk_async.spark.ingest_netcdf3 import scan_netcdf3
-from icechunk_async.spark.ingest_scan import Scanned, SourceState
-from icechunk_async.spark.ingest_tasks import _decode
+from icechunk_async.spark.ingest.netcdf3 import scan_netcdf3
+from icechunk_async.spark.ingest.scan import Scanned, SourceState
+from icechunk_async.spark.ingest.tasks import _decode
 from tests.spark.here import session_here
 from tests.spark.sources import open_for
 

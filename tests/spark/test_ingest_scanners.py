@@ -14,14 +14,13 @@ import pytest
 import zarr
 
 from icechunk_async.errors import InvalidInputError, InvalidMetadataError
-from icechunk_async.spark.ingest_grib import Message, grid_of, read_index
-from icechunk_async.spark.ingest_hdf5 import scan_hdf5
-from icechunk_async.spark.ingest_pieces import divided
-from icechunk_async.spark.ingest_plan import to_units
-from icechunk_async.spark.ingest_scan import Scanned, SourceState
-from icechunk_async.spark.ingest_source import RemoteFile
-from icechunk_async.spark.ingest_tasks import ScanOptions, _decode, load_values, scan_source
-from icechunk_async.spark.jobs import opened_of
+from icechunk_async.spark.ingest.grib import Message, grid_of, read_index
+from icechunk_async.spark.ingest.hdf5 import scan_hdf5
+from icechunk_async.spark.ingest.plan import to_units
+from icechunk_async.spark.ingest.scan import Scanned, SourceState, divided
+from icechunk_async.spark.ingest.source import RemoteFile
+from icechunk_async.spark.ingest.tasks import ScanOptions, _decode, load_values, scan_source
+from icechunk_async.spark.jobs.job import opened_of
 from icechunk_async.sync.portal import run
 from tests.spark.sources import open_for
 
@@ -336,7 +335,7 @@ def test_a_message_without_a_codec_is_refused(tmp_path: Path, url: str) -> None:
 
 
 def grib_message(values: Any) -> bytes:
-    """Answer a message of GRIB 2 on a regular grid, with tenths as whole numbers."""
+    """Return a message of GRIB 2 on a regular grid, with tenths as whole numbers."""
     rows, columns = values.shape
     packed = np.round(values.ravel() * 10 - values.min() * 10).astype(">u2")
     sections = [
@@ -398,7 +397,7 @@ def test_guards_are_what_every_reader_sees() -> None:
 
 def test_times_are_copied_in_the_units_of_the_first_file() -> None:
     """Where the type can hold them, else refused."""
-    from icechunk_async.spark.ingest_scan import Places, ScannedArray
+    from icechunk_async.spark.ingest.scan import Places, ScannedArray
 
     def array(units: str, values: Any) -> ScannedArray:
         document = {"shape": [2], "attributes": {"units": units}}

@@ -17,7 +17,7 @@ from icechunk_async.spark import (
     rewrite_manifests,
     storage_statistics,
 )
-from icechunk_async.spark.jobs import Shipped, run_job
+from icechunk_async.spark.jobs.job import Shipped, run_job
 from icechunk_async.sync import (
     ManifestConfig,
     ManifestSplitCondition,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from icechunk_async.repository.check import ReferenceReport
-    from icechunk_async.repository.repository import Repository as AsyncRepository
+    from icechunk_async.engine.upkeep.check import ReferenceReport
+    from icechunk_async.repository import Repository as AsyncRepository
 
 DATA = np.arange(40 * 20, dtype="f8").reshape(40, 20)
 
@@ -61,7 +61,7 @@ def repo(request: pytest.FixtureRequest, url: str) -> Repository:
 
 
 def summary(result: Any) -> list[int]:
-    """Answer the numbers of a report on garbage."""
+    """Return the numbers of a report on garbage."""
     names = ("chunks", "manifests", "snapshots", "transaction_logs", "bytes")
     return [getattr(result, f"{name}_deleted") for name in names]
 
@@ -164,7 +164,7 @@ def test_missing_objects_are_found(spark: SparkSession, repo: Repository, tmp_pa
 
 
 def _broken_without(root: Path, chunks: list[Path], repo: Repository) -> Any:
-    """Answer what is missed while all chunk objects are away."""
+    """Return what is missed while all chunk objects are away."""
     kept = {it: it.read_bytes() for it in chunks}
     for it in chunks:
         it.unlink()
@@ -197,7 +197,7 @@ def test_virtual_objects_are_looked_at(spark: SparkSession, url: str, tmp_path: 
 
 
 async def budget_in_a_task(native: AsyncRepository, number: int) -> dict[str, list[int]]:
-    """Answer how many requests a task may have under way."""
+    """Return how many requests a task may have under way."""
     return {"number": [number], "requests": [native.config.effective_max_concurrent_requests]}
 
 

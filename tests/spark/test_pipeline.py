@@ -46,7 +46,7 @@ def files() -> Iterator[dict[str, h5py.File]]:
 
 
 def by_hand(file: h5py.File, decades: int) -> example.Decades:
-    """Answer warming as NumPy computes it from a file."""
+    """Return warming as NumPy computes it from a file."""
     values = np.asarray(file["air_temperature"][: decades * 10], "f8")
     weights = np.cos(np.deg2rad(np.asarray(file["latitude"], "f8")))
     means = np.average(values.mean(axis=2), axis=1, weights=weights)
@@ -97,7 +97,7 @@ def test_the_published_arrays_are_those_of_the_files(
 
 
 def state(pipeline: example.Pipeline) -> dict[str, list[str]]:
-    """Answer every snapshot of every branch and tag."""
+    """Return every snapshot of every branch and tag."""
     repository = pipeline.repository
     refs: list[dict[str, str]] = [{"branch": it} for it in sorted(repository.list_branches())]
     refs += [{"tag": it} for it in sorted(repository.list_tags())]

@@ -43,7 +43,7 @@ def snapshot_id(repository: Repository) -> str:
 
 
 def read_of(snapshot_id: str, chunks: int, rows: int, *conditions: str) -> PlannedRead:
-    """Answer what is noted of a query for the root group."""
+    """Return what is noted of a query for the root group."""
     return PlannedRead(
         snapshot_id=snapshot_id,
         group="",
@@ -99,7 +99,7 @@ def test_the_log_that_spark_keeps_says_what_is_read(
     try:
         frame = spark.read.format("icechunk").option("where", "x in (3, 95)").load(url)
         assert frame.count() == 2
-        told = spark.tvf.python_worker_logs().where("logger = 'icechunk_async.spark.reading'")
+        told = spark.tvf.python_worker_logs().where("logger = 'icechunk_async.spark.read.reader'")
         messages = [row.msg for row in told.collect() if snapshot_id in row.msg]
     finally:
         spark.conf.unset("spark.sql.pyspark.worker.logging.enabled")

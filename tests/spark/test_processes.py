@@ -13,10 +13,10 @@ import pytest
 import zarr
 
 from icechunk_async.spark.budget import Budget, tasks_at_a_time
-from icechunk_async.spark.cooperative import CooperativeWrite, run_tasks
 from icechunk_async.spark.datasets import ask
 from icechunk_async.spark.options import ReadOptions
-from icechunk_async.spark.reading import Reading
+from icechunk_async.spark.read.reader import Reading
+from icechunk_async.spark.write.cooperative import CooperativeWrite, run_tasks
 from icechunk_async.sync import Repository, RepositoryConfig
 from icechunk_async.sync.storage import local_filesystem_storage
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from icechunk_async.repository.repository import Repository as AsyncRepository
+    from icechunk_async.repository import Repository as AsyncRepository
     from icechunk_async.sync import ForkSession
 
 
 @pytest.fixture
 def place(url: str) -> str:
-    """Answer the URL of a repository for 100 requests at a time."""
+    """Return the URL of a repository for 100 requests at a time."""
     repository = Repository.create(
         local_filesystem_storage(url.removeprefix("file://")),
         RepositoryConfig(max_concurrent_requests=100),
@@ -105,8 +105,9 @@ import sys, threading
 import icechunk_async.sync, icechunk_async.spark
 assert threading.enumerate() == [threading.main_thread()], threading.enumerate()
 assert "pyspark" not in sys.modules
-import icechunk_async.spark.source, icechunk_async.spark.reading, icechunk_async.spark.writing
-import icechunk_async.spark.sink, icechunk_async.spark.chunkwise
+import icechunk_async.spark.source, icechunk_async.spark.read.reader
+import icechunk_async.spark.write.rows
+import icechunk_async.spark.stream.sink, icechunk_async.spark.write.compute
 assert threading.enumerate() == [threading.main_thread()], threading.enumerate()
 """
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}

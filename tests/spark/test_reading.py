@@ -19,10 +19,11 @@ from pyspark.sql import functions as f
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, Not
 
 from icechunk_async import Repository as AsyncRepository
+from icechunk_async.engine.files import chunks as chunk_objects
+from icechunk_async.engine.files.assets import Assets
+from icechunk_async.engine.tree import workspace
 from icechunk_async.errors import IcechunkError, InvalidInputError, NodeNotFoundError
-from icechunk_async.format.chunk_refs import ChunkRefs, Kind
-from icechunk_async.repository import chunk_objects, workspace
-from icechunk_async.repository.assets import Assets
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.spark.options import ReadOptions
 from icechunk_async.sync.xarray import to_icechunk
 from tests.spark.tables import make_reader, plan, read
@@ -36,7 +37,7 @@ DAYS = np.datetime64("2020-01-01", "ns") + np.arange(10) * np.timedelta64(1, "D"
 
 
 def climate() -> xr.Dataset:
-    """Answer ten days at four latitudes, with a gap."""
+    """Return ten days at four latitudes, with a gap."""
     values = np.arange(40, dtype="f4").reshape(10, 4)
     values[9, 3] = np.nan
     return xr.Dataset(
@@ -265,7 +266,7 @@ def test_a_reader_stays_with_its_snapshot(repository: Repository, url: str) -> N
 
 
 def chunk_files(url: str) -> dict[str, int]:
-    """Answer the chunk objects of a repository and their sizes."""
+    """Return the chunk objects of a repository and their sizes."""
     directory = Path(url.removeprefix("file://")) / "chunks"
     return {path.name: path.stat().st_size for path in directory.rglob("*") if path.is_file()}
 
@@ -291,7 +292,7 @@ def test_filters_prune_chunks_before_a_byte_is_read(
         url, schema=wanted, where="time > '2000-07-19' and time <= '2000-07-24'"
     )
     whole = make_reader(url)
-    caplog.set_level("INFO", "icechunk_async.spark.reading")
+    caplog.set_level("INFO", "icechunk_async.spark.read.reader")
     assert [part.boxes for part in plan(by_filter)] == [(((201, 206), (0, 64)),)]
     assert "1 of 40 chunks of the grid are read, 320 of 25600 rows" in caplog.text
     needed = kept_bytes(url, by_filter)
@@ -300,7 +301,7 @@ def test_filters_prune_chunks_before_a_byte_is_read(
 
 
 def kept_bytes(url: str, reader: Any) -> int:
-    """Answer the bytes of chunks that a reader reads: those whose storage is asked for them."""
+    """Return the bytes of chunks that a reader reads: those whose storage is asked for them."""
     total = 0
     real = chunk_objects.read_native
 
@@ -357,7 +358,7 @@ async def test_a_large_array_is_planned_quickly_and_the_plan_is_small(url: str) 
 
 
 def _plan_size(url: str, name: str) -> int:
-    """Answer the bytes of everything that travels to the tasks."""
+    """Return the bytes of everything that travels to the tasks."""
     start = perf_counter()
     reader = make_reader(url, arrays=name)
     parts = plan(reader)

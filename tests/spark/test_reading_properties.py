@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from icechunk_async.spark.planning import Grid, boxes_of, cut, num_chunks, num_rows, spans_of
+from icechunk_async.spark.grid.boxes import Grid, boxes_of, cut, num_chunks, num_rows, spans_of
 from icechunk_async.sync import Repository
 from icechunk_async.sync.storage import local_filesystem_storage
 from icechunk_async.sync.xarray import to_icechunk
@@ -55,7 +55,7 @@ type Case = tuple[xr.Dataset, tuple[int, ...], list[tuple[str, str, float]]]
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Answer a dataset, its chunks, and conditions on its coordinates."""
+    """Return a dataset, its chunks, and conditions on its coordinates."""
     shape = tuple(draw(st.lists(st.integers(0, 7), min_size=1, max_size=3)))
     dims = ["x", "y", "z"][: len(shape)]
     numbers = st.sampled_from([-2.0, -1.5, 0.0, 1.0, 2.5, 4.0, math.nan])
@@ -79,7 +79,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def expected(case: Case) -> list[tuple[Any, ...]]:
-    """Answer the rows that NumPy finds, NaN as None."""
+    """Return the rows that NumPy finds, NaN as None."""
     dataset, _, conditions = case
     values = dataset["v"].to_numpy()
     axes = [
@@ -109,7 +109,7 @@ def stored(case: Case, directory: Path, *, scaled: bool = False) -> str:
 
 
 def rows_of(table: pa.Table) -> list[tuple[Any, ...]]:
-    """Answer rows as floats."""
+    """Return rows as floats."""
     columns = [table[name].to_pylist() for name in table.column_names]
     return [
         tuple(None if it is None else float(it) for it in row) for row in zip(*columns, strict=True)

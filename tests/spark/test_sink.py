@@ -17,9 +17,9 @@ import zarr
 from pyspark.sql.types import FloatType, LongType, StructField, StructType
 
 from icechunk_async.errors import ConflictError, IncompleteWriteError, InvalidInputError
-from icechunk_async.spark import sink
-from icechunk_async.spark.sink import BatchWritten, StreamWriter, stream_writer
-from icechunk_async.spark.transactions import published_version
+from icechunk_async.spark.stream import sink
+from icechunk_async.spark.stream.sink import BatchWritten, StreamWriter, stream_writer
+from icechunk_async.spark.write.transactions import published_version
 from icechunk_async.sync import Repository
 from tests.spark.dying_sink import DyingSource
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def place(repository: Repository, url: str) -> str:
-    """Answer the URL of a repository with an array that has two times."""
+    """Return the URL of a repository with an array that has two times."""
     session = repository.writable_session("main")
     group = zarr.create_group(session.store)
     time = group.create_array("time", shape=(2,), chunks=(4,), dtype="i8", dimension_names=["time"])
@@ -76,7 +76,7 @@ def run(
 
 
 def read(url: str) -> tuple[list[int], list[float]]:
-    """Answer the times, and the first value of each."""
+    """Return the times, and the first value of each."""
     group = zarr.open_group(Repository.open(url).readonly_session("main").store, mode="r")
     values: Any = np.asarray(group["v"][:, 0])  # type: ignore[index]
     return np.asarray(group["time"][:]).tolist(), values.tolist()  # type: ignore[index]
@@ -184,17 +184,17 @@ class _Task:
 
     @classmethod
     def get(cls) -> _Task:
-        """Answer the task that runs."""
+        """Return the task that runs."""
         return cls()
 
     def partitionId(self) -> int:  # noqa: N802 -- PySpark's name
-        """Answer its number."""
+        """Return its number."""
         return self.number
 
 
 @pytest.fixture
 def writer(place: str, monkeypatch: pytest.MonkeyPatch) -> StreamWriter:
-    """Answer the sink itself, which the test calls as Spark does."""
+    """Return the sink itself, which the test calls as Spark does."""
     monkeypatch.setattr(sink, "TaskContext", _Task)
     kinds = {"time": LongType(), "x": LongType(), "v": FloatType()}
     schema = StructType([StructField(name, kind) for name, kind in kinds.items()])

@@ -21,8 +21,8 @@ from pyspark.sql.types import (
 
 from icechunk_async.errors import BranchNotFoundError, InvalidInputError, StreamPositionLostError
 from icechunk_async.spark import register
-from icechunk_async.spark.stream_options import StreamOptions
-from icechunk_async.spark.stream_source import UnlimitedReader
+from icechunk_async.spark.options import StreamOptions
+from icechunk_async.spark.stream.source import UnlimitedReader
 from icechunk_async.sync import Repository, SpecVersion
 from icechunk_async.sync.storage import local_filesystem_storage
 from tests.spark.streams import follow, follower, read_batch
@@ -52,7 +52,7 @@ def made(group: zarr.Group) -> None:
 
 
 def appended(value: int) -> Callable[[zarr.Group], None]:
-    """Answer a change that appends one time."""
+    """Return a change that appends one time."""
 
     def change(group: zarr.Group) -> None:
         time: Any = group["time"]
@@ -79,7 +79,7 @@ def commits(repository: Repository, url: str) -> list[str]:
 
 
 def times(rows: list[dict[str, Any]]) -> list[int]:
-    """Answer the times of rows, each once, in order."""
+    """Return the times of rows, each once, in order."""
     return list(dict.fromkeys(row["time"] for row in rows))
 
 

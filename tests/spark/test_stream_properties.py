@@ -12,7 +12,7 @@ import zarr
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from icechunk_async.spark import changed_boxes
+from icechunk_async.spark.grid import boxes as changed_boxes
 from icechunk_async.sync import Repository
 from icechunk_async.sync.storage import local_filesystem_storage
 from tests.spark.streams import follow, follower
@@ -121,7 +121,7 @@ def change(group: zarr.Group, step: Step, number: int) -> None:  # noqa: C901 --
 
 
 def keyed(rows: list[dict[str, Any]]) -> dict[tuple[Any, Any], tuple[Any, ...]]:
-    """Answer what each row has, by its coordinates."""
+    """Return what each row has, by its coordinates."""
     found = {(row["time"], row["x"]): (row["a"], row["b"], row["season"]) for row in rows}
     assert len(found) == len(rows)
     return found

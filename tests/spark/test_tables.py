@@ -12,7 +12,7 @@ import zarr
 
 from icechunk_async import Repository as AsyncRepository
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.chunk_statistics import STATISTICS
+from icechunk_async.spark.read.chunks import STATISTICS
 from icechunk_async.sync.xarray import to_icechunk
 from icechunk_async.tables import TABLES, read_table
 from tests.spark.tables import make_reader, plan, read

@@ -28,20 +28,20 @@ APRIL = np.array(["2020-04-01", "2020-05-01"], "M8[ns]")
 
 @pytest.fixture
 def place(repository: Repository, url: str) -> str:
-    """Answer the URL of a repository with the dataset, chunks of two by two."""
+    """Return the URL of a repository with the dataset, chunks of two by two."""
     make(repository)
     return url
 
 
 @pytest.fixture
 def monthly(repository: Repository, url: str) -> str:
-    """Answer the URL of one whose times do not follow each other in equal steps."""
+    """Return the URL of one whose times do not follow each other in equal steps."""
     make(repository, MONTHS)
     return url
 
 
 def plan_of(frame: DataFrame) -> str:
-    """Answer how Spark runs a query."""
+    """Return how Spark runs a query."""
     return str(frame._jdf.queryExecution().executedPlan().toString())
 
 

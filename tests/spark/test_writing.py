@@ -15,9 +15,9 @@ from icechunk_async.errors import (
     MissingCoordinatesError,
     OutsideGridError,
 )
-from icechunk_async.spark.write_options import WriteOptions
-from icechunk_async.spark.write_plan import WritePlan
-from icechunk_async.spark.writing import write_batches
+from icechunk_async.spark.options import WriteOptions
+from icechunk_async.spark.write.plan import WritePlan
+from icechunk_async.spark.write.rows import write_batches
 from tests.spark.weather import commits, dataset, load, make, table
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def place(repository: Repository, url: str) -> str:
-    """Answer the URL of a repository with the dataset, chunks of two by two."""
+    """Return the URL of a repository with the dataset, chunks of two by two."""
     make(repository)
     return url
 

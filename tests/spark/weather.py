@@ -62,7 +62,7 @@ def commits(url: str) -> int:
 
 
 def table(spark: SparkSession, ds: xr.Dataset, columns: tuple[str, ...] = ("t", "p")) -> DataFrame:
-    """Answer a dataset as rows, in no order."""
+    """Return a dataset as rows, in no order."""
     frame = ds[list(columns)].to_dataframe().reset_index().sample(frac=1, random_state=1)
     frame["time"] = frame["time"].dt.tz_localize("UTC")
     return spark.createDataFrame(frame[["time", "lat", "lon", *columns]])

@@ -1,6 +1,6 @@
 """What hot operations cost, as counts that must not grow: calls, copies, objects, threads.
 
-Requests and round trips are counted in ``tests/unit/repository/test_commit_cost.py`` and
+Requests and round trips are counted in ``tests/unit/engine/commit/test_commit_cost.py`` and
 ``test_upkeep_cost.py``. The bounds leave room for other versions of Python and Zarr, not for
 another layer on the way to a chunk.
 """
@@ -20,21 +20,22 @@ from zarr.core.buffer import default_buffer_prototype
 
 from icechunk_async import Repository
 from icechunk_async.config import RepositoryConfig
-from icechunk_async.format.chunk_refs import ChunkRefs, Kind, NativeChunk
+from icechunk_async.engine.changes.change_set import ArrayChanges
+from icechunk_async.engine.files import manifests as manifest_files
+from icechunk_async.engine.tree import workspace
 from icechunk_async.format.envelope import Envelope
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId, SnapshotId
-from icechunk_async.format.manifest import decode_manifest
-from icechunk_async.format.manifest_peek import PackedManifest
-from icechunk_async.format.manifest_write import encode_manifest
+from icechunk_async.format.manifest.packed import PackedManifest
+from icechunk_async.format.manifest.reading import decode_manifest
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind, NativeChunk
+from icechunk_async.format.manifest.writing import encode_manifest
+from icechunk_async.format.operations_log import Availability, NewCommit, RepoStatus, Update
 from icechunk_async.format.repo_info import (
     RepoInfo,
     SnapshotInfo,
     decode_repo_info,
     encode_repo_info,
 )
-from icechunk_async.format.updates import Availability, NewCommit, RepoStatus, Update
-from icechunk_async.repository import manifest_files, workspace
-from icechunk_async.repository.chunk_changes import ArrayChanges
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async_local import batching, locks
@@ -54,7 +55,7 @@ MIB = 1 << 20
 
 @pytest.fixture(params=["memory", "local"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Answer where a repository can be."""
+    """Return where a repository can be."""
     return memory_url() if request.param == "memory" else tmp_path.as_uri()
 
 

@@ -45,7 +45,7 @@ PAST = datetime.now(UTC) - timedelta(hours=1)
 
 
 def keys(expires_after: datetime | None = None, name: str = "id") -> S3StaticCredentials:
-    """Answer keys for S3."""
+    """Return keys for S3."""
     return S3StaticCredentials(
         access_key_id=name,
         secret_access_key=SECRET,
@@ -55,22 +55,22 @@ def keys(expires_after: datetime | None = None, name: str = "id") -> S3StaticCre
 
 
 def ask_s3() -> S3StaticCredentials:
-    """Answer keys, as a function of a module that a worker can import."""
+    """Return keys, as a function of a module that a worker can import."""
     return keys()
 
 
 async def ask_gcs() -> GcsBearerToken:
-    """Answer a token."""
+    """Return a token."""
     return GcsBearerToken(SECRET)
 
 
 async def ask_azure() -> AzureSasToken:
-    """Answer a signature."""
+    """Return a signature."""
     return AzureSasToken(f"sig={SECRET}", LATER)
 
 
 async def ask_http() -> HttpBearerToken:
-    """Answer a token."""
+    """Return a token."""
     return HttpBearerToken(SECRET)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from icechunk_async._importing import import_quickly
+from icechunk_async._runtime.importing import import_quickly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ print(sum(it["collections"] for it in gc.get_stats()) - before, gc.isenabled())
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Answer a directory that modules are found in."""
+    """Return a directory that modules are found in."""
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def dataset() -> xr.Dataset:
-    """Answer a small dataset."""
+    """Return a small dataset."""
     return xr.Dataset(
         {"t": (("x", "y"), np.arange(200.0).reshape(20, 10)), "n": (("x",), np.arange(20))},
         coords={"x": np.arange(20.0)},

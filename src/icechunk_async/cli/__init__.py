@@ -1,7 +1,9 @@
-"""The ``icechunk-async`` command.
+"""The `icechunk-async` command.
 
-Commands are thin: each parses its arguments, runs one asynchronous function that answers a
-document (:mod:`.documents`), and shows it as JSON or, through :mod:`.render`, as text.
+Each command is an asynchronous function that returns a document, a frozen dataclass, beside a
+function that prints the document for people. `commands` makes commands of them and adds the options
+that all share; `app` puts them together. To add one, write both functions in the module of its
+kind, or in a new one, and add a line to `register`.
 """
 
 from __future__ import annotations

@@ -1,77 +1,152 @@
-"""Commands about a repository as a whole: ``status``, ``config``, ``ops``."""
+"""`status`, `config`, `ops` and `probe`: a repository as a whole, and its storage."""
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, cast
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from rich.text import Text
 
-from icechunk_async import _clock
-from icechunk_async.cli import render_operating as render
-from icechunk_async.cli.opening import on_repository
-from icechunk_async.cli.operating_documents import Configuration, Operation, Operations, State
-from icechunk_async.cli.options import (  # Typer reads them at run time
-    AsJson,
-    Debug,
-    OptionPair,
-    Options,
-    Url,
-    parse_pair,
+from icechunk_async._runtime import clock
+from icechunk_async.cli.commands import OptionPair, parse_pair, repository_command, url_command
+from icechunk_async.cli.console import (
+    ADDED,
+    CHANGED,
+    REMOVED,
+    make_table,
+    one_line,
+    plain,
+    time_of,
 )
-from icechunk_async.cli.run import answer
+from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from icechunk_async import Repository
-    from icechunk_async.format.metadata import JSON
-    from icechunk_async.format.updates import Update
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from rich.console import Console
+
+    from icechunk_async import Repository, RepositoryConfig
+    from icechunk_async.format.json.metadata import JSON
+    from icechunk_async.format.operations_log import Update
 
 __all__ = ["register"]
 
+_ReadOnly = Annotated[
+    str | None, typer.Option("--read-only", metavar="REASON", help="Refuse changes from now on.")
+]
+_Online = Annotated[bool, typer.Option("--online", help="Allow changes again.")]
+_Set = Annotated[
+    list[OptionPair] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        parser=parse_pair,
+        help="Store a value, such as caching.num_chunk_refs=1000000; null is the default. May be "
+        "repeated.",
+    ),
+]
+_Number = Annotated[
+    int | None, typer.Option("--number", "-n", min=1, help="List at most this many operations.")
+]
+_Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Give up after this time.")
+]
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (status, config, ops):
-        app.command()(command)
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The document of `status`."""
+
+    url: str
+    spec_version: int
+    availability: str
+    """``online``, ``read_only`` or ``offline``."""
+    reason: str | None
+    set_at: datetime | None
+    """None with format version 1, which has no status."""
+    branches: int
+    tags: int
+    feature_flags: dict[str, bool]
+    metadata: dict[str, JSON]
 
 
-def status(
-    url: Url,
-    *,
-    read_only: Annotated[
-        str | None,
-        typer.Option("--read-only", metavar="REASON", help="Refuse changes from now on."),
-    ] = None,
-    online: Annotated[bool, typer.Option("--online", help="Allow changes again.")] = False,
-    option: Options = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The document of `config`."""
+
+    changed: bool
+    """Whether it was stored anew."""
+    config: JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A line of the operations log."""
+
+    kind: str
+    updated_at: datetime
+    detail: dict[str, JSON]
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """The document of `ops`, newest first."""
+
+    operations: list[Operation]
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseLine:
+    """One promise of a storage."""
+
+    promise: str
+    needed: bool
+    """Commits could be lost without it."""
+    verdict: str
+    """``kept``, ``broken``, ``not promised`` or ``unknown``."""
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Promises:
+    """The document of `probe`."""
+
+    url: str
+    is_safe: bool
+    """Whether every promise that is needed was kept."""
+    seconds: float
+    promises: list[PromiseLine]
+    left_behind: list[str]
+    """Keys of the trial that could not be removed."""
+
+
+async def status(
+    repository: Repository, *, read_only: _ReadOnly = None, online: _Online = False
+) -> State:
     """Show whether a repository may be changed, and allow or forbid it.
 
-    Writers honour it; the storage does not enforce it.
+    Writers honour the status; the storage does not enforce it.
 
     JSON keys: url, spec_version, availability, reason, set_at, branches, tags, feature_flags,
     metadata.
     """
+    from icechunk_async.repository import (  # noqa: PLC0415 -- slow to import
+        RepoAvailability,
+        RepoStatus,
+    )
+
     if online and read_only is not None:
         raise typer.BadParameter("--online and --read-only exclude each other")
-
-    async def work(repository: Repository) -> State:
-        from icechunk_async.repository.administration import (  # noqa: PLC0415  # slow to import
-            RepoAvailability,
-            RepoStatus,
-        )
-
-        if read_only is not None:
-            status = RepoStatus(RepoAvailability.READ_ONLY, limited_availability_reason=read_only)
-            await repository.set_status(status)
-        elif online:
-            await repository.set_status(RepoStatus(RepoAvailability.ONLINE))
-        return await _read_state(repository)
-
-    answer(on_repository(url, option, work), render.state, as_json=as_json, debug=debug)
+    if read_only is not None:
+        status = RepoStatus(RepoAvailability.READ_ONLY, limited_availability_reason=read_only)
+        await repository.set_status(status)
+    elif online:
+        await repository.set_status(RepoStatus(RepoAvailability.ONLINE))
+    return await _read_state(repository)
 
 
 async def _read_state(repository: Repository) -> State:
@@ -96,80 +171,167 @@ async def _read_state(repository: Repository) -> State:
     )
 
 
-def config(
-    url: Url,
-    *,
-    set_: Annotated[
-        list[OptionPair] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            parser=parse_pair,
-            help="Store a value, such as caching.num_chunk_refs=1000000; null is the default. "
-            "May be repeated.",
-        ),
-    ] = None,
-    option: Options = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
+async def config(repository: Repository, *, set_: _Set = None) -> Configuration:
     """Show the stored configuration, and change it for everyone who opens the repository later.
 
     JSON keys: changed, config (null where the default counts).
     """
+    from icechunk_async import RepositoryConfig  # noqa: PLC0415  # slow to import
+    from icechunk_async.format.config import config_to_json  # noqa: PLC0415  # slow to import
 
-    async def work(repository: Repository) -> Configuration:
-        from icechunk_async import RepositoryConfig  # noqa: PLC0415  # slow to import
-        from icechunk_async.cli.configuring import as_document, with_values  # noqa: PLC0415
-
-        stored = await repository.fetch_config(repository.storage)
-        current = stored or RepositoryConfig()
-        if not set_:
-            return Configuration(changed=False, config=as_document(current))
-        changed = with_values(current, set_)
-        async with repository.reopen(config=changed) as other:
-            await other.save_config()
-        return Configuration(changed=True, config=as_document(changed))
-
-    answer(on_repository(url, option, work), render.configuration, as_json=as_json, debug=debug)
+    current = await repository.fetch_config(repository.storage) or RepositoryConfig()
+    if not set_:
+        return Configuration(changed=False, config=config_to_json(current))
+    changed = _with_values(current, set_)
+    async with repository.reopen(config=changed) as other:
+        await other.save_config()
+    return Configuration(changed=True, config=config_to_json(changed))
 
 
-def ops(
-    url: Url,
-    *,
-    number: Annotated[
-        int | None, typer.Option("--number", "-n", min=1, help="Operations to list at most.")
-    ] = None,
-    option: Options = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
+def _with_values(config: RepositoryConfig, values: Iterable[OptionPair]) -> RepositoryConfig:
+    """Return a configuration with other values at some paths, such as ``manifest.preload``.
+
+    Raises:
+        InvalidInputError: there is no such setting.
+        FormatError: a value does not fit the setting.
+    """
+    from icechunk_async.format.config import (  # noqa: PLC0415 -- slow to import
+        config_from_json,
+        config_to_json,
+    )
+
+    for path, value in values:
+        document = config_to_json(config)
+        place = document
+        *sections, name = path.split(".")
+        for section in sections:
+            if place.get(section) is None:
+                place[section] = {}
+            below = place[section]
+            if not isinstance(below, dict):
+                raise _unknown(path)
+            place = below
+        place[name] = value  # type: ignore[assignment] # it was read from JSON
+        config = config_from_json(document)
+        if not _has(config_to_json(config), [*sections, name], set_=value is not None):
+            raise _unknown(path)
+    return config
+
+
+def _has(document: JSON, names: list[str], *, set_: bool) -> bool:
+    """Return whether a setting was understood: unknown ones are dropped when it is decoded."""
+    for name in names:
+        if not isinstance(document, dict) or name not in document:
+            return not set_ and document is None
+        document = document[name]
+    return document is not None or not set_
+
+
+def _unknown(path: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"The configuration has no setting {path!r}. Run 'config' without --set to list them all."
+    )
+
+
+async def ops(repository: Repository, *, number: _Number = None) -> Operations:
     """List what was done to a repository, newest first: commits, refs, upkeep, settings.
 
     JSON keys: operations (each: kind, updated_at, detail).
     """
-
-    async def work(repository: Repository) -> Operations:
-        found: list[Operation] = []
-        async for update in repository.ops_log():
-            found.append(_operation(update))
-            if len(found) == number:
-                break
-        return Operations(found)
-
-    answer(on_repository(url, option, work), render.operations, as_json=as_json, debug=debug)
+    found: list[Operation] = []
+    async for update in repository.ops_log():
+        found.append(_operation(update))
+        if len(found) == number:
+            break
+    return Operations(found)
 
 
 def _operation(update: Update) -> Operation:
-    detail: dict[str, JSON] = {key: _plain(it) for key, it in asdict(update.detail).items()}
-    return Operation(_kind(update.detail), _clock.from_us(update.updated_at), detail)
+    detail: dict[str, JSON] = {key: _as_json(it) for key, it in asdict(update.detail).items()}
+    return Operation(_kind(update.detail), clock.from_us(update.updated_at), detail)
 
 
 def _kind(detail: object) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(detail).__name__).lower()
 
 
-def _plain(value: object) -> JSON:
+def _as_json(value: object) -> JSON:
     if isinstance(value, dict):
-        return {str(key): _plain(it) for key, it in cast("dict[object, object]", value).items()}
+        return {str(key): _as_json(it) for key, it in cast("dict[object, object]", value).items()}
     return value if isinstance(value, bool | int | str | None) else str(value)
+
+
+async def probe(url: str, options: dict[str, Any], *, timeout_seconds: _Timeout = 60.0) -> Promises:
+    """Try what a storage promises, with objects of its own that it removes again.
+
+    Exit code 1 if commits could be lost: a promise that is needed is not kept.
+
+    JSON keys: url, is_safe, seconds, promises (each: promise, needed, verdict (kept, broken, not
+    promised or unknown), detail), left_behind (keys that could not be removed).
+    """
+    from icechunk_async.storage import open_storage  # noqa: PLC0415  # slow to import
+    from icechunk_async.storage.probe import probe_storage  # noqa: PLC0415  # slow to import
+
+    async with open_storage(url, **options) as storage:
+        result = await probe_storage(storage, timeout_seconds=timeout_seconds)
+    return Promises(
+        result.url,
+        result.is_safe,
+        round(result.seconds, 3),
+        [PromiseLine(it.promise, it.needed, str(it.verdict), it.detail) for it in result.findings],
+        list(result.left_behind),
+    )
+
+
+def _show_state(document: State, console: Console) -> None:
+    table = make_table("", "", header=False)
+    table.add_row("repository", plain(document.url))
+    table.add_row("format version", str(document.spec_version))
+    style = "" if document.availability == "online" else REMOVED
+    table.add_row("availability", Text(document.availability.replace("_", " "), style))
+    if document.reason is not None:
+        table.add_row("reason", plain(one_line(document.reason)))
+    if document.set_at is not None:
+        table.add_row("since", time_of(document.set_at))
+    table.add_row("branches", f"{document.branches:,}")
+    table.add_row("tags", f"{document.tags:,}")
+    for name, enabled in sorted(document.feature_flags.items()):
+        table.add_row(plain(name), "enabled" if enabled else Text("disabled", REMOVED))
+    for name, value in sorted(document.metadata.items()):
+        table.add_row(plain(name), plain(json.dumps(value, ensure_ascii=False)))
+    console.print(table)
+
+
+def _show_configuration(document: Configuration, console: Console) -> None:
+    if document.changed:
+        console.print("Stored:")
+    console.print_json(data=document.config, ensure_ascii=False)
+
+
+def _show_operations(document: Operations, console: Console) -> None:
+    table = make_table("DONE (UTC)", "OPERATION", "")
+    for it in document.operations:
+        detail = ", ".join(f"{key} {value}" for key, value in it.detail.items())
+        table.add_row(time_of(it.updated_at), it.kind, plain(one_line(detail)))
+    console.print(table)
+
+
+def _show_promises(document: Promises, console: Console) -> None:
+    table = make_table("PROMISE", "NEEDED", "VERDICT", "")
+    for line in document.promises:
+        style = {"kept": ADDED, "broken": REMOVED}.get(line.verdict, CHANGED)
+        needed = "yes" if line.needed else "no"
+        table.add_row(line.promise, needed, Text(line.verdict, style), plain(line.detail))
+    console.print(table)
+    for key in document.left_behind:
+        console.print(Text.assemble("Could not be removed: ", plain(key)), soft_wrap=True)
+    sentence = "is safe for commits" if document.is_safe else "is not safe: commits could be lost"
+    console.print(Text.assemble(plain(document.url, "bold"), f" {sentence}."), soft_wrap=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(repository_command(status, _show_state))
+    app.command()(repository_command(config, _show_configuration))
+    app.command()(repository_command(ops, _show_operations))
+    app.command()(url_command(probe, _show_promises, has_failed=lambda it: not it.is_safe))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from icechunk_async.cli import administration, contents, history, probe, refs, upkeep, usage
+from icechunk_async.cli import administration, contents, history, refs, upkeep
 from icechunk_async.cli.demo import command as demo
 
 __all__ = ["app"]
@@ -53,8 +53,6 @@ def _common(
 history.register(app)
 contents.register(app)
 refs.register(app)
-usage.register(app)
 administration.register(app)
 upkeep.register(app)
-probe.register(app)
 demo.register(app)

@@ -1,13 +1,50 @@
-"""The console that commands print to, and text that is safe to print."""
+"""Print for people: tables, progress bars, and text that cannot do harm.
+
+Names and messages come out of repositories that others wrote. They are printed as they are, never
+as markup, and control characters are escaped.
+"""
 
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-__all__ = ["make_console", "one_line", "plain"]
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from datetime import datetime
+
+    from rich.progress import TaskID
+
+    from icechunk_async._runtime.progress import Progress, ProgressCallback
+
+__all__ = [
+    "ADDED",
+    "BRANCH",
+    "CHANGED",
+    "QUIET",
+    "REMOVED",
+    "SNAPSHOT",
+    "TAG",
+    "make_console",
+    "make_table",
+    "one_line",
+    "plain",
+    "showing_progress",
+    "time_of",
+]
+
+SNAPSHOT: Final = "yellow"
+BRANCH: Final = "green"
+TAG: Final = "cyan"
+QUIET: Final = "dim"
+ADDED: Final = "green"
+REMOVED: Final = "red"
+CHANGED: Final = "yellow"
 
 _WIDE = 10_000
 
@@ -16,12 +53,12 @@ class _PipeConsole(Console):
     """Rich's console, but a broken pipe is left to the command instead of ending the process."""
 
     def on_broken_pipe(self) -> None:
-        """Leave it to the command."""
+        """Raise the error again."""
         raise BrokenPipeError
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Answer a console for people; what is not a terminal gets no colours and no folded lines."""
+    """Return a console; if it is not a terminal, there are no colours and lines are not folded."""
     console = _PipeConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _WIDE
@@ -29,15 +66,65 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Answer text as it is: no markup in it counts, and control characters show as escapes."""
+    """Return text without markup, with control characters escaped."""
     lines = (_escape(line) for line in text.splitlines())
     return Text("\n".join(lines), style=style)
 
 
 def one_line(text: str) -> str:
-    """Answer text on one line, control characters as escapes."""
+    """Return text on one line, with control characters escaped."""
     return _escape(" ".join(text.split()))
 
 
 def _escape(line: str) -> str:
     return "".join(it if it.isprintable() else repr(it)[1:-1] for it in line)
+
+
+def make_table(*columns: str, header: bool = True) -> Table:
+    """Return a table without frames."""
+    table = Table(box=None, pad_edge=False, show_header=header, header_style="bold")
+    for column in columns:
+        # Parts of ids and times are useless, so only the long text at the end of a line folds.
+        folds = column in {"MESSAGE", "REFS", ""}
+        table.add_column(column, no_wrap=not folds, overflow="fold")
+    return table
+
+
+def time_of(moment: datetime) -> Text:
+    """Return a time to the second. The head of the column says that it is UTC."""
+    return Text(f"{moment:%Y-%m-%d %H:%M:%S}", QUIET)
+
+
+@contextmanager
+def showing_progress() -> Generator[ProgressCallback]:
+    """Show a bar for each phase if standard error is a terminal, and remove them at the end.
+
+    Yields:
+        The callback to report progress to.
+    """
+    from rich.progress import (  # noqa: PLC0415  # slow to import
+        BarColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+    from rich.progress import Progress as Bars  # noqa: PLC0415  # slow to import
+
+    console = make_console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Bars(
+        *columns,
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def show(progress: Progress) -> None:
+            task = tasks.get(progress.phase)
+            if task is None:
+                task = tasks[progress.phase] = bars.add_task(progress.phase, total=None)
+            bars.update(task, completed=progress.done, total=progress.total)
+
+        yield show

@@ -1,130 +1,188 @@
-"""Commands about repositories and their history: ``init``, ``log``, ``show``, ``diff``."""
+"""`init`, `log`, `show` and `diff`: create a repository and read its history."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
-from icechunk_async.cli import render
-from icechunk_async.cli.documents import (
-    Comparison,
-    Created,
-    Details,
-    Log,
-    Move,
-    SnapshotLine,
-    Touched,
-    TouchedChunks,
+from icechunk_async.cli.commands import AsOf, Ref, repository_command, url_command
+from icechunk_async.cli.console import (
+    ADDED,
+    BRANCH,
+    CHANGED,
+    QUIET,
+    REMOVED,
+    SNAPSHOT,
+    TAG,
+    make_table,
+    plain,
+    time_of,
 )
-from icechunk_async.cli.opening import find_target, on_repository
-from icechunk_async.cli.options import (  # noqa: TC001  # Typer reads them at run time
-    AsJson,
-    AsOf,
-    Debug,
-    Options,
-    Ref,
-    Url,
-)
-from icechunk_async.cli.refs import ref_targets
-from icechunk_async.cli.run import answer
+from icechunk_async.cli.targets import find_target, ref_targets
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-    from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
     import numpy as np
     import numpy.typing as npt
+    from rich.console import Console
 
     from icechunk_async import Repository, SnapshotId
+    from icechunk_async.engine.history.diff import Diff
+    from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.repo_info import SnapshotInfo
-    from icechunk_async.repository.diff import Diff
 
-__all__ = ["read_comparison", "read_details", "read_log", "register"]
+__all__ = ["Comparison", "Log", "diff", "log", "register", "show_comparison", "show_log"]
 
+_SpecVersion = Annotated[int, typer.Option(min=1, max=2, help="Version of the Icechunk format.")]
+_Probe = Annotated[
+    bool | None,
+    typer.Option(
+        "--probe/--no-probe",
+        help="Try the storage's promises first, or accept the risk. By default they are tried "
+        "unless the backend has verified them itself.",
+    ),
+]
+_Number = Annotated[
+    int | None, typer.Option("--number", "-n", min=1, help="List at most this many snapshots.")
+]
 _MaxChunks = Annotated[
     int, typer.Option("--max-chunks", min=0, help="Coordinates to list for each array.")
 ]
+_AnyRef = Annotated[
+    str, typer.Argument(metavar="SNAPSHOT|REF", help="A snapshot id, a branch or a tag.")
+]
+_From = Annotated[str, typer.Argument(metavar="FROM", help="The older REF.")]
+_To = Annotated[str, typer.Argument(metavar="TO", help="The newer REF.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (init, log, show, diff):
-        app.command()(command)
+@dataclass(frozen=True, slots=True)
+class Created:
+    """The document of `init`."""
+
+    url: str
+    spec_version: int
+    branch: str
+    snapshot_id: str
 
 
-def init(
-    url: Url,
+@dataclass(frozen=True, slots=True)
+class SnapshotLine:
+    """A snapshot in history."""
+
+    id: str
+    parent_id: str | None
+    written_at: datetime
+    message: str
+    metadata: dict[str, JSON]
+    branches: list[str]
+    """Those whose tip it is."""
+    tags: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The document of `log`, newest first."""
+
+    ref: str
+    snapshot_id: str
+    snapshots: list[SnapshotLine]
+
+
+@dataclass(frozen=True, slots=True)
+class TouchedChunks:
+    """Chunks of one array that were set or deleted."""
+
+    path: str
+    count: int
+    bounds: list[tuple[int, int]]
+    """The box of the chunk grid that they lie in: ``(start, stop)`` along each axis."""
+    coords: list[list[int]]
+    """The first of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A node that was moved."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """What commits touched, by path."""
+
+    new_groups: list[str]
+    new_arrays: list[str]
+    deleted_groups: list[str]
+    deleted_arrays: list[str]
+    updated_groups: list[str]
+    updated_arrays: list[str]
+    updated_chunks: list[TouchedChunks]
+    moved_nodes: list[Move]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was touched."""
+        return self == Touched([], [], [], [], [], [], [], [])
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """The document of `show`."""
+
+    ref: str
+    snapshot: SnapshotLine
+    touched: Touched | None
+    """None for the first snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The document of `diff`."""
+
+    from_ref: str
+    from_snapshot_id: str
+    to_ref: str
+    to_snapshot_id: str
+    touched: Touched
+
+
+async def init(
+    url: str,
+    options: dict[str, Any],
     *,
-    spec_version: Annotated[
-        int, typer.Option(min=1, max=2, help="Version of the Icechunk format.")
-    ] = 2,
-    probe: Annotated[
-        bool | None,
-        typer.Option(
-            "--probe/--no-probe",
-            help="Try the storage's promises first, or accept the risk. Tried unless the backend "
-            "has made sure of them itself.",
-        ),
-    ] = None,
-    option: Options = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Create a repository at a location that holds nothing yet.
+    spec_version: _SpecVersion = 2,
+    probe: _Probe = None,
+) -> Created:
+    """Create a repository at an empty location.
 
     JSON keys: url, spec_version, branch, snapshot_id.
     """
+    from icechunk_async import Repository  # noqa: PLC0415  # slow to import
 
-    def work() -> Coroutine[Any, Any, Created]:
-        from icechunk_async import Repository  # noqa: PLC0415  # slow to import
-
-        options = dict(option or ())
-        return _init(
-            Repository.create(url, spec_version=spec_version, storage_options=options, probe=probe)
-        )
-
-    answer(work, render.created, as_json=as_json, debug=debug)
-
-
-async def _init(created: AbstractAsyncContextManager[Repository]) -> Created:
-    async with created as repository:
+    async with Repository.create(
+        url, spec_version=spec_version, storage_options=options, probe=probe
+    ) as repository:
         tip = await repository.lookup_branch("main")
         where = repository.storage.description.url
         return Created(where, repository.spec_version, "main", str(tip))
 
 
-def log(
-    url: Url,
-    ref: Ref = "main",
-    *,
-    number: Annotated[
-        int | None, typer.Option("--number", "-n", min=1, help="Snapshots to list at most.")
-    ] = None,
-    as_of: AsOf = None,
-    option: Options = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
+async def log(
+    repository: Repository, ref: Ref = "main", *, number: _Number = None, as_of: AsOf = None
+) -> Log:
     """List snapshots from a REF back to the first.
 
     JSON keys: ref, snapshot_id, snapshots (each: id, parent_id, written_at, message, metadata,
     branches, tags).
     """
-    work = on_repository(url, option, lambda it: read_log(it, ref, as_of=as_of, number=number))
-    answer(work, render.log, as_json=as_json, debug=debug)
-
-
-async def read_log(
-    repository: Repository,
-    ref: str,
-    *,
-    as_of: datetime | None = None,
-    number: int | None = None,
-) -> Log:
-    """Answer what ``log`` shows."""
     target = await find_target(repository, ref, as_of)
     names = await _names(repository)
     lines: list[SnapshotLine] = []
@@ -135,70 +193,38 @@ async def read_log(
     return Log(target.ref, str(target.snapshot_id), lines)
 
 
-def show(
-    url: Url,
-    ref: Annotated[
-        str, typer.Argument(metavar="SNAPSHOT|REF", help="A snapshot id, a branch or a tag.")
-    ] = "main",
-    *,
-    as_of: AsOf = None,
-    max_chunks: _MaxChunks = 5,
-    option: Options = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Show one snapshot: when and why it was made, and what it touched.
+async def show(
+    repository: Repository, ref: _AnyRef = "main", *, as_of: AsOf = None, max_chunks: _MaxChunks = 5
+) -> Details:
+    """Show one snapshot: when and why it was made, and what it changed.
 
     JSON keys: ref, snapshot (as in log), touched (null for the first snapshot, else new_groups,
     new_arrays, deleted_groups, deleted_arrays, updated_groups, updated_arrays, updated_chunks
     (each: path, count, bounds, coords), moved_nodes (each: source, target)).
     """
-    work = on_repository(url, option, lambda it: read_details(it, ref, as_of, max_chunks))
-    answer(work, render.details, as_json=as_json, debug=debug)
-
-
-async def read_details(
-    repository: Repository, ref: str, as_of: datetime | None, max_chunks: int
-) -> Details:
-    """Answer what ``show`` shows."""
     target = await find_target(repository, ref, as_of)
     info = await repository.lookup_snapshot(target.snapshot_id)
     touched = None
     if info.parent_id is not None:
-        touched = await _touched(repository, info.parent_id, info.id, max_chunks)
+        touched = await _read_touched(repository, info.parent_id, info.id, max_chunks)
     return Details(target.ref, _line(info, await _names(repository)), touched)
 
 
-def diff(
-    url: Url,
-    start: Annotated[str, typer.Argument(metavar="FROM", help="The older REF.")],
-    end: Annotated[str, typer.Argument(metavar="TO", help="The newer REF.")],
-    *,
-    max_chunks: _MaxChunks = 5,
-    option: Options = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Show what the commits after one REF up to another touched.
+async def diff(
+    repository: Repository, start: _From, end: _To, *, max_chunks: _MaxChunks = 5
+) -> Comparison:
+    """Show what the commits after one REF up to another changed.
 
     JSON keys: from_ref, from_snapshot_id, to_ref, to_snapshot_id, touched (as in show).
     """
-    work = on_repository(url, option, lambda it: read_comparison(it, start, end, max_chunks))
-    answer(work, render.comparison, as_json=as_json, debug=debug)
-
-
-async def read_comparison(
-    repository: Repository, start: str, end: str, max_chunks: int
-) -> Comparison:
-    """Answer what ``diff`` shows."""
     older = await find_target(repository, start)
     newer = await find_target(repository, end)
-    touched = await _touched(repository, older.snapshot_id, newer.snapshot_id, max_chunks)
+    touched = await _read_touched(repository, older.snapshot_id, newer.snapshot_id, max_chunks)
     return Comparison(older.ref, str(older.snapshot_id), newer.ref, str(newer.snapshot_id), touched)
 
 
 async def _names(repository: Repository) -> dict[str, dict[SnapshotId, list[str]]]:
-    """Answer the branches and tags of each snapshot, by kind."""
+    """Return the branches and tags of each snapshot, by kind."""
     names: dict[str, dict[SnapshotId, list[str]]] = {}
     for kind in ("branch", "tag"):
         names[kind] = defaultdict(list)
@@ -219,7 +245,7 @@ def _line(info: SnapshotInfo, names: dict[str, dict[SnapshotId, list[str]]]) -> 
     )
 
 
-async def _touched(
+async def _read_touched(
     repository: Repository, start: SnapshotId, end: SnapshotId, max_chunks: int
 ) -> Touched:
     found: Diff = await repository.diff(from_snapshot_id=start, to_snapshot_id=end)
@@ -231,17 +257,126 @@ async def _touched(
         sorted(found.updated_groups),
         sorted(found.updated_arrays),
         [
-            _chunks(path, coords, max_chunks)
+            _read_chunks(path, coords, max_chunks)
             for path, coords in sorted(found.updated_chunks.items())
         ],
         [Move(source, target) for source, target in found.moved_nodes],
     )
 
 
-def _chunks(path: str, coords: npt.NDArray[np.uint32], max_chunks: int) -> TouchedChunks:
+def _read_chunks(path: str, coords: npt.NDArray[np.uint32], max_chunks: int) -> TouchedChunks:
     first: list[list[int]] = coords[:max_chunks].tolist()
     bounds: list[tuple[int, int]] = []
     if len(coords):
         lowest, highest = coords.min(axis=0).tolist(), coords.max(axis=0).tolist()
         bounds = [(low, high + 1) for low, high in zip(lowest, highest, strict=True)]
     return TouchedChunks(path, len(coords), bounds, first)
+
+
+def _show_created(document: Created, console: Console) -> None:
+    console.print(
+        Text.assemble(
+            "Created a repository of format version ",
+            (str(document.spec_version), "bold"),
+            " at ",
+            plain(document.url, "bold"),
+            ". Its branch ",
+            (document.branch, BRANCH),
+            " is at ",
+            (document.snapshot_id, SNAPSHOT),
+            ".",
+        ),
+        soft_wrap=True,
+    )
+
+
+def show_log(document: Log, console: Console) -> None:
+    """Print one line for each snapshot."""
+    table = make_table("SNAPSHOT", "WRITTEN (UTC)", "REFS", "MESSAGE")
+    for line in document.snapshots:
+        table.add_row(
+            Text(line.id, SNAPSHOT), time_of(line.written_at), _refs(line), plain(line.message)
+        )
+    console.print(table)
+
+
+def _show_details(document: Details, console: Console) -> None:
+    line = document.snapshot
+    table = make_table("", "", header=False)
+    table.add_row("snapshot", Text(line.id, SNAPSHOT))
+    table.add_row(
+        "parent", Text(line.parent_id, SNAPSHOT) if line.parent_id else "none, it is the first"
+    )
+    table.add_row("written", Text(f"{line.written_at:%Y-%m-%d %H:%M:%S.%f} UTC"))
+    table.add_row("message", plain(line.message))
+    for name, value in sorted(line.metadata.items()):
+        table.add_row(plain(name), plain(json.dumps(value, ensure_ascii=False)))
+    if line.branches or line.tags:
+        table.add_row("refs", _refs(line))
+    console.print(table)
+    if document.touched is not None:
+        console.print()
+        _show_touched(document.touched, console)
+
+
+def show_comparison(document: Comparison, console: Console) -> None:
+    """Print what changed between two snapshots."""
+    console.print(
+        Text.assemble(
+            "From ",
+            plain(document.from_ref, "bold"),
+            f" ({document.from_snapshot_id}) to ",
+            plain(document.to_ref, "bold"),
+            f" ({document.to_snapshot_id}):",
+        ),
+        soft_wrap=True,
+    )
+    _show_touched(document.touched, console)
+
+
+def _show_touched(document: Touched, console: Console) -> None:
+    if document.is_empty:
+        console.print("Nothing was touched.")
+        return
+    table = make_table("", "", "", header=False)
+    rows = [
+        ("+ new group", ADDED, document.new_groups),
+        ("+ new array", ADDED, document.new_arrays),
+        ("- deleted group", REMOVED, document.deleted_groups),
+        ("- deleted array", REMOVED, document.deleted_arrays),
+        ("~ metadata of group", CHANGED, document.updated_groups),
+        ("~ metadata of array", CHANGED, document.updated_arrays),
+    ]
+    for label, style, paths in rows:
+        for path in paths:
+            table.add_row(Text(label, style), plain(path))
+    for chunks in document.updated_chunks:
+        table.add_row(
+            Text("~ chunks of array", CHANGED), plain(chunks.path), Text(_chunks(chunks), QUIET)
+        )
+    for move in document.moved_nodes:
+        moved = Text.assemble(plain(move.source), " to ", plain(move.target))
+        table.add_row(Text("> moved", CHANGED), moved)
+    console.print(table)
+
+
+def _chunks(chunks: TouchedChunks) -> str:
+    shown = ", ".join("/".join(map(str, coords)) for coords in chunks.coords)
+    if chunks.count <= len(chunks.coords):
+        return f"{chunks.count}: {shown or 'the only one'}"
+    box = ", ".join(f"{start}:{stop}" for start, stop in chunks.bounds)
+    return f"{chunks.count} in [{box}]: {shown}, ..." if shown else f"{chunks.count} in [{box}]"
+
+
+def _refs(line: SnapshotLine) -> Text:
+    branches = [plain(name, BRANCH) for name in line.branches]
+    tags = [plain(name, TAG) for name in line.tags]
+    return Text(", ").join([*branches, *tags])
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(url_command(init, _show_created))
+    app.command()(repository_command(log, show_log))
+    app.command()(repository_command(show, _show_details))
+    app.command()(repository_command(diff, show_comparison))

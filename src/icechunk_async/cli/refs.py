@@ -1,187 +1,85 @@
-"""Commands about branches and tags."""
+"""`branch` and `tag`: list, create, reset and delete references."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
-from icechunk_async._concurrency import bounded_map
-from icechunk_async.cli import render
-from icechunk_async.cli.documents import RefChange, RefLine, RefList
-from icechunk_async.cli.opening import find_target, on_repository
-from icechunk_async.cli.options import (  # noqa: TC001  # Typer reads them at run time
-    AsJson,
-    AsOf,
-    Debug,
-    Options,
-    Ref,
-    Url,
-)
-from icechunk_async.cli.run import answer
-from icechunk_async.errors import NotFoundError
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.cli.commands import AsOf, Ref, repository_command
+from icechunk_async.cli.console import BRANCH, SNAPSHOT, TAG, make_table, plain, time_of
+from icechunk_async.cli.targets import CONCURRENT_LOOKUPS, find_target, ref_targets
 
 if TYPE_CHECKING:
-    from icechunk_async import Repository, SnapshotId
+    from datetime import datetime
 
-__all__ = ["read_refs", "ref_targets", "register"]
+    from rich.console import Console
 
-_CONCURRENT_LOOKUPS = 16
+    from icechunk_async import Repository
+
+__all__ = ["RefList", "register"]
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The name.")]
+_NewTip = Annotated[str, typer.Argument(metavar="REF", help="The new tip.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    branch = typer.Typer(help="List and change branches.", no_args_is_help=True)
-    branch.command("list")(list_branches)
-    branch.command("create")(create_branch)
-    branch.command("reset")(reset_branch)
-    branch.command("delete")(delete_branch)
-    app.add_typer(branch, name="branch")
-    tag = typer.Typer(help="List, create and delete tags.", no_args_is_help=True)
-    tag.command("list")(list_tags)
-    tag.command("create")(create_tag)
-    tag.command("delete")(delete_tag)
-    app.add_typer(tag, name="tag")
+@dataclass(frozen=True, slots=True)
+class RefLine:
+    """A branch or a tag."""
+
+    name: str
+    snapshot_id: str
+    written_at: datetime
+    message: str
 
 
-def list_branches(
-    url: Url, *, option: Options = None, as_json: AsJson = False, debug: Debug = False
-) -> None:
+@dataclass(frozen=True, slots=True)
+class RefList:
+    """The document of `branch list` and `tag list`, ascending by name."""
+
+    kind: str
+    """``branch`` or ``tag``."""
+    refs: list[RefLine] = field(default_factory=list[RefLine])
+
+
+@dataclass(frozen=True, slots=True)
+class RefChange:
+    """The document of the commands that change a branch or a tag."""
+
+    action: str
+    """``created``, ``reset`` or ``deleted``."""
+    kind: str
+    """``branch`` or ``tag``."""
+    name: str
+    snapshot_id: str | None
+    """What it names now; None if it was deleted."""
+    previous_snapshot_id: str | None
+    """What it named before; None if it is new."""
+
+
+async def list_branches(repository: Repository) -> RefList:
     """List the branches.
 
     JSON keys: kind, refs (each: name, snapshot_id, written_at, message).
     """
-    work = on_repository(url, option, lambda it: read_refs(it, "branch"))
-    answer(work, render.ref_list, as_json=as_json, debug=debug)
+    return await _list(repository, "branch")
 
 
-def list_tags(
-    url: Url, *, option: Options = None, as_json: AsJson = False, debug: Debug = False
-) -> None:
+async def list_tags(repository: Repository) -> RefList:
     """List the tags.
 
     JSON keys: kind, refs (each: name, snapshot_id, written_at, message).
     """
-    work = on_repository(url, option, lambda it: read_refs(it, "tag"))
-    answer(work, render.ref_list, as_json=as_json, debug=debug)
+    return await _list(repository, "tag")
 
 
-def create_branch(
-    url: Url,
-    name: _Name,
-    ref: Ref = "main",
-    *,
-    as_of: AsOf = None,
-    option: Options = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Create a branch whose tip is REF.
-
-    JSON keys: action, kind, name, snapshot_id, previous_snapshot_id.
-    """
-
-    async def create(repository: Repository) -> RefChange:
-        target = await find_target(repository, ref, as_of)
-        await repository.create_branch(name, target.snapshot_id)
-        return RefChange("created", "branch", name, str(target.snapshot_id), None)
-
-    work = on_repository(url, option, create)
-    answer(work, render.ref_change, as_json=as_json, debug=debug)
-
-
-def reset_branch(
-    url: Url,
-    name: _Name,
-    ref: Annotated[str, typer.Argument(metavar="REF", help="Its new tip.")],
-    *,
-    as_of: AsOf = None,
-    option: Options = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Move a branch to REF; what only it held can be read by id until it is collected.
-
-    It is moved only if nobody else moved it meanwhile.
-
-    JSON keys: action, kind, name, snapshot_id, previous_snapshot_id.
-    """
-
-    async def reset(repository: Repository) -> RefChange:
-        before = await repository.lookup_branch(name)
-        target = await find_target(repository, ref, as_of)
-        await repository.reset_branch(name, target.snapshot_id, from_snapshot_id=before)
-        return RefChange("reset", "branch", name, str(target.snapshot_id), str(before))
-
-    work = on_repository(url, option, reset)
-    answer(work, render.ref_change, as_json=as_json, debug=debug)
-
-
-def delete_branch(
-    url: Url, name: _Name, *, option: Options = None, as_json: AsJson = False, debug: Debug = False
-) -> None:
-    """Delete a branch; what only it held can be read by id until it is collected.
-
-    JSON keys: action, kind, name, snapshot_id, previous_snapshot_id.
-    """
-
-    async def delete(repository: Repository) -> RefChange:
-        before = await repository.lookup_branch(name)
-        await repository.delete_branch(name)
-        return RefChange("deleted", "branch", name, None, str(before))
-
-    work = on_repository(url, option, delete)
-    answer(work, render.ref_change, as_json=as_json, debug=debug)
-
-
-def create_tag(
-    url: Url,
-    name: _Name,
-    ref: Ref = "main",
-    *,
-    as_of: AsOf = None,
-    option: Options = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Give the snapshot of REF a name for good.
-
-    JSON keys: action, kind, name, snapshot_id, previous_snapshot_id.
-    """
-
-    async def create(repository: Repository) -> RefChange:
-        target = await find_target(repository, ref, as_of)
-        await repository.create_tag(name, target.snapshot_id)
-        return RefChange("created", "tag", name, str(target.snapshot_id), None)
-
-    work = on_repository(url, option, create)
-    answer(work, render.ref_change, as_json=as_json, debug=debug)
-
-
-def delete_tag(
-    url: Url, name: _Name, *, option: Options = None, as_json: AsJson = False, debug: Debug = False
-) -> None:
-    """Delete a tag; its name can never be used again.
-
-    JSON keys: action, kind, name, snapshot_id, previous_snapshot_id.
-    """
-
-    async def delete(repository: Repository) -> RefChange:
-        before = await repository.lookup_tag(name)
-        await repository.delete_tag(name)
-        return RefChange("deleted", "tag", name, None, str(before))
-
-    work = on_repository(url, option, delete)
-    answer(work, render.ref_change, as_json=as_json, debug=debug)
-
-
-async def read_refs(repository: Repository, kind: str) -> RefList:
-    """Answer what ``branch list`` and ``tag list`` show."""
+async def _list(repository: Repository, kind: str) -> RefList:
     targets = await ref_targets(repository, kind)
     infos = await bounded_map(
-        lambda target: repository.lookup_snapshot(target[1]), targets, limit=_CONCURRENT_LOOKUPS
+        lambda target: repository.lookup_snapshot(target[1]), targets, limit=CONCURRENT_LOOKUPS
     )
     lines = [
         RefLine(name, str(info.id), info.written_at, info.message)
@@ -190,17 +88,101 @@ async def read_refs(repository: Repository, kind: str) -> RefList:
     return RefList(kind, lines)
 
 
-async def ref_targets(repository: Repository, kind: str) -> list[tuple[str, SnapshotId]]:
-    """Answer the branches or tags and what they name, ascending by name."""
-    is_branch = kind == "branch"
-    names = await (repository.list_branches() if is_branch else repository.list_tags())
-    lookup = repository.lookup_branch if is_branch else repository.lookup_tag
+async def create_branch(
+    repository: Repository, name: _Name, ref: Ref = "main", *, as_of: AsOf = None
+) -> RefChange:
+    """Create a branch whose tip is REF.
 
-    async def find(name: str) -> tuple[str, SnapshotId] | None:
-        try:
-            return name, await lookup(name)
-        except NotFoundError:  # deleted since the names were listed
-            return None
+    JSON keys: action, kind, name, snapshot_id, previous_snapshot_id.
+    """
+    target = await find_target(repository, ref, as_of)
+    await repository.create_branch(name, target.snapshot_id)
+    return RefChange("created", "branch", name, str(target.snapshot_id), None)
 
-    found = await bounded_map(find, sorted(names), limit=_CONCURRENT_LOOKUPS)
-    return [target for target in found if target is not None]
+
+async def reset_branch(
+    repository: Repository, name: _Name, ref: _NewTip, *, as_of: AsOf = None
+) -> RefChange:
+    """Move a branch to REF. What only it held can be read by id until garbage is collected.
+
+    The branch is moved only if nobody else moved it meanwhile.
+
+    JSON keys: action, kind, name, snapshot_id, previous_snapshot_id.
+    """
+    before = await repository.lookup_branch(name)
+    target = await find_target(repository, ref, as_of)
+    await repository.reset_branch(name, target.snapshot_id, from_snapshot_id=before)
+    return RefChange("reset", "branch", name, str(target.snapshot_id), str(before))
+
+
+async def delete_branch(repository: Repository, name: _Name) -> RefChange:
+    """Delete a branch. What only it held can be read by id until garbage is collected.
+
+    JSON keys: action, kind, name, snapshot_id, previous_snapshot_id.
+    """
+    before = await repository.lookup_branch(name)
+    await repository.delete_branch(name)
+    return RefChange("deleted", "branch", name, None, str(before))
+
+
+async def create_tag(
+    repository: Repository, name: _Name, ref: Ref = "main", *, as_of: AsOf = None
+) -> RefChange:
+    """Give the snapshot of REF a permanent name.
+
+    JSON keys: action, kind, name, snapshot_id, previous_snapshot_id.
+    """
+    target = await find_target(repository, ref, as_of)
+    await repository.create_tag(name, target.snapshot_id)
+    return RefChange("created", "tag", name, str(target.snapshot_id), None)
+
+
+async def delete_tag(repository: Repository, name: _Name) -> RefChange:
+    """Delete a tag. Its name can never be used again.
+
+    JSON keys: action, kind, name, snapshot_id, previous_snapshot_id.
+    """
+    before = await repository.lookup_tag(name)
+    await repository.delete_tag(name)
+    return RefChange("deleted", "tag", name, None, str(before))
+
+
+def _show_list(document: RefList, console: Console) -> None:
+    if not document.refs:
+        console.print(
+            "There are no branches." if document.kind == "branch" else "There are no tags."
+        )
+        return
+    table = make_table(document.kind.upper(), "SNAPSHOT", "WRITTEN (UTC)", "MESSAGE")
+    style = BRANCH if document.kind == "branch" else TAG
+    for ref in document.refs:
+        name, snapshot_id = plain(ref.name, style), Text(ref.snapshot_id, SNAPSHOT)
+        table.add_row(name, snapshot_id, time_of(ref.written_at), plain(ref.message))
+    console.print(table)
+
+
+def _show_change(document: RefChange, console: Console) -> None:
+    style = BRANCH if document.kind == "branch" else TAG
+    text = Text.assemble(
+        f"{document.action.capitalize()} {document.kind} ", plain(document.name, style)
+    )
+    if document.snapshot_id is not None:
+        text.append(" at ").append(document.snapshot_id, SNAPSHOT)
+    if document.previous_snapshot_id is not None:
+        text.append("; it was at ").append(document.previous_snapshot_id, SNAPSHOT)
+    console.print(text.append("."), soft_wrap=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    branch = typer.Typer(help="List and change branches.", no_args_is_help=True)
+    branch.command("list")(repository_command(list_branches, _show_list))
+    branch.command("create")(repository_command(create_branch, _show_change))
+    branch.command("reset")(repository_command(reset_branch, _show_change))
+    branch.command("delete")(repository_command(delete_branch, _show_change))
+    app.add_typer(branch, name="branch")
+    tag = typer.Typer(help="List, create and delete tags.", no_args_is_help=True)
+    tag.command("list")(repository_command(list_tags, _show_list))
+    tag.command("create")(repository_command(create_tag, _show_change))
+    tag.command("delete")(repository_command(delete_tag, _show_change))
+    app.add_typer(tag, name="tag")

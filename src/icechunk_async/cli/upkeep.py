@@ -1,99 +1,160 @@
-"""Upkeep: ``expire``, ``gc``, ``compact``, ``check``, ``rewrite-manifests`` and ``migrate``."""
+"""Upkeep: `expire`, `gc`, `compact`, `check`, `rewrite-manifests` and `migrate`."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from re import fullmatch
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal
+from rich.text import Text
 
-from icechunk_async import _clock
-from icechunk_async.cli import render_operating as render
-from icechunk_async.cli.opening import on_repository
-from icechunk_async.cli.operating_documents import (
-    Broken,
-    Checked,
-    Collected,
-    Compacted,
-    Expired,
-    FailedDeletion,
-    Migrated,
-    Rewritten,
+from icechunk_async.cli.commands import DryRun, OlderThan, repository_command, url_command
+from icechunk_async.cli.console import (
+    BRANCH,
+    REMOVED,
+    SNAPSHOT,
+    make_table,
+    plain,
+    showing_progress,
 )
-from icechunk_async.cli.options import (  # Typer reads them at run time
-    AsJson,
-    Debug,
-    Options,
-    Url,
-    parse_time,
-)
-from icechunk_async.cli.progress import showing_progress
-from icechunk_async.cli.run import answer
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from datetime import datetime
+
+    from rich.console import Console
 
     from icechunk_async import Repository
 
-__all__ = ["parse_moment", "register"]
+__all__ = ["register"]
 
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-
-
-def parse_moment(text: str) -> datetime:
-    """Read an ISO 8601 time, or an age such as ``90d``, ``12h``, ``30m`` or ``2w``.
-
-    Raises:
-        typer.BadParameter: it is neither.
-    """
-    age = fullmatch(r"(\d{1,9})([mhdw])", text)
-    if age is None:
-        return parse_time(text)
-    now = datetime.fromtimestamp(_clock.now_us() / 1e6, UTC)
-    try:
-        return now - timedelta(**{_UNITS[age[2]]: int(age[1])})
-    except OverflowError:
-        raise typer.BadParameter(f"{text!r} is longer ago than a calendar reaches") from None
-
-
-_OlderThan = Annotated[
-    datetime,
+_DeleteBranches = Annotated[
+    bool, typer.Option("--delete-expired-branches", help="Also branches with an old tip.")
+]
+_DeleteTags = Annotated[
+    bool, typer.Option("--delete-expired-tags", help="Also tags of old snapshots.")
+]
+_Branch = Annotated[str, typer.Option("--branch", help="The branch to work on.")]
+_Message = Annotated[str, typer.Option("--message", "-m", help="Message of the commit.")]
+_MinLiveShare = Annotated[
+    float,
     typer.Option(
-        "--older-than",
-        metavar="TIME",
-        parser=parse_moment,
-        help="An ISO 8601 time (UTC unless it says so), or an age such as 90d, 12h or 30m.",
+        "--min-live-share",
+        help="Empty objects of which a smaller share is used; above 0, up to 1.",
     ),
 ]
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; tell what would be.")]
+_Amend = Annotated[
+    bool, typer.Option("--amend", help="Replace the tip instead of adding a commit.")
+]
+_KeepOldFiles = Annotated[
+    bool, typer.Option("--keep-old-files", help="Leave the reference files of version 1.")
+]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(expire)
-    app.command()(gc)
-    app.command()(compact)
-    app.command("rewrite-manifests")(rewrite_manifests)
-    app.command()(check)
-    app.command()(migrate)
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The document of `expire`."""
+
+    dry_run: bool
+    older_than: datetime
+    snapshots: list[str]
 
 
-def expire(
-    url: Url,
+@dataclass(frozen=True, slots=True)
+class FailedDeletion:
+    """An object that could not be deleted."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The document of `gc`."""
+
+    dry_run: bool
+    older_than: datetime
+    bytes_deleted: int
+    chunks_deleted: int
+    manifests_deleted: int
+    snapshots_deleted: int
+    transaction_logs_deleted: int
+    failures: list[FailedDeletion]
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """The document of `compact`."""
+
+    dry_run: bool
+    branch: str
+    objects: int
+    chunks: int
+    bytes_written: int
+    bytes_released: int
+    """Of objects that the branch's tip does not use any more."""
+    snapshot_id: str | None
+    """None if nothing was to be done, or was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """The document of `rewrite-manifests`."""
+
+    branch: str
+    snapshot_id: str
+    previous_snapshot_id: str
+    manifests: int
+    """Files that the new snapshot uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """An object that is not as it must be."""
+
+    kind: str
+    location: str
+    problem: str
+    detail: str
+    references: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The document of `check`."""
+
+    snapshots: int
+    transaction_logs: int
+    manifests: int
+    chunk_objects: int
+    virtual_objects: int
+    virtual_not_authorized: int
+    broken: list[Broken]
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """The document of `migrate`."""
+
+    dry_run: bool
+    url: str
+    already_migrated: bool
+    """It was of version 2 before; at most old files were left to delete."""
+    branches: int
+    tags: int
+    snapshots: int
+    unused_files: list[str]
+    """Keys of version 1 that version 2 does not need."""
+
+
+async def expire(
+    repository: Repository,
     *,
-    older_than: _OlderThan,
-    delete_expired_branches: Annotated[
-        bool, typer.Option("--delete-expired-branches", help="Also branches with an old tip.")
-    ] = False,
-    delete_expired_tags: Annotated[
-        bool, typer.Option("--delete-expired-tags", help="Also tags of old snapshots.")
-    ] = False,
-    dry_run: _DryRun = False,
-    option: Options = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
+    older_than: OlderThan,
+    delete_expired_branches: _DeleteBranches = False,
+    delete_expired_tags: _DeleteTags = False,
+    dry_run: DryRun = False,
+) -> Expired:
     """Drop old snapshots from history; gc later removes what only they used.
 
     The first snapshot and those that a branch or tag names stay, unless such branches and tags
@@ -101,28 +162,18 @@ def expire(
 
     JSON keys: dry_run, older_than, snapshots (ids that were dropped).
     """
-
-    async def work(repository: Repository) -> Expired:
-        released = await repository.expire_snapshots(
-            older_than,
-            delete_expired_branches=delete_expired_branches,
-            delete_expired_tags=delete_expired_tags,
-            dry_run=dry_run,
-        )
-        return Expired(dry_run, older_than, sorted(map(str, released)))
-
-    answer(on_repository(url, option, work), render.expired, as_json=as_json, debug=debug)
+    released = await repository.expire_snapshots(
+        older_than,
+        delete_expired_branches=delete_expired_branches,
+        delete_expired_tags=delete_expired_tags,
+        dry_run=dry_run,
+    )
+    return Expired(dry_run, older_than, sorted(map(str, released)))
 
 
-def gc(
-    url: Url,
-    *,
-    older_than: _OlderThan,
-    dry_run: _DryRun = False,
-    option: Options = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
+async def gc(
+    repository: Repository, *, older_than: OlderThan, dry_run: DryRun = False
+) -> Collected:
     """Delete objects that no branch or tag leads to and that are older than a time.
 
     Choose a time before the oldest session that is still open: what a session has stored and not
@@ -133,45 +184,29 @@ def gc(
     JSON keys: dry_run, older_than, bytes_deleted, chunks_deleted, manifests_deleted,
     snapshots_deleted, transaction_logs_deleted, failures (each: key, reason).
     """
-
-    async def work(repository: Repository) -> Collected:
-        with showing_progress() as progress:
-            found = await repository.garbage_collect(older_than, dry_run=dry_run, progress=progress)
-        return Collected(
-            dry_run,
-            older_than,
-            found.bytes_deleted,
-            found.chunks_deleted,
-            found.manifests_deleted,
-            found.snapshots_deleted,
-            found.transaction_logs_deleted,
-            [FailedDeletion(it.key, str(it.error)) for it in found.failures],
-        )
-
-    done = answer(on_repository(url, option, work), render.collected, as_json=as_json, debug=debug)
-    if done.failures:
-        raise typer.Exit(1)
+    with showing_progress() as progress:
+        found = await repository.garbage_collect(older_than, dry_run=dry_run, progress=progress)
+    return Collected(
+        dry_run,
+        older_than,
+        found.bytes_deleted,
+        found.chunks_deleted,
+        found.manifests_deleted,
+        found.snapshots_deleted,
+        found.transaction_logs_deleted,
+        [FailedDeletion(it.key, str(it.error)) for it in found.failures],
+    )
 
 
-def compact(
-    url: Url,
+async def compact(
+    repository: Repository,
     *,
-    branch: Annotated[str, typer.Option("--branch", help="The branch to compact.")] = "main",
-    min_live_share: Annotated[
-        float,
-        typer.Option(
-            "--min-live-share", help="Leave objects empty of which less is used; above 0, up to 1."
-        ),
-    ] = 0.5,
-    message: Annotated[
-        str, typer.Option("--message", "-m", help="Message of the commit.")
-    ] = "Compact chunk objects",
-    dry_run: _DryRun = False,
-    option: Options = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Write chunks anew that lie in objects of which a branch uses little.
+    branch: _Branch = "main",
+    min_live_share: _MinLiveShare = 0.5,
+    message: _Message = "Compact chunk objects",
+    dry_run: DryRun = False,
+) -> Compacted:
+    """Rewrite chunks that lie in objects of which a branch uses little.
 
     For repositories whose small chunks share objects. Run expire and gc afterwards: they free the
     old objects once no branch, tag or snapshot needs them.
@@ -179,139 +214,86 @@ def compact(
     JSON keys: dry_run, branch, objects, chunks, bytes_written, bytes_released, snapshot_id (null
     if nothing was to be done).
     """
-
-    async def work(repository: Repository) -> Compacted:
-        with showing_progress() as progress:
-            done = await repository.compact(
-                branch,
-                min_live_share=min_live_share,
-                message=message,
-                dry_run=dry_run,
-                progress=progress,
-            )
-        return Compacted(
-            dry_run,
+    with showing_progress() as progress:
+        done = await repository.compact(
             branch,
-            done.objects,
-            done.chunks,
-            done.bytes_written,
-            done.bytes_released,
-            None if done.snapshot_id is None else str(done.snapshot_id),
+            min_live_share=min_live_share,
+            message=message,
+            dry_run=dry_run,
+            progress=progress,
         )
+    return Compacted(
+        dry_run,
+        branch,
+        done.objects,
+        done.chunks,
+        done.bytes_written,
+        done.bytes_released,
+        None if done.snapshot_id is None else str(done.snapshot_id),
+    )
 
-    answer(on_repository(url, option, work), render.compacted, as_json=as_json, debug=debug)
 
-
-def rewrite_manifests(
-    url: Url,
+async def rewrite_manifests(
+    repository: Repository,
     *,
-    branch: Annotated[str, typer.Option("--branch", help="The branch to rewrite.")] = "main",
-    message: Annotated[
-        str, typer.Option("--message", "-m", help="Message of the commit.")
-    ] = "Rewrite manifests",
-    amend: Annotated[
-        bool, typer.Option("--amend", help="Replace the tip instead of adding a commit.")
-    ] = False,
-    option: Options = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Write the manifests of a branch anew, split as the configuration says now.
+    branch: _Branch = "main",
+    message: _Message = "Rewrite manifests",
+    amend: _Amend = False,
+) -> Rewritten:
+    """Rewrite the manifests of a branch, split as the configuration says now.
 
     JSON keys: branch, snapshot_id, previous_snapshot_id, manifests.
     """
-
-    async def work(repository: Repository) -> Rewritten:
-        before = await repository.lookup_branch(branch)
-        with showing_progress() as progress:
-            made = await repository.rewrite_manifests(
-                message,
-                branch=branch,
-                commit_method="amend" if amend else "new_commit",
-                progress=progress,
-            )
-        files = await repository.list_manifest_files(made)
-        return Rewritten(branch, str(made), str(before), len(files))
-
-    answer(on_repository(url, option, work), render.rewritten, as_json=as_json, debug=debug)
+    before = await repository.lookup_branch(branch)
+    with showing_progress() as progress:
+        made = await repository.rewrite_manifests(
+            message,
+            branch=branch,
+            commit_method="amend" if amend else "new_commit",
+            progress=progress,
+        )
+    files = await repository.list_manifest_files(made)
+    return Rewritten(branch, str(made), str(before), len(files))
 
 
-def check(
-    url: Url,
-    *,
-    authorize: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--authorize",
-            metavar="PREFIX",
-            help="URL prefix of a container whose virtual objects are looked at. May be repeated.",
-        ),
-    ] = None,
-    option: Options = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Look whether every object is there that branches and tags lead to.
+async def check(repository: Repository) -> Checked:
+    """Check that every object is there that branches and tags lead to.
 
-    Exit code 1 if something is missing, too short or changed. What chunks hold is not read.
+    Virtual objects are looked at in the containers that --authorize names. Exit code 1 if
+    something is missing, too short or changed. The contents of chunks are not read.
 
     JSON keys: snapshots, transaction_logs, manifests, chunk_objects, virtual_objects,
     virtual_not_authorized (counts), broken (each: kind, location, problem, detail, references).
     """
-
-    async def work(repository: Repository) -> Checked:
-        with showing_progress() as progress:
-            found = await repository.check_references(progress=progress)
-        return Checked(
-            found.snapshots,
-            found.transaction_logs,
-            found.manifests,
-            found.chunk_objects,
-            found.virtual_objects,
-            found.virtual_not_authorized,
-            [
-                Broken(it.kind, it.location, it.problem, it.detail, it.references)
-                for it in found.broken
-            ],
-        )
-
-    access = dict.fromkeys(authorize or ())
-    ask = on_repository(url, option, work, authorize=access)
-    done = answer(ask, render.checked, as_json=as_json, debug=debug)
-    if done.broken:
-        raise typer.Exit(1)
+    with showing_progress() as progress:
+        found = await repository.check_references(progress=progress)
+    return Checked(
+        found.snapshots,
+        found.transaction_logs,
+        found.manifests,
+        found.chunk_objects,
+        found.virtual_objects,
+        found.virtual_not_authorized,
+        [Broken(it.kind, it.location, it.problem, it.detail, it.references) for it in found.broken],
+    )
 
 
-def migrate(
-    url: Url,
+async def migrate(
+    url: str,
+    options: dict[str, Any],
     *,
-    keep_old_files: Annotated[
-        bool, typer.Option("--keep-old-files", help="Leave the reference files of version 1.")
-    ] = False,
-    dry_run: _DryRun = False,
-    option: Options = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
+    keep_old_files: _KeepOldFiles = False,
+    dry_run: DryRun = False,
+) -> Migrated:
     """Bring a repository of format version 1 to version 2, in place.
 
     Only references and configuration are rewritten. Nobody may write meanwhile; if somebody does,
-    nothing is changed. Interrupted, it can be run again.
+    nothing is changed. If it is interrupted, run it again.
 
     JSON keys: dry_run, url, already_migrated, branches, tags, snapshots, unused_files (of version
-    1: deleted, or left where that was asked).
+    1: deleted, or kept if that was asked for).
     """
-
-    def work() -> Coroutine[Any, Any, Migrated]:
-        return _migrate(url, dict(option or ()), dry_run=dry_run, keep_old_files=keep_old_files)
-
-    answer(work, render.migrated, as_json=as_json, debug=debug)
-
-
-async def _migrate(
-    url: str, options: dict[str, object], *, dry_run: bool, keep_old_files: bool
-) -> Migrated:
-    from icechunk_async.repository.migrate import upgrade  # noqa: PLC0415  # slow to import
+    from icechunk_async.engine.upkeep.migrate import upgrade  # noqa: PLC0415  # slow to import
 
     with showing_progress() as progress:
         report = await upgrade(
@@ -330,3 +312,104 @@ async def _migrate(
         report.snapshots,
         list(report.unused_files),
     )
+
+
+def _show_expired(document: Expired, console: Console) -> None:
+    for it in document.snapshots:
+        console.print(Text(it, SNAPSHOT))
+    verb = "would be dropped" if document.dry_run else "dropped"
+    when = f"{document.older_than:%Y-%m-%d %H:%M:%S} UTC"
+    count = len(document.snapshots)
+    console.print(f"{count:,} snapshot(s) from before {when} {verb}.", soft_wrap=True)
+
+
+def _show_collected(document: Collected, console: Console) -> None:
+    table = make_table("", "", header=False)
+    table.columns[1].justify = "right"
+    table.add_row("chunks", f"{document.chunks_deleted:,}")
+    table.add_row("manifests", f"{document.manifests_deleted:,}")
+    table.add_row("snapshots", f"{document.snapshots_deleted:,}")
+    table.add_row("transaction logs", f"{document.transaction_logs_deleted:,}")
+    console.print(table)
+    for it in document.failures:
+        text = Text.assemble(("Could not delete ", REMOVED), plain(it.key), ": ", plain(it.reason))
+        console.print(text, soft_wrap=True)
+    verb = "would be freed" if document.dry_run else "freed"
+    console.print(f"{decimal(document.bytes_deleted)} {verb}.")
+
+
+def _show_compacted(document: Compacted, console: Console) -> None:
+    verb = "would be" if document.dry_run else "were"
+    console.print(
+        f"{document.chunks:,} chunk(s), {decimal(document.bytes_written)}, of "
+        f"{document.objects:,} object(s) {verb} written anew; the objects take "
+        f"{decimal(document.bytes_released)}.",
+        soft_wrap=True,
+    )
+    if document.snapshot_id is not None:
+        text = Text.assemble(
+            plain(document.branch, BRANCH),
+            " is at ",
+            (document.snapshot_id, SNAPSHOT),
+            " now. Space is freed by expire and gc.",
+        )
+        console.print(text, soft_wrap=True)
+
+
+def _show_rewritten(document: Rewritten, console: Console) -> None:
+    console.print(
+        Text.assemble(
+            plain(document.branch, BRANCH),
+            " is at ",
+            (document.snapshot_id, SNAPSHOT),
+            f" now, with {document.manifests:,} manifest(s); it was at ",
+            (document.previous_snapshot_id, SNAPSHOT),
+            ".",
+        ),
+        soft_wrap=True,
+    )
+
+
+def _show_checked(document: Checked, console: Console) -> None:
+    table = make_table("", "", header=False)
+    table.columns[1].justify = "right"
+    table.add_row("snapshots", f"{document.snapshots:,}")
+    table.add_row("transaction logs", f"{document.transaction_logs:,}")
+    table.add_row("manifests", f"{document.manifests:,}")
+    table.add_row("chunk objects", f"{document.chunk_objects:,}")
+    table.add_row("virtual objects", f"{document.virtual_objects:,}")
+    console.print(table)
+    for it in document.broken:
+        text = Text.assemble((f"{it.problem} ", REMOVED), plain(it.kind), ": ", plain(it.detail))
+        console.print(text, soft_wrap=True)
+    if document.virtual_not_authorized:
+        console.print(
+            f"{document.virtual_not_authorized:,} virtual object(s) were not looked at. If you "
+            "trust their containers, add --authorize with their URL prefixes."
+        )
+    console.print("Something is broken." if document.broken else "Nothing is missing.")
+
+
+def _show_migrated(document: Migrated, console: Console) -> None:
+    verb = "can be migrated" if document.dry_run else "is of format version 2 now"
+    if document.already_migrated:
+        verb = "was of format version 2 already"
+    text = (
+        f" {verb}: {document.branches:,} branch(es), {document.tags:,} tag(s) and "
+        f"{document.snapshots:,} snapshot(s)."
+    )
+    console.print(Text.assemble(plain(document.url, "bold"), text), soft_wrap=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(repository_command(expire, _show_expired))
+    app.command()(repository_command(gc, _show_collected, has_failed=lambda it: bool(it.failures)))
+    app.command()(repository_command(compact, _show_compacted))
+    app.command("rewrite-manifests")(repository_command(rewrite_manifests, _show_rewritten))
+    app.command()(
+        repository_command(
+            check, _show_checked, authorizes=True, has_failed=lambda it: bool(it.broken)
+        )
+    )
+    app.command()(url_command(migrate, _show_migrated))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol, cast, runtime_check
 
 import anyio.to_thread
 
-from icechunk_async import _clock
+from icechunk_async._runtime import clock
 from icechunk_async.errors import ExpiredCredentialsError, InvalidInputError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Credential(Protocol):
     """URL scheme of the storage backend that it is for, such as ``s3``."""
 
     async def storage_options(self) -> Mapping[str, object]:
-        """Answer the backend's options that say who asks.
+        """Return the backend's options that say who asks.
 
         Raises:
             ExpiredCredentialsError: it ended.
@@ -76,7 +76,7 @@ def check_fresh(credential: Expiring) -> None:
 
 
 def _now() -> datetime:
-    return datetime.fromtimestamp(_clock.now_us() / 1_000_000, UTC)
+    return datetime.fromtimestamp(clock.now_us() / 1_000_000, UTC)
 
 
 class Refresher[T: Expiring]:
@@ -92,7 +92,7 @@ class Refresher[T: Expiring]:
         self._kinds = kinds
 
     async def __call__(self) -> T:
-        """Answer a credential that was not answered before.
+        """Return a credential that was not answered before.
 
         Raises:
             InvalidInputError: the function answered something else.
@@ -120,6 +120,6 @@ class Refresher[T: Expiring]:
 
 
 def is_good(credential: Expiring) -> bool:
-    """Tell whether a credential will still be good for a while."""
+    """Return whether a credential will still be good for a while."""
     ends = credential.expires_after
     return ends is None or ends - _EARLY > _now()

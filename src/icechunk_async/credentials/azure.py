@@ -45,7 +45,7 @@ class AzureAccountKey:
         return self.expires_after
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer the key."""
+        """Return the key."""
         check_fresh(self)
         return {"account_key": self.token}
 
@@ -70,7 +70,7 @@ class AzureSasToken:
         return self.expires_after
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer the token."""
+        """Return the token."""
         check_fresh(self)
         return {"sas_token": self.token}
 
@@ -95,7 +95,7 @@ class AzureBearerToken:
         return int((self.expires_after or _FAR).timestamp())
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer a function that answers this token."""
+        """Return a function that answers this token."""
         check_fresh(self)
         return {"credential": _Same(self)}
 
@@ -118,7 +118,7 @@ class AzureFromEnvironment:
     backend: ClassVar[str] = "az"
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer nothing: it is what the backend does by itself."""
+        """Return nothing: it is what the backend does by itself."""
         return {"anonymous": False}
 
 
@@ -129,7 +129,7 @@ class AzureAnonymous:
     backend: ClassVar[str] = "az"
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer so."""
+        """Return so."""
         return {"anonymous": True}
 
 

@@ -34,7 +34,7 @@ class GcsServiceAccountFile:
     path: str | os.PathLike[str]
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer the path, which the backend reads."""
+        """Return the path, which the backend reads."""
         return {"token": self.path}
 
 
@@ -48,7 +48,7 @@ class GcsServiceAccountKey:
     """JSON."""
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer the document."""
+        """Return the document."""
         try:
             document: object = json.loads(self.key)
         except ValueError:
@@ -80,7 +80,7 @@ class GcsBearerToken:
         return self.expires_after
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer a function that answers this token."""
+        """Return a function that answers this token."""
         check_fresh(self)
         return {"token": _Same(self)}
 
@@ -103,7 +103,7 @@ class GcsFromEnvironment:
     backend: ClassVar[str] = "gs"
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer so."""
+        """Return so."""
         return {"token": None}
 
 
@@ -114,7 +114,7 @@ class GcsAnonymous:
     backend: ClassVar[str] = "gs"
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer so."""
+        """Return so."""
         return {"token": "anonymous"}
 
 
@@ -129,7 +129,7 @@ class GcsRefreshable:
     """Begin with this where it is still good, so that many workers do not all ask at once."""
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer a function for the backend."""
+        """Return a function for the backend."""
         refresher = Refresher(
             "GcsRefreshable", self.get_credentials, self.initial, (GcsBearerToken,)
         )

@@ -43,7 +43,7 @@ class S3StaticCredentials:
         return self.expires_after
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer the keys."""
+        """Return the keys."""
         check_fresh(self)
         options: dict[str, object] = {
             "access_key_id": self.access_key_id,
@@ -61,7 +61,7 @@ class S3FromEnvironment:
     backend: ClassVar[str] = "s3"
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer nothing: it is what the backend does by itself."""
+        """Return nothing: it is what the backend does by itself."""
         return {"anonymous": False}
 
 
@@ -72,7 +72,7 @@ class S3Anonymous:
     backend: ClassVar[str] = "s3"
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer so."""
+        """Return so."""
         return {"anonymous": True}
 
 
@@ -87,7 +87,7 @@ class S3Refreshable:
     """Begin with these where they are still good, so that many workers do not all ask at once."""
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer a function for the backend."""
+        """Return a function for the backend."""
         refresher = Refresher(
             "S3Refreshable", self.get_credentials, self.initial, (S3StaticCredentials,)
         )

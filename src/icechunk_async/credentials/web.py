@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from icechunk_async._concurrency import SingleFlight
+from icechunk_async._runtime.concurrency import SingleFlight
 from icechunk_async.credentials._refresh import Refresher, check_end, check_fresh, is_good
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class LocalFileSystemAccess:
     backend: ClassVar[str] = "file"
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer nothing: the operating system decides."""
+        """Return nothing: the operating system decides."""
         return {}
 
 
@@ -43,7 +43,7 @@ class HttpAccess:
     backend: ClassVar[str] = "http"
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer nothing."""
+        """Return nothing."""
         return {}
 
 
@@ -63,7 +63,7 @@ class HttpHeaders:
         object.__setattr__(self, "headers", dict(self.headers))
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer the headers."""
+        """Return the headers."""
         check_fresh(self)
         return {"headers": dict(self.headers)}
 
@@ -88,7 +88,7 @@ class HttpBearerToken:
         return {"Authorization": f"Bearer {self.token}"}
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer the header."""
+        """Return the header."""
         check_fresh(self)
         return {"headers": self.headers}
 
@@ -107,7 +107,7 @@ class HttpRefreshable:
     """Begin with this where it is still good, so that many workers do not all ask at once."""
 
     async def storage_options(self) -> dict[str, object]:
-        """Answer a function for the backend."""
+        """Return a function for the backend."""
         return {"headers": _Headers(self)}
 
 

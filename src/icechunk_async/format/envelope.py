@@ -61,7 +61,7 @@ class _Contexts(threading.local):
         self._compressors: dict[int, zstandard.ZstdCompressor] = {}
 
     def compressor(self, level: int) -> zstandard.ZstdCompressor:
-        """Answer the context of a compression level."""
+        """Return the context of a compression level."""
         found = self._compressors.get(level)
         if found is None:
             found = self._compressors[level] = zstandard.ZstdCompressor(level=level)
@@ -111,7 +111,7 @@ def pack(
 
 
 def file_header(size_bytes: int, file_type: FileType, spec_version: int) -> bytes:
-    """Answer what stands before the zstd frame.
+    """Return what stands before the zstd frame.
 
     Args:
         size_bytes: the length of the FlatBuffer in the frame.
@@ -178,12 +178,12 @@ def check_header(view: memoryview, file_type: FileType) -> int:
 
 
 def believable_bytes(packed_bytes: int) -> int:
-    """Answer the most that so many compressed bytes are believed to hold."""
+    """Return the most that so many compressed bytes are believed to hold."""
     return min(MAX_PAYLOAD_BYTES, max(_FLOOR_BYTES, _MAX_RATIO * packed_bytes))
 
 
 def written_by(data: bytes | memoryview) -> str:
-    """Answer the name and version of what wrote a metadata file, as its header says."""
+    """Return the name and version of what wrote a metadata file, as its header says."""
     return bytes(memoryview(data)[12:36]).decode(errors="replace").rstrip(" ")
 
 
@@ -218,7 +218,7 @@ def decompress(frame: memoryview, name: str) -> bytes | memoryview:
 
 
 def _contents(frames: memoryview, name: str) -> memoryview:
-    """Answer the first frame, where nothing but skippable frames follows it; else all of them."""
+    """Return the first frame, where nothing but skippable frames follows it; else all of them."""
     try:
         end, _ = measure_blocks(frames, name)
     except (FormatError, zstandard.ZstdError):
@@ -261,7 +261,7 @@ def _decompress_unsized(frame: memoryview, name: str, limit: int) -> bytes:
 
 
 def measure_blocks(frame: memoryview, name: str) -> tuple[int, int]:
-    """Answer where a frame ends, and how many bytes it decompresses to at most.
+    """Return where a frame ends, and how many bytes it decompresses to at most.
 
     Raises:
         FormatError: it is truncated.

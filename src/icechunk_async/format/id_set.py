@@ -50,11 +50,11 @@ class IdSet:
             self._settle()
 
     def contains(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Answer which of some ids, ``(n, 12)``, are in the set."""
+        """Return which of some ids, ``(n, 12)``, are in the set."""
         return self.find(ids) >= 0
 
     def find(self, ids: Ids) -> npt.NDArray[np.int64]:
-        """Answer the places of some ids, ``(n, 12)``, in :meth:`ids`; -1 for those not there."""
+        """Return the places of some ids, ``(n, 12)``, in :meth:`ids`; -1 for those not there."""
         self._settle()
         high, low = _columns(ids)
         found = np.full(len(ids), -1, np.int64)
@@ -71,7 +71,7 @@ class IdSet:
         return found
 
     def ids(self) -> Ids:
-        """Answer all ids, ``(n, 12)``, ascending."""
+        """Return all ids, ``(n, 12)``, ascending."""
         self._settle()
         words = np.empty((len(self._high), 3), ">u4")
         words[:, 0] = self._high >> np.uint64(32)

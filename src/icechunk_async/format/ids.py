@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final, Self
 
-from icechunk_async import _clock
+from icechunk_async._runtime import clock
 from icechunk_async.errors import InvalidInputError
 
 __all__ = [
@@ -44,8 +44,8 @@ class _ObjectId(bytes):
 
     @classmethod
     def random(cls) -> Self:
-        """Answer a fresh id; two never agree in practice."""
-        return cls(_clock.random_bytes(cls.size_bytes))
+        """Return a fresh id; two never agree in practice."""
+        return cls(clock.random_bytes(cls.size_bytes))
 
     @classmethod
     def parse(cls, text: str) -> Self:

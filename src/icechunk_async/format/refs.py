@@ -16,7 +16,7 @@ _CLOSED: Final = "closed_by_migration_at"
 
 
 def encode_ref(snapshot_id: SnapshotId) -> bytes:
-    """Answer the contents of a ref file: compact JSON without a newline."""
+    """Return the contents of a ref file: compact JSON without a newline."""
     return json.dumps({"snapshot": str(snapshot_id)}, separators=(",", ":")).encode()
 
 
@@ -32,7 +32,7 @@ def decode_ref(data: bytes | memoryview) -> SnapshotId:
         raise FormatError(
             "A ref was closed by the migration of its repository to format version 2. Open the "
             "repository again; if that fails as well the migration was interrupted, and "
-            "icechunk_async.repository.migrate.upgrade puts the repository in order."
+            "icechunk_async.engine.upkeep.migrate.upgrade puts the repository in order."
         )
     try:
         document = json.loads(bytes(data))
@@ -42,7 +42,7 @@ def decode_ref(data: bytes | memoryview) -> SnapshotId:
 
 
 def encode_closed_ref(snapshot_id: SnapshotId) -> bytes:
-    """Answer the contents of a branch file that a migration closes.
+    """Return the contents of a branch file that a migration closes.
 
     It names a snapshot that no repository has, so that whoever would move the branch from where
     it was stops, and tells where it was. Readers that look at it only in passing can parse it.
@@ -52,7 +52,7 @@ def encode_closed_ref(snapshot_id: SnapshotId) -> bytes:
 
 
 def decode_closed_ref(data: bytes | memoryview) -> SnapshotId | None:
-    """Answer where a closed branch was; None if the file is not one of a closed branch."""
+    """Return where a closed branch was; None if the file is not one of a closed branch."""
     raw = bytes(data[:_MAX_REF_BYTES])
     if _CLOSED.encode() not in raw:
         return None

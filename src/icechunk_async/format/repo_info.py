@@ -8,9 +8,11 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async._clock import from_us
+from icechunk_async._runtime.clock import from_us
 from icechunk_async.errors import FormatError
-from icechunk_async.format.blocks import (
+from icechunk_async.format.flatbuffers.buffer import Buffer
+from icechunk_async.format.flatbuffers.reading import Tables
+from icechunk_async.format.flatbuffers.writing import (
     REF,
     Shape,
     blob,
@@ -21,11 +23,9 @@ from icechunk_async.format.blocks import (
     table,
     vector,
 )
-from icechunk_async.format.buffer import Buffer
-from icechunk_async.format.flat import Tables
 from icechunk_async.format.ids import SnapshotId
-from icechunk_async.format.metadata import decode_items, encode_items
-from icechunk_async.format.updates import (
+from icechunk_async.format.json.metadata import decode_items, encode_items
+from icechunk_async.format.operations_log import (
     RepoStatus,
     Update,
     decode_status,
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from datetime import datetime
 
-    from icechunk_async.format.blocks import Block
     from icechunk_async.format.envelope import Envelope
-    from icechunk_async.format.metadata import JSON
+    from icechunk_async.format.flatbuffers.writing import Block
+    from icechunk_async.format.json.metadata import JSON
 
     type RawMetadata = tuple[tuple[str, bytes], ...]
 
@@ -225,7 +225,7 @@ def _decode_flags(root: Tables, slot: int) -> tuple[int, ...] | None:
 
 
 def encode_repo_info(info: RepoInfo) -> bytes:
-    """Answer the FlatBuffer of a repo info file. Cost: some microseconds for each table."""
+    """Return the FlatBuffer of a repo info file. Cost: some microseconds for each table."""
     ids = sorted(info.snapshots)
     places = {snapshot_id: index for index, snapshot_id in enumerate(ids)}
     return finish(

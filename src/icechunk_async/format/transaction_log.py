@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.buffer import Buffer
-from icechunk_async.format.flat import Tables
-from icechunk_async.format.flat_write import BLOCK, Layout, vtable
+from icechunk_async.format.flatbuffers.buffer import Buffer
+from icechunk_async.format.flatbuffers.reading import Tables
+from icechunk_async.format.flatbuffers.writing import BLOCK, Layout, vtable
 from icechunk_async.format.ids import NodeId, SnapshotId
-from icechunk_async.format.manifest import MAX_RANK
+from icechunk_async.format.manifest.reading import MAX_RANK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     import numpy.typing as npt
 
-    from icechunk_async.format.flat_write import Output
+    from icechunk_async.format.flatbuffers.writing import Output
 
     type CoordinateColumns = npt.NDArray[np.uint32]
 
@@ -82,19 +82,19 @@ class TransactionLog:
     """Coordinates of another rank than the commonest, by node and rank. Read, never written."""
 
     def chunks_of(self, node_id: NodeId, rank: int) -> CoordinateColumns:
-        """Answer the touched chunks of an array of ``rank`` axes."""
+        """Return the touched chunks of an array of ``rank`` axes."""
         coords = self.updated_chunks.get(node_id)
         if coords is None or coords.shape[1] != rank:
             coords = self.stray_chunks.get((node_id, rank))
         return np.empty((0, rank), np.uint32) if coords is None else coords
 
     def is_empty(self) -> bool:
-        """Tell whether nothing was touched."""
+        """Return whether nothing was touched."""
         lists = (getattr(self, name) for name in _LISTS.values())
         return not any(lists) and not self.updated_chunks and not self.moves
 
     def merge(self, later: TransactionLog) -> TransactionLog:
-        """Answer one log for two commits, as amending does; ``later``'s id stays.
+        """Return one log for two commits, as amending does; ``later``'s id stays.
 
         Lists are joined without cancelling: a node may be both new and deleted. Moves of a
         node become one, from where it first was to where it last is.
@@ -118,7 +118,7 @@ class TransactionLog:
 
 
 def unique_coordinates(coords: CoordinateColumns) -> CoordinateColumns:
-    """Answer rows in ascending order, each once."""
+    """Return rows in ascending order, each once."""
     if len(coords) < 2:
         return coords
     if coords.shape[1] == 0:
@@ -178,7 +178,7 @@ def _moves(root: Tables) -> Iterable[Move]:
 
 
 def encode_transaction_log(log: TransactionLog, spec_version: int) -> memoryview:
-    """Answer the FlatBuffer of a transaction log.
+    """Return the FlatBuffer of a transaction log.
 
     Cost: no Python object per chunk.
     """
@@ -218,7 +218,7 @@ def encode_transaction_log(log: TransactionLog, spec_version: int) -> memoryview
 
 
 def fitting_level(log: TransactionLog, level: int) -> int:
-    """Answer the zstd level that a log is compressed with where ``level`` is configured.
+    """Return the zstd level that a log is compressed with where ``level`` is configured.
 
     Chunks along one axis are numbers that count up: the first level finds as much in them as the
     third, which looks far back for what is not there, and takes half the time.

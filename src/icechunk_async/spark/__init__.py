@@ -14,23 +14,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from icechunk_async.spark.by_chunk import repartition_by_chunk
-    from icechunk_async.spark.chunkwise import Input, NewArray, map_chunks, write_region
-    from icechunk_async.spark.cooperative import Answer, CooperativeWrite, run_tasks
-    from icechunk_async.spark.ingest import (
+    from icechunk_async.spark.ingest.ingest import (
         Ingested,
         ingest_virtual,
         ingested_files,
         list_sources,
     )
-    from icechunk_async.spark.jobs import JobReport
-    from icechunk_async.spark.jobs_check import check_references
-    from icechunk_async.spark.jobs_garbage import garbage_collect
-    from icechunk_async.spark.jobs_manifests import rewrite_manifests, storage_statistics
-    from icechunk_async.spark.planned import PlannedRead, watch_reads
-    from icechunk_async.spark.row_writing import write_rows
+    from icechunk_async.spark.jobs.check import check_references
+    from icechunk_async.spark.jobs.garbage import garbage_collect
+    from icechunk_async.spark.jobs.job import JobReport
+    from icechunk_async.spark.jobs.manifests import rewrite_manifests, storage_statistics
+    from icechunk_async.spark.read.reader import PlannedRead, watch_reads
     from icechunk_async.spark.source import IcechunkSource, register
-    from icechunk_async.spark.transactions import (
+    from icechunk_async.spark.write.by_chunk import repartition_by_chunk
+    from icechunk_async.spark.write.compute import Input, NewArray, map_chunks, write_region
+    from icechunk_async.spark.write.cooperative import Answer, CooperativeWrite, run_tasks
+    from icechunk_async.spark.write.rows import write_rows
+    from icechunk_async.spark.write.transactions import (
         Published,
         Transaction,
         publish,
@@ -67,32 +67,32 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "Answer": "icechunk_async.spark.cooperative",
-    "CooperativeWrite": "icechunk_async.spark.cooperative",
+    "Answer": "icechunk_async.spark.write.cooperative",
+    "CooperativeWrite": "icechunk_async.spark.write.cooperative",
     "IcechunkSource": "icechunk_async.spark.source",
-    "Input": "icechunk_async.spark.chunkwise",
-    "NewArray": "icechunk_async.spark.chunkwise",
-    "PlannedRead": "icechunk_async.spark.planned",
-    "Published": "icechunk_async.spark.transactions",
-    "Transaction": "icechunk_async.spark.transactions",
-    "map_chunks": "icechunk_async.spark.chunkwise",
-    "publish": "icechunk_async.spark.transactions",
-    "published_version": "icechunk_async.spark.transactions",
-    "Ingested": "icechunk_async.spark.ingest",
-    "JobReport": "icechunk_async.spark.jobs",
-    "check_references": "icechunk_async.spark.jobs_check",
-    "garbage_collect": "icechunk_async.spark.jobs_garbage",
-    "ingest_virtual": "icechunk_async.spark.ingest",
-    "ingested_files": "icechunk_async.spark.ingest",
-    "list_sources": "icechunk_async.spark.ingest",
+    "Input": "icechunk_async.spark.write.compute",
+    "NewArray": "icechunk_async.spark.write.compute",
+    "PlannedRead": "icechunk_async.spark.read.reader",
+    "Published": "icechunk_async.spark.write.transactions",
+    "Transaction": "icechunk_async.spark.write.transactions",
+    "map_chunks": "icechunk_async.spark.write.compute",
+    "publish": "icechunk_async.spark.write.transactions",
+    "published_version": "icechunk_async.spark.write.transactions",
+    "Ingested": "icechunk_async.spark.ingest.ingest",
+    "JobReport": "icechunk_async.spark.jobs.job",
+    "check_references": "icechunk_async.spark.jobs.check",
+    "garbage_collect": "icechunk_async.spark.jobs.garbage",
+    "ingest_virtual": "icechunk_async.spark.ingest.ingest",
+    "ingested_files": "icechunk_async.spark.ingest.ingest",
+    "list_sources": "icechunk_async.spark.ingest.ingest",
     "register": "icechunk_async.spark.source",
-    "repartition_by_chunk": "icechunk_async.spark.by_chunk",
-    "run_tasks": "icechunk_async.spark.cooperative",
-    "watch_reads": "icechunk_async.spark.planned",
-    "write_region": "icechunk_async.spark.chunkwise",
-    "write_rows": "icechunk_async.spark.row_writing",
-    "rewrite_manifests": "icechunk_async.spark.jobs_manifests",
-    "storage_statistics": "icechunk_async.spark.jobs_manifests",
+    "repartition_by_chunk": "icechunk_async.spark.write.by_chunk",
+    "run_tasks": "icechunk_async.spark.write.cooperative",
+    "watch_reads": "icechunk_async.spark.read.reader",
+    "write_region": "icechunk_async.spark.write.compute",
+    "write_rows": "icechunk_async.spark.write.rows",
+    "rewrite_manifests": "icechunk_async.spark.jobs.manifests",
+    "storage_statistics": "icechunk_async.spark.jobs.manifests",
 }
 
 if not TYPE_CHECKING:  # else every misspelt name would have a type

@@ -42,7 +42,7 @@ class Budget:
     tasks: int = 0
 
     def of_task(self) -> RepositoryConfig:
-        """Answer the share of the task that this runs in; outside of a task it is all."""
+        """Return the share of the task that this runs in; outside of a task it is all."""
         context = TaskContext.get()
         tasks = self.tasks
         if context is not None and not tasks:
@@ -52,7 +52,7 @@ class Budget:
 
 
 def tasks_at_a_time(properties: Mapping[str, str], task_cpus: int, machine_cores: int) -> int:
-    """Answer how many tasks an executor runs at a time, from what one of them knows.
+    """Return how many tasks an executor runs at a time, from what one of them knows.
 
     Args:
         properties: of the task, as Spark names them.
@@ -70,7 +70,7 @@ def tasks_at_a_time(properties: Mapping[str, str], task_cpus: int, machine_cores
 
 
 def shared_handle(source: Source) -> RepositoryHandle:
-    """Answer the open repository that all tasks of this process share for equal sources."""
+    """Return the open repository that all tasks of this process share for equal sources."""
     # Unpickled, a handle is the one of the process.
     handle: RepositoryHandle = pickle.loads(pickle.dumps(RepositoryHandle(source)))  # noqa: S301
     return handle

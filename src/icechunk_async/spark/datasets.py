@@ -21,16 +21,40 @@ from icechunk_async.sync.storage import Storage
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.snapshot import Node
-    from icechunk_async.repository.repository import Repository
+    from icechunk_async.repository import Repository
     from icechunk_async.spark.options import ReadOptions
     from icechunk_async.sync.handles import RepositoryHandle
+    from icechunk_async.sync.store import IcechunkStore
 
-__all__ = ["arrays_of", "ask", "nodes_of", "open_group", "session_of"]
+__all__ = ["arrays_of", "ask", "nodes_of", "open_array", "open_group", "session_of", "workspace_of"]
+
+
+def open_array(store: IcechunkStore, path: str, *, write: bool = False) -> zarr.Array[Any]:
+    """Open an array that is there.
+
+    Args:
+        store: of a session.
+        path: of the array.
+        write: it may be changed.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    opening = cast("Any", zarr.open_array)  # pyright: ignore[reportUnknownMemberType]
+    array: zarr.Array[Any] = opening(store, path=path, mode="r+" if write else "r", zarr_format=3)
+    return array
+
+
+def workspace_of(session: Session) -> Workspace:
+    """Return what a session knows of its nodes and references; blocks where it must be opened."""
+    handle = session._session  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    return handle.now().workspace
 
 
 def _handle(options: ReadOptions) -> RepositoryHandle:
-    """Answer the open repository that all tasks of this process share."""
+    """Return the open repository that all tasks of this process share."""
     config = None if options.budget is None else options.budget.of_task()
     storage = Storage.from_url(options.url, **options.storage)
     source = Source(storage, config, options.virtual or None)
@@ -38,7 +62,7 @@ def _handle(options: ReadOptions) -> RepositoryHandle:
 
 
 def ask[T](options: ReadOptions, question: Callable[[Repository], Awaitable[T]]) -> T:
-    """Answer a question to the repository; blocks."""
+    """Return a question to the repository; blocks."""
 
     async def answer() -> T:
         return await question(await handle.repository())
@@ -48,13 +72,13 @@ def ask[T](options: ReadOptions, question: Callable[[Repository], Awaitable[T]])
 
 
 def session_of(options: ReadOptions) -> Session:
-    """Answer a session of the pinned snapshot; it opens when it is used."""
+    """Return a session of the pinned snapshot; it opens when it is used."""
     assert options.snapshot_id is not None  # planning pins it
     return Session(SessionHandle(_handle(options), None, snapshot_id=options.snapshot_id))
 
 
 def arrays_of(options: ReadOptions) -> dict[str, Any]:
-    """Answer the arrays of a group, as Zarr has them.
+    """Return the arrays of a group, as Zarr has them.
 
     Raises:
         NodeNotFoundError: there is no such group.
@@ -72,7 +96,7 @@ def arrays_of(options: ReadOptions) -> dict[str, Any]:
 
 
 def nodes_of(options: ReadOptions) -> dict[str, Node]:
-    """Answer what the snapshot knows of the arrays of a group, by name."""
+    """Return what the snapshot knows of the arrays of a group, by name."""
     root = f"/{options.group}" if options.group else "/"
     inside = f"{root.rstrip('/')}/"
 

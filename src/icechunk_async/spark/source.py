@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pyspark.sql.datasource import DataSource
 
-from icechunk_async.spark.options import ReadOptions
-from icechunk_async.spark.stream_options import names_stream_options
+from icechunk_async.spark.options import ReadOptions, names_stream_options
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-    from icechunk_async.spark.planned import PlannedRead
+    from icechunk_async.spark.read.reader import PlannedRead
 
 __all__ = ["IcechunkSource", "register"]
 
@@ -42,23 +41,23 @@ class IcechunkSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Answer the name of the format."""
+        """Return the name of the format."""
         return "icechunk"
 
     def schema(self) -> StructType:
-        """Answer the columns of what the options name, and stay with the snapshot of now."""
-        from icechunk_async.spark.reading import Reading  # noqa: PLC0415 -- not for writing
+        """Return the columns of what the options name, and stay with the snapshot of now."""
+        from icechunk_async.spark.read.reader import Reading  # noqa: PLC0415 -- not for writing
 
         if names_stream_options(self.options):
-            columns: StructType = _part("stream_source").stream_schema(self.options)
+            columns: StructType = _part("stream.source").stream_schema(self.options)
             return columns
         reading = Reading.begin(self._read_options())
         self._pinned = reading.options.snapshot_id
         return reading.spark_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Answer the reader of a batch query."""
-        from icechunk_async.spark.reading import (  # noqa: PLC0415
+        """Return the reader of a batch query."""
+        from icechunk_async.spark.read.reader import (  # noqa: PLC0415 -- not without need
             IcechunkReader,
             PushingReader,
         )
@@ -69,8 +68,8 @@ class IcechunkSource(DataSource):
         return kind(options, schema, self.planned)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
-        """Answer the writer of a batch."""
-        made: DataSourceWriter = _part("writing").batch_writer(
+        """Return the writer of a batch."""
+        made: DataSourceWriter = _part("write.rows").batch_writer(
             self.options, schema, overwrite=overwrite
         )
         return made
@@ -80,15 +79,15 @@ class IcechunkSource(DataSource):
         schema: StructType,
         overwrite: bool,  # noqa: FBT001
     ) -> DataSourceStreamWriter:
-        """Answer the sink of a streaming query."""
-        made: DataSourceStreamWriter = _part("sink").stream_writer(
+        """Return the sink of a streaming query."""
+        made: DataSourceStreamWriter = _part("stream.sink").stream_writer(
             self.options, schema, overwrite=overwrite
         )
         return made
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """Answer the source of a streaming query."""
-        made: DataSourceStreamReader = _part("stream_source").stream_reader(self.options, schema)
+        """Return the source of a streaming query."""
+        made: DataSourceStreamReader = _part("stream.source").stream_reader(self.options, schema)
         return made
 
     def _read_options(self) -> ReadOptions:

@@ -1,7 +1,12 @@
 """What the engine asks of an object store, and how one is found by its URL."""
 
-from icechunk_async.storage.authoring import check_expected, listed
-from icechunk_async.storage.cache import CacheOptions, CacheStatistics
+from icechunk_async.storage.authoring import (
+    BlockingObjects,
+    ThreadedStorage,
+    check_expected,
+    listed,
+)
+from icechunk_async.storage.cache.cached import CacheOptions, CacheStatistics
 from icechunk_async.storage.protocol import (
     ABSENT,
     MAX_KEY_BYTES,
@@ -31,7 +36,6 @@ from icechunk_async.storage.registry import (
     open_storage,
     reopen,
 )
-from icechunk_async.storage.threaded import BlockingObjects, ThreadedStorage
 
 __all__ = [
     "ABSENT",

@@ -1,18 +1,37 @@
-"""What many backends do alike, so that each need not find out again: conditions and listings."""
+"""Helpers for backends: checked conditions, sorted listings, storages of blocking functions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Literal, Protocol, Self
 
-from icechunk_async.errors import PreconditionFailedError
-from icechunk_async.storage.protocol import Absent, CommonPrefix, ObjectInfo
+import anyio.to_thread
+
+from icechunk_async.errors import PreconditionFailedError, StorageClosedError, UnsafeStorageError
+from icechunk_async.storage.protocol import (
+    Absent,
+    Capabilities,
+    CommonPrefix,
+    ObjectInfo,
+    check_key,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
-    from icechunk_async.storage.protocol import Expected, ListEntry, Version
+    from icechunk_async.storage.protocol import (
+        Data,
+        DeleteFailure,
+        Expected,
+        ListEntry,
+        RangeRequest,
+        Retrieved,
+        StorageDescription,
+        Version,
+    )
 
-__all__ = ["check_expected", "listed"]
+__all__ = ["BlockingObjects", "ThreadedStorage", "check_expected", "listed"]
 
 
 def check_expected(key: str, expected: Expected, found: Version | Absent) -> None:
@@ -64,3 +83,158 @@ def listed(
         if found.key.startswith(prefix) and (last is None or name > last):
             last = name
             yield CommonPrefix(name) if cut else found
+
+
+_PAGE_OBJECTS: Final = 1000
+"""Objects of a listing that are drawn with one hop."""
+
+
+class BlockingObjects(Protocol):
+    """What :class:`ThreadedStorage` is made of.
+
+    Each method is called on a thread, several at the same time on several. Keys have been checked,
+    and what is not promised by the capabilities is not asked for. The promises, and the errors to
+    raise, are those of the methods of :class:`~icechunk_async.storage.Storage`.
+    """
+
+    def get(self, key: str, byte_range: RangeRequest) -> Retrieved:
+        """Read an object or part of it."""
+        ...
+
+    def put(self, key: str, data: bytes, expected: Expected) -> Version:
+        """Write one whole object, in one atomic step with the look at what is expected.
+
+        It survives a power cut once this has returned.
+        """
+        ...
+
+    def delete(self, keys: Sequence[str]) -> list[DeleteFailure]:
+        """Delete objects; a missing one counts as deleted."""
+        ...
+
+    def list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        """Yield objects in ascending order of their keys' UTF-8 bytes; none is grouped.
+
+        ``prefix`` and ``start_after`` may be any string and are there to skip what is not wanted;
+        it may be yielded all the same. A thousand objects at a time are drawn, on any thread, and
+        nothing may be locked between two of them.
+        """
+        ...
+
+
+class ThreadedStorage:
+    """A :class:`~icechunk_async.storage.Storage`: each operation is one hop to a thread.
+
+    It is used in an ``async with`` block, whose end closes it. A call that is cancelled waits for
+    its thread, which cannot be interrupted. Copies pass through this process, and take two hops.
+    """
+
+    def __init__(
+        self,
+        objects: BlockingObjects,
+        description: StorageDescription,
+        capabilities: Capabilities | None = None,
+    ) -> None:
+        """Make a handle; nothing is done yet.
+
+        Args:
+            objects: do the work.
+            description: the URL and the options that were given.
+            capabilities: what ``objects`` promise; everything where it is left out.
+        """
+        self._objects = objects
+        self._description = description
+        self._capabilities = capabilities or Capabilities()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        """Show the URL."""
+        return f"{type(self).__name__}({self._description.url!r})"
+
+    async def __aenter__(self) -> Self:
+        """Begin the block in which it is used."""
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Refuse further use; what is under way is finished."""
+        self._closed = True
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What was said to be promised."""
+        return self._capabilities
+
+    @property
+    def description(self) -> StorageDescription:
+        """The URL, and the options that were given."""
+        return self._description
+
+    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read an object or part of it."""
+        check_key(key)
+        return await self._run(partial(self._objects.get, key, byte_range))
+
+    async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
+        """Read a whole object, and answer it unless it is still at ``version``."""
+        found = await self.get(key)
+        return None if found.version == version else found
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write one whole object."""
+        check_key(key)
+        self._check_promised("writable", f"write {key!r}")
+        if isinstance(if_version, Absent):
+            self._check_promised("conditional_create", f"create {key!r}")
+        elif if_version is not None:
+            self._check_promised("conditional_update", f"update {key!r} from {if_version}")
+        owned = bytes(data)  # the caller may change its buffer after a cancellation
+        return await self._run(partial(self._objects.put, key, owned, if_version))
+
+    async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
+        """Delete objects; a missing one counts as deleted."""
+        doomed = [check_key(key) for key in keys]
+        self._check_promised("writable", "delete objects")
+        return await self._run(partial(self._objects.delete, doomed))
+
+    async def list_prefix(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str | None = None,
+        delimiter: Literal["/"] | None = None,
+    ) -> AsyncIterator[ListEntry]:
+        """List objects, 1000 with each hop."""
+        self._check_promised("listing", "list objects")
+        found = self._objects.list(prefix, start_after or "")
+        while page := await self._run(lambda: list(islice(found, _PAGE_OBJECTS))):
+            for entry in listed(page, prefix, start_after, delimiter):
+                self._check_open()
+                yield entry
+            start_after = max(start_after or "", page[-1].key)
+
+    async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
+        """Copy an object, through this process."""
+        check_key(target)
+        found = await self.get(source)
+        check_expected(source, if_version, found.version)
+        return await self.put(target, found.data)
+
+    async def sync(self) -> None:
+        """Return at once: a write is durable when it is acknowledged."""
+        self._check_open()
+
+    async def _run[T](self, work: Callable[[], T]) -> T:
+        self._check_open()
+        return await anyio.to_thread.run_sync(work)
+
+    def _check_promised(self, promise: str, what: str) -> None:
+        self._check_open()
+        if not getattr(self._capabilities, promise):
+            reason = self._capabilities.reasons.get(promise, "it is not promised")
+            raise UnsafeStorageError(f"{self!r} cannot {what}: {reason}.")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StorageClosedError(
+                f"{self!r} was used after its 'async with' block ended. Open it again."
+            )

@@ -1,4 +1,8 @@
-"""Trying what a storage promises, before anything depends on it.
+"""Try what a storage promises before anything depends on it.
+
+Each answers a sentence about what it saw, and raises :class:`BrokenPromiseError` with one about
+what it should not have seen. What does not depend on one another is asked at the same time: far
+from the storage a trial takes as long as its longest line of requests.
 
 A server may ignore the conditions of a write and answer as if it had honoured them; commits are
 then lost without a word. A trial finds that out.
@@ -10,41 +14,348 @@ import base64
 import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from icechunk_async import _clock
-from icechunk_async._concurrency import bounded_map
+from icechunk_async._runtime import clock
+from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.errors import (
+    IcechunkError,
     ObjectNotFoundError,
     OutcomeUnknownError,
     PreconditionFailedError,
     StorageError,
     UnsafeStorageError,
 )
-from icechunk_async.storage._trials import (
-    BrokenPromiseError,
-    Trial,
-    conditional_create,
-    conditional_update,
-    deletion,
-    list_after_write,
-    list_order,
-    ranges,
-    read_after_write,
-    times,
+from icechunk_async.storage.policies.retry import Retrying, RetryPolicy
+from icechunk_async.storage.protocol import (
+    ABSENT,
+    Absent,
+    ByteRange,
+    ObjectInfo,
+    SuffixRange,
+    Version,
 )
 from icechunk_async.storage.registry import open_storage
-from icechunk_async.storage.retry import Retrying, RetryPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
-    from icechunk_async.storage.protocol import Capabilities, Storage
+    from icechunk_async.storage.protocol import Capabilities, Expected, Storage
 
-__all__ = ["PROBE_PREFIX", "Finding", "ProbeResult", "Verdict", "probe_storage"]
+__all__ = [
+    "PROBE_PREFIX",
+    "BrokenPromiseError",
+    "Finding",
+    "ProbeResult",
+    "Trial",
+    "Verdict",
+    "conditional_create",
+    "conditional_update",
+    "deletion",
+    "list_after_write",
+    "list_order",
+    "probe_storage",
+    "ranges",
+    "read_after_write",
+    "times",
+]
+
+
+_READ_KEYS: Final = 3
+_WRITERS: Final = 8
+_ROUNDS: Final = 4
+_MOST_SKEW: Final = timedelta(seconds=60)
+# Folders, punctuation around "/", upper case, and characters whose order in UTF-16 is another.
+_NAMES: Final = ("B", "a-b", "a.b", "a/b", "a0", "b", "é", "\uff5e", "\U0001f600")
+
+
+class BrokenPromiseError(Exception):
+    """A storage did what it must not do; the message says what."""
+
+
+class Trial:
+    """A storage to be tried, and the keys that the trial wrote."""
+
+    def __init__(self, storage: Storage, prefix: str) -> None:
+        """Begin; nothing is written yet."""
+        self.storage = storage
+        self.prefix = prefix
+        self._written: set[str] = set()
+        self.racing = anyio.Lock()
+        """Held by the races of one kind: all at once would need twice as many connections, and
+        the writers of a race should not have to wait for one."""
+
+    def key(self, name: str) -> str:
+        """Return a key below the prefix, which will be removed."""
+        key = self.prefix + name
+        self._written.add(key)
+        return key
+
+    async def names(self, folder: str, *, start_after: str | None = None) -> list[str]:
+        """Return what a listing of a folder of the trial shows, relative to the folder."""
+        base = self.prefix + folder
+        after = None if start_after is None else base + start_after
+        return [it.key.removeprefix(base) for it in await self.objects(folder, after)]
+
+    async def objects(self, folder: str, start_after: str | None = None) -> list[ObjectInfo]:
+        """Return what a listing of a folder of the trial shows."""
+        entries = self.storage.list_prefix(self.prefix + folder, start_after=start_after)
+        return [entry async for entry in entries if isinstance(entry, ObjectInfo)]
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Every key that was, or may have been, written."""
+        return tuple(sorted(self._written))
+
+    async def clean(self) -> tuple[str, ...]:
+        """Remove everything; answer the keys that could not be removed."""
+        if not self._written:
+            return ()
+        try:
+            return tuple(failure.key for failure in await self.storage.delete(self.written))
+        except IcechunkError:  # what was being tried tells more
+            return self.written
+
+
+async def read_after_write(trial: Trial) -> str:
+    """What was written, and written over, is read at once."""
+    await bounded_map(partial(_reads_what_it_wrote, trial), range(_READ_KEYS), limit=_READ_KEYS)
+    return "writes and overwrites are read at once"
+
+
+async def _reads_what_it_wrote(trial: Trial, number: int) -> None:
+    key = trial.key(f"read/{number}")
+    for state in range(2):
+        body = b"state %d" % state * 20
+        version = await trial.storage.put(key, body)
+        found, changed = await gather(
+            trial.storage.get(key), trial.storage.get_if_changed(key, version)
+        )
+        if bytes(found.data) != body:
+            raise BrokenPromiseError("a read after a write answered other bytes")
+        if found.version != version:
+            raise BrokenPromiseError("a read after a write answered another version")
+        if changed is not None:
+            raise BrokenPromiseError("an object that did not change was said to have changed")
+
+
+async def ranges(trial: Trial) -> str:
+    """Ranges behave like slices."""
+    key, body = trial.key("ranges"), bytes(range(100))
+    await trial.storage.put(key, body)
+    asked: dict[ByteRange | SuffixRange, bytes] = {
+        ByteRange(10, 20): body[10:20],
+        ByteRange(90): body[90:],
+        ByteRange(95, 200): body[95:],
+        ByteRange(100, 200): b"",
+        SuffixRange(7): body[-7:],
+        SuffixRange(500): body,
+    }
+
+    async def ask(request: ByteRange | SuffixRange) -> None:
+        found = await trial.storage.get(key, request)
+        if bytes(found.data) != asked[request] or found.size_bytes != len(body):
+            raise BrokenPromiseError(f"{request} of 100 bytes was answered wrongly")
+
+    await bounded_map(ask, asked, limit=len(asked))
+    return f"{len(asked)} kinds of ranges are answered like slices"
+
+
+async def conditional_create(trial: Trial) -> str:
+    """Of several creators exactly one lands."""
+    storage, key = trial.storage, trial.key("create/alone")
+    await storage.put(key, b"first", if_version=ABSENT)
+
+    races = {trial.key(f"create/race-{number}"): ABSENT for number in range(_ROUNDS)}
+    await gather(
+        _refused(trial, key, ABSENT, b"first", "a creation where an object is"),
+        _race(trial, races),
+    )
+    return f"of {_WRITERS} creators at once one landed, {_ROUNDS} times"
+
+
+async def conditional_update(trial: Trial) -> str:
+    """Of several updaters of one version exactly one lands."""
+
+    async def race() -> None:
+        keys = [trial.key(f"update/race-{number}") for number in range(_ROUNDS)]
+        before = await bounded_map(
+            lambda key: trial.storage.put(key, b"before"), keys, limit=len(keys)
+        )
+        await _race(trial, dict(zip(keys, before, strict=True)))
+
+    await gather(_updates(trial), race())
+    return f"of {_WRITERS} updaters at once one landed, {_ROUNDS} times"
+
+
+async def _updates(trial: Trial) -> None:
+    """One writer alone updates, and does not where the object is in another state."""
+    storage, key, again = trial.storage, trial.key("update/alone"), trial.key("update/again")
+    old, other = await gather(storage.put(key, b"old"), storage.put(again, b"other"))
+    missing = trial.key("update/never")
+
+    async def land_twice() -> None:
+        newer = await storage.put(again, b"newer", if_version=other)
+        await storage.put(again, b"newest", if_version=newer)
+
+    async def come_late() -> None:
+        await storage.put(key, b"newer", if_version=old)
+        await _refused(trial, key, old, b"newer", "an update of an older version")
+
+    await gather(
+        land_twice(),
+        come_late(),
+        _refused(trial, missing, old, None, "an update of a missing object"),
+    )
+
+
+async def _refused(
+    trial: Trial, key: str, expected: Expected, there: bytes | None, what: str
+) -> None:
+    """Try what must be refused and leave what is ``there``."""
+    try:
+        await trial.storage.put(key, b"must not land", if_version=expected)
+    except PreconditionFailedError:
+        pass
+    else:
+        raise BrokenPromiseError(f"{what} was not refused: the condition is ignored")
+    if await _read(trial, key) != there:
+        raise BrokenPromiseError(f"{what} was refused and changed the object")
+
+
+async def _read(trial: Trial, key: str) -> bytes | None:
+    try:
+        return bytes((await trial.storage.get(key)).data)
+    except ObjectNotFoundError:
+        return None
+
+
+async def _race(trial: Trial, races: Mapping[str, Version | Absent]) -> None:
+    """Hold races at once, in each of which writers expect the same state; one must stay.
+
+    Args:
+        trial: what is tried.
+        races: by key, the state that is expected.
+    """
+    async with trial.racing:
+        answers = await bounded_map(partial(_compete, trial, races), races, limit=len(races))
+    told = dict(zip(races, answers, strict=True))
+    await bounded_map(lambda key: _judge(trial, key, told[key]), told, limit=len(told))
+
+
+async def _compete(trial: Trial, races: Mapping[str, Version | Absent], key: str) -> list[str]:
+    """Let writers write at once; answer what each was told."""
+
+    async def write(number: int) -> str:
+        try:
+            await trial.storage.put(key, b"writer %d" % number, if_version=races[key])
+        except PreconditionFailedError:
+            return "refused"
+        except OutcomeUnknownError:
+            return "unknown"
+        return "landed"
+
+    return await bounded_map(write, range(_WRITERS), limit=_WRITERS)
+
+
+async def _judge(trial: Trial, key: str, told: list[str]) -> None:
+    """Find that one writer landed, was told so, and that its bytes are there."""
+    winners = [number for number, outcome in enumerate(told) if outcome == "landed"]
+    if len(winners) > 1:
+        raise BrokenPromiseError(
+            f"{len(winners)} of {_WRITERS} writers that expected the same state were told that "
+            "they landed: the look and the write are not one step"
+        )
+    if not winners and "unknown" in told:
+        raise OutcomeUnknownError(f"no writer of {key!r} was told that it landed", key=key)
+    if not winners:
+        raise BrokenPromiseError("of several writers at once none landed")
+    if await _read(trial, key) != b"writer %d" % winners[0]:
+        raise BrokenPromiseError("a writer was told that it landed, and another one's bytes stay")
+
+
+async def list_after_write(trial: Trial) -> str:
+    """A listing shows what was just written, and not what was just deleted."""
+    names = [f"{number}" for number in range(5)]
+    await _fill(trial, "listed", names[:-1])
+    await trial.storage.put(trial.key(f"listed/{names[-1]}"), b"x")
+    if await trial.names("listed/") != names:
+        raise BrokenPromiseError("a listing does not show objects that were just written")
+    await _delete(trial, ["listed/0"])
+    if await trial.names("listed/") != names[1:]:
+        raise BrokenPromiseError("a listing shows an object that was just deleted")
+    return "writes and deletions are listed at once"
+
+
+async def list_order(trial: Trial) -> str:
+    """Listings are in the order of UTF-8 bytes, and can be continued anywhere."""
+    names = sorted(_NAMES, key=str.encode)
+    await _fill(trial, "order", names[::-1])
+    found, rest = await gather(trial.names("order/"), trial.names("order/", start_after=names[3]))
+    if found != names:
+        if sorted(found, key=str.encode) != names:
+            raise BrokenPromiseError(f"of {names} a listing shows {found}")
+        ascii_only = [name for name in found if name.isascii()]
+        scope = "keys" if ascii_only != sorted(ascii_only) else "keys that are not ASCII"
+        raise BrokenPromiseError(f"{scope} are not listed in the order of UTF-8 bytes: {found}")
+    if rest != names[4:]:
+        raise BrokenPromiseError("a listing that is to start after a key does not")
+    return "in the order of UTF-8 bytes, also from the middle on"
+
+
+async def deletion(trial: Trial) -> str:
+    """What was deleted is gone, what was not stays, what never was is no failure."""
+    names = ["a", "b", "c"]
+    await _fill(trial, "deleted", names)
+    await _delete(trial, ["deleted/a", "deleted/b", "deleted/never"])
+    found = await bounded_map(
+        lambda name: _read(trial, trial.key(f"deleted/{name}")), names, limit=len(names)
+    )
+    left = [name for name, body in zip(names, found, strict=True) if body is not None]
+    if left != ["c"]:
+        raise BrokenPromiseError(f"of three objects two were deleted, and {left} are left")
+    return "deleted objects are gone, the others stay"
+
+
+async def _fill(trial: Trial, folder: str, names: Sequence[str]) -> None:
+    await bounded_map(
+        lambda name: trial.storage.put(trial.key(f"{folder}/{name}"), b"x"), names, limit=len(names)
+    )
+
+
+async def _delete(trial: Trial, names: list[str]) -> None:
+    failures = await trial.storage.delete([trial.key(name) for name in names])
+    if failures:
+        raise failures[0].error
+
+
+async def times(trial: Trial) -> str:
+    """The store's clock is that of this machine."""
+    key = trial.key("times/now")
+    before = clock.from_us(clock.now_us())
+    await trial.storage.put(key, b"x")
+    after = clock.from_us(clock.now_us())
+    written = (await trial.storage.get(key)).last_modified
+    if written is None:  # a store may tell only in listings
+        written = next((it.last_modified for it in await trial.objects("times/")), None)
+    if written is None:
+        raise BrokenPromiseError("a listing does not show an object that was just written")
+    # Stores tell whole seconds.
+    early, late = before - timedelta(seconds=1) - written, written - after
+    skew = max(early, late)
+    if skew > _MOST_SKEW:
+        word = "behind" if early > late else "ahead of"
+        raise BrokenPromiseError(
+            f"the store's clock is {skew.total_seconds():.0f} s {word} this machine's; expiry and "
+            "'as of' go by writers' clocks"
+        )
+    return "the store's clock and this machine's differ by less than a minute"
+
 
 _SECONDS: Final = 60.0
 _CLEANUP_SECONDS: Final = 15.0
@@ -182,7 +493,7 @@ async def _opened(
 async def _probe(storage: Storage, timeout_seconds: float) -> ProbeResult:
     began = anyio.current_time()
     deadline = began + timeout_seconds
-    random = base64.b32encode(_clock.random_bytes(10)).decode().lower()
+    random = base64.b32encode(clock.random_bytes(10)).decode().lower()
     trial = Trial(Retrying(storage, _RETRIES), f"{PROBE_PREFIX}{random}/")
     capabilities = storage.capabilities
 

@@ -105,7 +105,7 @@ type RangeRequest = ByteRange | SuffixRange | None
 
 
 def slice_range(request: RangeRequest, size_bytes: int) -> tuple[int, int]:
-    """Answer ``(start, stop)`` of a request in an object of ``size_bytes``, clamped to it."""
+    """Return ``(start, stop)`` of a request in an object of ``size_bytes``, clamped to it."""
     match request:
         case None:
             return 0, size_bytes
@@ -355,7 +355,7 @@ class BlockingStorage(Protocol):
 
 
 def check_key(key: str) -> str:
-    """Answer ``key`` if it may name an object.
+    """Return ``key`` if it may name an object.
 
     A key is one or more segments joined by ``/``; no segment is empty, ``.`` or ``..``, and
     none holds a NUL. It is at most :data:`MAX_KEY_BYTES` long in UTF-8; segments of up to 255

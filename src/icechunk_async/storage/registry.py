@@ -59,12 +59,12 @@ class OpenBackend(Protocol):
     """What an entry point of the group refers to."""
 
     def __call__(self, url: str, **options: object) -> AbstractAsyncContextManager[Storage]:
-        """Answer a context manager that opens ``url``; nothing is opened before it is entered."""
+        """Return a context manager that opens ``url``; nothing is opened before it is entered."""
         ...
 
 
 def normalize_url(location: str | os.PathLike[str]) -> str:
-    """Answer a URL for ``location``, its scheme in lower case; a path becomes a ``file://`` URL.
+    """Return a URL for ``location``, its scheme in lower case; a path becomes a ``file://`` URL.
 
     Raises:
         InvalidURLError: it is empty.
@@ -82,7 +82,7 @@ def normalize_url(location: str | os.PathLike[str]) -> str:
 
 
 def installed_schemes() -> list[str]:
-    """Answer the URL schemes that installed backends serve, sorted."""
+    """Return the URL schemes that installed backends serve, sorted."""
     return sorted({point.name for point in entry_points(group=GROUP)})
 
 

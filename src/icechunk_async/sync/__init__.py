@@ -12,7 +12,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from icechunk_async._importing import import_quickly
+from icechunk_async._runtime.importing import import_quickly
 from icechunk_async.sync._names import HOMES, MODULES
 
 if TYPE_CHECKING:

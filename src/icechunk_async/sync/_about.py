@@ -30,15 +30,15 @@ def print_debug_info() -> None:
 
 
 def spec_version() -> SpecVersion:
-    """Answer the version of the format that new repositories are created in."""
+    """Return the version of the format that new repositories are created in."""
     return SpecVersion.current()
 
 
 def supported_spec_versions() -> list[SpecVersion]:
-    """Answer the versions of the format that can be read and written, newest first."""
+    """Return the versions of the format that can be read and written, newest first."""
     return [SpecVersion.v2, SpecVersion.v1]
 
 
 def user_agent() -> str:
-    """Answer what this library calls itself. Its backends do not send it with requests."""
+    """Return what this library calls itself. Its backends do not send it with requests."""
     return f"icechunk-async-{__version__}"

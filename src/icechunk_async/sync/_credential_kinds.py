@@ -28,7 +28,7 @@ __all__ = [
 
 
 def _engine(name: str) -> Any:
-    """Answer one of the engine's credentials, imported at first use."""
+    """Return one of the engine's credentials, imported at first use."""
     return getattr(import_module("icechunk_async.credentials"), name)
 
 
@@ -85,7 +85,7 @@ class S3StaticCredentials(Displayed):
         ]
 
     def to_native(self) -> Any:
-        """Answer the engine's counterpart."""
+        """Return the engine's counterpart."""
         return _engine("S3StaticCredentials")(
             access_key_id=self.access_key_id,
             secret_access_key=self.secret_access_key,
@@ -173,7 +173,7 @@ class GcsBearerCredential:
         _check_zone("GcsBearerCredential", self.expires_after)
 
     def to_native(self) -> Any:
-        """Answer the engine's counterpart."""
+        """Return the engine's counterpart."""
         return _engine("GcsBearerToken")(self.bearer, self.expires_after)
 
 

@@ -144,6 +144,6 @@ def _is_dask(source: Any) -> bool:
 
 
 def _in_full(region: Any, shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Answer a region with every slice's ends, so that workers need not know the shape."""
+    """Return a region with every slice's ends, so that workers need not know the shape."""
     whole = region if region is not None else (slice(None),) * len(shape)
     return tuple(slice(*it.indices(size)) for it, size in zip(whole, shape, strict=True))

@@ -53,7 +53,7 @@ def _place(cls: type, module: str) -> None:
 
 
 def title_of(cls: type) -> str:
-    """Answer the name under which users find a class."""
+    """Return the name under which users find a class."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -61,7 +61,7 @@ class Displayed:
     """A value that is displayed as its class and some rows of names and values."""
 
     def _rows(self) -> Rows:
-        """Answer what is shown: names, and plain values or other displayed ones. No secrets."""
+        """Return what is shown: names, and plain values or other displayed ones. No secrets."""
         raise NotImplementedError
 
     @override
@@ -81,7 +81,7 @@ class Displayed:
         return _STYLE + self.as_html()
 
     def as_html(self) -> str:
-        """Answer title and rows as HTML; what is displayed itself is folded away."""
+        """Return title and rows as HTML; what is displayed itself is folded away."""
         title = escape(title_of(type(self)))
         inner = _html_rows(self._rows())
         return f'<div class="icechunk-async"><header>{title}</header>{inner}</div>'
@@ -100,7 +100,7 @@ class Group:
 
 
 def text(title: str, rows: Rows) -> str:
-    """Answer a title and a line for each row; what is displayed itself comes indented below."""
+    """Return a title and a line for each row; what is displayed itself comes indented below."""
     return f"<{title}>\n{_lines(rows)}"
 
 
@@ -142,7 +142,7 @@ class Choice(IntEnum):
 
 
 def literal(value: object) -> str:
-    """Answer a value as it stands in an expression."""
+    """Return a value as it stands in an expression."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Choice):
@@ -161,7 +161,7 @@ def literal(value: object) -> str:
 
 
 def expression(title: str, fields: Iterable[tuple[str, object]]) -> str:
-    """Answer a call that would make the value, with a line for each argument."""
+    """Return a call that would make the value, with a line for each argument."""
     lines = [f"{name}={literal(value)}," for name, value in fields]
     if not lines:
         return f"{title}()"

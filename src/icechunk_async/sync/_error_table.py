@@ -87,7 +87,7 @@ _SPECIAL: Final = {
 
 
 def kind_of(error: native.IcechunkError) -> ErrorKind:
-    """Answer the official code for an error of the engine.
+    """Return the official code for an error of the engine.
 
     It is what the error says itself (``code`` in its context), where there are several codes for
     a class; else that of the nearest class above it.
@@ -102,7 +102,7 @@ _VALUES: Final = frozenset(ErrorKind)
 
 
 def class_name_of(kind: ErrorKind, error: native.IcechunkError) -> str:
-    """Answer the name of the class that errors with this code have."""
+    """Return the name of the class that errors with this code have."""
     if kind is ErrorKind.UNKNOWN and isinstance(error, native.InvalidInputError):
         return "InvalidInputError"  # there is no code for each way to be wrong
     if kind in _SPECIAL:

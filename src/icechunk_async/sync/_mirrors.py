@@ -40,12 +40,12 @@ def mirrors[T](native_class: type) -> Callable[[type[T]], type[T]]:
 
 
 def mirror_of(native_class: type) -> type:
-    """Answer the class that stands for a native one; itself where none does."""
+    """Return the class that stands for a native one; itself where none does."""
     return _find(native_class) or native_class
 
 
 def _find(native_class: type) -> type | None:
-    """Answer the class that stands for a native one; those of the configuration are imported."""
+    """Return the class that stands for a native one; those of the configuration are imported."""
     found = _MIRRORS.get(native_class)
     if found is None and native_class.__module__.startswith(_CONFIGURATION):
         for name in _HOMES:
@@ -55,7 +55,7 @@ def _find(native_class: type) -> type | None:
 
 
 def to_native(value: object) -> Any:
-    """Answer what the engine takes for a value of the facade; plain values are themselves.
+    """Return what the engine takes for a value of the facade; plain values are themselves.
 
     Raises:
         InvalidConfigError: the engine can store no such value.
@@ -69,7 +69,7 @@ def to_native(value: object) -> Any:
 
 
 def from_native(value: object) -> Any:
-    """Answer the facade's counterpart of a value of the engine; plain values are themselves."""
+    """Return the facade's counterpart of a value of the engine; plain values are themselves."""
     if isinstance(value, tuple):
         return tuple(map(from_native, cast("tuple[object, ...]", value)))
     mirror: Any = _find(type(value))

@@ -10,8 +10,8 @@ import operator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, override
 
-from icechunk_async.format.config._fields import Effective, Instance, Integer
-from icechunk_async.format.config._fields import Section as NativeSection
+from icechunk_async.format.config.fields import Effective, Instance, Integer
+from icechunk_async.format.config.fields import Section as NativeSection
 from icechunk_async.sync._display import Displayed, expression, literal, title_of
 from icechunk_async.sync._mirrors import from_native, mirror_of, mirrors, to_native
 
@@ -74,7 +74,7 @@ class Section(Displayed):
         return value
 
     def to_native(self) -> Any:
-        """Answer the engine's counterpart.
+        """Return the engine's counterpart.
 
         Raises:
             InvalidConfigError: a value cannot be stored.
@@ -84,7 +84,7 @@ class Section(Displayed):
 
     @classmethod
     def from_native(cls, value: object) -> Self:
-        """Answer the counterpart of a native section."""
+        """Return the counterpart of a native section."""
         return cls(**{name: from_native(getattr(value, name)) for name in cls._kinds})
 
     def _names(self) -> tuple[str, ...]:
@@ -124,7 +124,7 @@ def _integer(where: str, value: object, kind: Integer) -> int:
 
 
 def _defaults(cls: type[NativeSection]) -> Mapping[str, object]:
-    """Answer what None stands for, by field."""
+    """Return what None stands for, by field."""
     unset = cls()
     names = [spec.name for spec in fields(cls)]
     return {

@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self, override
 
-from icechunk_async._clock import from_us, now_us, to_us
+from icechunk_async._runtime.clock import from_us, now_us, to_us
 from icechunk_async.sync._display import Choice, Displayed, expression, literal, public, title_of
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from icechunk_async.format.updates import RepoStatus as NativeStatus
+    from icechunk_async.format.operations_log import RepoStatus as NativeStatus
 
 __all__ = [
     "Attribution",
@@ -36,7 +36,7 @@ class SpecVersion(Choice):
 
     @staticmethod
     def current() -> SpecVersion:
-        """Answer the version that new repositories are created in."""
+        """Return the version that new repositories are created in."""
         return SpecVersion.v2
 
 
@@ -108,14 +108,14 @@ class RepoStatus(_Shown):
 
     @classmethod
     def from_native(cls, value: Any) -> Self:
-        """Answer the counterpart of the engine's; what is offline takes no changes either."""
+        """Return the counterpart of the engine's; what is offline takes no changes either."""
         takes_changes = value.availability.value == RepoAvailability.online
         availability = RepoAvailability.online if takes_changes else RepoAvailability.read_only
         return cls(availability, from_us(value.set_at), value.reason)
 
     def to_native(self) -> NativeStatus:
-        """Answer the engine's counterpart."""
-        from icechunk_async.format import updates  # noqa: PLC0415 - needs NumPy
+        """Return the engine's counterpart."""
+        from icechunk_async.format import operations_log as updates  # noqa: PLC0415 - needs NumPy
 
         availability = updates.Availability(int(self.availability))
         reason = self.limited_availability_reason
@@ -136,7 +136,7 @@ class FeatureFlag(_Shown):
 
     @classmethod
     def from_native(cls, value: Any) -> Self:
-        """Answer the counterpart of the engine's."""
+        """Return the counterpart of the engine's."""
         return cls(value.id, value.name, value.default_enabled, value.setting, value.enabled)
 
 
@@ -195,15 +195,15 @@ class ChunkStorageStats(_Shown):
     """Within manifests."""
 
     def non_virtual_bytes(self) -> int:
-        """Answer the bytes in the repository itself."""
+        """Return the bytes in the repository itself."""
         return self.native_bytes + self.inlined_bytes
 
     def total_bytes(self) -> int:
-        """Answer the bytes of all chunks."""
+        """Return the bytes of all chunks."""
         return self.non_virtual_bytes() + self.virtual_bytes
 
     def __add__(self, other: ChunkStorageStats, /) -> ChunkStorageStats:
-        """Answer the sums."""
+        """Return the sums."""
         if not isinstance(other, ChunkStorageStats):  # pyright: ignore[reportUnnecessaryIsInstance]
             return NotImplemented
         return ChunkStorageStats(
@@ -214,7 +214,7 @@ class ChunkStorageStats(_Shown):
 
     @classmethod
     def from_native(cls, value: Any) -> Self:
-        """Answer the counterpart of the engine's statistics."""
+        """Return the counterpart of the engine's statistics."""
         return cls(value.native_bytes, value.virtual_bytes, value.inlined_bytes)
 
 

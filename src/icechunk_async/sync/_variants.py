@@ -46,11 +46,11 @@ class Variant:
         return f"{self._maker}({', '.join(values + hidden)})"
 
     def values(self) -> tuple[Any, ...]:
-        """Answer the values of all fields, secrets as well."""
+        """Return the values of all fields, secrets as well."""
         return tuple(getattr(self, spec.name) for spec in fields(self))
 
     def to_native(self) -> Any:
-        """Answer the engine's counterpart.
+        """Return the engine's counterpart.
 
         Raises:
             InvalidConfigError: a value cannot be stored.
@@ -60,7 +60,7 @@ class Variant:
 
     @classmethod
     def from_native(cls, value: Any) -> Self:
-        """Answer the counterpart of a value of the engine."""
+        """Return the counterpart of a value of the engine."""
         return cls(*(from_native(getattr(value, spec.name)) for spec in fields(value)))
 
 
@@ -74,11 +74,11 @@ class Items(Variant):
     _named: ClassVar = False
 
     def __getitem__(self, key: int, /) -> Any:
-        """Answer a field by its position."""
+        """Return a field by its position."""
         return self.values()[key]
 
     def __len__(self) -> int:
-        """Answer how many fields there are."""
+        """Return how many fields there are."""
         return len(fields(self))
 
 

@@ -9,7 +9,7 @@ from icechunk_async.sync.portal import run, run_async
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from icechunk_async.repository.repository import Repository as AsyncRepository
+    from icechunk_async.repository import Repository as AsyncRepository
     from icechunk_async.sync.handles import RepositoryHandle
 
     type Question[T] = Callable[[AsyncRepository], Awaitable[T]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, cast, override
 
 import anyio.to_thread
 
-from icechunk_async.repository import conflicts as native
+from icechunk_async.engine.commit import conflicts as native
 from icechunk_async.sync._display import Choice, Displayed, public
 from icechunk_async.sync._mirrors import mirrors
 
@@ -86,7 +86,7 @@ class Conflict(Displayed):
 
     @classmethod
     def from_native(cls, value: native.Conflict) -> Self:
-        """Answer the counterpart of a conflict of the engine."""
+        """Return the counterpart of a conflict of the engine."""
         chunks = [list(coords) for coords in value.coords] or None
         return cls(ConflictType(value.kind.value), value.path, chunks)
 
@@ -128,7 +128,7 @@ class ConflictSolver:
     def solve(
         self, clash: native.Clash
     ) -> Sequence[native.Resolution] | Awaitable[Sequence[native.Resolution]]:
-        """Answer a resolution for each of ``clash.conflicts``, in order.
+        """Return a resolution for each of ``clash.conflicts``, in order.
 
         A plain function runs on a thread of its own, so it may block; it may also be
         asynchronous.
@@ -139,7 +139,7 @@ class ConflictSolver:
         raise NotImplementedError(f"{type(self).__name__} defines no solve().")
 
     def to_native(self) -> native.ConflictSolver:
-        """Answer the engine's counterpart."""
+        """Return the engine's counterpart."""
         return _Adapter(self)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from icechunk_async.repository.opened import Location
+    from icechunk_async.engine.open import Location
     from icechunk_async.sync.config import RepositoryConfig
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def shown_place(storage: Storage | Location) -> Storage:
-    """Answer the facade's description of a place, however it was given."""
+    """Return the facade's description of a place, however it was given."""
     if isinstance(storage, Storage):
         return storage
     if isinstance(storage, str | PathLike):
@@ -43,7 +43,7 @@ def shown_place(storage: Storage | Location) -> Storage:
 
 
 def described(storage: Storage) -> Storage:
-    """Answer the description as plain data: of a storage that is open, how to open it again."""
+    """Return the description as plain data: of a storage that is open, how to open it again."""
     opened = storage._location  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     description = getattr(opened, "description", None)
     if description is None:
@@ -52,29 +52,29 @@ def described(storage: Storage) -> Storage:
 
 
 def given_config(config: RepositoryConfig | None) -> Any:
-    """Answer a configuration of the library."""
+    """Return a configuration of the library."""
     return None if config is None else to_native(config)
 
 
 def given_access(access: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Answer what may be read, in the library's words."""
+    """Return what may be read, in the library's words."""
     if access is None:
         return None
     return {prefix: to_native(credential) for prefix, credential in access.items()}
 
 
 def given_version(version: SpecVersion | int | None) -> int:
-    """Answer the number of a format version; the newest for None."""
+    """Return the number of a format version; the newest for None."""
     return int(SpecVersion.current() if version is None else version)
 
 
 def shown_version(version: int) -> SpecVersion | None:
-    """Answer the format version of a number; None for none."""
+    """Return the format version of a number; None for none."""
     return SpecVersion(version) if version else None
 
 
 def shown_attribution(attribution: Attribution | None) -> Attribution:
-    """Answer who asks; nobody in particular if nothing was given."""
+    """Return who asks; nobody in particular if nothing was given."""
     return attribution or Attribution()
 
 

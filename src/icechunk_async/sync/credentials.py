@@ -104,7 +104,7 @@ HttpAccess: Final = Credentials.HttpAccess()
 
 
 def _scattered[T](get_credentials: Callable[[], T], *, scatter: bool) -> tuple[bytes, T | None]:
-    """Answer the function pickled, and a first credential to travel with it."""
+    """Return the function pickled, and a first credential to travel with it."""
     return pickle.dumps(get_credentials), get_credentials() if scatter else None
 
 
@@ -116,7 +116,7 @@ def s3_refreshable_credentials(
     get_credentials: Callable[[], S3StaticCredentials],
     scatter_initial_credentials: bool = False,  # noqa: FBT001, FBT002 - as theirs
 ) -> S3Credentials.Refreshable:
-    """Answer credentials that a function is asked for, again when they end.
+    """Return credentials that a function is asked for, again when they end.
 
     Args:
         get_credentials: answers keys; a plain function that can be pickled.
@@ -135,19 +135,19 @@ def s3_static_credentials(
     session_token: str | None = None,
     expires_after: datetime | None = None,
 ) -> S3Credentials.Static:
-    """Answer credentials that stay the same."""
+    """Return credentials that stay the same."""
     return S3Credentials.Static(
         S3StaticCredentials(access_key_id, secret_access_key, session_token, expires_after)
     )
 
 
 def s3_anonymous_credentials() -> S3Credentials.Anonymous:
-    """Answer that requests are not signed."""
+    """Return that requests are not signed."""
     return S3Credentials.Anonymous()
 
 
 def s3_from_env_credentials() -> S3Credentials.FromEnv:
-    """Answer that credentials are found as AWS tools find them."""
+    """Return that credentials are found as AWS tools find them."""
     return S3Credentials.FromEnv()
 
 
@@ -162,7 +162,7 @@ def s3_credentials(
     get_credentials: Callable[[], S3StaticCredentials] | None = None,
     scatter_initial_credentials: bool = False,
 ) -> AnyS3Credential:
-    """Answer credentials of the kind that the arguments ask for; without any, the environment's.
+    """Return credentials of the kind that the arguments ask for; without any, the environment's.
 
     Raises:
         ValueError: they ask for several kinds, or for none.
@@ -206,7 +206,7 @@ def gcs_static_credentials(
     application_credentials: str | None = None,
     bearer_token: str | None = None,
 ) -> AnyGcsStaticCredential:
-    """Answer credentials that stay the same; of several, the first in this order.
+    """Return credentials that stay the same; of several, the first in this order.
 
     Raises:
         ValueError: nothing is given.
@@ -226,19 +226,19 @@ def gcs_refreshable_credentials(
     get_credentials: Callable[[], GcsBearerCredential],
     scatter_initial_credentials: bool = False,  # noqa: FBT001, FBT002 - as theirs
 ) -> GcsCredentials.Refreshable:
-    """Answer tokens that a function is asked for; see :func:`s3_refreshable_credentials`."""
+    """Return tokens that a function is asked for; see :func:`s3_refreshable_credentials`."""
     return GcsCredentials.Refreshable(
         *_scattered(get_credentials, scatter=scatter_initial_credentials)
     )
 
 
 def gcs_anonymous_credentials() -> GcsCredentials.Anonymous:
-    """Answer that nobody in particular asks."""
+    """Return that nobody in particular asks."""
     return GcsCredentials.Anonymous()
 
 
 def gcs_from_env_credentials() -> GcsCredentials.FromEnv:
-    """Answer that credentials are found as Google's tools find them."""
+    """Return that credentials are found as Google's tools find them."""
     return GcsCredentials.FromEnv()
 
 
@@ -253,7 +253,7 @@ def gcs_credentials(
     get_credentials: Callable[[], GcsBearerCredential] | None = None,
     scatter_initial_credentials: bool = False,
 ) -> AnyGcsCredential:
-    """Answer credentials of the kind that the arguments ask for; without any, the environment's.
+    """Return credentials of the kind that the arguments ask for; without any, the environment's.
 
     ``anonymous`` goes before all others, and ``from_env`` before ``get_credentials``.
 
@@ -286,7 +286,7 @@ def azure_static_credentials(
     sas_token: str | None = None,
     bearer_token: str | None = None,
 ) -> AnyAzureStaticCredential:
-    """Answer credentials that stay the same.
+    """Return credentials that stay the same.
 
     Raises:
         ValueError: not exactly one is given.
@@ -310,19 +310,19 @@ def azure_refreshable_credentials(
     ],
     scatter_initial_credentials: bool = False,  # noqa: FBT001, FBT002 - as theirs
 ) -> AzureCredentials.Refreshable:
-    """Answer credentials that a function is asked for; see :func:`s3_refreshable_credentials`."""
+    """Return credentials that a function is asked for; see :func:`s3_refreshable_credentials`."""
     return AzureCredentials.Refreshable(
         *_scattered(get_credentials, scatter=scatter_initial_credentials)
     )
 
 
 def azure_from_env_credentials() -> AzureCredentials.FromEnv:
-    """Answer that the environment says who asks, else whoever is logged in."""
+    """Return that the environment says who asks, else whoever is logged in."""
     return AzureCredentials.FromEnv()
 
 
 def azure_anonymous_credentials() -> AzureCredentials.Anonymous:
-    """Answer that nobody in particular asks."""
+    """Return that nobody in particular asks."""
     return AzureCredentials.Anonymous()
 
 
@@ -342,7 +342,7 @@ def azure_credentials(
     | None = None,
     scatter_initial_credentials: bool = False,
 ) -> AnyAzureCredential:
-    """Answer credentials of the kind that the arguments ask for; without any, the environment's.
+    """Return credentials of the kind that the arguments ask for; without any, the environment's.
 
     ``anonymous`` goes before all others, then ``get_credentials``.
 
@@ -376,7 +376,7 @@ def containers_credentials(
         | None,
     ],
 ) -> dict[str, AnyCredential | None]:
-    """Answer credentials by URL prefix, as ``authorize_virtual_chunk_access`` takes them.
+    """Return credentials by URL prefix, as ``authorize_virtual_chunk_access`` takes them.
 
     Raises:
         ValueError: a value is no credential.

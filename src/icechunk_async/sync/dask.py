@@ -142,7 +142,7 @@ def _write_block(
 
 
 def _within(place: Region, region: Region | None) -> Region:
-    """Answer where a place in a source is in its target."""
+    """Return where a place in a source is in its target."""
     if region is None:
         return place
     starts = [it.start or 0 for it in region]

@@ -36,7 +36,7 @@ def deadline(seconds: float) -> Generator[None]:
 
 
 def is_set() -> bool:
-    """Tell whether a deadline is in force here."""
+    """Return whether a deadline is in force here."""
     return _until.get() is not None
 
 

@@ -26,7 +26,7 @@ def extract_session(
     axis: object = None,
     keepdims: object = None,
 ) -> Session | ForkSession:
-    """Answer the session that an array's store belongs to.
+    """Return the session that an array's store belongs to.
 
     Args:
         zarray: an array of an Icechunk store.

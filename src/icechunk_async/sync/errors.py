@@ -229,7 +229,7 @@ def coded(code: str) -> Generator[None]:
 
 
 def translate(error: native.IcechunkError) -> IcechunkError:
-    """Answer the facade's error for one of the engine's; an error of the facade is itself.
+    """Return the facade's error for one of the engine's; an error of the facade is itself.
 
     It has the engine's message and context, the code that fits, and both classes.
     """
@@ -261,7 +261,7 @@ def _made(name: str, engine_class: type[native.IcechunkError]) -> IcechunkError:
 
 
 def _both(name: str, engine_class: type[native.IcechunkError]) -> type[IcechunkError]:
-    """Answer a class that is one of the facade and one of the engine."""
+    """Return a class that is one of the facade and one of the engine."""
     known = _MADE.get((name, engine_class))
     if known is not None:
         return known

@@ -17,9 +17,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from icechunk_async._concurrency import SingleFlight
+from icechunk_async._runtime.concurrency import SingleFlight
 from icechunk_async.errors import StorageClosedError, VirtualContainerError
-from icechunk_async.repository.repository import Repository as AsyncRepository
+from icechunk_async.repository import Repository as AsyncRepository
 from icechunk_async.sync.conversion import described, given_access, given_config
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.portal import at_exit, generation, run, run_later
@@ -56,7 +56,7 @@ class Source:
         return Source, values
 
     def changed(self, config: Any, authorized: Mapping[str, Any] | None) -> Source:
-        """Answer what opens it again with this configuration on top, and other access if given."""
+        """Return what opens it again with this configuration on top, and other access if given."""
         if config is not None and self.config is not None:
             config = self.config.merge(config)
         return replace(
@@ -111,7 +111,7 @@ class Source:
             yield repository
 
     def without(self, error: VirtualContainerError) -> Source:
-        """Answer the same without access to the container that an error says there is not."""
+        """Return the same without access to the container that an error says there is not."""
         prefix = error.context.get("url_prefix")
         if prefix not in (self.authorized or {}):
             raise error
@@ -161,7 +161,7 @@ class RepositoryHandle:
         return opened.repository
 
     async def repository(self) -> AsyncRepository:
-        """Answer the native repository; on the portal's loop."""
+        """Return the native repository; on the portal's loop."""
         ready = self.ready
         if ready is not None:
             return ready
@@ -176,11 +176,11 @@ class RepositoryHandle:
         return opened.repository
 
     def now(self) -> AsyncRepository:
-        """Answer the native repository; blocks where it must be opened first."""
+        """Return the native repository; blocks where it must be opened first."""
         return self.ready or run(self.ask(_itself))
 
     async def ask[T](self, question: Callable[[AsyncRepository], Awaitable[T]]) -> T:
-        """Answer a question to the repository; on the portal's loop. Errors are the facade's."""
+        """Return a question to the repository; on the portal's loop. Errors are the facade's."""
         with translated():
             return await question(await self.repository())
 
@@ -250,7 +250,7 @@ async def _itself(repository: AsyncRepository) -> AsyncRepository:
 
 
 def _shared(source: bytes) -> RepositoryHandle:
-    """Answer the handle of this process for a pickled source."""
+    """Return the handle of this process for a pickled source."""
     with _sharing:
         handle = _handles.get(source)
         if handle is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self, override
 
-from icechunk_async._clock import from_us
-from icechunk_async.format import updates as native
+from icechunk_async._runtime.clock import from_us
+from icechunk_async.format import operations_log as native
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.sync._display import Displayed, public
 from icechunk_async.sync._mirrors import from_native, mirrors
@@ -214,7 +214,7 @@ class Update(Displayed):
 
     @classmethod
     def from_native(cls, value: native.Update) -> Self:
-        """Answer the counterpart of the engine's."""
+        """Return the counterpart of the engine's."""
         return cls(from_native(value.detail), from_us(value.updated_at), value.backup_path)
 
 
@@ -253,7 +253,7 @@ class GCSummary(Displayed):
 
     @classmethod
     def from_native(cls, value: Any) -> Self:
-        """Answer the counterpart of the engine's report."""
+        """Return the counterpart of the engine's report."""
         same = ("bytes", "chunks", "manifests", "snapshots", "attributes", "transaction_logs")
         counts = {f"{name}_deleted": getattr(value, f"{name}_deleted") for name in same}
         errors = [f"{failure.key}: {failure.error}" for failure in value.failures]

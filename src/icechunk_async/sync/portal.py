@@ -55,7 +55,7 @@ class _Call[T]:
             self.outcome.set_result(result)
 
     def _give_up(self) -> None:
-        """Answer where the work was cancelled before it began."""
+        """Return where the work was cancelled before it began."""
         if not self.outcome.done():
             self._work.close()
             self.outcome.set_exception(asyncio.CancelledError())

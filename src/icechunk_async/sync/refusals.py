@@ -14,7 +14,7 @@ __all__ = ["refusal"]
 
 
 def refusal(error: AsyncError, kind: ErrorKind) -> IcechunkError:
-    """Answer the facade's error for one of the library, with a code that says more."""
+    """Return the facade's error for one of the library, with a code that says more."""
     translated = translate(error)
     translated.kind = kind.value
     return translated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self, cast
 
 from icechunk_async.errors import VirtualContainerError
-from icechunk_async.repository.repository import Repository as AsyncRepository
+from icechunk_async.repository import Repository as AsyncRepository
 from icechunk_async.sync._display import Displayed
 from icechunk_async.sync._states import SpecVersion
 from icechunk_async.sync.config import RepositoryConfig
@@ -30,7 +30,7 @@ from icechunk_async.sync.repository_upkeep import UpkeepOperations
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from icechunk_async.repository.opened import Location
+    from icechunk_async.engine.open import Location
     from icechunk_async.sync._display import Rows
     from icechunk_async.sync._states import Attribution
     from icechunk_async.sync.credentials import AnyCredential
@@ -210,7 +210,7 @@ class Repository(
     def exists(
         storage: Storage | Location, storage_settings: StorageSettings | None = None
     ) -> bool:
-        """Tell whether a place holds a repository.
+        """Return whether a place holds a repository.
 
         Args:
             storage: where.
@@ -229,7 +229,7 @@ class Repository(
     def fetch_spec_version(
         storage: Storage | Location, storage_settings: StorageSettings | None = None
     ) -> SpecVersion | None:
-        """Answer the format version of the repository at a place; None if there is none.
+        """Return the format version of the repository at a place; None if there is none.
 
         Args:
             storage: where.
@@ -246,7 +246,7 @@ class Repository(
 
     @staticmethod
     def fetch_config(storage: Storage | Location) -> RepositoryConfig | None:
-        """Answer the configuration that is stored with a repository; None if none is.
+        """Return the configuration that is stored with a repository; None if none is.
 
         Raises:
             RepositoryNotFoundError: there is no repository.
@@ -307,7 +307,7 @@ class Repository(
         return await run_async(self._reopen(config, authorize_virtual_chunk_access))
 
     def __getstate__(self) -> object:
-        """Answer plain data: what was given at the opening, credentials included."""
+        """Return plain data: what was given at the opening, credentials included."""
         return {"_repository": self._repository.source}
 
     def __setstate__(self, state: object) -> None:
@@ -346,7 +346,7 @@ class Repository(
         self._repository.close()
 
     def __enter__(self) -> Self:
-        """Answer the repository; it closes with the block."""
+        """Return the repository; it closes with the block."""
         return self
 
     def __exit__(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from icechunk_async.format.updates import Availability
-from icechunk_async.repository.administration import RepoStatus as Status
+from icechunk_async.format.operations_log import Availability
+from icechunk_async.repository import RepoStatus as Status
 from icechunk_async.sync._states import FeatureFlag, RepoAvailability, RepoStatus
 from icechunk_async.sync.asking import Asking
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from icechunk_async.repository.history.administration import FeatureFlag as Flag
+    from icechunk_async.engine.history.repo_info.edits import FeatureFlag as Flag
 
 
 __all__ = ["AdministrationOperations"]
@@ -26,11 +26,11 @@ class AdministrationOperations(Asking):
         self._repository.set_default_metadata(metadata)
 
     def default_commit_metadata(self) -> dict[str, Any]:
-        """Answer the properties that every commit of this handle gets."""
+        """Return the properties that every commit of this handle gets."""
         return dict(self._repository.source.default_metadata)
 
     def get_metadata(self) -> dict[str, Any]:
-        """Answer the repository's own metadata."""
+        """Return the repository's own metadata."""
         return self._ask(lambda it: it.get_metadata())
 
     @property
@@ -67,7 +67,7 @@ class AdministrationOperations(Asking):
         return await self._ask_async(lambda it: it.update_metadata(metadata))
 
     def get_status(self) -> RepoStatus:
-        """Answer whether the repository may be changed, since when and why."""
+        """Return whether the repository may be changed, since when and why."""
         return _status(self._ask(lambda it: it.get_status()))
 
     @property
@@ -93,7 +93,7 @@ class AdministrationOperations(Asking):
         await self._ask_async(lambda it: it.set_status(given))
 
     def feature_flags(self) -> list[FeatureFlag]:
-        """Answer every feature that can be switched, and whether it is on."""
+        """Return every feature that can be switched, and whether it is on."""
         return _flags(self._ask(lambda it: it.feature_flags()))
 
     async def feature_flags_async(self) -> list[FeatureFlag]:
@@ -101,7 +101,7 @@ class AdministrationOperations(Asking):
         return _flags(await self._ask_async(lambda it: it.feature_flags()))
 
     def enabled_feature_flags(self) -> list[FeatureFlag]:
-        """Answer the features that are on."""
+        """Return the features that are on."""
         return _flags(self._ask(lambda it: it.enabled_feature_flags()))
 
     async def enabled_feature_flags_async(self) -> list[FeatureFlag]:
@@ -109,7 +109,7 @@ class AdministrationOperations(Asking):
         return _flags(await self._ask_async(lambda it: it.enabled_feature_flags()))
 
     def disabled_feature_flags(self) -> list[FeatureFlag]:
-        """Answer the features that are off."""
+        """Return the features that are off."""
         return _flags(self._ask(lambda it: it.disabled_feature_flags()))
 
     async def disabled_feature_flags_async(self) -> list[FeatureFlag]:

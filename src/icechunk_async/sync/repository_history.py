@@ -12,9 +12,9 @@ from icechunk_async.sync.snapshots import Diff, ManifestFileInfo, SnapshotInfo
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from icechunk_async.repository.ancestry_graph import AncestryGraph
-    from icechunk_async.repository.diff import Diff as AsyncDiff
-    from icechunk_async.repository.repository import Repository as AsyncRepository
+    from icechunk_async.engine.history.diff import Diff as AsyncDiff
+    from icechunk_async.engine.history.graph import AncestryGraph
+    from icechunk_async.repository import Repository as AsyncRepository
     from icechunk_async.sync.ops import Update
 
 __all__ = ["HistoryOperations"]
@@ -105,7 +105,7 @@ class HistoryOperations(Asking):
         )
 
     def lookup_snapshot(self, snapshot_id: str) -> SnapshotInfo:
-        """Answer when and why a snapshot was made, and its parent.
+        """Return when and why a snapshot was made, and its parent.
 
         Raises:
             SnapshotNotFoundError: the repository has no such snapshot.
@@ -118,7 +118,7 @@ class HistoryOperations(Asking):
         return SnapshotInfo.from_native(info)
 
     def list_manifest_files(self, snapshot_id: str) -> list[ManifestFileInfo]:
-        """Answer the manifests that a snapshot uses."""
+        """Return the manifests that a snapshot uses."""
         found = self._ask(lambda it: it.list_manifest_files(snapshot_id))
         return [ManifestFileInfo.from_native(info) for info in found]
 
@@ -137,7 +137,7 @@ class HistoryOperations(Asking):
         to_tag: str | None = None,
         to_snapshot_id: str | None = None,
     ) -> Diff:
-        """Answer what the commits after one snapshot up to another touched.
+        """Return what the commits after one snapshot up to another touched.
 
         One argument names the older snapshot, one the newer.
 
@@ -164,7 +164,7 @@ class HistoryOperations(Asking):
         return Diff.from_native(await self._ask_async(_difference(starts, ends)))
 
     def inspect_snapshot(self, snapshot_id: str) -> dict[str, Any]:
-        """Answer what the file of a snapshot says, for debugging."""
+        """Return what the file of a snapshot says, for debugging."""
         return self._ask(lambda it: it.inspect_snapshot(snapshot_id))
 
     async def inspect_snapshot_async(self, snapshot_id: str) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class HistoryOperations(Asking):
         return await self._ask_async(lambda it: it.inspect_snapshot(snapshot_id))
 
     def inspect_repo_info(self) -> dict[str, Any]:
-        """Answer what the repository's own file says, for debugging; format version 2."""
+        """Return what the repository's own file says, for debugging; format version 2."""
         return self._ask(lambda it: it.inspect_repo_info())
 
     async def inspect_repo_info_async(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class HistoryOperations(Asking):
         return await self._ask_async(lambda it: it.inspect_repo_info())
 
     def inspect_manifest(self, manifest_id: str) -> dict[str, Any]:
-        """Answer what a manifest says, without its references, for debugging."""
+        """Return what a manifest says, without its references, for debugging."""
         return self._ask(lambda it: it.inspect_manifest(manifest_id))
 
     async def inspect_manifest_async(self, manifest_id: str) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class HistoryOperations(Asking):
         return await self._ask_async(lambda it: it.inspect_manifest(manifest_id))
 
     def inspect_transaction_log(self, snapshot_id: str) -> dict[str, Any]:
-        """Answer what the log of a commit says, for debugging."""
+        """Return what the log of a commit says, for debugging."""
         return self._ask(lambda it: it.inspect_transaction_log(snapshot_id))
 
     async def inspect_transaction_log_async(self, snapshot_id: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class RefOperations(Asking):
         await self._ask_async(lambda it: it.create_branch(branch, snapshot_id))
 
     def list_branches(self) -> set[str]:
-        """Answer the names of all branches."""
+        """Return the names of all branches."""
         return self._ask(lambda it: it.list_branches())
 
     async def list_branches_async(self) -> set[str]:
@@ -34,7 +34,7 @@ class RefOperations(Asking):
         return await self._ask_async(lambda it: it.list_branches())
 
     def lookup_branch(self, branch: str) -> str:
-        """Answer the tip of a branch.
+        """Return the tip of a branch.
 
         Raises:
             RefNotFoundError: there is no such branch.
@@ -100,7 +100,7 @@ class RefOperations(Asking):
         await self._ask_async(lambda it: it.create_tag(tag, snapshot_id))
 
     def list_tags(self) -> set[str]:
-        """Answer the names of all tags; deleted ones are not among them."""
+        """Return the names of all tags; deleted ones are not among them."""
         return self._ask(lambda it: it.list_tags())
 
     async def list_tags_async(self) -> set[str]:
@@ -108,7 +108,7 @@ class RefOperations(Asking):
         return await self._ask_async(lambda it: it.list_tags())
 
     def lookup_tag(self, tag: str) -> str:
-        """Answer the snapshot of a tag.
+        """Return the snapshot of a tag.
 
         Raises:
             RefNotFoundError: there is no such tag, or it was deleted.

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
-    from icechunk_async.repository.collect import GarbageReport
-    from icechunk_async.repository.compact import CompactReport
+    from icechunk_async.engine.upkeep.collect import GarbageReport
+    from icechunk_async.engine.upkeep.compact import CompactReport
     from icechunk_async.sync.ops import GCSummary
     from icechunk_async.sync.types import CommitMethod
 
@@ -241,7 +241,7 @@ class UpkeepOperations(Asking):
         max_decoded_manifest_mem_bytes: int = 4 * 1024 * 1024 * 1024,
         max_concurrent_manifest_fetches: int = 500,
     ) -> ChunkStorageStats:
-        """Answer the bytes of all chunks of all snapshots, each chunk once.
+        """Return the bytes of all chunks of all snapshots, each chunk once.
 
         Args:
             max_snapshots_in_memory: read as many snapshots at a time.
@@ -286,7 +286,7 @@ class UpkeepOperations(Asking):
         max_decoded_manifest_mem_bytes: int = 4 * 1024 * 1024 * 1024,
         max_concurrent_manifest_fetches: int = 500,
     ) -> int:
-        """Answer the bytes of native chunks. Deprecated: see :meth:`chunk_storage_stats`."""
+        """Return the bytes of native chunks. Deprecated: see :meth:`chunk_storage_stats`."""
         _deprecated("total_chunks_storage", "chunk_storage_stats")
         return self.chunk_storage_stats(
             max_snapshots_in_memory=max_snapshots_in_memory,

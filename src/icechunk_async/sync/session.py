@@ -16,7 +16,7 @@ from icechunk_async.sync.snapshots import Diff
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from icechunk_async.repository.session import Session as AsyncSession
+    from icechunk_async.session import Session as AsyncSession
     from icechunk_async.sync._display import Rows
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.session_handles import SessionHandle
@@ -48,7 +48,7 @@ class Session(NodeOperations, Displayed):
         return rows
 
     def __eq__(self, value: object) -> bool:
-        """Tell whether both are the same session; two of one snapshot are not."""
+        """Return whether both are the same session; two of one snapshot are not."""
         return isinstance(value, Session) and self._session is value._session
 
     def __hash__(self) -> int:
@@ -56,7 +56,7 @@ class Session(NodeOperations, Displayed):
         return hash(id(self._session))
 
     def __getstate__(self) -> object:
-        """Answer plain data.
+        """Return plain data.
 
         Raises:
             ValueError: the session can write, and a copy of it could not commit.
@@ -107,7 +107,7 @@ class Session(NodeOperations, Displayed):
         return IcechunkStore(self._session)
 
     def status(self) -> Diff:
-        """Answer what the session changed so far."""
+        """Return what the session changed so far."""
         with translated():
             return Diff.from_native(self._session.now().status())
 
@@ -288,7 +288,7 @@ class Session(NodeOperations, Displayed):
         return self._session.nested(await self._session.ask(lambda session: session.fork()))
 
     def fork(self) -> ForkSession:
-        """Answer a child that can be pickled and written to elsewhere; see :meth:`merge`.
+        """Return a child that can be pickled and written to elsewhere; see :meth:`merge`.
 
         Raises:
             SessionStateError: the session only reads: pickle it as it is.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from icechunk_async._concurrency import SingleFlight
+from icechunk_async._runtime.concurrency import SingleFlight
 from icechunk_async.errors import SessionStateError
-from icechunk_async.repository.fork import ForkSession as AsyncForkSession
+from icechunk_async.session import ForkSession as AsyncForkSession
 from icechunk_async.sync.errors import ErrorKind, translated
 from icechunk_async.sync.portal import generation, run
 from icechunk_async.sync.refusals import refusal
@@ -14,8 +14,8 @@ from icechunk_async.sync.refusals import refusal
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from icechunk_async.repository.repository import Repository as AsyncRepository
-    from icechunk_async.repository.session import Session as AsyncSession
+    from icechunk_async.repository import Repository as AsyncRepository
+    from icechunk_async.session import Session as AsyncSession
     from icechunk_async.sync.handles import RepositoryHandle
 
 __all__ = ["SessionHandle"]
@@ -116,7 +116,7 @@ class SessionHandle:
         return self._session
 
     def fork_bytes(self) -> bytes:
-        """Answer what was written in the fork; blocks until all of it is stored and durable."""
+        """Return what was written in the fork; blocks until all of it is stored and durable."""
         fork = self.fork
         if fork.is_attached and fork.has_uncommitted_changes:
             with translated():
@@ -124,7 +124,7 @@ class SessionHandle:
         return fork.to_bytes()
 
     def nested(self, fork: AsyncForkSession) -> SessionHandle:
-        """Answer the handle of a fork of this session."""
+        """Return the handle of a fork of this session."""
         return SessionHandle(self.repository, fork)
 
     @property
@@ -138,7 +138,7 @@ class SessionHandle:
         return session
 
     async def session(self) -> AsyncSession:
-        """Answer the native session; on the portal's loop."""
+        """Return the native session; on the portal's loop."""
         ready = self.ready
         if ready is None:
             ready = await self._opening.run(0, self._reopen)
@@ -162,11 +162,11 @@ class SessionHandle:
         return session is not None and not self.read_only and session.has_uncommitted_changes
 
     def now(self) -> AsyncSession:
-        """Answer the native session; blocks where it must be opened first."""
+        """Return the native session; blocks where it must be opened first."""
         return self.ready or run(self.session())
 
     async def ask[T](self, question: Callable[[AsyncSession], Awaitable[T]]) -> T:
-        """Answer a question to the session; on the portal's loop. Errors are the facade's."""
+        """Return a question to the session; on the portal's loop. Errors are the facade's."""
         with translated():
             return await question(await self.session())
 

@@ -41,7 +41,7 @@ class NodeOperations:
         await run_async(self._session.ask(lambda session: session.move(from_path, to_path)))
 
     def get_node_id(self, path: str) -> str:
-        """Answer the id of a node, which stays the same when it moves.
+        """Return the id of a node, which stays the same when it moves.
 
         Raises:
             NodeNotFoundError: there is no such node.
@@ -53,7 +53,7 @@ class NodeOperations:
         return str(await run_async(self._session.ask(lambda session: session.get_node_id(path))))
 
     def all_virtual_chunk_locations(self) -> list[str]:
-        """Answer the location of every virtual chunk, one for each chunk."""
+        """Return the location of every virtual chunk, one for each chunk."""
         return list(run(self._session.ask(lambda it: it.all_virtual_chunk_locations())))
 
     async def all_virtual_chunk_locations_async(self) -> list[str]:

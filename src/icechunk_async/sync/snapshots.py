@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Final, Self, cast, override
 
-from icechunk_async.repository.ancestry_graph import AncestryGraph
+from icechunk_async.engine.history.graph import AncestryGraph
 from icechunk_async.sync._display import Displayed, public
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
+    from icechunk_async.engine.history.diff import Diff as NativeDiff
     from icechunk_async.format.repo_info import SnapshotInfo as NativeInfo
-    from icechunk_async.repository.diff import Diff as NativeDiff
 
 __all__ = ["AncestryGraph", "Diff", "ManifestFileInfo", "SnapshotInfo"]
 
@@ -50,7 +50,7 @@ class SnapshotInfo(Displayed):
 
     @classmethod
     def from_native(cls, value: NativeInfo) -> Self:
-        """Answer the counterpart of the engine's."""
+        """Return the counterpart of the engine's."""
         parent = None if value.parent_id is None else str(value.parent_id)
         metadata = cast("dict[str, Any]", dict(value.metadata))
         return cls(str(value.id), parent, value.written_at, value.message, metadata)
@@ -84,7 +84,7 @@ class Diff(Displayed):
     moved_nodes: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
     def is_empty(self) -> bool:
-        """Tell whether nothing was touched."""
+        """Return whether nothing was touched."""
         return self == Diff()
 
     @override
@@ -118,7 +118,7 @@ class Diff(Displayed):
 
     @classmethod
     def from_native(cls, value: NativeDiff) -> Self:
-        """Answer the counterpart of the engine's. Cost: one list for each chunk."""
+        """Return the counterpart of the engine's. Cost: one list for each chunk."""
         return cls(
             set(value.new_groups),
             set(value.new_arrays),
@@ -135,7 +135,7 @@ _SHOWN: Final = 20
 
 
 def _few(lines: Iterable[str]) -> list[str]:
-    """Answer the first lines, and how many there are more."""
+    """Return the first lines, and how many there are more."""
     every = list(lines)
     more = [f"... and {len(every) - _SHOWN} more"] if len(every) > _SHOWN else []
     return every[:_SHOWN] + more
@@ -162,5 +162,5 @@ class ManifestFileInfo(Displayed):
 
     @classmethod
     def from_native(cls, value: Any) -> Self:
-        """Answer the counterpart of the engine's."""
+        """Return the counterpart of the engine's."""
         return cls(str(value.id), value.size_bytes, value.num_chunk_refs)

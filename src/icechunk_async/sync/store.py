@@ -64,7 +64,7 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
         return rows
 
     def __eq__(self, value: object) -> bool:
-        """Tell whether both look at the same session."""
+        """Return whether both look at the same session."""
         return isinstance(value, IcechunkStore) and self._store is value._store
 
     def __hash__(self) -> int:
@@ -72,7 +72,7 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
         return hash(id(self._store))
 
     def __getstate__(self) -> object:
-        """Answer plain data.
+        """Return plain data.
 
         Raises:
             ValueError: the session can write, and a copy of it could not commit.
@@ -84,7 +84,7 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
         IcechunkStore.__init__(self, state["_store"], state["_read_only"])
 
     def with_read_only(self, read_only: bool = False) -> Store:  # noqa: FBT001, FBT002
-        """Answer another store on the same session."""
+        """Return another store on the same session."""
         store = IcechunkStore(self._store, read_only)
         store._is_open = False
         return store
@@ -127,7 +127,7 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Answer a document or a chunk, or a part of it; None if there is none.
+        """Return a document or a chunk, or a part of it; None if there is none.
 
         Raises:
             InvalidInputError: the key cannot exist.
@@ -148,12 +148,12 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
         prototype: BufferPrototype,
         key_ranges: Iterable[tuple[str, ByteRequest | None]],
     ) -> list[Buffer | None]:
-        """Answer parts of values in order, several at a time."""
+        """Return parts of values in order, several at a time."""
         store = self._ready or await self._native()
         return await self._guarded(store.get_partial_values(prototype, key_ranges))
 
     async def exists(self, key: str) -> bool:
-        """Tell whether there is a document or a chunk."""
+        """Return whether there is a document or a chunk."""
         store = self._ready or await self._native()
         if deadlines.is_set():
             return await self._guarded(store.exists(key))
@@ -163,12 +163,12 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
             raise translate(error) from error
 
     async def is_empty(self, prefix: str) -> bool:
-        """Tell whether no key begins with a prefix."""
+        """Return whether no key begins with a prefix."""
         store = self._ready or await self._native()
         return await self._guarded(store.is_empty(prefix))
 
     async def getsize(self, key: str) -> int:
-        """Answer the size of a value in bytes, without reading it.
+        """Return the size of a value in bytes, without reading it.
 
         Raises:
             FileNotFoundError: there is none.
@@ -177,7 +177,7 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
         return await self._guarded(store.getsize(key))
 
     async def getsize_prefix(self, prefix: str) -> int:
-        """Answer the bytes of all values below a path, without reading them."""
+        """Return the bytes of all values below a path, without reading them."""
         store = self._ready or await self._native()
         return await self._guarded(store.getsize_prefix(prefix))
 
@@ -262,7 +262,7 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
     async def _get_many(
         self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
     ) -> AsyncGenerator[tuple[str, Buffer | None], None]:
-        """Answer many values, several at a time."""
+        """Return many values, several at a time."""
         wanted = list(requests)
         store = self._ready or await self._native()
         with translated():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest
     from zarr.core.buffer import Buffer, BufferPrototype
 
-    from icechunk_async.repository.session import Session as AsyncSession
+    from icechunk_async.session import Session as AsyncSession
     from icechunk_async.sync.session_handles import SessionHandle
 
 __all__ = ["DirectAccess"]
@@ -45,7 +45,7 @@ class DirectAccess:
         return known[1]
 
     async def _native(self) -> AsyncStore:
-        """Answer the native store; on any loop."""
+        """Return the native store; on any loop."""
         if self._ready is None:
             await run_async(self._store.session())
         ready = self._ready
@@ -53,11 +53,11 @@ class DirectAccess:
         return ready
 
     def _now(self) -> AsyncStore:
-        """Answer the native store; blocks where the session must be opened first."""
+        """Return the native store; blocks where the session must be opened first."""
         return self._ready or run(self._native())
 
     def _writable(self, store: AsyncStore) -> AsyncStore:
-        """Answer the native store, unless nothing can be written through it.
+        """Return the native store, unless nothing can be written through it.
 
         Raises:
             ReadOnlyError: nothing was written.
@@ -110,7 +110,7 @@ class DirectAccess:
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        """Answer a value on the calling thread; as :meth:`get`."""
+        """Return a value on the calling thread; as :meth:`get`."""
         store = self._ready or self._now()
         try:  # what translated() does, at a part of its cost
             return store.get_sync(key, prototype=prototype, byte_range=byte_range)

@@ -221,7 +221,7 @@ class VirtualWrites(DirectAccess):
 
 
 def _uncovered(store: AsyncStore, locations: Sequence[str], validate: bool) -> set[str]:  # noqa: FBT001
-    """Answer the distinct locations that no container covers.
+    """Return the distinct locations that no container covers.
 
     Raises:
         InvalidInputError: one can be no location at all.

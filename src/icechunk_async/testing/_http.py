@@ -66,7 +66,7 @@ class Message:
         return int(self.first_line.split(" ")[1])
 
     def header(self, name: str) -> str | None:
-        """Answer the value of a header that may be there once."""
+        """Return the value of a header that may be there once."""
         values = [value for other, value in self.headers if other == name]
         if len(set(values)) > 1:
             raise FramingError(f"the header {name!r} is there with several values: {values}")

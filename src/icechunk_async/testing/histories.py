@@ -30,11 +30,11 @@ class SeededClock:
         self._start_us = 1_700_000_000_000_000
 
     def now_us(self) -> int:
-        """Answer the loop's time."""
+        """Return the loop's time."""
         return self._start_us + round(asyncio.get_running_loop().time() * 1e6)
 
     def random_bytes(self, size_bytes: int) -> bytes:
-        """Answer the next bytes of the seed."""
+        """Return the next bytes of the seed."""
         return self._random.randbytes(size_bytes)
 
 
@@ -66,7 +66,7 @@ def find_anomalies(
     *,
     dropped: Collection[str] = (),
 ) -> list[str]:
-    """Answer what is wrong with a branch, a sentence each; nothing if all is well.
+    """Return what is wrong with a branch, a sentence each; nothing if all is well.
 
     Args:
         attempts: every commit that was tried on any branch.

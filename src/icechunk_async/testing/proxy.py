@@ -185,7 +185,7 @@ class FaultProxy:
     async def _ask(
         self, server: _Server, request: Message, writer: asyncio.StreamWriter
     ) -> Message | None:
-        """Answer what the server does, or end the connection as the server ended its own."""
+        """Return what the server does, or end the connection as the server ended its own."""
         try:
             return await server.ask(request)
         except (OSError, asyncio.IncompleteReadError):

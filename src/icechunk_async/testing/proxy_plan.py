@@ -167,7 +167,7 @@ class Chooser:
         self._followed = [0] * len(plan.rules)
 
     def choose(self, method: str, target: str) -> Choice:
-        """Answer what happens to the next request."""
+        """Return what happens to the next request."""
         plan = self._plan
         delay = plan.latency_seconds + self._random.random() * plan.jitter_seconds
         for index, rule in enumerate(plan.rules):

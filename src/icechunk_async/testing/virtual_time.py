@@ -39,7 +39,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jumping)
 
     def time(self) -> float:
-        """Answer the virtual seconds since the loop began."""
+        """Return the virtual seconds since the loop began."""
         return self._jumping.now
 
     def call_exception_handler(self, context: Mapping[str, object]) -> None:

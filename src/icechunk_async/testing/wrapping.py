@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from icechunk_async._concurrency import closing
-from icechunk_async.storage.wrapping import PassingStorage
+from icechunk_async._runtime.concurrency import closing
+from icechunk_async.storage.policies.wrapping import PassingStorage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable

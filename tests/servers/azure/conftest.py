@@ -23,12 +23,12 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
 
 
 def service(endpoint: str) -> BlobServiceClient:
-    """Answer the driver's own client, for what tests arrange behind the backend's back."""
+    """Return the driver's own client, for what tests arrange behind the backend's back."""
     return BlobServiceClient(endpoint, AzureNamedKeyCredential(ACCOUNT, KEY))
 
 
 def options(endpoint: str) -> dict[str, Any]:
-    """Answer how a server is opened."""
+    """Return how a server is opened."""
     return {
         "account_name": ACCOUNT,
         "account_key": KEY,
@@ -38,7 +38,7 @@ def options(endpoint: str) -> dict[str, Any]:
 
 
 async def make_container(endpoint: str) -> str:
-    """Create a container of its own for a test and answer its name."""
+    """Create a container of its own for a test and return its name."""
     name = f"test-{uuid4()}"
     async with service(endpoint) as client:
         await client.create_container(name)

@@ -78,7 +78,7 @@ def through(proxy: FaultProxy, container: str, **more: Any) -> AbstractAsyncCont
 
 
 def signature(container: str, lasts: timedelta, permission: str = "rwdlac") -> str:
-    """Answer a SAS token for a container."""
+    """Return a SAS token for a container."""
     return generate_container_sas(
         ACCOUNT,
         container,
@@ -90,12 +90,12 @@ def signature(container: str, lasts: timedelta, permission: str = "rwdlac") -> s
 
 
 async def names(storage: Storage, **how: Any) -> list[str]:
-    """Answer the keys of a listing."""
+    """Return the keys of a listing."""
     return [entry.key async for entry in storage.list_prefix(**how)]  # type: ignore[union-attr]
 
 
 async def all_arrived(proxy: FaultProxy, count: int) -> bool:
-    """Tell whether so many requests reached the proxy."""
+    """Return whether so many requests reached the proxy."""
     return len(proxy.log) >= count
 
 

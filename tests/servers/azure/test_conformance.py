@@ -32,7 +32,7 @@ WITH_BACKSLASH: Final = (
 class TestAzure(StorageConformance):
     """A container of its own for each test."""
 
-    many_keys = 2500  # five pages; Azurite takes its time for each key
+    many_keys = 1_100  # three pages; Azurite takes its time for each key
 
     deviations: ClassVar = dict.fromkeys(WITH_BACKSLASH, BACKSLASH)
 

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from icechunk_async import Repository
-from icechunk_async._concurrency import bounded_map
+from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import (
     ExpiredCredentialsError,
     ObjectNotFoundError,
@@ -50,7 +50,7 @@ DENIED: Final = ("x-ms-error-code", "AuthorizationPermissionMismatch")
 
 
 def signature(container: str, lasts: timedelta) -> str:
-    """Answer a SAS token for everything in a container; one that ended is negative."""
+    """Return a SAS token for everything in a container; one that ended is negative."""
     return generate_container_sas(
         ACCOUNT,
         container,
@@ -62,7 +62,7 @@ def signature(container: str, lasts: timedelta) -> str:
 
 
 def token(lasts: timedelta) -> AccessToken:
-    """Answer a token of the identity service, as the emulator takes it."""
+    """Return a token of the identity service, as the emulator takes it."""
     now = datetime.now(UTC).timestamp()
     end = int(now + lasts.total_seconds())
     claims = {
@@ -87,11 +87,11 @@ class Service:
         self._tokens = tokens
 
     def proof(self, lasts: timedelta) -> Any:
-        """Answer a token or a signature that ends."""
+        """Return a token or a signature that ends."""
         return token(lasts) if self._tokens else signature(self._container, lasts)
 
     def shown_by(self, fetch: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
-        """Answer options for whoever shows what a function answers."""
+        """Return options for whoever shows what a function answers."""
         name = "credential" if self._tokens else "sas_token"
         return {**_without_key(self.lasting), name: fetch}
 
@@ -103,7 +103,7 @@ class Service:
             await session.commit("array")
 
     async def state(self) -> tuple[list[str], list[bytes | None]]:
-        """Answer messages and chunks, as somebody with lasting credentials finds them."""
+        """Return messages and chunks, as somebody with lasting credentials finds them."""
         async with Repository.open(self.url, storage_options=dict(self.lasting)) as repository:
             messages = [info.message async for info in repository.ancestry(branch="main")]
             session = await repository.readonly_session("main")
@@ -175,7 +175,7 @@ def secure(
 
 @pytest.fixture(params=["signatures", "tokens"])
 async def service(request: pytest.FixtureRequest) -> Service:
-    """Answer a repository on a server that takes this kind of proof."""
+    """Return a repository on a server that takes this kind of proof."""
     tokens = request.param == "tokens"
     server: Azurite = request.getfixturevalue("secure" if tokens else "azurite")
     container = await asyncio.to_thread(_make_container, server.endpoint)
@@ -260,7 +260,7 @@ class TestSignatureThatTheServiceRefuses:
 
     @pytest.fixture
     async def service(self, azurite: Azurite) -> Service:
-        """Answer a repository."""
+        """Return a repository."""
         container = await asyncio.to_thread(_make_container, azurite.endpoint)
         service = Service(azurite.endpoint, container, tokens=False)
         await service.prepare()
@@ -342,11 +342,11 @@ def _through(proxy: FaultProxy, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mark(token: str) -> str:
-    """Answer a pattern that finds a signature in a request."""
+    """Return a pattern that finds a signature in a request."""
     return re.escape(token.partition("sig=")[2].partition("&")[0])
 
 
 def _refusal(ahead: timedelta) -> Respond:
-    """Answer how a service refuses a signature that has ended by its clock."""
+    """Return how a service refuses a signature that has ended by its clock."""
     time = format_datetime(datetime.now(UTC) + ahead, usegmt=True)
     return Respond(403, b"", (("x-ms-error-code", "AuthenticationFailed"), ("Date", time)))

@@ -47,7 +47,7 @@ _HOST = ConnectionKey(
 
 
 def answer(status: int, code: str = "", headers: Mapping[str, str] | None = None) -> Any:
-    """Answer what the driver raises for an answer of the service."""
+    """Return what the driver raises for an answer of the service."""
     response: Any = SimpleNamespace(
         status_code=status,
         reason=code,
@@ -58,7 +58,7 @@ def answer(status: int, code: str = "", headers: Mapping[str, str] | None = None
 
 
 def told(error: BaseException, **more: Any) -> IcechunkError:
-    """Answer our error for it."""
+    """Return our error for it."""
     return explain(error, "read", "'key' in container 'box'", container="box", key="key", **more)
 
 

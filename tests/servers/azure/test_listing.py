@@ -38,14 +38,14 @@ class _Container:
     def list_blobs(
         self, *, name_starts_with: str, results_per_page: int, start_from: str = ""
     ) -> Any:
-        """Answer objects."""
+        """Return objects."""
         assert results_per_page > 0
         return self._pages(name_starts_with, start_from, "")
 
     def walk_blobs(
         self, *, name_starts_with: str, delimiter: str, results_per_page: int, start_from: str = ""
     ) -> Any:
-        """Answer objects and groups."""
+        """Return objects and groups."""
         assert results_per_page > 0
         return self._pages(name_starts_with, start_from, delimiter)
 

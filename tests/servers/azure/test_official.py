@@ -10,8 +10,8 @@ from uuid import uuid4
 import pytest
 
 from icechunk_async import Repository
-from icechunk_async._concurrency import bounded_map
-from icechunk_async.repository.conflicts import ConflictDetector
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.engine.commit.conflicts import ConflictDetector
 from tests.helpers import make_array, read, write
 from tests.servers.azure.azurite_server import ACCOUNT, KEY
 from tests.servers.azure.conftest import options
@@ -31,20 +31,20 @@ _WRITERS = 4
 
 @pytest.fixture(params=[1, 2], ids=["spec1", "spec2"])
 def spec(request: pytest.FixtureRequest) -> int:
-    """Answer the version of the format."""
+    """Return the version of the format."""
     version: int = request.param
     return version
 
 
 @pytest.fixture
 def prefix() -> str:
-    """Answer a place in the container; the engine creates none at its root."""
+    """Return a place in the container; the engine creates none at its root."""
     return f"repositories/{uuid4()}"
 
 
 @pytest.fixture
 def theirs(azurite: Azurite, container: str, prefix: str) -> icechunk.Storage:
-    """Answer the place as the official engine is told of it."""
+    """Return the place as the official engine is told of it."""
     import icechunk
 
     return icechunk.azure_storage(
@@ -58,7 +58,7 @@ def theirs(azurite: Azurite, container: str, prefix: str) -> icechunk.Storage:
 
 @pytest.fixture
 def ours(azurite: Azurite, container: str, prefix: str) -> dict[str, Any]:
-    """Answer the same place as this library is told of it."""
+    """Return the same place as this library is told of it."""
     return {
         "location": f"az://{container}/{prefix}",
         "storage_options": options(azurite.endpoint),

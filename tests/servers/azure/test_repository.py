@@ -44,7 +44,7 @@ class TestAzureRepository(WholeRepository):
 
     @pytest.fixture
     def server(self, durable: Azurite) -> AzureServer:
-        """Answer the server on disk."""
+        """Return the server on disk."""
         return AzureServer(durable)
 
 
@@ -56,7 +56,7 @@ class TestAzureHistories(FaultyHistories):
 
     @pytest.fixture
     def server(self, azurite: Azurite) -> AzureServer:
-        """Answer the server in memory."""
+        """Return the server in memory."""
         return AzureServer(azurite)
 
 
@@ -69,5 +69,5 @@ class TestAzureThroughFaults(ConformanceThroughFaults):
 
     @pytest.fixture
     def server(self, azurite: Azurite) -> AzureServer:
-        """Answer the server in memory."""
+        """Return the server in memory."""
         return AzureServer(azurite)

@@ -35,7 +35,7 @@ BODY = bytes(range(200))
 async def session_with(
     azurite: Azurite, name: str, credential: Credential
 ) -> AsyncGenerator[Session]:
-    """Answer a session that reads a container; the reader says where the server is."""
+    """Return a session that reads a container; the reader says where the server is."""
     prefix = f"az://{name}/dir/"
     container = VirtualChunkContainer(prefix, AzureStore({"account": ACCOUNT}))
     where = {"endpoint_url": azurite.endpoint, "allow_http": True}

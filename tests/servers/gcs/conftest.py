@@ -24,7 +24,7 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningS
 
 @pytest.fixture
 def server(shared_server: RunningServer) -> RunningServer:
-    """Answer the server."""
+    """Return the server."""
     return shared_server
 
 

@@ -64,7 +64,7 @@ class RunningServer(ServerProcess):
         self.call("POST", "/_test/tokens", tokens)
 
     def requests(self) -> list[str]:
-        """Answer method and target of all requests since the last time."""
+        """Return method and target of all requests since the last time."""
         found: list[str] = self.call("GET", "/_test/requests")
         self.call("DELETE", "/_test/requests")
         return found

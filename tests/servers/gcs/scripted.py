@@ -59,7 +59,7 @@ class Scripted:
     def answer(
         self, method: str, status: int, *, applied: bool = False, body: str = "", **headers: str
     ) -> None:
-        """Answer the next such request with a status, carried out or not."""
+        """Return the next such request with a status, carried out or not."""
 
         async def step(request: web.BaseRequest) -> web.StreamResponse:
             if applied:
@@ -70,7 +70,7 @@ class Scripted:
         self.steps.append((method, step))
 
     def truncate(self, method: str) -> None:
-        """Answer the next such request, but break off in the middle of the body."""
+        """Return the next such request, but break off in the middle of the body."""
 
         async def step(request: web.BaseRequest) -> web.StreamResponse:
             reply = await self.server.handle(request)

@@ -72,7 +72,7 @@ def _operations(storage: Storage) -> dict[str, Callable[[], Awaitable[object]]]:
 
 
 async def _all_fail(storage: Storage, kind: type[StorageError]) -> list[StorageError]:
-    """Answer the errors of all operations, which are of one kind and survive a pickle."""
+    """Return the errors of all operations, which are of one kind and survive a pickle."""
     errors: list[StorageError] = []
     for name, operation in _operations(storage).items():
         with pytest.raises(kind) as caught:

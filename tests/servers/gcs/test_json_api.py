@@ -35,7 +35,7 @@ _MIB: Final = 1 << 20
 
 @pytest.fixture
 def google(server: RunningServer, bucket: str) -> Iterator[Any]:
-    """Answer a bucket of google-cloud-storage."""
+    """Return a bucket of google-cloud-storage."""
     client = google_storage.Client(
         project="tests",
         credentials=AnonymousCredentials(),  # type: ignore[no-untyped-call, unused-ignore]
@@ -47,7 +47,7 @@ def google(server: RunningServer, bucket: str) -> Iterator[Any]:
 
 @pytest.fixture
 async def gcsfs(server: RunningServer) -> AsyncIterator[Any]:
-    """Answer a file system of gcsfs."""
+    """Return a file system of gcsfs."""
     system = GCSFileSystem(
         token="anon",  # noqa: S106 - there is none
         endpoint_url=server.url,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class TestObstore(StorageConformance):
     """A bucket of its own for each test."""
 
-    many_keys = 2500
+    many_keys = 1_100  # two pages
 
     @pytest.fixture
     async def storage(self, server: RunningServer, bucket: str) -> AsyncIterator[Storage]:

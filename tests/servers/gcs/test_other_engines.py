@@ -18,7 +18,7 @@ from obstore.exceptions import AlreadyExistsError, PreconditionError
 from obstore.store import GCSStore
 
 from icechunk_async import Repository
-from icechunk_async._concurrency import gather
+from icechunk_async._runtime.concurrency import gather
 from icechunk_async.conflicts import ConflictDetector
 from icechunk_async.errors import PreconditionFailedError
 from icechunk_async.storage import ABSENT, ByteRange, ObjectInfo, open_storage

@@ -55,7 +55,7 @@ class TestGCSRepository(WholeRepository):
 
     @pytest.fixture
     def server(self, durable_server: RunningServer) -> GCSServer:
-        """Answer the server."""
+        """Return the server."""
         return GCSServer(durable_server)
 
 
@@ -67,7 +67,7 @@ class TestGCSHistories(FaultyHistories):
 
     @pytest.fixture
     def server(self, shared_server: RunningServer) -> GCSServer:
-        """Answer the server."""
+        """Return the server."""
         return GCSServer(shared_server)
 
 
@@ -78,5 +78,5 @@ class TestGCSThroughFaults(ConformanceThroughFaults):
 
     @pytest.fixture
     def server(self, shared_server: RunningServer) -> GCSServer:
-        """Answer the server."""
+        """Return the server."""
         return GCSServer(shared_server, prefix="")

@@ -51,7 +51,7 @@ async def script() -> AsyncIterator[Scripted]:
 
 
 async def session_with(script: Scripted, credential: Credential) -> AsyncIterator[Session]:
-    """Answer a session that reads the bucket; the reader says where the server is."""
+    """Return a session that reads the bucket; the reader says where the server is."""
     container = VirtualChunkContainer(PREFIX, GcsStore())
     access = {**await credential.storage_options(), "endpoint_url": script.url}
     async with Repository.create(

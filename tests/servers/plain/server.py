@@ -47,7 +47,7 @@ class PlainServer:
         return self._listening.port
 
     def location(self, endpoint: str) -> Location:
-        """Answer an empty place."""
+        """Return an empty place."""
         return Location(f"plain://{uuid4()}", {"endpoint": endpoint})
 
     async def restart(self) -> None:
@@ -113,7 +113,7 @@ class PlainServer:
         return _response(200, headers={"ETag": stored.etag})
 
     def _page(self, space: str, query: dict[str, str]) -> list[tuple[str, int, str]]:
-        """Answer keys or groups with size and time; a group has size -1."""
+        """Return keys or groups with size and time; a group has size -1."""
         prefix, start_after = query.get("prefix", ""), query.get("start-after", "")
         entries: dict[str, tuple[int, str]] = {}
         for path in sorted(self.objects):

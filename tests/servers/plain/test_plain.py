@@ -66,7 +66,7 @@ class TestPlainRepository(WholeRepository):
 
     @pytest.fixture
     def server(self, server: PlainServer) -> PlainServer:
-        """Answer the server."""
+        """Return the server."""
         return server
 
 
@@ -75,7 +75,7 @@ class TestPlainHistories(FaultyHistories):
 
     @pytest.fixture
     def server(self, server: PlainServer) -> PlainServer:
-        """Answer the server."""
+        """Return the server."""
         return server
 
 
@@ -86,5 +86,5 @@ class TestPlainThroughFaults(ConformanceThroughFaults):
 
     @pytest.fixture
     def server(self, server: PlainServer) -> PlainServer:
-        """Answer the server."""
+        """Return the server."""
         return server

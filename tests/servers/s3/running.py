@@ -37,7 +37,7 @@ class Server(ServerProcess):
         return name
 
     def location(self, endpoint: str) -> Location:
-        """Answer a bucket of its own, reached through ``endpoint``. Blocks."""
+        """Return a bucket of its own, reached through ``endpoint``. Blocks."""
         options = {**self.options(), "endpoint_url": endpoint}
         return Location(f"s3://{self.bucket()}/a/prefix", options)
 
@@ -47,12 +47,12 @@ class Server(ServerProcess):
         await asyncio.to_thread(self.start)
 
     def options(self) -> dict[str, Any]:
-        """Answer what opens a storage on it."""
+        """Return what opens a storage on it."""
         return {"endpoint_url": self.endpoint, "region": "us-east-1", "allow_http": True, **KEYS}
 
 
 def s3_client(endpoint: str, **keys: str) -> Any:
-    """Answer a client of botocore itself, as somebody else would use."""
+    """Return a client of botocore itself, as somebody else would use."""
     return botocore.session.get_session().create_client(
         "s3",
         endpoint_url=endpoint,

@@ -146,7 +146,7 @@ async def test_a_server_without_tls_is_told(ministack_server: Server) -> None:
 
 
 def refusing(status: int, code: str, more: str = "", *headers: tuple[str, str]) -> Respond:
-    """Answer what a server says that repeats every secret it was sent."""
+    """Return what a server says that repeats every secret it was sent."""
     body = f"<Error><Code>{code}</Code><Message>No: {SECRET} {TOKEN}</Message>{more}</Error>"
     return Respond(status, body.encode(), headers)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import pytest
 
-from icechunk_async._concurrency import bounded_map
+from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import (
     OutcomeUnknownError,
     PreconditionFailedError,
@@ -48,7 +48,7 @@ JOIN: Final[dict[str, Any]] = {"method": "POST", "path": "uploadId"}
 
 
 def large(mark: str) -> bytes:
-    """Answer bytes that are just large enough to go in parts, different for each mark."""
+    """Return bytes that are just large enough to go in parts, different for each mark."""
     return mark.encode() * (THRESHOLD // len(mark) + 1)
 
 
@@ -62,11 +62,11 @@ class Bucket:
         self._name = name
 
     async def body(self, key: str) -> bytes:
-        """Answer an object's bytes."""
+        """Return an object's bytes."""
         return bytes((await self.storage.get(key)).data)
 
     async def unfinished(self) -> int:
-        """Answer how many uploads wait to be joined."""
+        """Return how many uploads wait to be joined."""
         listed = await asyncio.to_thread(self._client.list_multipart_uploads, Bucket=self._name)
         return len(listed.get("Uploads", ()))
 
@@ -76,7 +76,7 @@ class Bucket:
         self.proxy.forget()
 
     def sent(self) -> list[str]:
-        """Answer what was sent: ``begin``, ``part``, ``join``, ``abort``, or a method."""
+        """Return what was sent: ``begin``, ``part``, ``join``, ``abort``, or a method."""
         return [_kind(entry.method, entry.target) for entry in self.proxy.log]
 
 

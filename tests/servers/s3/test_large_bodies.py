@@ -12,7 +12,7 @@ from aiohttp import web
 
 from icechunk_async.errors import IcechunkError, StorageUnavailableError
 from icechunk_async.storage import ByteRange, open_storage
-from icechunk_async.storage.placing import PlacedRange
+from icechunk_async.storage.extensions import PlacedRange
 from icechunk_async_s3.bodies import as_bytes, body_to_send
 from tests.servers.s3.running import KEYS
 from tests.unit.backends.loopback import serving
@@ -35,7 +35,7 @@ class Bucket:
         self.digest = ""
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
-        """Answer one request, and hold on to nothing."""
+        """Return one request, and hold on to nothing."""
         if request.method == "PUT":
             digest = hashlib.sha256()
             async for piece in request.content.iter_any():

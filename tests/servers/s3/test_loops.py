@@ -17,12 +17,12 @@ OPTIONS = {"anonymous": True, "region": "us-east-1"}
 
 
 def connections() -> Connections:
-    """Answer those of a bucket that nobody asks anything."""
+    """Return those of a bucket that nobody asks anything."""
     return Connections(place_of("s3://bucket/prefix"), make_options(None, OPTIONS))
 
 
 def is_closed(connection: Connection) -> bool:
-    """Tell whether a connection can send nothing any more."""
+    """Return whether a connection can send nothing any more."""
     return connection.http.closed
 
 

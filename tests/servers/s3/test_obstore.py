@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class TestObstore(StorageConformance):
     """Below a prefix that a URL would have to escape, in a bucket of its own for each test."""
 
+    many_keys = 1_100  # two pages; the server takes its time for each key
+
     @pytest.fixture
     async def storage(self, ministack_server: Server) -> AsyncIterator[Storage]:
         """Open an empty prefix."""

@@ -22,7 +22,7 @@ icechunk = pytest.importorskip("icechunk", reason="the official engine is not in
 
 
 def theirs(server: Server, bucket: str) -> Any:
-    """Answer the official engine's storage for a bucket."""
+    """Return the official engine's storage for a bucket."""
     options: dict[str, Any] = server.options()
     return icechunk.s3_storage(
         bucket=bucket, prefix="a/repository", force_path_style=True, **options

@@ -51,7 +51,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Stock]:
 
 
 def connections(**options: Any) -> Connections:
-    """Answer those of a bucket that nobody asks anything."""
+    """Return those of a bucket that nobody asks anything."""
     return Connections(place_of("s3://bucket/prefix"), make_options(None, {**NOWHERE, **options}))
 
 

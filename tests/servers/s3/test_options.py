@@ -17,7 +17,7 @@ SECRET = "wJalrXUtnFEMI-not-a-secret"  # noqa: S105
 
 
 async def no_credentials() -> S3Credentials:
-    """Answer credentials."""
+    """Return credentials."""
     return S3Credentials("id", SECRET)
 
 

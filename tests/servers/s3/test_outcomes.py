@@ -54,12 +54,12 @@ async def behind(
 
 
 def count(proxy: FaultProxy, method: str) -> int:
-    """Answer how many requests of a method went through."""
+    """Return how many requests of a method went through."""
     return sum(entry.method == method for entry in proxy.log)
 
 
 async def body_of(storage: Storage, key: str) -> bytes:
-    """Answer an object's bytes."""
+    """Return an object's bytes."""
     return bytes((await storage.get(key)).data)
 
 

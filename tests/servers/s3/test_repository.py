@@ -26,18 +26,24 @@ class TestS3Repository(WholeRepository):
 
     @pytest.fixture
     def server(self, keeping_server: Server) -> Server:
-        """Answer the server."""
+        """Return the server."""
         return keeping_server
 
 
 class TestMotoRepository(WholeRepository):
-    """A second code base."""
+    """A second code base, with the version of the format that asks most of conditions."""
 
     no_restart = "moto keeps its objects in memory only"
 
+    @pytest.fixture(params=[2], ids=["spec2"])
+    def spec(self, request: pytest.FixtureRequest) -> int:
+        """Return the version of the format."""
+        version: int = request.param
+        return version
+
     @pytest.fixture
     def server(self, moto_server: Server) -> Server:
-        """Answer the server."""
+        """Return the server."""
         return moto_server
 
 
@@ -46,7 +52,7 @@ class TestS3Histories(FaultyHistories):
 
     @pytest.fixture
     def server(self, ministack_server: Server) -> Server:
-        """Answer the server."""
+        """Return the server."""
         return ministack_server
 
 
@@ -61,5 +67,5 @@ class TestS3ThroughFaults(ConformanceThroughFaults):
 
     @pytest.fixture
     def server(self, ministack_server: Server) -> Server:
-        """Answer the server."""
+        """Return the server."""
         return ministack_server

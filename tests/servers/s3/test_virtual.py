@@ -32,7 +32,7 @@ from tests.servers.s3.running import KEYS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from icechunk_async.repository.virtual import VirtualAccess
+    from icechunk_async.engine.virtual.chunks import VirtualAccess
     from tests.servers.s3.running import Server
 
 os.environ.setdefault("ICECHUNK_LOG", "error")
@@ -45,7 +45,7 @@ STATIC = S3StaticCredentials(
 
 
 def stored_options(server: Server) -> dict[str, Any]:
-    """Answer what a container's configuration says about the server."""
+    """Return what a container's configuration says about the server."""
     where = {"endpoint_url": server.endpoint, "region": "us-east-1"}
     return {**where, "allow_http": True, "force_path_style": True}
 
@@ -60,7 +60,7 @@ async def put(server: Server, bucket: str, body: bytes) -> tuple[str, datetime]:
 
 
 async def chunks(session: Any, refusal: type[Exception], count: int) -> list[bytes | None]:
-    """Answer each chunk; None where it is refused."""
+    """Return each chunk; None where it is refused."""
     found: list[bytes | None] = []
     for at in range(count):
         try:

@@ -61,7 +61,7 @@ def everything(root: Path) -> list[str]:
 
 
 def names(entries: Iterable[ListEntry]) -> list[str]:
-    """Answer the keys and groups of a listing."""
+    """Return the keys and groups of a listing."""
     return [e.key if isinstance(e, ObjectInfo) else e.prefix for e in entries]
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from icechunk_async._concurrency import bounded_map
+from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import PreconditionFailedError, StorageUnavailableError
 from icechunk_async.storage import ABSENT, open_storage
 from icechunk_async_local import locks, publishing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from icechunk_async._concurrency import bounded_map, gather
+from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.errors import ObjectNotFoundError, StorageClosedError
 from icechunk_async.storage import BlockingStorage, open_storage
 from icechunk_async_local import at_once, locks
@@ -37,7 +38,12 @@ def lane() -> Iterator[Lane]:
 
 @pytest.fixture
 def hops(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count jobs that go to threads, and callbacks that come back."""
+    """Count jobs that go to threads, and callbacks that come back, where nothing is slow.
+
+    What is slow may take more threads, which other tests are about: it depends on the machine.
+    """
+    monkeypatch.setattr("icechunk_async_local.batching._PATIENCE_SECONDS", math.inf)
+    monkeypatch.setattr("icechunk_async_local.durability._SLOW_SECONDS", math.inf)
     counted: Counter[str] = Counter()
     submit = Lane.__init__.__globals__["ThreadPoolExecutor"].submit
 
@@ -131,7 +137,7 @@ async def test_slow_calls_get_more_threads(lane: Lane) -> None:
         time.sleep(0.01)
 
     def meet() -> None:
-        together.wait(10)  # fails unless two threads are here
+        together.wait(60)  # fails unless two threads are here
 
     await gather(*(lane.run(work) for work in (first_slow, meet, meet)))
 
@@ -152,7 +158,7 @@ async def test_quick_results_do_not_wait_for_slow_ones() -> None:
         release.set()
         return found
 
-    found = await gather(then_release(), lane.run(lambda: release.wait(10)))
+    found = await gather(then_release(), lane.run(lambda: release.wait(60)))
     assert found == ("quick", True)
     lane.executor.shutdown(wait=True)
 
@@ -161,7 +167,7 @@ async def test_calls_that_were_cancelled_are_not_begun(lane: Lane) -> None:
     """A call that nobody waits for any more costs nothing."""
     began: list[int] = []
     release = threading.Event()
-    blocked = [lane.hop(lambda: release.wait(10)) for _ in range(2)]
+    blocked = [lane.hop(lambda: release.wait(60)) for _ in range(2)]
 
     async def cancel() -> None:
         task = asyncio.current_task()
@@ -210,7 +216,7 @@ async def test_a_loop_that_ended_is_not_waited_for(lane: Lane) -> None:
     async def leave() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await lane.run(lambda: release.wait(10))
+                await lane.run(lambda: release.wait(60))
 
     await asyncio.to_thread(lambda: asyncio.run(leave()))
     release.set()
@@ -271,7 +277,7 @@ async def test_a_cancelled_put_does_not_see_what_its_buffer_is_used_for(tmp_path
 
     def wait(fd: int, data: memoryview) -> int:
         blocked.set()
-        go_on.wait(10)
+        go_on.wait(60)
         return original(fd, data)
 
     first = bytearray(b"first" * 1000)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from icechunk_async._concurrency import bounded_map, gather
+from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.errors import StorageError, StorageUnavailableError
 from icechunk_async.storage import ABSENT, open_storage
 from icechunk_async_local import durability, filesystems
@@ -72,7 +72,7 @@ def recorded(root: Path) -> Generator[list[tuple[str, str]]]:
 
 
 def synced(events: list[tuple[str, str]]) -> set[str]:
-    """Answer the paths that were synced."""
+    """Return the paths that were synced."""
     return {path for event, path in events if event == "fsync"}
 
 
@@ -432,7 +432,7 @@ async def test_who_finds_nothing_pending_waits_for_who_took_it(tmp_path: Path) -
 
     def slow(fd: int) -> None:
         started.set()
-        go_on.wait(10)
+        go_on.wait(60)
         original(fd)
         order.append("synced")
 
@@ -539,7 +539,7 @@ def test_what_takes_long_is_synced_at_the_same_time(tmp_path: Path) -> None:
             if count == 1:
                 time.sleep(2 * durability._SLOW_SECONDS)
             else:
-                together.wait(10)
+                together.wait(60)
         original(fd)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from icechunk_async._concurrency import gather
+from icechunk_async._runtime.concurrency import gather
 from icechunk_async.storage import open_storage
 
 if TYPE_CHECKING:

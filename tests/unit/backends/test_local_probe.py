@@ -288,7 +288,7 @@ async def test_a_handle_is_a_storage(tmp_path: Path) -> None:
 
 
 def outcomes() -> list[tuple[str, Callable[[], Any]]]:
-    """Answer ways in which a trial can end."""
+    """Return ways in which a trial can end."""
     return [
         ("links", lambda: failing("link", errno.EPERM)),
         ("locks", lambda: failing("flock", errno.ENOSYS, module=fcntl)),

@@ -52,7 +52,7 @@ class Bucket:
         self.listing: list[str] = []
 
     async def __call__(self, request: web.Request) -> web.Response:
-        """Answer a request, or as the fault says."""
+        """Return a request, or as the fault says."""
         body = await request.read()
         self.log.append(request.method)
         return self.fault(request, lambda: self.apply(request, body)) or self.apply(request, body)
@@ -109,12 +109,12 @@ class Bucket:
 
 
 def etag(body: bytes) -> str:
-    """Answer the ETag of a body."""
+    """Return the ETag of a body."""
     return f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
 
 
 def refusal(status: int, code: str) -> web.Response:
-    """Answer what S3 says where it does not do what it was asked."""
+    """Return what S3 says where it does not do what it was asked."""
     return web.Response(status=status, text=f"<Error><Code>{code}</Code></Error>")
 
 
@@ -360,7 +360,7 @@ async def test_hosts_that_do_not_answer_have_names() -> None:
 async def test_silence_ends_a_request_after_its_time() -> None:
     """A server that takes a request and says nothing holds nobody for ever."""
     with silent() as url:
-        async with opened(url, timeout_seconds=0.2) as storage:
+        async with opened(url, timeout_seconds=1) as storage:
             with pytest.raises(StorageUnavailableError):
                 await storage.get("key")
             with pytest.raises(OutcomeUnknownError):

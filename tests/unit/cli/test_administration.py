@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from icechunk_async import RepositoryConfig
-from icechunk_async.cli.configuring import as_document, with_values
-from icechunk_async.config import CachingConfig
-from icechunk_async.errors import FormatError, InvalidInputError
 from tests.unit.cli.conftest import run
 
 if TYPE_CHECKING:
@@ -73,26 +67,26 @@ def test_a_wrong_setting_changes_nothing(repository: Path) -> None:
     assert run("config", repository, "--json").json["config"] == before
 
 
-def test_values_are_set_by_path() -> None:
-    """Null goes back to the default; sections that were not there are made."""
-    config = with_values(RepositoryConfig(), [("caching.num_chunk_refs", 5)])
-    assert config == RepositoryConfig(caching=CachingConfig(num_chunk_refs=5))
-    assert with_values(config, [("caching.num_chunk_refs", None)]).caching in (
-        None,
-        CachingConfig(),
-    )
-    assert with_values(config, [("caching", None)]) == RepositoryConfig()
-    with pytest.raises(InvalidInputError, match=r"'caching\.x'"):
-        with_values(config, [("caching.x", 1)])
-    with pytest.raises(FormatError):
-        with_values(config, [("caching", 1)])
-    assert as_document(config)["caching"] == {
+def test_config_sets_values_by_path(repository: Path) -> None:
+    """Null restores the default, and sections that do not exist yet are created."""
+
+    def caching(*values: str) -> Any:
+        options = [option for value in values for option in ("--set", value)]
+        return run("config", repository, *options, "--json").json["config"]["caching"]
+
+    nothing = {
         "num_snapshot_nodes": None,
-        "num_chunk_refs": 5,
+        "num_chunk_refs": None,
         "num_transaction_changes": None,
         "num_bytes_attributes": None,
         "num_bytes_chunks": None,
     }
+    assert caching("caching.num_chunk_refs=5") == nothing | {"num_chunk_refs": 5}
+    assert caching("caching.num_chunk_refs=null") in (None, nothing)
+    assert caching("caching.num_chunk_refs=5", "caching=null") is None
+    unknown = run("config", repository, "--set", "caching.x=1")
+    assert "'caching.x'" in unknown.stderr
+    assert "(format)" in run("config", repository, "--set", "caching=1").stderr
 
 
 def test_status_forbids_and_allows_changes(repository: Path) -> None:

@@ -143,7 +143,7 @@ def test_cat_reads_any_ref(sample: Sample) -> None:
     assert now != before
 
 
-def test_cat_reads_virtual_chunks_only_with_leave(sample: Sample) -> None:
+def test_cat_reads_virtual_chunks_only_if_authorized(sample: Sample) -> None:
     """Without --authorize the error says what to add; with it the bytes come."""
     refused = run("cat", sample.path, "outside/c/0")
     assert refused.exit_code == 1

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
     h5py = pytest.importorskip("h5py", reason="the demo extra is not installed")
 
-from icechunk_async.cli.demo.netcdf import Variable, read_data, read_netcdf
+from icechunk_async.cli.demo.data import Variable, read_data, read_netcdf
 
 
 def make(path: Path, **options: Any) -> Variable:
@@ -46,7 +46,7 @@ def test_chunks_are_found(tmp_path: Path, dtype: str) -> None:
     np.testing.assert_array_equal(read_data(path, "values", slice(1, 3)), values[1:3])
 
 
-def test_what_is_not_chunked_is_one_chunk(tmp_path: Path) -> None:
+def test_unchunked_dataset_is_one_chunk(tmp_path: Path) -> None:
     """Contiguous data, and single numbers."""
     path = tmp_path / "a.nc"
     variable = make(path, data=np.arange(4.0))
@@ -58,9 +58,7 @@ def test_what_is_not_chunked_is_one_chunk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunks", [None, (2,)])
-def test_what_was_never_written_has_no_bytes(
-    tmp_path: Path, chunks: tuple[int, ...] | None
-) -> None:
+def test_unwritten_chunks_have_no_bytes(tmp_path: Path, chunks: tuple[int, ...] | None) -> None:
     """Its value is the fill value."""
     variable = make(tmp_path / "a.nc", shape=(4,), dtype="f8", chunks=chunks, fillvalue=9.5)
     assert not variable.lengths.any()
@@ -75,7 +73,7 @@ def test_what_was_never_written_has_no_bytes(
         ({"data": [b"text"]}, "not of numbers"),
     ],
 )
-def test_what_is_not_understood_is_refused(
+def test_unsupported_datasets_are_refused(
     tmp_path: Path, options: dict[str, Any], problem: str
 ) -> None:
     """Rather than read wrongly."""

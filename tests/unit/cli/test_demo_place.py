@@ -36,7 +36,7 @@ async def change(place: Place) -> None:
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_an_empty_directory_is_used(tmp_path: Path, *, made: bool) -> None:
+def test_demo_uses_an_empty_directory(tmp_path: Path, *, made: bool) -> None:
     """Or one that is made."""
     directory = tmp_path / "a" / "b"
     if made:
@@ -61,7 +61,7 @@ def test_a_demonstration_that_was_interrupted_is_replaced(tmp_path: Path) -> Non
     assert not place.repository.exists()
 
 
-def test_a_repository_that_went_missing_is_no_loss(tmp_path: Path) -> None:
+def test_missing_repository_is_replaced_without_force(tmp_path: Path) -> None:
     """What remains of the demonstration is replaced."""
     place = asyncio.run(demonstrate(tmp_path))
     shutil.rmtree(place.repository)
@@ -99,7 +99,7 @@ def test_names_that_are_taken_are_refused(tmp_path: Path, name: str) -> None:
     assert (tmp_path / name).is_dir()
 
 
-def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path) -> None:
+def test_symlink_is_removed_but_not_its_target(tmp_path: Path) -> None:
     """The place of the repository may have been moved elsewhere."""
     place = asyncio.run(demonstrate(tmp_path / "demo"))
     moved = place.repository.rename(tmp_path / "moved")
@@ -109,7 +109,7 @@ def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path) -> None:
     assert moved.is_dir()
 
 
-def test_a_file_is_no_directory(tmp_path: Path) -> None:
+def test_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     """The error says so."""
     (tmp_path / "file").touch()
     with pytest.raises(AlreadyExistsError, match="is a file"):

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 
-from icechunk_async.cli.options import parse_pair, parse_time
-from icechunk_async.cli.run import reporting, to_json
+from icechunk_async.cli.commands import parse_pair, parse_time, run_and_show
 from tests.unit.cli.conftest import run
 
 if TYPE_CHECKING:
@@ -121,12 +120,20 @@ def test_times_have_a_zone() -> None:
 
 def test_an_interrupt_ends_with_130() -> None:
     """As shells expect it."""
-    with pytest.raises(typer.Exit) as ended, reporting(debug=False):
+
+    async def work() -> None:
         raise KeyboardInterrupt
+
+    with pytest.raises(typer.Exit) as ended:
+        run_and_show(work, lambda _document, _console: None, as_json=False, debug=False)
     assert ended.value.exit_code == 130
 
 
 def test_a_document_holds_json_only() -> None:
     """Anything else is a mistake of ours that no user should get as text."""
+
+    async def work() -> object:
+        return {"a": object()}
+
     with pytest.raises(TypeError, match="object"):
-        to_json({"a": object()})
+        run_and_show(work, lambda _document, _console: None, as_json=True, debug=False)

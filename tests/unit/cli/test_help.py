@@ -53,7 +53,7 @@ FOREIGN = {"metadata", "document", "config", "detail", "feature_flags"}
 
 
 def help_of(command: tuple[str, ...]) -> str:
-    """Answer a help text, without frames and line breaks."""
+    """Return a help text, without frames and line breaks."""
     outcome = run(*command, "--help")
     assert outcome.exit_code == 0
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", outcome.stdout).split())
@@ -83,7 +83,7 @@ def test_keys_of_json_are_documented(
 
 
 def keys_of(value: Any) -> set[str]:
-    """Answer all keys of a document at any depth, but for those of foreign data."""
+    """Return all keys of a document at any depth, but for those of foreign data."""
     match value:
         case dict():
             below = [keys_of(item) for key, item in value.items() if key not in FOREIGN]

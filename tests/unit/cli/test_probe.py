@@ -36,12 +36,12 @@ async def open_sticky(url: str) -> AsyncIterator[Storage]:
 
 @pytest.fixture
 def careless(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Answer the URL of a storage that ignores conditions."""
+    """Return the URL of a storage that ignores conditions."""
     monkeypatch.setitem(registry._loaded, "careless", open_careless)  # type: ignore[arg-type]
     return f"careless://{uuid4()}"
 
 
-def test_a_storage_that_keeps_its_promises(tmp_path: Path) -> None:
+def test_probe_of_a_safe_storage_succeeds(tmp_path: Path) -> None:
     """A line a promise, a sentence, exit code 0."""
     outcome = run("probe", tmp_path / "new")
     assert (outcome.exit_code, outcome.stderr) == (0, "")
@@ -71,7 +71,7 @@ def test_an_unsafe_storage_is_exit_code_1(careless: str) -> None:
     assert outcome.json["is_safe"] is False
 
 
-def test_what_could_not_be_removed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_names_objects_that_it_could_not_remove(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line a key."""
     monkeypatch.setitem(registry._loaded, "sticky", open_sticky)  # type: ignore[arg-type]
     outcome = run("probe", f"sticky://{uuid4()}")

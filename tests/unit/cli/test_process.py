@@ -106,7 +106,7 @@ def test_a_broken_pipe_is_no_error(sample: Sample, arguments: list[str]) -> None
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
-def test_what_is_no_terminal_gets_whole_lines_without_colours(sample: Sample) -> None:
+def test_output_to_a_pipe_has_whole_lines_and_no_colours(sample: Sample) -> None:
     """However narrow a terminal would be, ids and messages are not folded."""
     finished = run(*COMMAND, "log", str(sample.path))
     assert "\x1b" not in finished.stdout

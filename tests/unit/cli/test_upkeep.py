@@ -7,34 +7,34 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-import pytest
-import typer
-
-from icechunk_async import Packing, Repository, _clock
-from icechunk_async.cli.upkeep import parse_moment
+from icechunk_async import Packing, Repository
 from tests.helpers import make_array, write
 from tests.unit.cli.conftest import run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.cli.conftest import Sample
+    from tests.unit.cli.conftest import Outcome, Sample
 
 
-def test_ages_and_times_are_understood() -> None:
-    """An age counts back from now."""
-    now = datetime.fromtimestamp(_clock.now_us() / 1e6, UTC)
+def test_older_than_takes_ages_and_times(sample: Sample) -> None:
+    """An age counts back from the time when the command runs."""
+
+    def expire(older_than: str) -> Outcome:
+        return run("expire", sample.path, f"--older-than={older_than}", "--dry-run", "--json")
+
     for text, age in {
         "90d": timedelta(days=90),
         "12h": timedelta(hours=12),
         "30m": timedelta(minutes=30),
         "2w": timedelta(weeks=2),
     }.items():
-        assert abs(now - age - parse_moment(text)) < timedelta(minutes=1)
-    assert parse_moment("2026-01-31") == datetime(2026, 1, 31, tzinfo=UTC)
+        before = datetime.now(UTC)
+        found = datetime.fromisoformat(expire(text).json["older_than"])
+        assert before <= found + age <= datetime.now(UTC)
+    assert expire("2026-01-31").json["older_than"] == "2026-01-31T00:00:00.000000+00:00"
     for wrong in ("90", "d", "-1d", "999999999w", "soon"):
-        with pytest.raises(typer.BadParameter):
-            parse_moment(wrong)
+        assert expire(wrong).exit_code == 2
 
 
 def _age(repository: Path) -> None:

@@ -13,19 +13,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from icechunk_async.errors import FormatError, InvalidInputError
-from icechunk_async.format.chunk_refs import ChunkRefs
 from icechunk_async.format.envelope import Envelope, FileType, unpack
-from icechunk_async.format.manifest import decode_manifest
-from icechunk_async.format.manifest_write import encode_manifest
+from icechunk_async.format.manifest.reading import decode_manifest
+from icechunk_async.format.manifest.refs import ChunkRefs
+from icechunk_async.format.manifest.writing import encode_manifest
 from icechunk_async.format.repo_info import decode_repo_info, encode_repo_info
-from icechunk_async.format.snapshot import decode_snapshot
-from icechunk_async.format.snapshot_write import encode_snapshot
+from icechunk_async.format.snapshot import decode_snapshot, encode_snapshot
 from icechunk_async.format.transaction_log import decode_transaction_log, encode_transaction_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from icechunk_async.format.manifest import Manifest
+    from icechunk_async.format.manifest.reading import Manifest
 
 __all__ = ["BoundsExceededError", "damaged", "look_at", "look_at_file", "within_bounds"]
 

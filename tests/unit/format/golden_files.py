@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from icechunk_async.format.envelope import Envelope, FileType, unpack
-from icechunk_async.format.manifest import Manifest, decode_manifest
-from icechunk_async.format.manifest_write import LocationDictionary, encode_manifest
+from icechunk_async.format.manifest.reading import Manifest, decode_manifest
+from icechunk_async.format.manifest.writing import LocationDictionary, encode_manifest
 from icechunk_async.format.repo_info import RepoInfo, decode_repo_info, encode_repo_info
-from icechunk_async.format.snapshot import Snapshot, decode_snapshot
-from icechunk_async.format.snapshot_write import encode_snapshot
+from icechunk_async.format.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from icechunk_async.format.transaction_log import (
     TransactionLog,
     decode_transaction_log,

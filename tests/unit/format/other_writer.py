@@ -10,8 +10,8 @@ from tests.unit.format.table_builder import Offset, Scalar, Struct, TableBuilder
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from icechunk_async.format.chunk_refs import Coordinates
     from icechunk_async.format.ids import ManifestId, NodeId
+    from icechunk_async.format.manifest.refs import Coordinates
     from tests.unit.format.table_builder import Field
 
 __all__ = ["OtherManifest"]
@@ -49,7 +49,7 @@ class OtherManifest:
         dictionary: bytes | None = None,
         algorithm: int | None = None,
     ) -> bytes:
-        """Answer the FlatBuffer; ``algorithm`` is written even where it is the default."""
+        """Return the FlatBuffer; ``algorithm`` is written even where it is the default."""
         fields: dict[int, Field] = {
             0: Struct(identifier),
             1: self.out.offsets(self._arrays),

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import zstandard
 
-from icechunk_async.format.chunk_refs import InlineChunk, NativeChunk, VirtualChunk
 from icechunk_async.format.envelope import FileType, pack
-from icechunk_async.format.manifest_write import encode_manifest
-from icechunk_async.format.metadata import encode_items
+from icechunk_async.format.json.metadata import encode_items
+from icechunk_async.format.manifest.refs import InlineChunk, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.writing import encode_manifest
+from icechunk_async.format.operations_log import Availability, RepoStatus, Update
 from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo, encode_repo_info
 from icechunk_async.format.snapshot import (
     ArrayData,
@@ -20,23 +21,22 @@ from icechunk_async.format.snapshot import (
     Node,
     Nodes,
     Snapshot,
+    encode_snapshot,
 )
-from icechunk_async.format.snapshot_write import encode_snapshot
 from icechunk_async.format.transaction_log import Move, TransactionLog, encode_transaction_log
-from icechunk_async.format.updates import Availability, RepoStatus, Update
 from tests.unit.format.golden_files import GoldenFile
 from tests.unit.format.other_writer import OtherManifest
 from tests.unit.format.samples import chunk_id, manifest_id, node_id, refs_of, snapshot_id
 from tests.unit.format.update_samples import EVERY_KIND
 
 if TYPE_CHECKING:
-    from icechunk_async.format.metadata import JSON
+    from icechunk_async.format.json.metadata import JSON
 
 __all__ = ["own_files"]
 
 
 def own_files() -> list[GoldenFile]:
-    """Answer one file of each type, and manifests of several kinds."""
+    """Return one file of each type, and manifests of several kinds."""
     payloads = {
         "snapshot-1": (FileType.SNAPSHOT, 1, encode_snapshot(_snapshot(), 1)),
         "snapshot-2": (FileType.SNAPSHOT, 2, encode_snapshot(_snapshot(), 2)),

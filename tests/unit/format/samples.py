@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from icechunk_async.format.chunk_refs import (
+from icechunk_async.format.ids import ChunkId, ManifestId, NodeId, SnapshotId
+from icechunk_async.format.manifest.refs import (
     ChunkRef,
     ChunkRefs,
     Coordinates,
@@ -15,7 +16,6 @@ from icechunk_async.format.chunk_refs import (
     NativeChunk,
     VirtualChunk,
 )
-from icechunk_async.format.ids import ChunkId, ManifestId, NodeId, SnapshotId
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,22 +74,22 @@ CHUNK_REFS: st.SearchStrategy[ChunkRef] = st.one_of(
 
 
 def snapshot_id(number: int) -> SnapshotId:
-    """Answer an id that sorts by ``number``."""
+    """Return an id that sorts by ``number``."""
     return SnapshotId(number.to_bytes(12))
 
 
 def manifest_id(number: int) -> ManifestId:
-    """Answer an id that sorts by ``number``."""
+    """Return an id that sorts by ``number``."""
     return ManifestId(number.to_bytes(12))
 
 
 def chunk_id(number: int) -> ChunkId:
-    """Answer an id that sorts by ``number``."""
+    """Return an id that sorts by ``number``."""
     return ChunkId(number.to_bytes(12))
 
 
 def node_id(number: int) -> NodeId:
-    """Answer an id that sorts by ``number``."""
+    """Return an id that sorts by ``number``."""
     return NodeId(number.to_bytes(8))
 
 
@@ -114,17 +114,17 @@ def ref_maps(
 
 
 def refs_of(rank: int, refs: Mapping[Coordinates, ChunkRef | None]) -> ChunkRefs:
-    """Answer sorted columns."""
+    """Return sorted columns."""
     return ChunkRefs.from_mapping(rank, refs).sort()
 
 
 def as_dict(refs: ChunkRefs) -> dict[Coordinates, ChunkRef | None]:
-    """Answer every reference as an object, in the order of the rows."""
+    """Return every reference as an object, in the order of the rows."""
     return {tuple(coords): _plain(refs.ref(row)) for row, coords in enumerate(refs.coords.tolist())}
 
 
 def comparable(log: TransactionLog) -> object:
-    """Answer a log in a form that ``==`` understands."""
+    """Return a log in a form that ``==`` understands."""
     touched = {node: (it.shape, it.tobytes()) for node, it in log.updated_chunks.items()}
     return replace(log, updated_chunks={}, stray_chunks={}), touched
 

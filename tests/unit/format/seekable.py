@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from icechunk_async.format.chunk_refs import ChunkRefs, Kind
-from icechunk_async.format.locations import Strings
-from icechunk_async.format.manifest_seek import AbsentPiecesError, SeekableManifest
-from icechunk_async.format.manifest_seek_write import pack_seekable
-from icechunk_async.format.manifest_write import encode_manifest
-from icechunk_async.format.seek_index import SeekIndex
+from icechunk_async.format.manifest.locations import Strings
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.seekable.index import SeekIndex
+from icechunk_async.format.manifest.seekable.reading import AbsentPiecesError, SeekableManifest
+from icechunk_async.format.manifest.seekable.writing import pack_seekable
+from icechunk_async.format.manifest.writing import encode_manifest
 from tests.unit.format.samples import manifest_id, node_id
 
 if TYPE_CHECKING:
-    from icechunk_async.format.chunk_refs import ChunkRef, Coordinates
     from icechunk_async.format.ids import ManifestId, NodeId
+    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
 
 __all__ = [
     "MANIFEST",
@@ -34,7 +34,7 @@ NODE = node_id(1)
 
 
 def natives(count: int, rank: int = 1) -> ChunkRefs:
-    """Answer native references with holes between them."""
+    """Return native references with holes between them."""
     numbers = 3 * np.arange(count, dtype=np.uint32)
     coords = np.stack([numbers // 1000 ** (rank - 1 - axis) % 1000 for axis in range(rank)], axis=1)
     coords[:, 0] = numbers // 1000 ** (rank - 1)
@@ -44,7 +44,7 @@ def natives(count: int, rank: int = 1) -> ChunkRefs:
 
 
 def every_second(count: int) -> ChunkRefs:
-    """Answer a native reference to every second chunk of one axis."""
+    """Return a native reference to every second chunk of one axis."""
     numbers = np.arange(count, dtype=np.uint32)
     ids = np.random.default_rng(1).integers(0, 256, (count, 12), np.uint8)
     lengths = numbers.astype(np.uint64) + 1
@@ -53,7 +53,7 @@ def every_second(count: int) -> ChunkRefs:
 
 
 def virtuals(count: int, files: int) -> ChunkRefs:
-    """Answer virtual references to so many files."""
+    """Return virtual references to so many files."""
     coords = np.arange(count, dtype=np.uint32)[:, None]
     objects = (coords[:, 0] % files).astype(np.uint32)
     names = Strings(tuple(f"s3://bucket/{number * 7919 % 100003}.nc" for number in range(files)))
@@ -69,7 +69,7 @@ def virtuals(count: int, files: int) -> ChunkRefs:
 
 
 def mixed(count: int) -> ChunkRefs:
-    """Answer references of every kind by turns."""
+    """Return references of every kind by turns."""
     inline = ChunkRefs.build(
         3 * np.arange(count, dtype=np.uint32)[:, None] + 1,
         Kind.INLINE,
@@ -91,7 +91,7 @@ def mixed(count: int) -> ChunkRefs:
 
 
 def seekable(refs: ChunkRefs) -> tuple[memoryview, bytes]:
-    """Answer the payload of a manifest of one array, and its seekable file."""
+    """Return the payload of a manifest of one array, and its seekable file."""
     payload = encode_manifest(MANIFEST, {NODE: refs})
     packed = pack_seekable(payload, 2, level=3)
     assert packed is not None

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icechunk_async.format.blocks import (
+from icechunk_async.format.flatbuffers.buffer import Buffer
+from icechunk_async.format.flatbuffers.reading import Tables
+from icechunk_async.format.flatbuffers.writing import (
     REF,
     Shape,
     blob,
@@ -18,8 +20,6 @@ from icechunk_async.format.blocks import (
     table,
     vector,
 )
-from icechunk_async.format.buffer import Buffer
-from icechunk_async.format.flat import Tables
 
 INNER = Shape("B", "H", "8s", "Q", REF, "12s", "i", "I")
 OUTER = Shape(REF, "B", REF, REF, REF)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.chunk_refs import (
+from icechunk_async.format.manifest.refs import (
     ChunkRef,
     ChunkRefs,
     Coordinates,

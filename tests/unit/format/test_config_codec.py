@@ -6,7 +6,7 @@ import logging
 from dataclasses import fields
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import (
@@ -34,7 +34,8 @@ from icechunk_async.format.config import (
     splitting_from_json,
     splitting_to_json,
 )
-from icechunk_async.format.flexbuffers import decode_flexbuffer, encode_flexbuffer
+from icechunk_async.format.json.flexbuffers import decode_flexbuffer, encode_flexbuffer
+from tests.helpers import examples
 from tests.unit.format.config_samples import (
     EVERYTHING,
     Dim,
@@ -181,14 +182,14 @@ num_updates_per_repo_info_file: 12
     )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(configs(), st.sampled_from([1, 2]))
 def test_what_is_written_is_read(config: RepositoryConfig, spec: int) -> None:
     """Every configuration survives both forms."""
     assert decode_config(memoryview(encode_config(config, spec)), spec) == config
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(configs(), configs(), configs())
 def test_merging_is_associative_with_the_unset_configuration_as_unit(
     first: RepositoryConfig, second: RepositoryConfig, third: RepositoryConfig

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import (
@@ -16,7 +16,8 @@ from icechunk_async.format.config import (
     decode_config,
     encode_config,
 )
-from icechunk_async.format.flexbuffers import decode_flexbuffer, encode_flexbuffer
+from icechunk_async.format.json.flexbuffers import decode_flexbuffer, encode_flexbuffer
+from tests.helpers import examples
 from tests.unit.format.config_samples import EVERYTHING, TEXTS, mutations, read
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def test_errors_say_where_and_what() -> None:
         read("a: 1\n\tb: 2\n")
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(mutations(encode_config(EVERYTHING, 1)) | st.binary(max_size=40) | TEXTS.map(str.encode))
 def test_damaged_yaml_is_a_configuration_or_a_format_error(data: bytes) -> None:
     """Nothing else escapes, whatever the bytes."""
@@ -101,7 +102,7 @@ def test_damaged_yaml_is_a_configuration_or_a_format_error(data: bytes) -> None:
         decode_config(data, 1)
 
 
-@settings(max_examples=1500, deadline=None)
+@examples(1500)
 @given(mutations(encode_config(EVERYTHING, 2)))
 def test_damaged_flexbuffers_are_a_configuration_or_a_format_error(data: bytes) -> None:
     """Nothing else escapes, whatever the bytes."""

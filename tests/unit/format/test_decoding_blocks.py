@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format import manifest, repeats
-from icechunk_async.format.buffer import Buffer
-from icechunk_async.format.chunk_refs import ChunkRefs, Kind
-from icechunk_async.format.flat import Tables
-from icechunk_async.format.gathering import Room
-from icechunk_async.format.locations import Strings
-from icechunk_async.format.manifest import decode_manifest
-from icechunk_async.format.manifest_write import encode_manifest
-from icechunk_async.format.repeats import differ
+from icechunk_async.format.flatbuffers import reading as repeats
+from icechunk_async.format.flatbuffers.buffer import Buffer
+from icechunk_async.format.flatbuffers.reading import Tables, differ
+from icechunk_async.format.manifest import reading as manifest
+from icechunk_async.format.manifest.locations import Strings
+from icechunk_async.format.manifest.reading import Room, decode_manifest
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.writing import encode_manifest
 from tests.unit.format.forge import Forge
 from tests.unit.format.other_writer import OtherManifest
 from tests.unit.format.samples import manifest_id, node_id
@@ -44,7 +43,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def mixed() -> ChunkRefs:
-    """Answer references of every kind in every block; ETags and times only in the last two."""
+    """Return references of every kind in every block; ETags and times only in the last two."""
     rows = np.arange(COUNT)
     kinds = (rows % 3).astype(np.uint8)
     late = (rows > COUNT - 10_001) & (kinds == Kind.VIRTUAL)
@@ -121,7 +120,7 @@ def test_blocks_of_too_many_axes_are_passed_over() -> None:
 
 @cache
 def with_strays(stray: int) -> bytes:
-    """Answer a manifest of references of two axes, and two of one axis among them."""
+    """Return a manifest of references of two axes, and two of one axis among them."""
     other = OtherManifest()
     refs = [
         other.native(
@@ -137,7 +136,7 @@ def with_strays(stray: int) -> bytes:
 
 @cache
 def of_two_ranks() -> tuple[dict[int, tuple[int, ...]], bytes]:
-    """Answer a manifest in which one rank is as common as the other; and the coordinates."""
+    """Return a manifest in which one rank is as common as the other; and the coordinates."""
     other = OtherManifest()
     places = dict[int, tuple[int, ...]]()
     for row in range(COUNT):

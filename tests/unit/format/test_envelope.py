@@ -51,7 +51,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def frame(payload: bytes, *, size: bool = True, checksum: bool = False) -> bytes:
-    """Answer a zstd frame."""
+    """Return a zstd frame."""
     compressor = zstandard.ZstdCompressor(write_content_size=size, write_checksum=checksum)
     return compressor.compress(payload)
 
@@ -65,7 +65,7 @@ def file_of(
     kind: int = LOG,
     compression: int = 1,
 ) -> bytes:
-    """Answer a file with any header in front of any frame."""
+    """Return a file with any header in front of any frame."""
     return magic + stamp + bytes([spec, kind, compression]) + zstd
 
 

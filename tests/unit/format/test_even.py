@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.buffer import Buffer
-from icechunk_async.format.chunk_refs import ChunkRefs, Kind
-from icechunk_async.format.even import FEWEST, Even, as_array, evenly
-from icechunk_async.format.flat import Tables, Vectors
-from icechunk_async.format.manifest import decode_manifest
-from icechunk_async.format.manifest_write import encode_manifest
+from icechunk_async.format.flatbuffers.buffer import FEWEST, Buffer, Even, as_array, evenly
+from icechunk_async.format.flatbuffers.reading import Tables, Vectors
+from icechunk_async.format.manifest.reading import decode_manifest
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.writing import encode_manifest
 from tests.unit.format.samples import manifest_id, node_id
 from tests.unit.format.seekable import natives, virtuals
 

@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.buffer import Buffer
-from icechunk_async.format.flat import Tables, Vectors
+from icechunk_async.format.flatbuffers.buffer import Buffer
+from icechunk_async.format.flatbuffers.reading import Tables, Vectors
 from tests.unit.format.forge import Forge
 
 
 def rows_of(forge: Forge, tables: list[int]) -> Tables:
-    """Answer tables of a forged buffer, as rows."""
+    """Return tables of a forged buffer, as rows."""
     return Tables(Buffer(bytes(forge.data)), np.array(tables, np.int64))
 
 
 def numbers(*values: int, width: int = 4) -> bytes:
-    """Answer little-endian words."""
+    """Return little-endian words."""
     return b"".join(value.to_bytes(width, "little") for value in values)
 
 
 def one_string(raw: bytes, *, nul: bool = True) -> Tables:
-    """Answer a table whose slot 0 is a string at the end of the buffer."""
+    """Return a table whose slot 0 is a string at the end of the buffer."""
     forge = Forge()
     table = forge.table(forge.vtable({0: 4}, 8), bytes(4))
     forge.link(table + 4, forge.string(raw, nul=nul))
@@ -262,7 +262,7 @@ def test_a_vector_past_the_end_is_refused(count: int) -> None:
 
 
 def sharing(tables: int, items: int) -> Vectors:
-    """Answer vectors of many tables which are all the same one."""
+    """Return vectors of many tables which are all the same one."""
     forge = Forge()
     vtable = forge.vtable({0: 4}, 8)
     rows = [forge.table(vtable, bytes(4)) for _ in range(tables)]
@@ -290,7 +290,7 @@ def test_shared_vectors_of_tables_are_refused_sooner() -> None:
 
 
 def rows_of_words(parts: list[list[int]]) -> Vectors:
-    """Answer vectors of words."""
+    """Return vectors of words."""
     forge = Forge()
     vtable = forge.vtable({0: 4}, 8)
     rows = []

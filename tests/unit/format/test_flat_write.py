@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.format.buffer import Buffer
 from icechunk_async.format.envelope import MAX_PAYLOAD_BYTES
-from icechunk_async.format.even import as_array
-from icechunk_async.format.flat_write import Layout, vtable
+from icechunk_async.format.flatbuffers.buffer import Buffer, as_array
+from icechunk_async.format.flatbuffers.writing import Layout, vtable
 from tests.unit.format.table_builder import Field, Scalar, Struct, TableBuilder
 from tests.unit.format.wire import root
 

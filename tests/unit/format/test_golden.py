@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from icechunk_async import _clock
-from icechunk_async.format.chunk_refs import InlineChunk, Kind, NativeChunk, VirtualChunk
+from icechunk_async._runtime import clock
 from icechunk_async.format.envelope import Envelope, FileType
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, SnapshotId
-from icechunk_async.format.manifest import decode_manifest
+from icechunk_async.format.manifest.reading import decode_manifest
+from icechunk_async.format.manifest.refs import InlineChunk, Kind, NativeChunk, VirtualChunk
+from icechunk_async.format.operations_log import Availability, RepoMigrated
 from icechunk_async.format.refs import decode_ref, encode_ref
 from icechunk_async.format.repo_info import decode_repo_info
 from icechunk_async.format.snapshot import decode_snapshot
 from icechunk_async.format.transaction_log import decode_transaction_log
-from icechunk_async.format.updates import Availability, RepoMigrated
 from tests.unit.format.golden_files import REPOSITORIES, GoldenFile, golden_files
 from tests.unit.format.samples import as_dict, comparable
 from tests.unit.format.wire import root
@@ -37,11 +37,11 @@ FILES = pytest.mark.parametrize("file", golden_files(), ids=lambda file: file.na
 
 def micros(text: str) -> int:
     """Read a time as the official engine writes it."""
-    return _clock.to_us(datetime.fromisoformat(text))
+    return clock.to_us(datetime.fromisoformat(text))
 
 
 def node_answer(node: Node) -> dict[str, Any]:
-    """Answer a node as the official engine describes it."""
+    """Return a node as the official engine describes it."""
     found: dict[str, Any] = {"id": str(node.id), "path": node.path, "node_type": "group"}
     if node.array is not None:
         names = node.array.dimension_names or (None,) * len(node.array.dimensions)

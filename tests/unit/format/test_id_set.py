@@ -12,7 +12,7 @@ from icechunk_async.format.ids import ChunkId
 
 
 def columns(ids: list[bytes]) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """Answer ids as the set takes them."""
+    """Return ids as the set takes them."""
     return np.frombuffer(b"".join(ids), np.uint8).reshape(len(ids), 12)
 
 

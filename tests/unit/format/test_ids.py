@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icechunk_async import _clock
+from icechunk_async._runtime import clock
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.ids import (
     INITIAL_SNAPSHOT_ID,
@@ -100,11 +100,11 @@ def test_random_ids_differ(cls: type[SnapshotId]) -> None:
 def test_random_ids_come_from_the_clock_module() -> None:
     """Tests can replace the source of randomness."""
 
-    class Fixed(_clock.SystemClock):
+    class Fixed(clock.SystemClock):
         def random_bytes(self, size_bytes: int) -> bytes:
             return bytes(range(size_bytes))
 
-    with _clock.use_clock(Fixed()):
+    with clock.use_clock(Fixed()):
         assert SnapshotId.random() == COUNTING
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.chunk_refs import (
+from icechunk_async.format.flatbuffers.writing import IDENTIFIER
+from icechunk_async.format.manifest.reading import decode_manifest
+from icechunk_async.format.manifest.refs import (
     ChunkRef,
     ChunkRefs,
     Coordinates,
@@ -15,9 +17,7 @@ from icechunk_async.format.chunk_refs import (
     NativeChunk,
     VirtualChunk,
 )
-from icechunk_async.format.flat_write import IDENTIFIER
-from icechunk_async.format.manifest import decode_manifest
-from icechunk_async.format.manifest_write import encode_manifest
+from icechunk_async.format.manifest.writing import encode_manifest
 from tests.unit.format.other_writer import OtherManifest
 from tests.unit.format.samples import as_dict, chunk_id, manifest_id, node_id, refs_of
 from tests.unit.format.table_builder import Field, Scalar, Struct, TableBuilder
@@ -35,7 +35,7 @@ MANIFEST = manifest_id(5)
 
 
 def written(refs: ChunkRefs) -> list[Table]:
-    """Answer the ChunkRef tables of a manifest of one array."""
+    """Return the ChunkRef tables of a manifest of one array."""
     table = root(encode_manifest(MANIFEST, {node_id(1): refs}))
     return table.tables(1)[0].tables(1)
 

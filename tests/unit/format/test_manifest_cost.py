@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from icechunk_async.format.chunk_refs import ChunkRefs, Kind
-from icechunk_async.format.locations import Strings
-from icechunk_async.format.manifest import decode_manifest
-from icechunk_async.format.manifest_write import encode_manifest
-from icechunk_async.format.row_index import RowIndex, rows_in
+from icechunk_async.format.manifest.locations import Strings
+from icechunk_async.format.manifest.reading import decode_manifest
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.row_index import RowIndex, rows_in
+from icechunk_async.format.manifest.writing import encode_manifest
 from icechunk_async.format.transaction_log import (
     TransactionLog,
     decode_transaction_log,
@@ -74,13 +74,13 @@ def cost_of(work: Callable[[], Any]) -> Cost:
 
 
 def columns(**more: Any) -> dict[str, Any]:
-    """Answer columns that every kind has."""
+    """Return columns that every kind has."""
     rows = np.arange(COUNT, dtype=np.uint32)
     return {"lengths": np.full(COUNT, 20, np.uint64), "objects": rows} | more
 
 
 def samples() -> dict[str, ChunkRefs]:
-    """Answer many references of each kind, in a grid of three axes."""
+    """Return many references of each kind, in a grid of three axes."""
     rows = np.arange(COUNT, dtype=np.uint32)
     coords = np.stack([rows // 10_000, rows // 100 % 100, rows % 100], axis=1)
     ids = np.zeros((COUNT, 12), np.uint8)

@@ -8,7 +8,9 @@ import pytest
 import zstandard
 
 from icechunk_async.errors import FormatError, InvalidInputError
-from icechunk_async.format.chunk_refs import (
+from icechunk_async.format.manifest.locations import Strings, merge_pools
+from icechunk_async.format.manifest.reading import decode_manifest
+from icechunk_async.format.manifest.refs import (
     ChunkRef,
     ChunkRefs,
     Coordinates,
@@ -16,9 +18,7 @@ from icechunk_async.format.chunk_refs import (
     NativeChunk,
     VirtualChunk,
 )
-from icechunk_async.format.locations import Strings, merge_pools
-from icechunk_async.format.manifest import decode_manifest
-from icechunk_async.format.manifest_write import LocationDictionary, encode_manifest
+from icechunk_async.format.manifest.writing import LocationDictionary, encode_manifest
 from tests.unit.format.other_writer import OtherManifest
 from tests.unit.format.samples import as_dict, chunk_id, manifest_id, node_id, refs_of
 from tests.unit.format.wire import Table, root
@@ -39,7 +39,7 @@ def test_each_value_has_the_index_of_its_string(runs: list[int]) -> None:
 
 
 def virtual_refs(names: list[str]) -> ChunkRefs:
-    """Answer a reference to each name."""
+    """Return a reference to each name."""
     return refs_of(1, {(row,): VirtualChunk(name, row, 1) for row, name in enumerate(names)})
 
 
@@ -61,7 +61,7 @@ def names_in(payload: bytes) -> list[str]:
 
 
 def refs_in(payload: bytes) -> list[Table]:
-    """Answer the ChunkRef tables."""
+    """Return the ChunkRef tables."""
     return root(payload).tables(1)[0].tables(1)
 
 
@@ -72,7 +72,7 @@ def small_dictionary() -> bytes:
 
 
 def compressor(dictionary: bytes, *, size: bool = True) -> zstandard.ZstdCompressor:
-    """Answer what compresses with a dictionary."""
+    """Return what compresses with a dictionary."""
     data = zstandard.ZstdCompressionDict(dictionary)
     return zstandard.ZstdCompressor(dict_data=data, write_content_size=size)
 

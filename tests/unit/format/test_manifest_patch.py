@@ -8,24 +8,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from icechunk_async.format import manifest_patch
-from icechunk_async.format.chunk_refs import (
-    ChunkRefs,
-    InlineChunk,
-    NativeChunk,
-    VirtualChunk,
-)
 from icechunk_async.format.envelope import FileType, pack, unpack
-from icechunk_async.format.manifest import decode_manifest
-from icechunk_async.format.manifest_patch import patch_manifest
-from icechunk_async.format.manifest_seek_write import pack_seekable
-from icechunk_async.format.manifest_write import encode_manifest
+from icechunk_async.format.manifest.reading import decode_manifest
+from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.seekable import patching as manifest_patch
+from icechunk_async.format.manifest.seekable.patching import patch_manifest
+from icechunk_async.format.manifest.seekable.writing import pack_seekable
+from icechunk_async.format.manifest.writing import encode_manifest
 from tests.unit.format.samples import chunk_id, manifest_id, node_id
 from tests.unit.format.seekable import MANIFEST, NODE, Reader, mixed, natives, seekable, virtuals
 
 if TYPE_CHECKING:
-    from icechunk_async.format.chunk_refs import ChunkRef, Coordinates
     from icechunk_async.format.ids import ManifestId
+    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
 
 COUNT = 20_000
 NEW: list[ChunkRef] = [
@@ -37,7 +32,7 @@ NEW: list[ChunkRef] = [
 
 
 def changed(refs: ChunkRefs, changes: dict[Coordinates, ChunkRef]) -> ChunkRefs:
-    """Answer references with changes, the slow way."""
+    """Return references with changes, the slow way."""
     return ChunkRefs.concat([refs, ChunkRefs.from_mapping(refs.rank, dict(changes))]).sort()
 
 
@@ -51,7 +46,7 @@ def patch(
 
 
 def same(packed: bytes, expected: ManifestId, refs: ChunkRefs) -> bool:
-    """Tell whether a file, read whole, holds these references."""
+    """Return whether a file, read whole, holds these references."""
     manifest = decode_manifest(unpack(packed, FileType.MANIFEST).payload)
     found = manifest.refs(NODE, refs.rank)
     columns = ("coords", "kinds", "lengths", "modified")

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.chunk_refs import ChunkRefs, Kind
-from icechunk_async.format.manifest import decode_manifest
-from icechunk_async.format.manifest_peek import PackedManifest
-from icechunk_async.format.manifest_write import LocationDictionary, encode_manifest
+from icechunk_async.format.manifest.packed import PackedManifest
+from icechunk_async.format.manifest.reading import decode_manifest
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.writing import LocationDictionary, encode_manifest
 from tests.unit.format.samples import manifest_id, node_id, refs_of
 from tests.unit.format.test_manifest import KINDS
 
 if TYPE_CHECKING:
-    from icechunk_async.format.chunk_refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
 
 MANIFEST = manifest_id(5)
 
@@ -92,7 +92,7 @@ def test_a_damaged_manifest_gives_no_reference_that_decoding_would_not() -> None
 
 
 def _decoded(payload: bytes, coords: Coordinates, found: ChunkRef) -> ChunkRef | None:
-    """Answer what decoding says of a chunk; ``found`` where other parts of the file are bad."""
+    """Return what decoding says of a chunk; ``found`` where other parts of the file are bad."""
     try:
         refs = decode_manifest(payload).refs(node_id(1), len(coords))
     except FormatError:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from icechunk_async.format.manifest import decode_manifest
-from icechunk_async.format.manifest_write import LocationDictionary, encode_manifest
+from icechunk_async.format.manifest.reading import decode_manifest
+from icechunk_async.format.manifest.writing import LocationDictionary, encode_manifest
 from tests.unit.format.samples import MANIFEST_IDS, NODE_IDS, as_dict, ref_maps, refs_of
 from tests.unit.format.wire import root
 
 if TYPE_CHECKING:
-    from icechunk_async.format.chunk_refs import ChunkRefs
     from icechunk_async.format.ids import ManifestId, NodeId
+    from icechunk_async.format.manifest.refs import ChunkRefs
 
 RANKED = st.integers(0, 4).flatmap(lambda rank: st.tuples(st.just(rank), ref_maps(rank)))
 ARRAYS = st.dictionaries(NODE_IDS, RANKED.map(lambda it: refs_of(*it)), max_size=4)

@@ -14,16 +14,19 @@ import numpy as np
 import pytest
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format import manifest_seek_write
-from icechunk_async.format.chunk_refs import ChunkRefs, InlineChunk, Kind
 from icechunk_async.format.envelope import FileType, unpack
-from icechunk_async.format.manifest import decode_manifest
-from icechunk_async.format.manifest_seek import AbsentPiecesError, SeekableManifest
-from icechunk_async.format.manifest_seek_write import pack_manifest, pack_seekable
-from icechunk_async.format.manifest_write import LocationDictionary, encode_manifest
-from icechunk_async.format.partial import _untouched
-from icechunk_async.format.pieces import Pieces
-from icechunk_async.format.seek_index import SeekIndex, index_size
+from icechunk_async.format.manifest.reading import decode_manifest
+from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk, Kind
+from icechunk_async.format.manifest.seekable import writing as manifest_seek_write
+from icechunk_async.format.manifest.seekable.index import SeekIndex, index_size
+from icechunk_async.format.manifest.seekable.pieces import Pieces
+from icechunk_async.format.manifest.seekable.reading import (
+    AbsentPiecesError,
+    SeekableManifest,
+    _untouched,
+)
+from icechunk_async.format.manifest.seekable.writing import pack_manifest, pack_seekable
+from icechunk_async.format.manifest.writing import LocationDictionary, encode_manifest
 from tests.unit.format.samples import node_id
 from tests.unit.format.seekable import MANIFEST, NODE, Reader, mixed, natives, seekable, virtuals
 
@@ -196,7 +199,7 @@ def _answer(packed: bytes, coords: tuple[int, ...]) -> object:
 
 @pytest.fixture(scope="module")
 def sample() -> tuple[ChunkRefs, bytes]:
-    """Answer references of every kind and their seekable file."""
+    """Return references of every kind and their seekable file."""
     refs = mixed(5000)
     return refs, seekable(refs)[1]
 

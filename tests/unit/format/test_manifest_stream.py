@@ -10,11 +10,11 @@ import pytest
 import zstandard
 
 from icechunk_async.errors import FormatError, UnsupportedSpecVersionError
-from icechunk_async.format import manifest_stream
 from icechunk_async.format.envelope import HEADER_BYTES, FileType, pack
-from icechunk_async.format.manifest import decode_manifest
-from icechunk_async.format.manifest_stream import open_streamed
-from icechunk_async.format.manifest_write import encode_manifest
+from icechunk_async.format.manifest import stream as manifest_stream
+from icechunk_async.format.manifest.reading import decode_manifest
+from icechunk_async.format.manifest.stream import open_streamed
+from icechunk_async.format.manifest.writing import encode_manifest
 from tests.unit.format.other_writer import OtherManifest
 from tests.unit.format.samples import node_id
 from tests.unit.format.seekable import MANIFEST, NODE, mixed, natives, virtuals
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from icechunk_async.format.chunk_refs import ChunkRefs, Coordinates
-    from icechunk_async.format.manifest_stream import StreamedManifest
+    from icechunk_async.format.manifest.refs import ChunkRefs, Coordinates
+    from icechunk_async.format.manifest.stream import StreamedManifest
     from tests.unit.format.table_builder import Field, Offset
 
 COUNT = 5000
@@ -43,7 +43,7 @@ def _of_small_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def others() -> bytes:
-    """Answer a manifest as other writers lay it out: from its end, texts beside references."""
+    """Return a manifest as other writers lay it out: from its end, texts beside references."""
     written = OtherManifest()
     refs: list[Offset] = []
     for number in range(COUNT):

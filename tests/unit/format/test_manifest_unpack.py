@@ -13,11 +13,11 @@ import pytest
 import zstandard
 
 from icechunk_async.errors import FormatError, UnsupportedSpecVersionError
-from icechunk_async.format import manifest_unpack
 from icechunk_async.format.envelope import HEADER_BYTES, FileType, file_header, pack, unpack
-from icechunk_async.format.manifest_unpack import unpack_manifest
-from icechunk_async.format.pieces import compress_pieces, decompress_run
-from icechunk_async.format.seek_index import SeekIndex
+from icechunk_async.format.manifest.seekable import unpacking as manifest_unpack
+from icechunk_async.format.manifest.seekable.index import SeekIndex
+from icechunk_async.format.manifest.seekable.pieces import compress_pieces, decompress_run
+from icechunk_async.format.manifest.seekable.unpacking import unpack_manifest
 from tests.unit.format.seekable import natives, seekable
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def file() -> bytes:
-    """Answer a seekable file of a dozen pieces."""
+    """Return a seekable file of a dozen pieces."""
     return seekable(natives(60_000))[1]
 
 
@@ -112,7 +112,7 @@ def test_blocks_that_mean_something_else_alone_are_decoded_with_those_before(bet
 
 
 def with_index(blocks: list[bytes], raws: list[bytes], junk: bytes = b"") -> bytes:
-    """Answer a file of given pieces, the first with a frame's header, and its index."""
+    """Return a file of given pieces, the first with a frame's header, and its index."""
     header = file_header(sum(map(len, raws)), FileType.MANIFEST, 2)
     begin = len(header) + zstandard.frame_header_size(blocks[0])
     ends = np.cumsum([len(header) + len(blocks[0]), *map(len, blocks[1:])])
@@ -165,7 +165,7 @@ def test_blocks_inside_of_a_block_are_not_taken_for_the_frame() -> None:
 
 
 def block_header(size: int, *, kind: int, last: bool = False) -> bytes:
-    """Answer the header of a block (RFC 8878, 3.1.1.2): kind 0 is raw, 1 a repeated byte."""
+    """Return the header of a block (RFC 8878, 3.1.1.2): kind 0 is raw, 1 a repeated byte."""
     return (size << 3 | kind << 1 | last).to_bytes(3, "little")
 
 

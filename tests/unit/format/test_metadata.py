@@ -13,13 +13,19 @@ import msgpack
 import pytest
 from flatbuffers import flexbuffers
 from flatbuffers.flexbuffers import Type
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError, InvalidInputError, UnsupportedSpecVersionError
-from icechunk_async.format.flexbuffers import SignedInt, encode_flexbuffer
-from icechunk_async.format.metadata import decode_items, decode_value, encode_items, encode_value
-from icechunk_async.format.values import MAX_DEPTH
+from icechunk_async.format.json.flexbuffers import SignedInt, encode_flexbuffer
+from icechunk_async.format.json.metadata import (
+    decode_items,
+    decode_value,
+    encode_items,
+    encode_value,
+)
+from icechunk_async.format.json.values import MAX_DEPTH
+from tests.helpers import examples
 
 # value, MessagePack, FlexBuffers; as the official engine writes them.
 OFFICIAL_BYTES: list[tuple[Any, str, str]] = [
@@ -144,21 +150,21 @@ def test_bytes_are_those_of_the_official_engine(value: Any, packed: str, flexed:
     assert same(decode_value(memoryview(bytes.fromhex(flexed)), 2), in_key_order(value))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(json_values(KEYS), SPECS)
 def test_what_is_written_is_read(value: Any, spec: int) -> None:
     """Every JSON value survives both encodings, with types and the order of keys."""
     assert same(decode_value(encode_value(value, spec), spec), in_key_order(value))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(json_values(ASCII_KEYS))
 def test_the_library_reads_our_flexbuffers(value: Any) -> None:
     """The library's reader, which knows ASCII keys only, finds the same value."""
     assert same(in_key_order(flexbuffers.Loads(encode_value(value, 2))), in_key_order(value))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(json_values(ASCII_KEYS))
 def test_flexbuffers_of_the_library_are_read(value: Any) -> None:
     """The library labels numbers otherwise and keeps lists untyped; the value is the same."""
@@ -462,7 +468,7 @@ SEED: Any = {
 }
 
 
-@settings(max_examples=1500, deadline=None)
+@examples(1500)
 @given(mutations(encode_value(SEED, 1)) | st.binary(max_size=40))
 def test_damaged_messagepack_is_a_value_or_a_format_error(data: bytes) -> None:
     """Nothing else escapes, whatever the bytes."""
@@ -470,7 +476,7 @@ def test_damaged_messagepack_is_a_value_or_a_format_error(data: bytes) -> None:
         decode_value(data, 1)
 
 
-@settings(max_examples=1500, deadline=None)
+@examples(1500)
 @given(mutations(encode_value(SEED, 2)) | st.binary(max_size=40))
 def test_damaged_flexbuffers_are_a_value_or_a_format_error(data: bytes) -> None:
     """Nothing else escapes, whatever the bytes."""
@@ -478,7 +484,7 @@ def test_damaged_flexbuffers_are_a_value_or_a_format_error(data: bytes) -> None:
         decode_value(data, 2)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(json_values(KEYS))
 def test_messagepack_is_what_the_library_packs(value: Any) -> None:
     """Sorted keys apart, version 1 is the library's default packing."""

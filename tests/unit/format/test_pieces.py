@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.pieces import (
+from icechunk_async.format.manifest.seekable.pieces import (
     MAX_PIECE_BYTES,
     Pieces,
     compress_pieces,
@@ -25,7 +25,7 @@ SHARED = [*CUTS, *range(1_500_000, 5_000_001, 250_000)]
 
 
 def _payload(size: int = CUTS[-1]) -> memoryview:
-    """Answer bytes that repeat from one piece to the next, so that it is tempting to refer back."""
+    """Return bytes that repeat from one piece to the next, so that it is tempting to refer back."""
     words = np.random.default_rng(1).integers(0, 256, 3000, np.uint8)
     payload = np.resize(words, size)
     payload[2_500_000:2_500_100] = 7  # at a distance that only the first piece takes for granted

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import Envelope
-from icechunk_async.format.metadata import encode_items
+from icechunk_async.format.json.metadata import encode_items
+from icechunk_async.format.operations_log import Availability, RepoInitialized, RepoStatus, Update
 from icechunk_async.format.repo_info import (
     RepoInfo,
     SnapshotInfo,
     decode_repo_info,
     encode_repo_info,
 )
-from icechunk_async.format.updates import Availability, RepoInitialized, RepoStatus, Update
 from tests.unit.format.samples import SNAPSHOT_IDS, TEXTS, TIMES, snapshot_id
 from tests.unit.format.table_builder import Offset, Scalar, Struct, TableBuilder
 from tests.unit.format.update_samples import STATUSES, UPDATES
@@ -51,7 +51,7 @@ def decoded(info: RepoInfo) -> RepoInfo:
 
 
 def written(info: RepoInfo) -> Table:
-    """Answer the root table."""
+    """Return the root table."""
     return root(encode_repo_info(info))
 
 

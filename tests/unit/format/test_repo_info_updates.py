@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.blocks import REF, Shape, finish, table, vector
-from icechunk_async.format.buffer import Buffer
-from icechunk_async.format.flat import Tables
-from icechunk_async.format.updates import (
+from icechunk_async.format.flatbuffers.buffer import Buffer
+from icechunk_async.format.flatbuffers.reading import Tables
+from icechunk_async.format.flatbuffers.writing import REF, Shape, finish, table, vector
+from icechunk_async.format.operations_log import (
     Availability,
     FeatureFlagChanged,
     NewCommit,
@@ -32,7 +32,7 @@ from tests.unit.format.wire import Table, root
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from icechunk_async.format.blocks import Block
+    from icechunk_async.format.flatbuffers.writing import Block
     from tests.unit.format.table_builder import Offset
 
 EVERY = pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_log_of_commits_is_built_with_few_calls() -> None:
         return table(shape, *values)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("icechunk_async.format.updates.table", counted)
+        patch.setattr("icechunk_async.format.operations_log.table", counted)
         encode_updates(log)
         assert len(built) == 2
         encode_updates([Update(NewCommit("main", snapshot_id(7)), 2000), *log])

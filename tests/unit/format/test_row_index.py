@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icechunk_async.format.row_index import RowIndex, rows_in
+from icechunk_async.format.manifest.row_index import RowIndex, rows_in
 from tests.unit.format.samples import any_coords, coordinates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from icechunk_async.format.chunk_refs import Coordinates
+    from icechunk_async.format.manifest.refs import Coordinates
 
 RANKS = st.integers(0, 4)
 FAR = 2**32 - 2
@@ -25,7 +25,7 @@ FAR = 2**32 - 2
 def matrix(
     rows: Sequence[Coordinates], rank: int
 ) -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
-    """Answer rows as the columns they are kept in."""
+    """Return rows as the columns they are kept in."""
     return np.array(rows, np.uint32).reshape(len(rows), rank)
 
 

@@ -19,8 +19,9 @@ from icechunk_async.format.snapshot import (
     Nodes,
     Snapshot,
     decode_snapshot,
+    encode_snapshot,
+    with_parent,
 )
-from icechunk_async.format.snapshot_write import encode_snapshot, with_parent
 from tests.unit.format.samples import manifest_id, node_id, snapshot_id
 from tests.unit.format.wire import Table, root
 
@@ -59,7 +60,7 @@ def decoded(snapshot: Snapshot, spec: int) -> Snapshot:
 
 
 def written(snapshot: Snapshot, spec: int) -> Table:
-    """Answer the root table."""
+    """Return the root table."""
     return root(encode_snapshot(snapshot, spec))
 
 

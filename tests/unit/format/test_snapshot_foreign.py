@@ -9,15 +9,20 @@ import pytest
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import Envelope
-from icechunk_async.format.snapshot import ManifestFileInfo, ManifestRef, Snapshot, decode_snapshot
-from icechunk_async.format.snapshot_write import encode_snapshot
+from icechunk_async.format.snapshot import (
+    ManifestFileInfo,
+    ManifestRef,
+    Snapshot,
+    decode_snapshot,
+    encode_snapshot,
+)
 from tests.unit.format.samples import manifest_id, node_id, snapshot_id
 from tests.unit.format.table_builder import Offset, Scalar, Struct, TableBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from icechunk_async.format.chunk_refs import Extents
+    from icechunk_async.format.manifest.refs import Extents
     from tests.unit.format.table_builder import Field
 
 

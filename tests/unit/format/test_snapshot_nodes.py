@@ -19,8 +19,8 @@ from icechunk_async.format.snapshot import (
     Nodes,
     Snapshot,
     decode_snapshot,
+    encode_snapshot,
 )
-from icechunk_async.format.snapshot_write import encode_snapshot
 from tests.unit.format.samples import (
     MANIFEST_IDS,
     NODE_IDS,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from icechunk_async.format.ids import NodeId
-    from icechunk_async.format.metadata import JSON
+    from icechunk_async.format.json.metadata import JSON
 
 TREE = ["/", "/a", "/a-b", "/a-b/c", "/a.b", "/a/b", "/a/b/c", "/a/b-c", "/a0", "/a0/b", "/é"]
 

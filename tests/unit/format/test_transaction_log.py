@@ -34,8 +34,8 @@ from tests.unit.format.table_builder import Field, Offset, Scalar, Struct, Table
 from tests.unit.format.wire import Table, root
 
 if TYPE_CHECKING:
-    from icechunk_async.format.chunk_refs import Coordinates
     from icechunk_async.format.ids import NodeId
+    from icechunk_async.format.manifest.refs import Coordinates
 
 type Touched = dict[NodeId, np.ndarray[tuple[int, int], np.dtype[np.uint32]]]
 
@@ -47,7 +47,7 @@ EMPTY = TransactionLog(snapshot_id(1))
 
 
 def chunks(**touched: list[Coordinates]) -> Touched:
-    """Answer coordinates of nodes called ``n1``, ``n2`` and so on."""
+    """Return coordinates of nodes called ``n1``, ``n2`` and so on."""
     return {
         node_id(int(name[1:])): np.array(rows, np.uint32).reshape(len(rows), -1)
         for name, rows in touched.items()
@@ -55,7 +55,7 @@ def chunks(**touched: list[Coordinates]) -> Touched:
 
 
 def written(log: TransactionLog) -> Table:
-    """Answer the root table."""
+    """Return the root table."""
     return root(encode_transaction_log(log, 2))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import Envelope, FileType, pack, unpack
-from icechunk_async.format.manifest import decode_manifest
+from icechunk_async.format.manifest.reading import decode_manifest
 from tests.unit.format.damage import look_at, look_at_file, within_bounds
 from tests.unit.format.forge import Forge
 from tests.unit.format.other_writer import OtherManifest
@@ -39,12 +39,12 @@ def opens(payload: bytes, file_type: FileType) -> bool:
 
 
 def finished(out: TableBuilder, fields: Mapping[int, Field]) -> bytes:
-    """Answer the buffer with a root of these fields."""
+    """Return the buffer with a root of these fields."""
     return out.finish(out.table(fields))
 
 
 def snapshot(out: TableBuilder, nodes: list[Offset], metadata: Offset | None = None) -> bytes:
-    """Answer a snapshot of these nodes."""
+    """Return a snapshot of these nodes."""
     none = out.offsets([])
     fields: dict[int, Field] = {
         0: Struct(snapshot_id(1)), 2: out.offsets(nodes), 4: out.string(""),
@@ -54,7 +54,7 @@ def snapshot(out: TableBuilder, nodes: list[Offset], metadata: Offset | None = N
 
 
 def arrays_sharing(out: TableBuilder, fields: Mapping[int, Field]) -> bytes:
-    """Answer a snapshot of many arrays that all refer to the same things."""
+    """Return a snapshot of many arrays that all refer to the same things."""
     blob, empty = out.blob(b""), out.offsets([])
     data: dict[int, Field] = {0: out.structs(b"", 16, 8), 2: empty, **fields}
     nodes = [
@@ -68,7 +68,7 @@ def arrays_sharing(out: TableBuilder, fields: Mapping[int, Field]) -> bytes:
 
 
 def repo_info(out: TableBuilder, snapshots: list[Offset], updates: list[Offset]) -> bytes:
-    """Answer a repo info of these snapshots and updates."""
+    """Return a repo info of these snapshots and updates."""
     none = out.offsets([])
     fields: dict[int, Field] = {
         0: Scalar(2, 1), 1: none, 2: none, 3: none, 4: out.offsets(snapshots),
@@ -78,7 +78,7 @@ def repo_info(out: TableBuilder, snapshots: list[Offset], updates: list[Offset])
 
 
 def infos_sharing(fields: Callable[[TableBuilder], Mapping[int, Field]]) -> bytes:
-    """Answer a repo info of many snapshots that all refer to the same things."""
+    """Return a repo info of many snapshots that all refer to the same things."""
     out = TableBuilder()
     update = out.table({0: Scalar(1, 1), 1: out.table({})})
     plain: dict[int, Field] = {1: Scalar(-1, 4, signed=True), 3: out.string("m")}
@@ -288,7 +288,7 @@ def test_a_history_that_is_a_long_chain_is_walked_within_bounds() -> None:
 
 
 def log_of(out: TableBuilder, fields: Mapping[int, Field]) -> bytes:
-    """Answer a transaction log of these fields."""
+    """Return a transaction log of these fields."""
     empty: dict[int, Field] = {slot: out.structs(b"", 8, 1) for slot in range(1, 7)}
     return finished(out, {0: Struct(snapshot_id(1)), **empty, 7: out.offsets([]), **fields})
 

@@ -10,7 +10,7 @@ import zstandard
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import Envelope, FileType
-from icechunk_async.format.manifest import decode_manifest
+from icechunk_async.format.manifest.reading import decode_manifest
 from tests.unit.format.damage import look_at, within_bounds
 from tests.unit.format.other_writer import OtherManifest
 from tests.unit.format.samples import manifest_id, node_id
@@ -38,7 +38,7 @@ def opens(payload: bytes) -> bool:
 
 
 def compressed(frames: list[bytes], dictionary: bytes | None) -> bytes:
-    """Answer a manifest with these compressed locations."""
+    """Return a manifest with these compressed locations."""
     other = OtherManifest()
     refs = [other.ref((row,), {8: other.out.blob(frame)}) for row, frame in enumerate(frames)]
     other.array(node_id(1), refs)
@@ -57,7 +57,7 @@ def refused_locations(payload: bytes) -> None:
 
 
 def trained() -> bytes:
-    """Answer a dictionary."""
+    """Return a dictionary."""
     samples: list[bytes | bytearray | memoryview] = [
         b"s3://bucket/file-%06d.nc" % row for row in range(1000)
     ]

@@ -47,7 +47,7 @@ def rounds_for(size: int) -> int:
 
 
 def payloads_like(file: GoldenFile) -> list[bytes]:
-    """Answer the contents of all files of one type."""
+    """Return the contents of all files of one type."""
     return [bytes(it.envelope.payload) for it in FILES if it.file_type is file.file_type]
 
 

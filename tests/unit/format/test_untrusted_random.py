@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import Envelope, FileType, unpack
 from icechunk_async.format.refs import decode_ref
+from tests.helpers import examples
 from tests.unit.format.damage import look_at, look_at_file
 
 EVERY_TYPE = pytest.mark.parametrize("file_type", list(FileType))
@@ -26,7 +27,7 @@ WORDS = st.lists(_SMALL | _FAR, max_size=60).map(
 
 
 @EVERY_TYPE
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(payload=st.binary(max_size=300), spec=SPECS)
 def test_random_contents_are_refused(file_type: FileType, payload: bytes, spec: int) -> None:
     """Whatever type they are read as."""
@@ -34,7 +35,7 @@ def test_random_contents_are_refused(file_type: FileType, payload: bytes, spec: 
 
 
 @EVERY_TYPE
-@settings(max_examples=1000, deadline=None)
+@examples(1000)
 @given(payload=WORDS, spec=SPECS)
 def test_random_words_are_refused(file_type: FileType, payload: bytes, spec: int) -> None:
     """Words that look like those of a FlatBuffer."""
@@ -65,7 +66,7 @@ def test_random_frames_are_refused(
         unpack(data, file_type)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.text(max_size=60))
 def test_random_json_is_no_ref(text: str) -> None:
     """Nor are ids that are no ids."""

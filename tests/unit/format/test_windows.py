@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from icechunk_async.format.windows import copy_of_rows, put_rows
+from icechunk_async.format.flatbuffers.buffer import copy_of_rows, put_rows
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 12, 99])

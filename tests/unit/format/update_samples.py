@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from icechunk_async.format.updates import (
+from icechunk_async.format.operations_log import (
     Availability,
     BranchCreated,
     BranchDeleted,

@@ -120,7 +120,7 @@ class Table:
 
 
 def root(data: bytes | memoryview) -> Table:
-    """Answer the root table of a buffer with the identifier of the format."""
+    """Return the root table of a buffer with the identifier of the format."""
     whole = bytes(data)
     assert whole[4:8] == b"Ichk"
     return Table(whole, _u32(whole, 0))

@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from icechunk_async import _clock
+from icechunk_async._runtime import clock
 from icechunk_async.storage import CacheOptions, Capabilities, StorageDescription, open_storage
-from icechunk_async.storage.cache import Cached
-from icechunk_async.storage.disk_cache import DiskTier
+from icechunk_async.storage.cache.cached import Cached
+from icechunk_async.storage.cache.disk import DiskTier
 from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import memory_url
 
@@ -71,13 +71,13 @@ class TickingClock:
     us: int = 1_700_000_000_000_000
 
     def now_us(self) -> int:
-        """Answer the time."""
+        """Return the time."""
         self.us += 1_000_000
         return self.us
 
     def random_bytes(self, size_bytes: int) -> bytes:
-        """Answer the system's."""
-        return _clock.SystemClock().random_bytes(size_bytes)
+        """Return the system's."""
+        return clock.SystemClock().random_bytes(size_bytes)
 
 
 def cache_of(storage: Storage, **options: Any) -> Cached:
@@ -104,16 +104,16 @@ def tier(directory: Path, capacity_bytes: int = 1 << 30, place: str = "s3://buck
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Answer the files of a cache directory, but for the ledger; oldest use first."""
+    """Return the files of a cache directory, but for the ledger; oldest use first."""
     found = [path for path in directory.rglob("*") if path.is_file() and path.name != "ledger"]
     return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
 
 def is_empty(directory: Path) -> bool:
-    """Tell whether nothing was made in a directory."""
+    """Return whether nothing was made in a directory."""
     return not any(directory.iterdir())
 
 
 def used(directory: Path) -> int:
-    """Answer the room that the files of a cache directory take, in whole blocks."""
+    """Return the room that the files of a cache directory take, in whole blocks."""
     return sum(-(-path.stat().st_size // 4096) * 4096 for path in files_of(directory))

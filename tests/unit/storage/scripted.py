@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Literal
 
 from icechunk_async.storage import open_storage
-from icechunk_async.storage.wrapping import PassingStorage
+from icechunk_async.storage.policies.wrapping import PassingStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from tests.helpers import memory_url
 

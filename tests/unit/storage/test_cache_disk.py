@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from icechunk_async import _clock
+from icechunk_async._runtime import clock as _clock
 from icechunk_async.storage import ByteRange, Retrieved, Version
-from icechunk_async.storage.disk_space import Space
+from icechunk_async.storage.cache.disk_space import Space
 from tests.unit.storage.cache_tools import (
     TickingClock,
     cache_of,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from icechunk_async.storage.disk_cache import DiskTier
+    from icechunk_async.storage.cache.disk import DiskTier
 
 BODY = b"some bytes of a chunk"
 ANSWER = Retrieved(BODY, Version('"etag"'), len(BODY), datetime(2024, 5, 6, tzinfo=UTC))
@@ -300,7 +300,7 @@ def test_emptied_folders_go(tmp_path: Path) -> None:
 
 
 def ledger_of(directory: Path) -> Path:
-    """Answer the ledger of a cache directory."""
+    """Return the ledger of a cache directory."""
     (ledger,) = directory.rglob("ledger")
     return ledger
 

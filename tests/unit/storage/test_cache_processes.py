@@ -22,7 +22,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 
 def used_now(directory: Path) -> int:
-    """Answer the room that files take while others come and go."""
+    """Return the room that files take while others come and go."""
     held = 0
     for path in directory.rglob("*"):
         with suppress(FileNotFoundError):

@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 
 from icechunk_async.errors import ObjectNotFoundError, ThrottledError
 from icechunk_async.storage import ByteRange, SuffixRange, open_storage
-from icechunk_async.storage.coalesce import CoalescePolicy, Coalescing, join_ranges, split_range
-from icechunk_async.storage.wrapping import PassingStorage
+from icechunk_async.storage.policies.coalesce import (
+    CoalescePolicy,
+    Coalescing,
+    join_ranges,
+    split_range,
+)
+from icechunk_async.storage.policies.wrapping import PassingStorage
 from icechunk_async.testing.latency import LatencyStorage
 from tests.helpers import memory_url
 from tests.unit.storage.scripted import Scripted, in_virtual_time, with_memory

@@ -9,8 +9,8 @@ import pytest
 
 from icechunk_async.errors import ThrottledError
 from icechunk_async.storage import ByteRange
-from icechunk_async.storage.hedge import Hedged, HedgePolicy
-from icechunk_async.storage.wrapping import PassingStorage
+from icechunk_async.storage.policies.hedge import Hedged, HedgePolicy
+from icechunk_async.storage.policies.wrapping import PassingStorage
 from tests.unit.storage.scripted import in_virtual_time, with_memory
 
 if TYPE_CHECKING:

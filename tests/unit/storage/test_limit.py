@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from icechunk_async.storage import open_storage
-from icechunk_async.storage.limit import Budget, Limited
+from icechunk_async.storage.policies.limit import Budget, Limited
 from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import memory_url
 
@@ -90,7 +90,7 @@ def test_one_budget_serves_several_event_loops() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(250)
     assert not any(thread.is_alive() for thread in threads)
     assert most == 2
 

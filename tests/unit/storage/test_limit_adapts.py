@@ -17,7 +17,7 @@ from icechunk_async.errors import (
     UnreachableError,
 )
 from icechunk_async.storage import ByteRange, DeleteFailure
-from icechunk_async.storage.limit import Budget, Limited
+from icechunk_async.storage.policies.limit import Budget, Limited
 from icechunk_async.testing.latency import LatencyStorage
 from tests.unit.storage.scripted import Scripted, in_virtual_time, with_memory
 
@@ -155,7 +155,7 @@ async def test_a_shrunken_budget_takes_its_places_back_as_they_are_freed() -> No
 
 
 def _finished(reads: list[tuple[str, RangeRequest]]) -> list[tuple[float, int]]:
-    """Answer when each of the reads, asked for in this order, was answered; 4 at a time."""
+    """Return when each of the reads, asked for in this order, was answered; 4 at a time."""
 
     async def scenario() -> list[tuple[float, int]]:
         async def use(plain: Storage) -> list[tuple[float, int]]:

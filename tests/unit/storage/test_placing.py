@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from icechunk_async.storage import ByteRange
-from icechunk_async.storage.cache import CacheStatistics
-from icechunk_async.storage.coalesce import CoalescePolicy, Coalescing
-from icechunk_async.storage.hedge import Hedged
-from icechunk_async.storage.placing import PlacedRange, room
+from icechunk_async.storage.cache.cached import CacheStatistics
+from icechunk_async.storage.extensions import PlacedRange, room
+from icechunk_async.storage.policies.coalesce import CoalescePolicy, Coalescing
+from icechunk_async.storage.policies.hedge import Hedged
+from icechunk_async.storage.policies.wrapping import PassingStorage
 from icechunk_async.storage.protocol import Retrieved, Version
-from icechunk_async.storage.wrapping import PassingStorage
 from tests.unit.storage.cache_tools import cache_of, opened
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Receiving(PassingStorage):
         self.asked: list[RangeRequest] = []
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Answer a part, 64 KiB after 64 KiB."""
+        """Return a part, 64 KiB after 64 KiB."""
         del key
         self.asked.append(byte_range)
         assert isinstance(byte_range, ByteRange)

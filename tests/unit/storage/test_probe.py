@@ -175,7 +175,7 @@ class IsUnverified(WrappedStorage):
 
 
 def verdicts(result: ProbeResult) -> dict[str, Verdict]:
-    """Answer what was found out, by promise."""
+    """Return what was found out, by promise."""
     return {finding.promise: finding.verdict for finding in result.findings}
 
 

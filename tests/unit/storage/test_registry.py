@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Answer a function that pretends that these backends are installed."""
+    """Return a function that pretends that these backends are installed."""
 
     def install(**modules: str) -> None:
         points = [

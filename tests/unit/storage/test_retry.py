@@ -34,7 +34,7 @@ from icechunk_async.storage import (
     Version,
     open_storage,
 )
-from icechunk_async.storage.retry import Retrying, RetryPolicy
+from icechunk_async.storage.policies.retry import Retrying, RetryPolicy
 from tests.helpers import memory_url
 from tests.unit.storage.scripted import Scripted, in_virtual_time, with_memory
 
@@ -316,7 +316,7 @@ async def test_a_deletion_goes_on_with_the_keys_that_are_left(scripted: Scripted
 
     class Partly(Scripted):
         async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
-            """Answer as planned."""
+            """Return as planned."""
             asked.append(list(keys))
             return answers.pop(0)
 

@@ -48,7 +48,7 @@ class Objects:
         self.count = count
 
     def get(self, key: str, byte_range: RangeRequest) -> Retrieved:
-        """Answer two bytes."""
+        """Return two bytes."""
         self.threads.add(threading.get_ident())
         return Retrieved(b"ab", Version("1"), 2)
 
@@ -70,7 +70,7 @@ class Objects:
 
 
 def info(key: str) -> ObjectInfo:
-    """Answer an object of one byte."""
+    """Return an object of one byte."""
     return ObjectInfo(key, 1, NOW)
 
 
@@ -80,7 +80,7 @@ def storage_of(objects: Objects, **promises: Any) -> ThreadedStorage:
 
 
 def names(entries: Iterator[ListEntry]) -> list[str]:
-    """Answer what a listing shows."""
+    """Return what a listing shows."""
     return [it.prefix if isinstance(it, CommonPrefix) else it.key for it in entries]
 
 

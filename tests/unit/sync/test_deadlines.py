@@ -49,13 +49,19 @@ async def _leave(manager: AbstractAsyncContextManager[Storage]) -> None:
     await manager.__aexit__(None, None, None)
 
 
+_LONGER_AND_LONGER = (0.05, 1, 20)
+"""Deadlines in seconds: on a busy machine the first may pass before the work has begun."""
+
+
 class _Forever:
     """Runs until it is cancelled, and then takes a moment to clean up."""
 
     def __init__(self) -> None:
+        self.began = False
         self.cleaned_up = False
 
     async def run(self) -> None:
+        self.began = True
         try:
             await asyncio.Event().wait()
         finally:
@@ -69,17 +75,23 @@ async def _answer() -> int:
 
 def test_a_call_that_takes_too_long_is_cancelled_and_waited_for() -> None:
     """Nothing goes on behind the caller's back."""
-    forever = _Forever()
-    with pytest.raises(TimeoutError, match="deadline passed"), deadline(0.05):
-        portal.run(forever.run())
+    for seconds in _LONGER_AND_LONGER:
+        forever = _Forever()
+        with pytest.raises(TimeoutError, match=r"deadline (had )?passed"), deadline(seconds):
+            portal.run(forever.run())
+        if forever.began:
+            break
     assert forever.cleaned_up
 
 
 async def test_awaited_calls_keep_it_too() -> None:
     """On whatever loop they are awaited."""
-    forever = _Forever()
-    with pytest.raises(TimeoutError, match="deadline passed"), deadline(0.05):
-        await portal.run_async(forever.run())
+    for seconds in _LONGER_AND_LONGER:
+        forever = _Forever()
+        with pytest.raises(TimeoutError, match=r"deadline (had )?passed"), deadline(seconds):
+            await portal.run_async(forever.run())
+        if forever.began:
+            break
     assert forever.cleaned_up
 
 
@@ -100,10 +112,8 @@ def test_after_it_nothing_begins_any_more() -> None:
 
 def test_the_earliest_counts() -> None:
     """An inner block cannot ask for more time than an outer one has."""
-    began = time.monotonic()
-    with deadline(0.05), deadline(30), pytest.raises(TimeoutError):
+    with deadline(0.05), deadline(3600), pytest.raises(TimeoutError):
         portal.run(_Forever().run())
-    assert time.monotonic() - began < 20
     with deadline(60):
         with pytest.raises(TimeoutError), deadline(0.05):
             portal.run(_Forever().run())
@@ -135,11 +145,9 @@ def test_what_zarr_reads_keeps_it(slow: LatencyStorage) -> None:
     repository = Repository.open(slow)
     store = repository.readonly_session("main").store
     array = zarr.open_array(store, path="a", mode="r")
-    slow.seconds = 30
-    began = time.monotonic()
-    with pytest.raises(TimeoutError, match="deadline passed"), deadline(0.2):
+    slow.seconds = 3600
+    with pytest.raises(TimeoutError, match=r"deadline (had )?passed"), deadline(0.2):
         array[:]
-    assert time.monotonic() - began < 10
     slow.seconds = 0
     assert np.asarray(array[:]).tolist() == _VALUES
 
@@ -149,7 +157,7 @@ def test_a_commit_that_was_cut_off_can_be_finished(slow: LatencyStorage) -> None
     repository = Repository.open(slow)
     session = repository.writable_session("main")
     zarr.open_array(session.store, path="a")[0] = 99
-    slow.seconds = 30
+    slow.seconds = 3600
     with pytest.raises(TimeoutError), deadline(0.2):
         session.commit("late")
     slow.seconds = 0

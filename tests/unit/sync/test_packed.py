@@ -24,7 +24,7 @@ ZARR: Any = zarr
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Answer where a repository is that packs, with an array of 20 chunks of 4000 bytes."""
+    """Return where a repository is that packs, with an array of 20 chunks of 4000 bytes."""
 
     async def create() -> None:
         async with icechunk_async.Repository.create(tmp_path / "r", packing=Packing()):

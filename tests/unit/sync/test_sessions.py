@@ -16,9 +16,9 @@ from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import WrapperStore
 
+from icechunk_async.engine.history import opening
+from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.errors import FormatError
-from icechunk_async.repository.history import opening
-from icechunk_async.repository.workspace import Workspace
 from icechunk_async.sync import (
     IcechunkError,
     IcechunkStore,

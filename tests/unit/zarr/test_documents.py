@@ -9,7 +9,7 @@ import pytest
 
 from icechunk_async.errors import InvalidMetadataError
 from icechunk_async.format.snapshot import Dimension
-from icechunk_async.zarr.documents import parse_document
+from icechunk_async.format.zarr_document import parse_document
 from tests.helpers import array_document
 
 

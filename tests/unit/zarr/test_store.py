@@ -13,7 +13,7 @@ from zarr.abc.store import RangeByteRequest, SuffixByteRequest, SupportsSyncStor
 from zarr.core.buffer import default_buffer_prototype
 
 from icechunk_async import Repository
-from icechunk_async._concurrency import bounded_map
+from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import (
     InvalidStoreKeyError,
     SessionStateError,

@@ -1,4 +1,4 @@
-"""Changing what is there: a correction, looking back behind it, and two writers at once."""
+"""Change the data as several people would: correct a few values, and add yearly means."""
 # Zarr's annotations of stores name optional packages.
 # pyright: reportUnknownVariableType=false
 
@@ -48,7 +48,7 @@ MEANS: Final = "analysis/mean_temperature"
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What :func:`correct` did."""
+    """The result of `correct`."""
 
     snapshot_id: SnapshotId
     path: str
@@ -82,13 +82,13 @@ async def correct(repository: Repository, group: str, years: list[int]) -> Corre
 
 
 def _inside(coordinates: npt.NDArray[Any], low: float, high: float) -> slice:
-    """Answer the part of an ascending coordinate that lies in ``[low, high]``."""
+    """Return the part of an ascending coordinate that lies in ``[low, high]``."""
     start, stop = np.searchsorted(coordinates, [low, high], side="left").tolist()
     return slice(start, stop + bool(coordinates[min(stop, len(coordinates) - 1)] == high))
 
 
 async def area_means(session: Session, group: str) -> npt.NDArray[np.float64]:
-    """Answer the mean temperature of each year in kelvin; cells count by their area."""
+    """Return the mean temperature of each year in kelvin; cells count by their area."""
     latitude = await read(session, f"{group}/latitude")
     temperature = await read(session, f"{group}/air_temperature")
     by_latitude = temperature.mean(axis=2, dtype=np.float64)

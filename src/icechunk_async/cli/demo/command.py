@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from icechunk_async.cli.commands import AsJson, Debug, run_and_show
 from icechunk_async.cli.console import make_console
-from icechunk_async.cli.options import AsJson, Debug  # noqa: TC001  # Typer reads them at run time
-from icechunk_async.cli.run import answer
 from icechunk_async.errors import MissingDriverError
 
 if TYPE_CHECKING:
@@ -68,11 +67,11 @@ def demo(
 
         return tell(directory, force=force, console=console)
 
-    answer(work, _say_nothing, as_json=as_json, debug=debug)
+    run_and_show(work, _say_nothing, as_json=as_json, debug=debug)
 
 
 def _say_nothing(_document: Demonstrated, _console: Console) -> None:
-    """Print no more: the story was told while it went on."""
+    """Print nothing: the story was told while it went on."""
 
 
 def check_installed() -> None:

@@ -1,4 +1,4 @@
-"""The directory of a demonstration: what may be put there, and what may be replaced."""
+"""The directory of a demonstration: what it may create there, and what it may replace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async import Repository
-from icechunk_async.cli.refs import ref_targets
+from icechunk_async.cli.targets import ref_targets
 from icechunk_async.errors import AlreadyExistsError, IcechunkError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ async def claim(directory: Path, *, force: bool) -> Place:
 
 
 async def read_refs(repository: Repository) -> Refs:
-    """Answer all branches and tags and what they name."""
+    """Return the snapshot ids of all branches and tags."""
     return {
         kind: {name: str(target) for name, target in await ref_targets(repository, kind)}
         for kind in ("branch", "tag")

@@ -6,36 +6,91 @@ import asyncio
 import shlex
 import shutil
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
 from icechunk_async import Repository, RepositoryConfig
-from icechunk_async.cli import render
-from icechunk_async.cli.contents import read_hierarchy
+from icechunk_async.cli.contents import show_hierarchy, tree
 from icechunk_async.cli.demo import changes
-from icechunk_async.cli.demo.ingest import copy_years, refer_to_file
-from icechunk_async.cli.demo.narrator import Narrator
-from icechunk_async.cli.demo.picture import draw
+from icechunk_async.cli.demo.data import (
+    COPIED,
+    REFERRED,
+    Sources,
+    copy_years,
+    find_sources,
+    refer_to_file,
+)
+from icechunk_async.cli.demo.drawing import draw
 from icechunk_async.cli.demo.place import claim, read_refs
-from icechunk_async.cli.demo.sources import COPIED, REFERRED, Sources, find_sources
-from icechunk_async.cli.history import read_comparison, read_log
-from icechunk_async.errors import ConflictError, RebaseFailedError
-from icechunk_async.format.config import LocalFileSystemStore, VirtualChunkContainer
-from icechunk_async.repository.conflicts import (
+from icechunk_async.cli.history import diff, log, show_comparison, show_log
+from icechunk_async.engine.commit.conflicts import (
     BasicConflictSolver,
     ConflictDetector,
     VersionSelection,
 )
+from icechunk_async.errors import ConflictError, RebaseFailedError
+from icechunk_async.format.config import LocalFileSystemStore, VirtualChunkContainer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
     from rich.console import Console
 
     from icechunk_async import Session, SnapshotId
     from icechunk_async.cli.demo.changes import Correction
     from icechunk_async.cli.demo.place import Place
 
-__all__ = ["CorrectedValue", "Demonstrated", "tell"]
+__all__ = ["CorrectedValue", "Demonstrated", "Narrator", "tell"]
+
+
+class Narrator:
+    """Prints numbered chapters, sentences, documents and a progress bar."""
+
+    def __init__(self, console: Console) -> None:
+        """Print to ``console``."""
+        self._console = console
+        self._chapters = 0
+
+    def chapter(self, title: str) -> None:
+        """Begin a chapter."""
+        self._chapters += 1
+        self._console.print()
+        self._console.print(Text(f"{self._chapters}. {title}", "bold cyan"))
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence or several."""
+        self._console.print(Text(sentence))
+
+    def command(self, line: str) -> None:
+        """Print a command on a line of its own, never folded, so that it can be copied."""
+        self._console.print(Text(f"  {line}", "green"), soft_wrap=True)
+
+    def show[D](self, show: Callable[[D, Console], None], document: D) -> None:
+        """Print what a command would print."""
+        show(document, self._console)
+
+    @contextmanager
+    def progress(self, what: str, total: int) -> Generator[Callable[[int], None]]:
+        """Show a bar during the block.
+
+        Yields:
+            A function that moves the bar on by some steps.
+        """
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self._console) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda steps: bar.advance(task, steps)
+
 
 _TAG: Final = "v1"
 
@@ -57,7 +112,7 @@ class CorrectedValue:
 
 @dataclass(frozen=True, slots=True)
 class Demonstrated:
-    """Answer of ``demo``."""
+    """The document of `demo`."""
 
     directory: str
     repository: str
@@ -77,7 +132,7 @@ async def tell(directory: Path, *, force: bool, console: Console) -> Demonstrate
     """Run the demonstration in a directory.
 
     Raises:
-        AlreadyExistsError: the directory cannot be used; see :func:`claim`.
+        AlreadyExistsError: the directory cannot be used; see `claim`.
         IcechunkError: anything else that went wrong; what was created so far stays.
     """
     story = Narrator(console)
@@ -145,7 +200,7 @@ async def _refer(story: Narrator, repository: Repository, sources: Sources) -> N
         f"{chunks} chunks are now references to bytes of {file.path.name}. No data was copied; "
         "should the file be modified, reading is refused."
     )
-    story.show(render.hierarchy, await read_hierarchy(repository, "main"))
+    story.show(show_hierarchy, await tree(repository, "main"))
 
 
 async def _release(story: Narrator, repository: Repository) -> SnapshotId:
@@ -167,7 +222,7 @@ async def _correct(story: Narrator, repository: Repository, sources: Sources) ->
         "this is made up). They are corrected on main; only the one chunk with that year is "
         "written again."
     )
-    story.show(render.comparison, await read_comparison(repository, _TAG, "main", max_chunks=3))
+    story.show(show_comparison, await diff(repository, _TAG, "main", max_chunks=3))
     return correction
 
 
@@ -190,7 +245,7 @@ async def _look_back(
         values.append(float(await changes.read(session, correction.path, correction.index)))
         story.say(f"  {values[-1]:.2f} K  {where}")
     story.say("The newest snapshots on main:")
-    story.show(render.log, await read_log(repository, "main", number=5))
+    story.show(show_log, await log(repository, "main", number=5))
     before, after, as_of_release = values
     return CorrectedValue(list(correction.index), "K", before, after, as_of_release)
 
@@ -248,7 +303,7 @@ async def _draw(story: Narrator, repository: Repository, place: Place) -> None:
 async def _commands(
     repository: Repository, place: Place, sources: Sources, release: SnapshotId
 ) -> list[str]:
-    """Answer commands to try next."""
+    """Return commands to try next."""
     program, where = _program(), shlex.quote(str(place.repository))
     moment = (await repository.lookup_snapshot(release)).written_at.isoformat()
     chunk = f"{REFERRED}/air_temperature/c/0/0/0"
@@ -265,7 +320,7 @@ async def _commands(
 
 
 def _program() -> str:
-    """Answer how this command is called, so that what is printed can be copied."""
+    """Return how this command is called, so that what is printed can be copied."""
     name = "icechunk-async"
     called = Path(sys.argv[0])
     if called.name != name:

@@ -4,7 +4,6 @@ Every field may be None, which stands for its default; ``effective_<field>`` ans
 that counts.
 """
 
-from icechunk_async.format.config._fields import merge
 from icechunk_async.format.config.codec import (
     config_from_json,
     config_to_json,
@@ -12,6 +11,17 @@ from icechunk_async.format.config.codec import (
     encode_config,
     splitting_from_json,
     splitting_to_json,
+)
+from icechunk_async.format.config.conditions import (
+    DEFAULT_PRELOAD_CONDITION,
+    DEFAULT_SPLIT_SIZES,
+    ManifestPreloadCondition,
+    ManifestPreloadConfig,
+    ManifestSplitCondition,
+    ManifestSplitDimCondition,
+    ManifestSplittingConfig,
+    SplitDimCondition,
+    SplitSizes,
 )
 from icechunk_async.format.config.containers import (
     AzureStore,
@@ -27,31 +37,19 @@ from icechunk_async.format.config.containers import (
     TigrisStore,
     VirtualChunkContainer,
 )
-from icechunk_async.format.config.preload import (
-    DEFAULT_PRELOAD_CONDITION,
-    ManifestPreloadCondition,
-    ManifestPreloadConfig,
-)
-from icechunk_async.format.config.repository_config import RepositoryConfig
+from icechunk_async.format.config.fields import merge
 from icechunk_async.format.config.settings import (
     CachingConfig,
     CompressionAlgorithm,
     CompressionConfig,
     ManifestConfig,
     ManifestVirtualChunkLocationCompressionConfig,
+    RepositoryConfig,
     RepoUpdateRetryConfig,
     StorageConcurrencySettings,
     StorageRetriesSettings,
     StorageSettings,
     StorageTimeoutSettings,
-)
-from icechunk_async.format.config.splitting import (
-    DEFAULT_SPLIT_SIZES,
-    ManifestSplitCondition,
-    ManifestSplitDimCondition,
-    ManifestSplittingConfig,
-    SplitDimCondition,
-    SplitSizes,
 )
 
 __all__ = [

@@ -9,15 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from icechunk_async.errors import InvalidInputError, UnsupportedSpecVersionError
-from icechunk_async.format.config._read import read_section, read_splitting
-from icechunk_async.format.config._write import as_json, section_document, split_sizes_document
-from icechunk_async.format.config._yaml import dump_yaml, load_yaml
-from icechunk_async.format.config.repository_config import RepositoryConfig
-from icechunk_async.format.flexbuffers import decode_flexbuffer, encode_flexbuffer
+from icechunk_async.format.config.documents import (
+    as_json,
+    read_section,
+    read_splitting,
+    section_document,
+    split_sizes_document,
+)
+from icechunk_async.format.config.settings import RepositoryConfig
+from icechunk_async.format.config.yaml import dump_yaml, load_yaml
+from icechunk_async.format.json.flexbuffers import decode_flexbuffer, encode_flexbuffer
 
 if TYPE_CHECKING:
-    from icechunk_async.format.config.splitting import ManifestSplittingConfig
-    from icechunk_async.format.values import JSON
+    from icechunk_async.format.config.conditions import ManifestSplittingConfig
+    from icechunk_async.format.json.values import JSON
 
 __all__ = [
     "config_from_json",
@@ -72,7 +77,7 @@ def decode_config(data: bytes | memoryview, spec_version: int) -> RepositoryConf
 
 
 def config_to_json(config: RepositoryConfig) -> dict[str, JSON]:
-    """Answer the document that is stored: every key, null where the field is unset."""
+    """Return the document that is stored: every key, null where the field is unset."""
     document = as_json(section_document(config))
     assert isinstance(document, dict)
     return document
@@ -88,7 +93,7 @@ def config_from_json(value: JSON) -> RepositoryConfig:
 
 
 def splitting_to_json(config: ManifestSplittingConfig) -> JSON:
-    """Answer the effective rules as commits that rewrite manifests record them.
+    """Return the effective rules as commits that rewrite manifests record them.
 
     The value belongs under ``splitting_config`` in the property ``__icechunk``.
     """

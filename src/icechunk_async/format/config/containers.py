@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import urlsplit
 
 from icechunk_async.errors import InvalidConfigError
-from icechunk_async.format.config._fields import BOOL, TEXT, U32, Section, check_text, of_type
+from icechunk_async.format.config.fields import BOOL, TEXT, U32, Section, check_text, of_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Self, override
 
 from icechunk_async.format.config import ManifestSplitDimCondition as NativeDim
-from icechunk_async.format.config import preload, splitting
+from icechunk_async.format.config import conditions as preload
+from icechunk_async.format.config import conditions as splitting
 from icechunk_async.sync._display import public
 from icechunk_async.sync._mirrors import mirrors
 from icechunk_async.sync._variants import Items, Kinds, Variant, kinds

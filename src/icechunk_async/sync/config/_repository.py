@@ -73,7 +73,7 @@ class RepositoryConfig(Section):
 
     @staticmethod
     def default() -> RepositoryConfig:
-        """Answer one where nothing is set."""
+        """Return one where nothing is set."""
         return RepositoryConfig()
 
     @property
@@ -82,7 +82,7 @@ class RepositoryConfig(Section):
         return self._previous_file
 
     def get_virtual_chunk_container(self, name: str) -> VirtualChunkContainer | None:
-        """Answer the container with this URL prefix."""
+        """Return the container with this URL prefix."""
         return (self.virtual_chunk_containers or {}).get(name)
 
     def set_virtual_chunk_container(self, cont: VirtualChunkContainer) -> None:
@@ -105,7 +105,7 @@ class RepositoryConfig(Section):
         self.virtual_chunk_containers = {}
 
     def merge(self, other: RepositoryConfig) -> RepositoryConfig:
-        """Answer this configuration with what is set in another laid over it.
+        """Return this configuration with what is set in another laid over it.
 
         Raises:
             InvalidConfigError: a value of one of both cannot be stored.

@@ -33,7 +33,7 @@ class CompressionAlgorithm(Choice):
 
     @staticmethod
     def default() -> CompressionAlgorithm:
-        """Answer zstd."""
+        """Return zstd."""
         return CompressionAlgorithm.Zstd
 
 
@@ -54,7 +54,7 @@ class CompressionConfig(Section):
 
     @staticmethod
     def default() -> CompressionConfig:
-        """Answer one where nothing is set."""
+        """Return one where nothing is set."""
         return CompressionConfig()
 
 
@@ -81,7 +81,7 @@ class CachingConfig(Section):
 
     @staticmethod
     def default() -> CachingConfig:
-        """Answer one where nothing is set."""
+        """Return one where nothing is set."""
         return CachingConfig()
 
 

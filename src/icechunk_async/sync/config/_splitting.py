@@ -52,7 +52,7 @@ class ManifestSplittingConfig(Section):
         )
 
     def to_dict(self) -> SplitSizesDict:
-        """Answer the rules as nested dicts; of equal conditions the last remains.
+        """Return the rules as nested dicts; of equal conditions the last remains.
 
         Raises:
             TypeError: there are none.

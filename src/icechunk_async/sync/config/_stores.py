@@ -23,7 +23,7 @@ _HARMLESS: Final = frozenset(
 
 
 def _veiled(options: Mapping[str, str] | None) -> str:
-    """Answer options or headers without what may be a secret."""
+    """Return options or headers without what may be a secret."""
     if options is None:
         return "None"
     shown = {key: value if key in _HARMLESS else "****" for key, value in options.items()}
@@ -195,7 +195,7 @@ class VirtualChunkContainer(Displayed):
         ]
 
     def to_native(self) -> native.VirtualChunkContainer:
-        """Answer the engine's counterpart.
+        """Return the engine's counterpart.
 
         Raises:
             InvalidConfigError: the prefix does not fit the store, or the name cannot be one.
@@ -204,7 +204,7 @@ class VirtualChunkContainer(Displayed):
 
     @classmethod
     def from_native(cls, value: native.VirtualChunkContainer) -> Self:
-        """Answer the counterpart of a container of the engine."""
+        """Return the counterpart of a container of the engine."""
         return cls(value.url_prefix, from_native(value.store), value.name)
 
 

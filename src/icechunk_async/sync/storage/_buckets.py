@@ -47,7 +47,7 @@ def s3_storage(
     write_headers: dict[str, str] | None = None,
     headers: dict[str, str] | None = None,
 ) -> Storage:
-    """Answer a storage in S3, or on a server that speaks its protocol.
+    """Return a storage in S3, or on a server that speaks its protocol.
 
     Args:
         bucket: the bucket.
@@ -127,7 +127,7 @@ def s3_object_store_storage(
     write_headers: dict[str, str] | None = None,
     headers: dict[str, str] | None = None,
 ) -> Storage:
-    """Answer a storage in S3. There is one client here, so this is :func:`s3_storage`.
+    """Return a storage in S3. There is one client here, so this is :func:`s3_storage`.
 
     Args:
         bucket: the bucket.
@@ -194,7 +194,7 @@ def gcs_storage(
     write_headers: dict[str, str] | None = None,
     headers: dict[str, str] | None = None,
 ) -> Storage:
-    """Answer a storage in Google Cloud Storage.
+    """Return a storage in Google Cloud Storage.
 
     Args:
         bucket: the bucket.
@@ -250,7 +250,7 @@ def azure_storage(
     anonymous: bool | None = None,
     config: dict[str, str] | None = None,
 ) -> Storage:
-    """Answer a storage in Azure Blob Storage.
+    """Return a storage in Azure Blob Storage.
 
     Args:
         account: the storage account.

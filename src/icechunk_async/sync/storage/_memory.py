@@ -7,7 +7,7 @@ import sys
 import weakref
 from typing import Any, Final
 
-from icechunk_async._clock import random_bytes
+from icechunk_async._runtime.clock import random_bytes
 from icechunk_async.sync.errors import StorageError
 
 __all__ = ["MemoryObjects"]

@@ -28,7 +28,7 @@ _TRUE: Final = frozenset({"1", "true", "on", "yes", "y"})
 
 
 def s3_options(config: S3Options, headers: Mapping[str, str] | None) -> dict[str, Any]:
-    """Answer options for ``s3://``; what has its default is left to the backend.
+    """Return options for ``s3://``; what has its default is left to the backend.
 
     Raises:
         InvalidInputError: the checksum is one that this library cannot make.
@@ -55,7 +55,7 @@ def s3_options(config: S3Options, headers: Mapping[str, str] | None) -> dict[str
 
 
 def s3_rows(config: S3Options) -> dict[str, object]:
-    """Answer what is shown of the options, as far as it differs from the defaults."""
+    """Return what is shown of the options, as far as it differs from the defaults."""
     return {
         "region": config.region,
         "endpoint_url": config.endpoint_url,
@@ -72,7 +72,7 @@ def one_set_of_headers(
     read_headers: Mapping[str, str] | None,
     write_headers: Mapping[str, str] | None,
 ) -> dict[str, str] | None:
-    """Answer the headers for all requests.
+    """Return the headers for all requests.
 
     Raises:
         InvalidInputError: reads and writes are to have different ones.
@@ -116,19 +116,19 @@ def _known(function: str, config: Mapping[str, str], names: Mapping[str, str]) -
 
 
 def gcs_options(config: Mapping[str, str]) -> dict[str, Any]:
-    """Answer options for ``gs://``."""
+    """Return options for ``gs://``."""
     return _known("gcs_storage(config=...)", config, _GCS)
 
 
 def azure_options(config: Mapping[str, str]) -> dict[str, Any]:
-    """Answer options for ``az://``."""
+    """Return options for ``az://``."""
     return _known("azure_storage(config=...)", config, _AZURE)
 
 
 def web_options(
     url: str, config: Mapping[str, str], headers: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Answer options for ``http://`` and ``https://``; plain HTTP is what the caller wrote."""
+    """Return options for ``http://`` and ``https://``; plain HTTP is what the caller wrote."""
     options = _known("http_storage(opts=...)", config, _WEB)
     options.pop("allow_http", None)
     if headers:

@@ -63,7 +63,7 @@ class Place(Displayed):
         return [(name, value) for name, value in self._shown.items() if value is not None]
 
     async def place(self) -> tuple[str | AsyncStorage, dict[str, object]]:
-        """Answer what the engine's ``Repository.open`` and ``open_storage`` take.
+        """Return what the engine's ``Repository.open`` and ``open_storage`` take.
 
         Returns: a location, and options (``storage_options``) with the credentials.
 
@@ -93,7 +93,7 @@ class Place(Displayed):
             yield storage
 
     def default_settings(self) -> StorageSettings:
-        """Answer the settings that count for this kind of storage where nothing is set."""
+        """Return the settings that count for this kind of storage where nothing is set."""
         if self._shown.get("type") not in ("in-memory", "local filesystem"):
             return StorageSettings()
         local = self._shown["type"] == "local filesystem"
@@ -107,13 +107,13 @@ class Place(Displayed):
     def list_objects(
         self, settings: StorageSettings | None = None, prefix: str | None = None
     ) -> list[tuple[str, int]]:
-        """Answer key and size of every object; :meth:`list_objects_metadata` tells more."""
+        """Return key and size of every object; :meth:`list_objects_metadata` tells more."""
         return [(it.key, it.size_bytes) for it in self.list_objects_metadata(settings, prefix)]
 
     def list_objects_metadata(
         self, settings: StorageSettings | None = None, prefix: str | None = None
     ) -> list[StorageObjectInfo]:
-        """Answer key, size and time of every object, in the order of their keys.
+        """Return key, size and time of every object, in the order of their keys.
 
         Args:
             settings: their retries count.
@@ -127,7 +127,7 @@ class Place(Displayed):
         return run(self._listed(settings or self.default_settings(), prefix or ""))
 
     async def _listed(self, settings: StorageSettings, prefix: str) -> list[StorageObjectInfo]:
-        from icechunk_async.repository.policies import with_retries  # noqa: PLC0415 - needs NumPy
+        from icechunk_async.storage.policies.stack import with_retries  # noqa: PLC0415 - needs NumPy
 
         with translated():
             async with self.opened() as storage:

@@ -37,7 +37,7 @@ AnyObjectStoreConfig = (
 
 
 def in_memory_storage() -> Storage:
-    """Answer a storage in the memory of this process, empty at first.
+    """Return a storage in the memory of this process, empty at first.
 
     All repositories that are opened with this value, or a pickle of it that stays in this
     process, share its objects. They are dropped when nothing refers to it any more.
@@ -46,7 +46,7 @@ def in_memory_storage() -> Storage:
 
 
 def local_filesystem_storage(path: str) -> Storage:
-    """Answer a storage in a directory, which is made when something is written.
+    """Return a storage in a directory, which is made when something is written.
 
     Unlike the official one it is safe for several writers, wherever the file system has hard
     links and locks; where it has not, writing is refused.
@@ -57,7 +57,7 @@ def local_filesystem_storage(path: str) -> Storage:
 def http_storage(
     base_url: str, opts: dict[str, str] | None = None, headers: dict[str, str] | None = None
 ) -> Storage:
-    """Answer a storage on a web server, to read.
+    """Return a storage on a web server, to read.
 
     Args:
         base_url: where the repository's root is.
@@ -72,7 +72,7 @@ def http_storage(
 
 
 def redirect_storage(base_url: str) -> Storage:
-    """Answer the storage that a web server points to, to read without credentials.
+    """Return the storage that a web server points to, to read without credentials.
 
     The server is asked whenever a repository is opened. It answers with a redirect (3xx) to
     another server, or to a URL of ``s3://``, ``tigris://``, ``r2://``, ``gs://`` or
@@ -95,7 +95,7 @@ def s3_store(  # noqa: PLR0917 - as theirs
     requester_pays: bool = False,  # noqa: FBT001, FBT002
     checksum_algorithm: ChecksumAlgorithm | None = None,
 ) -> ObjectStoreConfig.S3Compatible | ObjectStoreConfig.S3:
-    """Answer the store of a virtual chunk container in S3; see :class:`S3Options`.
+    """Return the store of a virtual chunk container in S3; see :class:`S3Options`.
 
     Args:
         region: region of the bucket.
@@ -123,22 +123,22 @@ def s3_store(  # noqa: PLR0917 - as theirs
 
 
 def gcs_store(opts: dict[str, str] | None = None) -> ObjectStoreConfig.Gcs:
-    """Answer the store of a virtual chunk container in Google Cloud Storage."""
+    """Return the store of a virtual chunk container in Google Cloud Storage."""
     return ObjectStoreConfig.Gcs(opts)
 
 
 def azure_store(*, account: str, config: dict[str, str] | None = None) -> ObjectStoreConfig.Azure:
-    """Answer the store of a virtual chunk container in a storage account of Azure."""
+    """Return the store of a virtual chunk container in a storage account of Azure."""
     return ObjectStoreConfig.Azure({"account": account, **(config or {})})
 
 
 def http_store(
     opts: dict[str, str] | None = None, headers: dict[str, str] | None = None
 ) -> ObjectStoreConfig.Http:
-    """Answer the store of a virtual chunk container on a web server."""
+    """Return the store of a virtual chunk container on a web server."""
     return ObjectStoreConfig.Http(opts, headers)
 
 
 def local_filesystem_store(path: str) -> ObjectStoreConfig.LocalFileSystem:
-    """Answer the store of a virtual chunk container of local files."""
+    """Return the store of a virtual chunk container of local files."""
     return ObjectStoreConfig.LocalFileSystem(path)

@@ -57,7 +57,7 @@ async def follow(url: str) -> tuple[str, dict[str, object]]:
 
 
 def read_location(target: str) -> tuple[str, dict[str, object]] | None:
-    """Answer the storage that the target of a redirect names; None for a further server.
+    """Return the storage that the target of a redirect names; None for a further server.
 
     Raises:
         StorageError: this library knows no such scheme.

@@ -41,7 +41,7 @@ def tigris_storage(
     write_headers: dict[str, str] | None = None,
     headers: dict[str, str] | None = None,
 ) -> Storage:
-    """Answer a storage in Tigris.
+    """Return a storage in Tigris.
 
     Args:
         bucket: the bucket.
@@ -125,7 +125,7 @@ def r2_storage(
     write_headers: dict[str, str] | None = None,
     headers: dict[str, str] | None = None,
 ) -> Storage:
-    """Answer a storage in Cloudflare's R2.
+    """Return a storage in Cloudflare's R2.
 
     Args:
         bucket: the bucket; without it the first part of ``prefix`` names it.
@@ -203,7 +203,7 @@ def hf_storage(
     write_headers: dict[str, str] | None = None,
     headers: dict[str, str] | None = None,
 ) -> Storage:
-    """Answer a storage in a Hugging Face storage bucket, by its S3 gateway.
+    """Return a storage in a Hugging Face storage bucket, by its S3 gateway.
 
     Args:
         bucket: the bucket, without its owner.

@@ -33,6 +33,6 @@ class Promises:
         return registry.reopen(description)
 
     def undeletable(self, storage: Storage, key: str) -> AbstractAsyncContextManager[None] | None:
-        """Answer a block in which deleting ``key`` fails, or None where that cannot be arranged."""
+        """Return a block in which deleting ``key`` fails, or None where that cannot be arranged."""
         del storage, key
         return None

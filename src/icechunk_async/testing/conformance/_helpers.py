@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from icechunk_async._concurrency import bounded_map
+from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import ObjectNotFoundError
 from icechunk_async.storage import CommonPrefix, ObjectInfo
 
@@ -30,12 +30,12 @@ async def fill(storage: Storage, keys: Iterable[str], data: bytes = b"x") -> Non
 
 
 async def read(storage: Storage, key: str) -> bytes:
-    """Answer the bytes of an object."""
+    """Return the bytes of an object."""
     return bytes((await storage.get(key)).data)
 
 
 async def exists(storage: Storage, key: str) -> bool:
-    """Tell whether there is an object."""
+    """Return whether there is an object."""
     try:
         await storage.get(key)
     except ObjectNotFoundError:
@@ -50,13 +50,13 @@ async def listed(
     start_after: str | None = None,
     delimiter: Literal["/"] | None = None,
 ) -> list[ListEntry]:
-    """Answer all entries of a listing."""
+    """Return all entries of a listing."""
     entries = storage.list_prefix(prefix, start_after=start_after, delimiter=delimiter)
     return [entry async for entry in entries]
 
 
 async def take(entries: AsyncIterator[ListEntry], count: int) -> list[ListEntry]:
-    """Answer the next entries of a listing, fewer at its end."""
+    """Return the next entries of a listing, fewer at its end."""
     found: list[ListEntry] = []
     while len(found) < count:
         entry = await anext(entries, None)
@@ -67,7 +67,7 @@ async def take(entries: AsyncIterator[ListEntry], count: int) -> list[ListEntry]
 
 
 def names(entries: Iterable[ListEntry]) -> list[str]:
-    """Answer the keys and groups of a listing."""
+    """Return the keys and groups of a listing."""
     found: list[str] = []
     for entry in entries:
         match entry:

@@ -153,5 +153,5 @@ class CancellationPromises(Promises):
 
 
 async def _states(storage: Storage, prefix: str) -> set[bytes]:
-    """Answer the bodies below a prefix."""
+    """Return the bodies below a prefix."""
     return {await read(storage, key) for key in names(await listed(storage, prefix))}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from icechunk_async._concurrency import bounded_map, gather
+from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.errors import PreconditionFailedError, UnsafeStorageError
 from icechunk_async.storage import ABSENT, Version
 from icechunk_async.testing.conformance._base import Promises

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from icechunk_async._concurrency import gather
+from icechunk_async._runtime.concurrency import gather
 from icechunk_async.errors import ObjectNotFoundError, PreconditionFailedError
 from icechunk_async.testing.conformance._base import Promises
 from icechunk_async.testing.conformance._helpers import exists, listed, names, read

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from icechunk_async._concurrency import bounded_map, gather
+from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.errors import (
     IcechunkError,
     InvalidObjectKeyError,

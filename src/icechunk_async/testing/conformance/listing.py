@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async._concurrency import gather
+from icechunk_async._runtime.concurrency import gather
 from icechunk_async.storage import CommonPrefix, ObjectInfo
 from icechunk_async.testing.conformance._base import Promises
 from icechunk_async.testing.conformance._helpers import fill, listed, names, take

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from icechunk_async._concurrency import bounded_map
+from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import ObjectNotFoundError
 from icechunk_async.storage import ByteRange, SuffixRange, Version
 from icechunk_async.testing.conformance._base import Promises

@@ -91,7 +91,7 @@ _ORIGINAL: Final = "__icechunk_original__"
 
 
 def _expected_to_fail(test: FunctionType, reason: str) -> Any:
-    """Answer a copy of a test that must fail: marks belong to the function, not to the class."""
+    """Return a copy of a test that must fail: marks belong to the function, not to the class."""
     copy = FunctionType(
         test.__code__, test.__globals__, test.__name__, test.__defaults__, test.__closure__
     )

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async._concurrency import bounded_map, gather
+from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.storage import ByteRange
 from icechunk_async.testing.conformance._base import Promises
 from icechunk_async.testing.conformance._helpers import listed, names, read

@@ -43,7 +43,7 @@ async def _serve(port: int, journal: Path | None, rewrite_bytes: int | None) -> 
 
 
 def _restore(journal: Path) -> State:
-    """Answer the state that a journal tells, which goes on in that journal."""
+    """Return the state that a journal tells, which goes on in that journal."""
     changes: list[tuple[object, ...]] = []
     journal.touch()
     whole = 0

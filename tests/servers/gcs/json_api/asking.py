@@ -55,7 +55,7 @@ class Ask:
 
     @property
     def media(self) -> bool:
-        """Tell whether bytes are asked for, not a document."""
+        """Return whether bytes are asked for, not a document."""
         return self.parameters.get("alt") == "media"
 
     def allow(self, *names: str) -> None:
@@ -69,11 +69,11 @@ class Ask:
             raise Refusal(400, "invalidParameter", "Invalid value for alt.")
 
     def text(self, name: str) -> str:
-        """Answer a parameter, empty if it is not there."""
+        """Return a parameter, empty if it is not there."""
         return self.parameters.get(name, "")
 
     def number(self, name: str) -> int | None:
-        """Answer a whole number, or refuse what is none."""
+        """Return a whole number, or refuse what is none."""
         value = self.parameters.get(name)
         if value is None:
             return None
@@ -82,12 +82,12 @@ class Ask:
         return int(value)
 
     def conditions(self, names: Iterable[str] = CONDITIONS) -> Conditions:
-        """Answer the preconditions."""
+        """Return the preconditions."""
         return Conditions(*(self.number(name) for name in names))
 
 
 def check_name(name: str) -> str:
-    """Answer ``name`` if an object may have it."""
+    """Return ``name`` if an object may have it."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

@@ -65,7 +65,7 @@ class Objects:
         return json_reply({"kind": "storage#buckets", "items": items})
 
     def bucket(self, ask: Ask, name: str) -> web.Response:
-        """Answer or delete a bucket."""
+        """Return or delete a bucket."""
         ask.allow()
         if ask.method == "DELETE":
             self._state.delete_bucket(name)
@@ -75,7 +75,7 @@ class Objects:
         )
 
     def list(self, ask: Ask, bucket: str) -> web.Response:
-        """Answer one page of a listing."""
+        """Return one page of a listing."""
         ask.allow("prefix", "delimiter", "startOffset", "endOffset", "maxResults", "pageToken")
         limit = ask.number("maxResults")
         if limit == 0:
@@ -104,7 +104,7 @@ class Objects:
         return json_reply(select(document, ask.parameters.get("fields")))
 
     def get(self, ask: Ask, bucket: str, name: str, byte_range: str | None) -> web.Response:
-        """Answer the document about an object, or its bytes."""
+        """Return the document about an object, or its bytes."""
         ask.allow("generation", *CONDITIONS)
         found = self._state.find(bucket, name, ask.number("generation"))
         ask.conditions().check(found, reading=True)
@@ -189,7 +189,7 @@ class Objects:
 
 
 def settings_of(document: dict[str, Any]) -> dict[str, Any]:
-    """Answer what a client may set, or refuse what this server does not keep."""
+    """Return what a client may set, or refuse what this server does not keep."""
     unknown = set(document) - _SETTABLE - {"name", "bucket", "crc32c", "md5Hash"}
     if unknown:
         raise Refusal(501, "notImplemented", f"This server does not know {sorted(unknown)}.")
@@ -200,7 +200,7 @@ def settings_of(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def part_of(byte_range: str | None, size: int) -> tuple[int, int] | None:
-    """Answer start and stop of a Range header; None for all, as for what is no valid range."""
+    """Return start and stop of a Range header; None for all, as for what is no valid range."""
     match = _RANGE.fullmatch(byte_range.strip()) if byte_range else None
     if match is None:
         return None

@@ -42,7 +42,7 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a failure
 
     @classmethod
     def hold(cls, bucket: str, name: str) -> Self:
-        """Answer what an object under a hold answers."""
+        """Return what an object under a hold answers."""
         return cls(
             403,
             "forbidden",
@@ -51,7 +51,7 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a failure
         )
 
     def reply(self, *, plain: bool = False) -> web.Response:
-        """Answer the error document; media downloads get the bare message."""
+        """Return the error document; media downloads get the bare message."""
         if self.status == 304:
             return web.Response(status=304)
         if plain:
@@ -64,13 +64,13 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a failure
 
 
 def json_reply(document: object, *, status: int = 200) -> web.Response:
-    """Answer a document."""
+    """Return a document."""
     text = json.dumps(document)
     return web.Response(status=status, text=text, content_type="application/json")
 
 
 def bucket_resource(bucket: Bucket) -> dict[str, Any]:
-    """Answer the document about a bucket."""
+    """Return the document about a bucket."""
     return {
         "kind": "storage#bucket",
         "id": bucket.name,
@@ -84,7 +84,7 @@ def bucket_resource(bucket: Bucket) -> dict[str, Any]:
 
 
 def object_resource(item: StoredObject) -> dict[str, Any]:
-    """Answer the document about an object."""
+    """Return the document about an object."""
     return {
         "kind": "storage#object",
         "id": f"{item.bucket}/{item.name}/{item.generation}",
@@ -104,7 +104,7 @@ def object_resource(item: StoredObject) -> dict[str, Any]:
 
 
 def object_headers(item: StoredObject) -> dict[str, str]:
-    """Answer the headers of a media download."""
+    """Return the headers of a media download."""
     encoding = str(item.settings.get("contentEncoding", "identity"))
     written = item.updated or item.created
     return {
@@ -129,7 +129,7 @@ _TOKENS = re.compile(r"[A-Za-z0-9_*-]+|[(),/]")
 
 
 def select(document: dict[str, Any], fields: str | None) -> dict[str, Any]:
-    """Answer the part of a document that ``fields`` asks for: ``a,b/c,d(e,f)``."""
+    """Return the part of a document that ``fields`` asks for: ``a,b/c,d(e,f)``."""
     if not fields or fields == "*":
         return document
     tokens = _TOKENS.findall(fields)

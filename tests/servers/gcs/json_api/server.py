@@ -37,7 +37,7 @@ class Server:
         self.requests: list[str] = []
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
-        """Answer one request."""
+        """Return one request."""
         plain = False
         try:
             ask = Ask.parse(request.method, request.raw_path)
@@ -61,7 +61,7 @@ class Server:
             return refusal.reply(plain=plain)
 
     def _answer(self, ask: Ask, body: bytes, byte_range: str | None) -> web.Response:
-        """Answer what is neither an upload nor a batch."""
+        """Return what is neither an upload nor a batch."""
         document = parse_document(body)
         match ask.method, ask.segments:
             case (("GET" | "POST"), ["storage", "v1", "b"]):

@@ -26,7 +26,7 @@ _LAST: Final = chr(0x10FFFF)
 
 
 def now() -> datetime:
-    """Answer the server's time."""
+    """Return the server's time."""
     return datetime.now(UTC)
 
 
@@ -47,7 +47,7 @@ class StoredObject:
     md5: str = ""
 
     def held(self) -> bool:
-        """Tell whether a hold keeps it from being deleted or replaced."""
+        """Return whether a hold keeps it from being deleted or replaced."""
         return bool(self.settings.get("temporaryHold") or self.settings.get("eventBasedHold"))
 
 
@@ -105,7 +105,7 @@ class Bucket:
     def list(
         self, prefix: str, delimiter: str, between: tuple[str, str], after: str | None, limit: int
     ) -> Listed:
-        """Answer one page; names and groups count alike."""
+        """Return one page; names and groups count alike."""
         page = Listed()
         start, end = between
         index = bisect_left(self.names, max(prefix, start))
@@ -133,7 +133,7 @@ class Bucket:
 
 
 def _beyond(prefix: str) -> str:
-    """Answer the least string that is greater than all that begin with ``prefix``."""
+    """Return the least string that is greater than all that begin with ``prefix``."""
     code = ord(prefix[-1]) + 1
     if code > ord(_LAST):
         return _beyond(prefix[:-1])
@@ -180,7 +180,7 @@ class State:
                 raise ValueError(f"the journal holds an unknown change {change[:1]}")
 
     def bucket(self, name: str) -> Bucket:
-        """Answer a bucket, or refuse with 404."""
+        """Return a bucket, or refuse with 404."""
         found = self.buckets.get(name)
         if found is None:
             raise Refusal(404, "notFound", "The specified bucket does not exist.")
@@ -200,7 +200,7 @@ class State:
         self.record("remove-bucket", name)
 
     def find(self, bucket: str, name: str, generation: int | None = None) -> StoredObject:
-        """Answer the live object; an older generation is gone (there is no object versioning)."""
+        """Return the live object; an older generation is gone (there is no object versioning)."""
         found = self.bucket(bucket).objects.get(name)
         if found is None or generation not in (None, found.generation):
             raise Refusal(404, "notFound", f"No such object: {bucket}/{name}")
@@ -258,7 +258,7 @@ class State:
         self.record("remove", bucket, name)
 
     def everything(self) -> Iterator[tuple[object, ...]]:
-        """Answer the changes that lead from nothing to this state."""
+        """Return the changes that lead from nothing to this state."""
         for bucket in self.buckets.values():
             yield "bucket", Bucket(bucket.name, bucket.created)
             for item in bucket.objects.values():

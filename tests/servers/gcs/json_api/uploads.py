@@ -48,7 +48,7 @@ class Uploads:
         self._sessions: dict[str, _Session] = {}
 
     async def handle(self, ask: Ask, bucket: str, request: web.BaseRequest) -> web.Response:
-        """Answer one request below ``/upload``."""
+        """Return one request below ``/upload``."""
         kind = ask.text("uploadType")
         if kind == "resumable" and "upload_id" in ask.parameters:
             return await self._continue(ask, request)
@@ -137,7 +137,7 @@ class Uploads:
 
 
 def _announced(header: str | None) -> tuple[int, int | None, bool]:
-    """Answer first byte, total size where it is known, and whether bytes come at all."""
+    """Return first byte, total size where it is known, and whether bytes come at all."""
     if header is None:
         return 0, None, True
     match = _CONTENT_RANGE.fullmatch(header)
@@ -161,7 +161,7 @@ def _incomplete(session: _Session) -> web.Response:
 
 
 def parse_document(body: bytes) -> dict[str, Any]:
-    """Answer a JSON object; nothing is an empty one."""
+    """Return a JSON object; nothing is an empty one."""
     try:
         document: object = json.loads(body) if body.strip() else {}
     except ValueError:
@@ -174,7 +174,7 @@ def parse_document(body: bytes) -> dict[str, Any]:
 def split_multipart(
     content_type: str, kind: str, body: bytes
 ) -> list[tuple[dict[str, str], bytes]]:
-    """Answer headers and bytes of each part; lines end in CRLF, as the standard demands."""
+    """Return headers and bytes of each part; lines end in CRLF, as the standard demands."""
     found = re.fullmatch(rf"{kind}\s*;\s*boundary=(?:\"([^\"]+)\"|([^\s;]+))", content_type)
     if found is None:
         raise Refusal(400, "badContent", f"Content-Type is not {kind} with a boundary.")

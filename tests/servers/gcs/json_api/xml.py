@@ -51,7 +51,7 @@ class XML:
         self._uploads: dict[str, _Upload] = {}
 
     def answer(self, ask: Ask, headers: Mapping[str, str], body: bytes) -> web.Response:
-        """Answer one request."""
+        """Return one request."""
         named = {name.lower(): value for name, value in headers.items()}
         unknown = [
             name

@@ -24,7 +24,7 @@ BUCKET = "s3://bucket/"
 
 
 def config(**options: Any) -> Any:
-    """Answer a configuration that makes small inline chunks and knows one bucket."""
+    """Return a configuration that makes small inline chunks and knows one bucket."""
     made = icechunk.RepositoryConfig(inline_chunk_threshold_bytes=8, **options)
     store = icechunk.s3_store(region="us-east-1")
     made.set_virtual_chunk_container(icechunk.VirtualChunkContainer(BUCKET, store))
@@ -192,7 +192,7 @@ def make_migrated(where: Path, source: Path) -> None:
 
 
 def storage(where: Path) -> Any:
-    """Answer a storage in a local folder."""
+    """Return a storage in a local folder."""
     return icechunk.local_filesystem_storage(str(where))
 
 

@@ -1,0 +1,1 @@
+"""What everything else runs on: bounded concurrency, the clock, telemetry, locks, back-off."""

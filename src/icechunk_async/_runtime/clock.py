@@ -1,0 +1,93 @@
+"""Time and randomness, so that a test can decide both."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+__all__ = [
+    "Clock",
+    "SystemClock",
+    "from_us",
+    "now_us",
+    "random_bytes",
+    "to_us",
+    "uniform",
+    "use_clock",
+]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Clock(Protocol):
+    """What the library asks of its surroundings."""
+
+    def now_us(self) -> int:
+        """Return microseconds since the Unix epoch, UTC."""
+        ...
+
+    def random_bytes(self, size_bytes: int) -> bytes:
+        """Return ``size_bytes`` random bytes; object ids are made of them."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock and its source of randomness."""
+
+    def now_us(self) -> int:
+        """Read the wall clock."""
+        return time.time_ns() // 1000
+
+    def random_bytes(self, size_bytes: int) -> bytes:
+        """Ask the operating system, so that forked processes never share ids."""
+        return secrets.token_bytes(size_bytes)
+
+
+_clock: Clock = SystemClock()
+
+
+def now_us() -> int:
+    """Return microseconds since the Unix epoch, UTC."""
+    return _clock.now_us()
+
+
+def random_bytes(size_bytes: int) -> bytes:
+    """Return ``size_bytes`` random bytes."""
+    return _clock.random_bytes(size_bytes)
+
+
+def from_us(microseconds: int) -> datetime:
+    """Return an aware UTC time for microseconds since the epoch; the last one if beyond."""
+    try:
+        return _EPOCH + timedelta(microseconds=microseconds)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC)
+
+
+def to_us(moment: datetime) -> int:
+    """Return microseconds since the epoch; a time without a zone is taken as UTC."""
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def uniform() -> float:
+    """Return a random number in [0, 1), for jitter."""
+    return int.from_bytes(_clock.random_bytes(6)) / (1 << 48)
+
+
+@contextmanager
+def use_clock(clock: Clock) -> Generator[None]:
+    """Replace the clock of the whole process for the length of a test."""
+    global _clock
+    previous, _clock = _clock, clock
+    try:
+        yield
+    finally:
+        _clock = previous

@@ -1,0 +1,269 @@
+"""The only module that starts tasks: bounded, structured, with plain errors.
+
+Failures leave these functions as themselves, never as an ``ExceptionGroup``; where several
+tasks failed at once the first is raised and carries a note about the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sized
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self, cast, overload
+from weakref import WeakKeyDictionary
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Coroutine,
+        Iterable,
+    )
+
+    from anyio.abc import TaskGroup
+
+__all__ = ["Background", "SingleFlight", "bounded_map", "closing", "first_of_two", "gather"]
+
+_log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def _task_group() -> AsyncGenerator[TaskGroup]:
+    """Run an anyio task group whose failure is one plain exception."""
+    try:
+        async with anyio.create_task_group() as group:
+            yield group
+    except BaseExceptionGroup as failures:
+        leaves = list(_leaves(failures))
+        first = next((leaf for leaf in leaves if not isinstance(leaf, Exception)), leaves[0])
+        if len(leaves) > 1:
+            others = ", ".join(repr(leaf) for leaf in leaves if leaf is not first)
+            first.add_note(f"{len(leaves) - 1} more concurrent failures: {others[:1000]}")
+        # Keep the cause that the failing code gave, and drop the group from the chain.
+        raise first from first.__cause__
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterable[BaseException]:
+    for member in group.exceptions:
+        if isinstance(member, BaseExceptionGroup):
+            yield from _leaves(cast("BaseExceptionGroup[BaseException]", member))
+        else:
+            yield member
+
+
+async def bounded_map[T, R](
+    fn: Callable[[T], Awaitable[R]], items: Iterable[T], *, limit: int
+) -> list[R]:
+    """Await ``fn`` of every item, at most ``limit`` at a time; results keep the items' order.
+
+    ``limit`` workers share one iterator, so a million items cost no million tasks, and a lazy
+    iterable is drawn from only as fast as it is used.
+
+    Raises:
+        Whatever ``fn`` raised first; the other calls are cancelled and waited for.
+
+    Cancellation: every running call is cancelled and waited for.
+    """
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1, not {limit}")
+    if isinstance(items, Sized):
+        limit = min(limit, len(items))
+    if limit <= 1:  # nothing to overlap: no task is needed
+        return [await fn(item) for item in items]
+    results: dict[int, R] = {}
+    pending = iter(enumerate(items))
+
+    async def worker() -> None:
+        for index, item in pending:  # shared: each item goes to one worker
+            results[index] = await fn(item)
+
+    async with _task_group() as group:
+        for _ in range(limit):
+            group.start_soon(worker)
+    return [results[index] for index in sorted(results)]
+
+
+@asynccontextmanager
+async def closing(iterator: AsyncIterator[Any]) -> AsyncGenerator[None]:
+    """Close an iterator with the block, so that one left half-way leaves nothing behind."""
+    try:
+        yield
+    finally:
+        close = getattr(iterator, "aclose", None)  # generators have it, other iterators need not
+        if close is not None:
+            await close()
+
+
+@overload
+async def gather[A, B](first: Awaitable[A], second: Awaitable[B], /) -> tuple[A, B]: ...
+@overload
+async def gather[A, B, C](
+    first: Awaitable[A], second: Awaitable[B], third: Awaitable[C], /
+) -> tuple[A, B, C]: ...
+@overload
+async def gather(*awaitables: Awaitable[Any]) -> tuple[Any, ...]: ...
+async def gather(*awaitables: Awaitable[Any]) -> tuple[Any, ...]:
+    """Await a handful of different things at once and answer their results in order.
+
+    Raises:
+        Whatever failed first; the others are cancelled and waited for.
+
+    Cancellation: all are cancelled and waited for.
+    """
+    results: list[Any] = [None] * len(awaitables)
+
+    async def run(index: int, awaitable: Awaitable[Any]) -> None:
+        results[index] = await awaitable
+
+    async with _task_group() as group:
+        for index, awaitable in enumerate(awaitables):
+            group.start_soon(run, index, awaitable)
+    return tuple(results)
+
+
+async def first_of_two[R](
+    call: Callable[[], Awaitable[R]], *, after_seconds: float, again: Callable[[], bool]
+) -> tuple[R, bool]:
+    """Await ``call()``; where it takes long, start it once more and answer the first success.
+
+    Args:
+        call: what to do; it must not matter that it is done twice.
+        after_seconds: when it takes long.
+        again: asked then whether to start it once more.
+
+    Returns:
+        The result, and whether it is the second one's.
+
+    Raises:
+        What the first raised, if the second was not started or failed as well.
+
+    Cancellation: both are cancelled. Whatever happens, neither runs when this returns.
+    """
+    loop = asyncio.get_running_loop()
+    tasks: list[asyncio.Task[R]] = [loop.create_task(_as_coroutine(call))]
+    try:
+        await asyncio.wait(tasks, timeout=after_seconds)
+        if not tasks[0].done() and again():
+            tasks.append(loop.create_task(_as_coroutine(call)))
+        running = set(tasks)
+        while running:
+            _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for number, task in enumerate(tasks):
+                if task.done() and not task.cancelled() and task.exception() is None:
+                    return task.result(), number > 0
+        return tasks[0].result(), False
+    finally:
+        running = {task for task in tasks if not task.done()}
+        for task in running:
+            task.cancel()
+        if running:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait(running)
+        for task in tasks:
+            if task.done() and not task.cancelled():
+                task.exception()  # mark as seen
+
+
+class Background:
+    """Work that nobody waits for, for the length of an ``async with`` block.
+
+    It belongs to the event loop that runs the block: work offered from another loop is not
+    begun, so only what may be left undone is given here.
+    """
+
+    def __init__(self) -> None:
+        """Begin nothing."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        """Accept work from now on."""
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        """Accept no more work, cancel what still runs, and wait for it."""
+        self._loop = None
+        running = set(self._tasks)
+        for task in running:
+            task.cancel()
+        if running:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait(running)
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin work and return at once; what it raises is logged."""
+        if self._loop is None or self._loop is not asyncio.get_running_loop():
+            return
+        task = self._loop.create_task(work())
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            _log.warning("work in the background failed", exc_info=failure)
+
+
+@dataclass(slots=True)
+class _Flight[V]:
+    task: asyncio.Task[V]
+    waiters: int = 0
+
+
+@dataclass(slots=True)
+class SingleFlight[K, V]:
+    """Joins concurrent loads of the same key into one, separately on each event loop."""
+
+    _flights: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[K, _Flight[V]]] = field(
+        default_factory=WeakKeyDictionary[asyncio.AbstractEventLoop, "dict[K, _Flight[V]]"]
+    )
+
+    async def run(self, key: K, load: Callable[[], Awaitable[V]]) -> V:
+        """Return ``load()``, or the result of the load of ``key`` that already runs here.
+
+        Raises:
+            What ``load`` raised, to every waiter.
+
+        Cancellation: a waiter leaves alone; the load is cancelled, and waited for, when its
+        last waiter left.
+        """
+        loop = asyncio.get_running_loop()
+        flights = self._flights.setdefault(loop, {})
+        flight = flights.get(key)
+        if flight is None:
+            task: asyncio.Task[V] = loop.create_task(_as_coroutine(load))
+            flight = flights[key] = _Flight(task)
+            task.add_done_callback(lambda done: _forget(flights, key, done))
+        flight.waiters += 1
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.waiters -= 1
+            if flight.waiters == 0 and not flight.task.done():
+                _forget(flights, key, flight.task)  # nobody may join a load that is ending
+                flight.task.cancel()
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait([flight.task])
+
+    def waiters(self, key: K) -> int:
+        """Count who waits on this event loop for the load of ``key`` that runs, if one does."""
+        flight = self._flights.get(asyncio.get_running_loop(), {}).get(key)
+        return 0 if flight is None else flight.waiters
+
+
+async def _as_coroutine[V](load: Callable[[], Awaitable[V]]) -> V:
+    return await load()
+
+
+def _forget[K, V](flights: dict[K, _Flight[V]], key: K, task: asyncio.Task[V]) -> None:
+    if key in flights and flights[key].task is task:
+        del flights[key]
+    if task.done() and not task.cancelled():
+        task.exception()  # mark as seen: every waiter may have been cancelled

@@ -1,0 +1,310 @@
+"""Make commands of asynchronous functions, with the options that all commands share.
+
+A command is a plain function of a repository (or of a URL) that returns a document, a frozen
+dataclass, and a function that prints the document for people::
+
+    async def log(repository: Repository, ref: Ref = "main", *, as_of: AsOf = None) -> Log: ...
+
+    app.command()(repository_command(log, show_log))
+
+The URL, ``--option``, ``--json``, ``--debug`` and, if asked for, ``--authorize`` are added here.
+The function's docstring is the command's help.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import sys
+import traceback
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime, timedelta
+from re import fullmatch
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from icechunk_async._runtime import clock
+from icechunk_async.cli.console import make_console, one_line
+from icechunk_async.errors import IcechunkError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator
+
+    from rich.console import Console
+
+
+__all__ = [
+    "AsJson",
+    "AsOf",
+    "Debug",
+    "DryRun",
+    "OlderThan",
+    "OptionPair",
+    "Ref",
+    "parse_pair",
+    "parse_time",
+    "repository_command",
+    "run_and_show",
+    "url_command",
+]
+
+type OptionPair = tuple[str, object]
+
+_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def parse_pair(text: str) -> OptionPair:
+    """Read ``key=value``. A value that is JSON is decoded; any other is a string.
+
+    So ``true``, ``3``, ``2.5`` and ``null`` are not strings, and ``"3"`` in quotes is one.
+
+    Raises:
+        typer.BadParameter: there is no ``=``, or nothing before it.
+    """
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise typer.BadParameter(f"{text!r} is not of the form key=value")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def parse_time(text: str) -> datetime:
+    """Read an ISO 8601 time. Without an offset it is UTC.
+
+    Raises:
+        typer.BadParameter: it is not one.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not an ISO 8601 time such as 2026-01-31 or 2026-01-31T12:00:00+01:00"
+        ) from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _parse_time_or_age(text: str) -> datetime:
+    """Read an ISO 8601 time, or an age such as ``90d``, ``12h``, ``30m`` or ``2w``.
+
+    Raises:
+        typer.BadParameter: it is neither.
+    """
+    age = fullmatch(r"(\d{1,9})([mhdw])", text)
+    if age is None:
+        return parse_time(text)
+    now = clock.from_us(clock.now_us())
+    try:
+        return now - timedelta(**{_UNITS[age[2]]: int(age[1])})
+    except OverflowError:
+        raise typer.BadParameter(f"{text!r} is longer ago than the calendar reaches") from None
+
+
+Ref = Annotated[str, typer.Argument(metavar="REF", help="A branch, a tag or a snapshot id.")]
+AsOf = Annotated[
+    datetime | None,
+    typer.Option(
+        "--as-of",
+        metavar="TIME",
+        parser=parse_time,
+        help="With a branch: its tip at this ISO 8601 time (UTC unless it has an offset).",
+    ),
+]
+OlderThan = Annotated[
+    datetime,
+    typer.Option(
+        "--older-than",
+        metavar="TIME",
+        parser=_parse_time_or_age,
+        help="An ISO 8601 time (UTC unless it has an offset), or an age such as 90d, 12h or 30m.",
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Change nothing; show what would be changed.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+_Url = Annotated[str, typer.Argument(metavar="URL", help="Path or URL of the repository.")]
+_Options = Annotated[
+    list[OptionPair] | None,
+    typer.Option(
+        "--option",
+        "-o",
+        metavar="KEY=VALUE",
+        parser=parse_pair,
+        help="An option of the storage backend, such as durability=none. May be repeated.",
+    ),
+]
+_Authorize = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--authorize",
+        metavar="URL_PREFIX",
+        help="Allow virtual chunks in the container with this URL prefix. May be repeated.",
+    ),
+]
+
+
+def repository_command[D](
+    function: Callable[..., Coroutine[Any, Any, D]],
+    show: Callable[[D, Console], None],
+    *,
+    authorizes: bool = False,
+    has_failed: Callable[[D], bool] | None = None,
+) -> Callable[..., None]:
+    """Return a command that opens a repository and calls a function with it.
+
+    Args:
+        function: its first parameter is the open repository; the others are those of the command.
+        show: prints the document for people.
+        authorizes: add ``--authorize``.
+        has_failed: whether a document means exit code 1.
+    """
+
+    async def work(
+        url: str, options: dict[str, Any], *, authorize: list[str] | None = None, **arguments: Any
+    ) -> D:
+        from icechunk_async import Repository  # noqa: PLC0415  # slow to import
+
+        async with Repository.open(
+            url,
+            storage_options=options,
+            authorize_virtual_chunk_access=dict.fromkeys(authorize or ()),
+        ) as repository:
+            return await function(repository, **arguments)
+
+    parameters = _parameters_of(function)[1:]
+    if authorizes:
+        parameters.append(_keyword("authorize", _Authorize))
+    return _command(function, work, parameters, show, has_failed)
+
+
+def url_command[D](
+    function: Callable[..., Coroutine[Any, Any, D]],
+    show: Callable[[D, Console], None],
+    *,
+    has_failed: Callable[[D], bool] | None = None,
+) -> Callable[..., None]:
+    """Return a command that calls a function with a URL and the options of its storage.
+
+    The other parameters of the function are those of the command; see `repository_command`.
+    """
+    return _command(function, function, _parameters_of(function)[2:], show, has_failed)
+
+
+def _command[D](
+    function: Callable[..., Coroutine[Any, Any, D]],
+    work: Callable[..., Coroutine[Any, Any, D]],
+    parameters: list[inspect.Parameter],
+    show: Callable[[D, Console], None],
+    has_failed: Callable[[D], bool] | None,
+) -> Callable[..., None]:
+    def run(
+        *,
+        url: str,
+        option: list[OptionPair] | None,
+        as_json: bool,
+        debug: bool,
+        **arguments: Any,
+    ) -> None:
+        document = run_and_show(
+            lambda: work(url, dict(option or ()), **arguments), show, as_json=as_json, debug=debug
+        )
+        if has_failed is not None and has_failed(document):
+            raise typer.Exit(1)
+
+    signature = inspect.Signature(
+        [
+            inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, annotation=_Url),
+            *(it.replace(kind=inspect.Parameter.KEYWORD_ONLY) for it in parameters),
+            _keyword("option", _Options),
+            _keyword("as_json", AsJson, default=False),
+            _keyword("debug", Debug, default=False),
+        ]
+    )
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    # Typer reads these. Annotations of the function itself name types that are slow to import.
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {it.name: it.annotation for it in signature.parameters.values()}
+    return run
+
+
+def _keyword(name: str, annotation: object, default: object = None) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+def _parameters_of(function: Callable[..., object]) -> list[inspect.Parameter]:
+    """Return the parameters of a function, with annotations evaluated for Typer."""
+    # Importing the class takes long, and Typer is not told of this parameter.
+    names = {"Repository": object}
+    signature = inspect.signature(function, locals=names, eval_str=True)
+    return list(signature.parameters.values())
+
+
+def run_and_show[D](
+    work: Callable[[], Coroutine[Any, Any, D]],
+    show: Callable[[D, Console], None],
+    *,
+    as_json: bool,
+    debug: bool,
+) -> D:
+    """Do the work of a command, print its document and return it.
+
+    Args:
+        work: returns the document; it runs in an event loop of its own.
+        show: prints the document for people.
+        as_json: print it as JSON instead.
+        debug: print the traceback of an error.
+
+    Raises:
+        typer.Exit: with the exit code if the command failed.
+    """
+    with _reporting(debug=debug):
+        document = asyncio.run(work())
+        if as_json:
+            typer.echo(_to_json(document))
+        else:
+            show(document, make_console())
+        sys.stdout.flush()
+        return document
+
+
+@contextmanager
+def _reporting(*, debug: bool) -> Generator[None]:
+    """Turn errors of the block into one sentence and an exit code."""
+    try:
+        yield
+    except IcechunkError as error:
+        if debug:
+            traceback.print_exc()
+        else:
+            sentence = f" ({error.kind}): {one_line(str(error))}"
+            complaint = Text.assemble(("Error", "bold red"), sentence)
+            make_console(stderr=True).print(complaint, soft_wrap=True)
+        raise typer.Exit(1) from None
+    except BrokenPipeError:
+        # The reader has enough. Nothing may be flushed into the pipe when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _to_json(document: object) -> str:
+    values: Any = asdict(document) if is_dataclass(document) else document  # type: ignore[arg-type]
+    return json.dumps(values, default=_encode, ensure_ascii=False, indent=2)
+
+
+def _encode(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="microseconds")
+    raise TypeError(f"a document cannot hold a {type(value).__name__}")

@@ -1,0 +1,104 @@
+"""Find what the user's REF names: a branch, a tag or a snapshot id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.errors import (
+    BranchNotFoundError,
+    InvalidInputError,
+    NotFoundError,
+    TagNotFoundError,
+)
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from icechunk_async import Repository, Session, SnapshotId
+
+__all__ = ["CONCURRENT_LOOKUPS", "Target", "find_target", "open_session", "ref_targets"]
+
+CONCURRENT_LOOKUPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A REF and the snapshot that it names."""
+
+    ref: str
+    snapshot_id: SnapshotId
+
+
+async def find_target(repository: Repository, ref: str, as_of: datetime | None = None) -> Target:
+    """Find a branch, a tag or a snapshot id, in this order.
+
+    Raises:
+        NotFoundError: the text is none of these.
+        InvalidInputError: ``as_of`` was given with something other than a branch.
+        SnapshotNotFoundError: the branch had no snapshot yet at that time.
+    """
+    try:
+        tip = await repository.lookup_branch(ref)
+    except BranchNotFoundError:
+        if as_of is not None:
+            raise InvalidInputError(
+                f"--as-of needs a branch, and there is no branch {ref!r}. A tag or a snapshot id "
+                "names one moment already.",
+                ref=ref,
+            ) from None
+        return Target(ref, await _find_fixed(repository, ref))
+    if as_of is None:
+        return Target(ref, tip)
+    session = await repository.readonly_session(ref, as_of=as_of)
+    return Target(ref, session.snapshot_id)
+
+
+async def _find_fixed(repository: Repository, ref: str) -> SnapshotId:
+    try:
+        return await repository.lookup_tag(ref)
+    except TagNotFoundError:
+        pass
+    try:
+        return (await repository.lookup_snapshot(ref)).id
+    except InvalidInputError:
+        branches, tags = await repository.list_branches(), await repository.list_tags()
+        raise NotFoundError(
+            f"{ref!r} is not a branch, a tag or a snapshot id. Branches here: {_some(branches)}. "
+            f"Tags here: {_some(tags)}.",
+            ref=ref,
+        ) from None
+
+
+def _some(names: set[str]) -> str:
+    return ", ".join(sorted(names)[:20]) or "none"
+
+
+async def open_session(
+    repository: Repository, ref: str, as_of: datetime | None
+) -> tuple[Target, Session]:
+    """Return what a REF names, and a session that reads it."""
+    target = await find_target(repository, ref, as_of)
+    return target, await repository.readonly_session(snapshot_id=target.snapshot_id)
+
+
+async def ref_targets(repository: Repository, kind: str) -> list[tuple[str, SnapshotId]]:
+    """Return branches or tags and the snapshots that they name, ascending by name.
+
+    Args:
+        repository: the open repository.
+        kind: ``branch`` or ``tag``.
+    """
+    is_branch = kind == "branch"
+    names = await (repository.list_branches() if is_branch else repository.list_tags())
+    lookup = repository.lookup_branch if is_branch else repository.lookup_tag
+
+    async def find(name: str) -> tuple[str, SnapshotId] | None:
+        try:
+            return name, await lookup(name)
+        except NotFoundError:  # deleted since the names were listed
+            return None
+
+    found = await bounded_map(find, sorted(names), limit=CONCURRENT_LOOKUPS)
+    return [target for target in found if target is not None]

@@ -1,0 +1,1 @@
+"""The engine behind repositories and sessions: files, trees, history, commits, upkeep."""

@@ -1,0 +1,346 @@
+"""What a session changed, and the hierarchy as it looks with those changes.
+
+Single changes wait by coordinates until there are some thousand, which then become columns; changes
+made in bulk stay the columns they came as. The latest change of a chunk counts.
+
+Pure: values in, values out, nothing awaits. The session guards it with a lock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async.engine.changes.moves import Moves
+from icechunk_async.errors import NodeExistsError
+from icechunk_async.format.ids import NodeId
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.row_index import rows_in
+from icechunk_async.format.snapshot import Node
+from icechunk_async.format.transaction_log import TransactionLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.snapshot import ArrayData, Nodes
+
+__all__ = ["ArrayChanges", "ChangeSet", "Deleted", "WorkingTree"]
+
+
+_REVISIONS: Final = count(1)
+_MAX_SINGLES: Final = 4096
+"""Single changes that wait at most: an object for each takes ten times the memory of a row, and
+a commit has the less left to do the more rows there are."""
+
+
+class ArrayChanges:
+    """Changed chunks of an array of ``rank`` axes. Not safe for concurrent use by itself."""
+
+    def __init__(self, rank: int) -> None:
+        """Begin without changes."""
+        self.rank = rank
+        self.kept_grid: Coordinates | None = None
+        """Chunks of the base snapshot outside of this grid are gone: the array was shrunk."""
+        self.revision = 0
+        """Names this state among all states of all changes, so that what was made from it can
+        be told from what was made from any other; 0 while nothing changed."""
+        self._singles: dict[Coordinates, ChunkRef | None] = {}
+        self._blocks: list[ChunkRefs] = []  # oldest first, all older than the singles
+
+    def copy(self) -> ArrayChanges:
+        """Return changes that can be edited without touching these; columns are shared."""
+        twin = ArrayChanges(self.rank)
+        twin.kept_grid, twin.revision = self.kept_grid, self.revision
+        twin._singles, twin._blocks = dict(self._singles), list(self._blocks)
+        return twin
+
+    def is_empty(self) -> bool:
+        """Return whether no chunk was set or deleted."""
+        return not self._singles and not self._blocks
+
+    def set(self, coords: Coordinates, ref: ChunkRef | None) -> None:
+        """Set one chunk; None deletes it.
+
+        Cost: about half a microsecond, most of it in the calls that make columns of thousands.
+        """
+        if len(self._singles) >= _MAX_SINGLES:
+            self._settle()
+        self._singles[coords] = ref
+        self.revision = next(_REVISIONS)
+
+    def set_many(self, refs: ChunkRefs) -> None:
+        """Set or delete many chunks; of rows with equal coordinates the last one counts.
+
+        Cost: in all, the logarithm of the number of calls for each chunk: blocks are joined when
+        the newer has grown as large as the older, so there are never many.
+        """
+        if len(refs) == 0:
+            return
+        self._settle()
+        self._push(refs.sort())
+        self.revision = next(_REVISIONS)
+
+    def find(self, coords: Coordinates) -> tuple[bool, ChunkRef | None]:
+        """Return whether a chunk was changed, and its reference (None: deleted)."""
+        if coords in self._singles:
+            return True, self._singles[coords]
+        for block in reversed(self._blocks):
+            row = block.find(coords)
+            if row is not None:
+                return True, block.ref(row)
+        return False, None
+
+    def columns(self) -> ChunkRefs:
+        """Return all changes, deletions included, in ascending order of coordinates."""
+        self._settle()
+        if not self._blocks:
+            return ChunkRefs.empty(self.rank)
+        if len(self._blocks) > 1:
+            self._blocks = [ChunkRefs.concat(self._blocks).sort()]
+        return self._blocks[0]
+
+    def keeps(self, coords: Coordinates) -> bool:
+        """Return whether the base snapshot's chunk at ``coords`` still counts."""
+        return self.kept_grid is None or all(
+            at < size for at, size in zip(coords, self.kept_grid, strict=True)
+        )
+
+    def shrink(self, grid: Coordinates) -> None:
+        """Delete every chunk outside of ``grid``; growing again does not bring it back.
+
+        Changes out there stay as deletions: a transaction log lists every chunk touched.
+        """
+        old = grid if self.kept_grid is None else self.kept_grid
+        self.kept_grid = tuple(min(a, b) for a, b in zip(old, grid, strict=True))
+        self.clip(grid)
+        self.revision = next(_REVISIONS)
+
+    def clip(self, grid: Coordinates) -> None:
+        """Turn changes outside of ``grid`` into deletions; the base's chunks stay as they are."""
+        refs = self.columns()
+        inside = refs.inside(tuple((0, size) for size in grid))
+        if not inside.all():
+            gone = ChunkRefs.build(refs.coords[~inside], Kind.DELETED)
+            self._blocks = [ChunkRefs.concat([refs.take(inside), gone]).sort()]
+            self.revision = next(_REVISIONS)
+
+    def drop(self, coords: npt.NDArray[np.uint32]) -> None:
+        """Take back the changes of some chunks; ``coords`` is ``(n, rank)``."""
+        refs = self.columns()
+        keep = ~rows_in(refs.coords, coords)
+        self._blocks = [refs.take(keep)] if keep.any() else []
+        self.revision = next(_REVISIONS)
+
+    def _settle(self) -> None:
+        """Turn single changes into a block, so that a newer block can follow."""
+        if self._singles:
+            self._push(ChunkRefs.from_mapping(self.rank, self._singles).sort())
+            self._singles = {}
+
+    def _push(self, block: ChunkRefs) -> None:
+        """Add the newest block."""
+        while self._blocks and len(self._blocks[-1]) <= len(block):
+            block = ChunkRefs.concat([self._blocks.pop(), block]).sort()
+        self._blocks.append(block)
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """A node of the base snapshot that was deleted."""
+
+    path: str
+    is_array: bool
+
+
+@dataclass(slots=True)
+class ChangeSet:
+    """The changes of one session against its base snapshot."""
+
+    new: dict[str, Node] = field(default_factory=dict[str, Node])
+    """Created nodes by path."""
+    updated: dict[NodeId, Node] = field(default_factory=dict[NodeId, Node])
+    """Nodes of the base with another metadata document; their manifests are the base's."""
+    deleted: dict[NodeId, Deleted] = field(default_factory=dict[NodeId, Deleted])
+    chunks: dict[NodeId, ArrayChanges] = field(default_factory=dict[NodeId, ArrayChanges])
+    moves: Moves = field(default_factory=Moves)
+    """Of a session that only moves; all else is empty then."""
+    sources: frozenset[SnapshotId] = frozenset()
+    """Bases whose references went into ``chunks``: while these are known, what they need stays."""
+
+    def copy(self) -> ChangeSet:
+        """Return a change set that can be edited without touching this one."""
+        chunks = {node_id: changes.copy() for node_id, changes in self.chunks.items()}
+        new, updated, deleted = dict(self.new), dict(self.updated), dict(self.deleted)
+        return ChangeSet(new, updated, deleted, chunks, self.moves.copy(), self.sources)
+
+    def is_empty(self) -> bool:
+        """Return whether committing would change nothing."""
+        touched = self.new or self.updated or self.deleted or self.moves.requested
+        return not touched and all(changes.is_empty() for changes in self.chunks.values())
+
+    def same_as(self, earlier: ChangeSet) -> bool:
+        """Return whether nothing changed since ``earlier`` was copied from these changes."""
+        revisions = [
+            {node_id: it.revision for node_id, it in changes.chunks.items()}
+            for changes in (self, earlier)
+        ]
+        return revisions[0] == revisions[1] and (self.new, self.updated, self.deleted) == (
+            earlier.new,
+            earlier.updated,
+            earlier.deleted,
+        )
+
+    def log(self, snapshot_id: SnapshotId) -> TransactionLog:
+        """Return the transaction log of these changes (spec, "Transaction logs")."""
+        nodes = self.new.values()
+        updated = self.updated.values()
+        deleted = self.deleted.items()
+        return TransactionLog(
+            snapshot_id,
+            new_groups=frozenset(node.id for node in nodes if node.array is None),
+            new_arrays=frozenset(node.id for node in nodes if node.array is not None),
+            deleted_groups=frozenset(it for it, gone in deleted if not gone.is_array),
+            deleted_arrays=frozenset(it for it, gone in deleted if gone.is_array),
+            updated_groups=frozenset(node.id for node in updated if node.array is None),
+            updated_arrays=frozenset(node.id for node in updated if node.array is not None),
+            updated_chunks={
+                node_id: changes.columns().coords
+                for node_id, changes in self.chunks.items()
+                if not changes.is_empty()
+            },
+            moves=self.moves.net(),
+        )
+
+
+class WorkingTree:
+    """A base snapshot's nodes overlaid with a change set, which its methods edit."""
+
+    def __init__(self, base: Nodes, changes: ChangeSet) -> None:
+        """Look at ``base`` through ``changes``."""
+        self.base = base
+        self.changes = changes
+
+    def get(self, path: str) -> Node | None:
+        """Return the node at a path as the session sees it."""
+        created = self.changes.new.get(path)
+        if created is not None:
+            return created
+        node = self.changes.moves.find(self.base, path)
+        if node is None or node.id in self.changes.deleted:
+            return None
+        return self.changes.updated.get(node.id, node)
+
+    def base_node(self, node: Node) -> Node | None:
+        """Return the node of the base snapshot that ``node`` is, changed or not."""
+        origin = self.changes.moves.origin(node.path)
+        found = None if origin is None else self.base.get(origin)
+        return found if found is not None and found.id == node.id else None
+
+    def paths(self, below: str | None = None) -> list[str]:
+        """Return the paths of all nodes, or of all descendants of ``below``, in order."""
+        changes = self.changes
+        found = changes.moves.paths(self.base, below)
+        if changes.deleted:
+            found = [path for path in found if self.base[path].id not in changes.deleted]
+        prefix = "" if below is None else below.rstrip("/") + "/"
+        created = [path for path in changes.new if path.startswith(prefix) and path != below]
+        return sorted(found + created) if created else found
+
+    def child_names(self, path: str) -> list[str]:
+        """Return the names directly below a path, also of parents that are not nodes."""
+        paths = self.paths(path)
+        prefix = path.rstrip("/") + "/"
+        names: list[str] = []
+        seen: set[str] = set()
+        index = 0
+        while index < len(paths):
+            name, slash, _ = paths[index][len(prefix) :].partition("/")
+            if name not in seen:
+                seen.add(name)
+                names.append(name)
+            if slash:  # jump over the whole subtree: "0" is the character after "/"
+                index = bisect_left(paths, f"{prefix}{name}0", index)
+            else:
+                index += 1
+        return names
+
+    def set_node(self, path: str, user_data: bytes, array: ArrayData | None) -> None:
+        """Create a node or replace its metadata document; an equal document changes nothing.
+
+        Raises:
+            NodeExistsError: a node of the other type is there.
+        """
+        node = self.get(path)
+        changes = self.changes
+        if node is None:
+            changes.new[path] = Node(NodeId.random(), path, user_data, array)
+            return
+        if (node.array is None) != (array is None):
+            kinds = ("group", "array") if node.array is None else ("array", "group")
+            raise NodeExistsError(
+                f"There is a {kinds[0]} at {path!r}, so no {kinds[1]} can be written there. "
+                "Delete it first.",
+                path=path,
+            )
+        if node.user_data == user_data:
+            return
+        if array is not None:
+            self._reshape(node, array)
+        changed = replace(node, user_data=user_data, array=array)
+        if path in changes.new:
+            changes.new[path] = changed
+        else:
+            changes.updated[node.id] = changed
+
+    def _reshape(self, node: Node, array: ArrayData) -> None:
+        """Forget chunks outside of a smaller grid, or all if the number of axes changes."""
+        assert node.array is not None
+        old, new = node.array.grid, array.grid
+        if old == new:
+            return
+        if len(old) != len(new):
+            changes = ArrayChanges(len(new))
+            changes.kept_grid = (0,) * len(new)
+            self.changes.chunks[node.id] = changes
+        elif any(a > b for a, b in zip(old, new, strict=True)):
+            self.chunk_changes(node).shrink(new)
+
+    def delete_node(self, path: str) -> None:
+        """Delete an array, or a group and everything below it; a missing node is no error."""
+        node = self.get(path)
+        if node is None:
+            return
+        doomed = [path, *self.paths(path)] if node.array is None else [path]
+        for target in doomed:
+            self._delete_one(target)
+
+    def _delete_one(self, path: str) -> None:
+        node = self.get(path)
+        assert node is not None
+        changes = self.changes
+        changes.chunks.pop(node.id, None)
+        if changes.new.pop(path, None) is None:
+            changes.updated.pop(node.id, None)
+            changes.deleted[node.id] = Deleted(path, node.array is not None)
+
+    def chunk_changes(self, node: Node) -> ArrayChanges:
+        """Return the editable chunk changes of an array."""
+        assert node.array is not None
+        changes = self.changes.chunks.get(node.id)
+        if changes is None:
+            changes = self.changes.chunks[node.id] = ArrayChanges(len(node.array.dimensions))
+        return changes
+
+    def nodes(self) -> Iterator[Node]:
+        """Iterate over all nodes as the session sees them, in order of paths."""
+        for path in self.paths():
+            node = self.get(path)
+            assert node is not None
+            yield node

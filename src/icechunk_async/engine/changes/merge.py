@@ -1,0 +1,397 @@
+"""Merge the changes of forks into those of the session they came from, and check that they fit.
+
+Pure, and needs no snapshot: a fork's changes and those of its session are against the same state,
+so that what both did can be told from the changes alone. Nothing counts before all clashes are
+known. Of chunks that several set, the last one merged stays, as in the official engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from icechunk_async.engine.changes.change_set import ArrayChanges
+from icechunk_async.errors import FormatError, InvalidMetadataError, MergeFailedError
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.paths import ancestors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from icechunk_async.engine.changes.change_set import ChangeSet, Deleted
+    from icechunk_async.format.ids import NodeId, SnapshotId
+    from icechunk_async.format.manifest.refs import Coordinates
+    from icechunk_async.format.snapshot import Node, Nodes
+
+__all__ = ["ForkPoint", "MergeClash", "MergeClashKind", "Merger", "check_fits"]
+
+
+_MOST_COORDS = 1000
+"""How many coordinates a clash lists; a fork may have written millions."""
+
+
+class MergeClashKind(Enum):
+    """Why changes of a fork cannot stand beside others."""
+
+    CREATED_BY_BOTH = "created by both"
+    UPDATED_BY_BOTH = "given different metadata by both"
+    DELETED_AND_CHANGED = "deleted by one and changed or made anew by the other"
+    CREATED_BELOW_ARRAY = "an array to one and a parent to the other"
+    OTHER_RANK = "written with another number of axes than it has now"
+    WRITTEN_BY_BOTH = "written by both"
+
+
+@dataclass(frozen=True, slots=True)
+class MergeClash:
+    """One thing that a fork and its session, or an earlier fork, both did."""
+
+    kind: MergeClashKind
+    path: str
+    coords: tuple[Coordinates, ...] = ()
+    """Chunks that it is about, where it is about chunks; the first thousand."""
+    fork: int = 0
+    """The place of the fork among those that were to be merged, from 0."""
+
+
+class ForkPoint:
+    """The changes that a session had when forks of it began."""
+
+    def __init__(self, changes: ChangeSet) -> None:
+        """Remember ``changes``, which must not change any more."""
+        self.changes = changes
+
+    @cached_property
+    def paths(self) -> Mapping[NodeId, str]:
+        """Paths of the nodes that the session had created."""
+        return {node.id: path for path, node in self.changes.new.items()}
+
+
+class _Since:
+    """What a session changed since the state that a fork began in."""
+
+    def __init__(self, now: ChangeSet, point: ForkPoint) -> None:
+        self.now = now
+        self.then = point.changes
+        self.paths = point.paths
+
+    def deleted(self, node_id: NodeId) -> bool:
+        """Return whether the session deleted a node that the fork's state had."""
+        path = self.paths.get(node_id)
+        if path is not None:
+            now = self.now.new.get(path)
+            return now is None or now.id != node_id
+        return node_id in self.now.deleted
+
+    def path(self, node_id: NodeId) -> str | None:
+        """Return the path of a node that the session created before, or deleted."""
+        gone = self.now.deleted.get(node_id)
+        return self.paths.get(node_id) if gone is None else gone.path
+
+    def document(self, node_id: NodeId, path: str) -> tuple[bytes | None, bytes | None]:
+        """Return a node's metadata document now and then; None: as in the base snapshot."""
+        return _document(self.now, node_id, path), _document(self.then, node_id, path)
+
+    def chunks_changed(self, node_id: NodeId) -> bool:
+        """Return whether the session changed chunks of an array since."""
+        now, then = self.now.chunks.get(node_id), self.then.chunks.get(node_id)
+        return (0 if now is None else now.revision) != (0 if then is None else then.revision)
+
+
+def _document(changes: ChangeSet, node_id: NodeId, path: str) -> bytes | None:
+    created = changes.new.get(path)
+    if created is not None and created.id == node_id:
+        return created.user_data
+    updated = changes.updated.get(node_id)
+    return None if updated is None else updated.user_data
+
+
+class Merger:
+    """Merges forks one after the other into a copy of a session's changes."""
+
+    def __init__(
+        self,
+        changes: ChangeSet,
+        base_id: SnapshotId,
+        *,
+        path_of: Callable[[NodeId], str | None] = lambda _: None,
+        allow_overlaps: bool = True,
+    ) -> None:
+        """Begin with a session's changes, which stay as they are.
+
+        Args:
+            changes: those of the session.
+            base_id: of the snapshot that they are against.
+            path_of: paths of nodes of its base snapshot, for messages.
+            allow_overlaps: let the last of several forks that set one chunk have its way.
+        """
+        self._changes = changes.copy()
+        self._base_id = base_id
+        self._path_of = path_of
+        self._allow_overlaps = allow_overlaps
+        self._pending: dict[NodeId, list[tuple[int, ChunkRefs]]] = {}
+        """Columns of forks, to be joined all at once; the place of the fork with each."""
+        self._fork = 0
+        self._touched: set[NodeId] = set()
+        """Arrays that forks gave other chunks or another grid."""
+        self._clashes: list[MergeClash] = []
+
+    def add(self, fork: ChangeSet, point: ForkPoint) -> None:
+        """Merge a fork that began at ``point``."""
+        if fork.sources:  # of an unpublished snapshot on top of the base, perhaps
+            self._changes.sources |= {self._base_id}
+        since = _Since(self._changes, point)
+        taken: set[str] = set()
+        for node_id, gone in fork.deleted.items():
+            if self._delete(since, fork, node_id, gone):
+                taken.add(gone.path)
+        for node in fork.new.values():
+            if node.path in taken or not self._create(node):
+                taken.add(node.path)
+        for node in fork.updated.values():
+            self._update(since, node)
+        paths = {node.id: node.path for node in fork.updated.values()}
+        paths.update((node.id, node.path) for node in fork.new.values())
+        for node_id, changes in fork.chunks.items():
+            if paths.get(node_id) not in taken:
+                self._write(since, node_id, changes, paths.get(node_id))
+        self._fork += 1
+
+    def finish(self) -> ChangeSet:
+        """Return the session's changes with those of every fork.
+
+        Raises:
+            MergeFailedError: there are clashes; all of them are in its context.
+
+        Cost: one sort of all chunks of each array.
+        """
+        for node_id in list(self._pending):
+            self._join(node_id)
+        if self._clashes:
+            raise _failure(self._clashes)
+        for node in (*self._changes.new.values(), *self._changes.updated.values()):
+            changes = self._changes.chunks.get(node.id)
+            if changes is not None and node.array is not None and node.id in self._touched:
+                changes.clip(node.array.grid)  # one may have shrunk what another wrote to
+        return self._changes
+
+    def _clash(self, kind: MergeClashKind, path: str, refs: ChunkRefs | None = None) -> None:
+        coords = () if refs is None else _coordinates(refs.coords)
+        self._clashes.append(MergeClash(kind, path, coords, self._fork))
+
+    def _delete(self, since: _Since, fork: ChangeSet, node_id: NodeId, gone: Deleted) -> bool:
+        """Delete a node; answer whether the path must not be created anew."""
+        anew, theirs = fork.new.get(gone.path), since.now.new.get(gone.path)
+        if since.deleted(node_id):
+            if theirs is None and anew is None:
+                return False  # both deleted it
+            if theirs is not None and anew is not None:
+                return False  # the same node if merged before, else told when it is created
+            self._clash(MergeClashKind.DELETED_AND_CHANGED, gone.path)
+            return True
+        now, then = since.document(node_id, gone.path)
+        if now != then or since.chunks_changed(node_id) or node_id in self._pending:
+            self._clash(MergeClashKind.DELETED_AND_CHANGED, gone.path)
+            return True
+        changes = self._changes
+        created = changes.new.get(gone.path)
+        changes.chunks.pop(node_id, None)
+        if created is not None and created.id == node_id:
+            del changes.new[gone.path]
+        else:
+            changes.updated.pop(node_id, None)
+            changes.deleted[node_id] = gone
+        return False
+
+    def _create(self, node: Node) -> bool:
+        """Create a node; answer whether it is there now."""
+        theirs = self._changes.new.get(node.path)
+        if theirs is not None:
+            if theirs.id == node.id and theirs.user_data == node.user_data:
+                return True  # merged before
+            self._clash(MergeClashKind.CREATED_BY_BOTH, node.path)
+            return False
+        for parent in ancestors(node.path):
+            above = self._changes.new.get(parent)
+            if above is not None and above.array is not None:
+                self._clash(MergeClashKind.CREATED_BELOW_ARRAY, parent)
+                return False
+        if node.array is not None and node.path in self._parents:
+            self._clash(MergeClashKind.CREATED_BELOW_ARRAY, node.path)
+            return False
+        self._changes.new[node.path] = node
+        self._parents.update(ancestors(node.path))
+        return True
+
+    @cached_property
+    def _parents(self) -> set[str]:
+        """Paths that have created nodes below them."""
+        return {parent for path in self._changes.new for parent in ancestors(path)}
+
+    def _update(self, since: _Since, node: Node) -> None:
+        """Give a node another metadata document."""
+        self._touched.add(node.id)
+        if since.deleted(node.id):
+            self._clash(MergeClashKind.DELETED_AND_CHANGED, node.path)
+            return
+        now, then = since.document(node.id, node.path)
+        if now == node.user_data:
+            return
+        if now != then:
+            self._clash(MergeClashKind.UPDATED_BY_BOTH, node.path)
+            return
+        created = self._changes.new.get(node.path)
+        if created is not None and created.id == node.id:
+            self._changes.new[node.path] = node
+        else:
+            self._changes.updated[node.id] = node
+
+    def _write(
+        self, since: _Since, node_id: NodeId, changes: ArrayChanges, path: str | None
+    ) -> None:
+        """Take over changed chunks of an array."""
+        if changes.is_empty() and changes.kept_grid is None:
+            return
+        refs = changes.columns()
+        path = path or since.path(node_id)
+        if since.deleted(node_id):
+            self._clash(MergeClashKind.DELETED_AND_CHANGED, path or str(node_id), refs)
+            return
+        self._touched.add(node_id)
+        node = self._changed_node(node_id, path)
+        rank = None if node is None or node.array is None else len(node.array.dimensions)
+        mine = self._changes.chunks.get(node_id)
+        touched = since.chunks_changed(node_id) or node_id in self._pending
+        if (rank is not None and rank != changes.rank) or (
+            mine is not None and mine.rank != changes.rank and touched
+        ):
+            where = node.path if node is not None else path or self._path_of(node_id)
+            self._clash(MergeClashKind.OTHER_RANK, where or str(node_id), refs)
+            return
+        if changes.kept_grid is not None:
+            self._join(node_id)
+            mine = self._changes.chunks.get(node_id)
+        if mine is None or mine.rank != changes.rank:
+            mine = self._changes.chunks[node_id] = ArrayChanges(changes.rank)
+        if changes.kept_grid is not None:
+            mine.shrink(changes.kept_grid)
+        if len(refs):
+            self._pending.setdefault(node_id, []).append((self._fork, refs))
+
+    def _changed_node(self, node_id: NodeId, path: str | None) -> Node | None:
+        """Return a node that was created, or given other metadata."""
+        node = self._changes.updated.get(node_id)
+        if node is None and path is not None:
+            created = self._changes.new.get(path)
+            node = created if created is not None and created.id == node_id else None
+        return node
+
+    def _join(self, node_id: NodeId) -> None:
+        """Add the columns that wait for it to an array's changes."""
+        waiting = self._pending.pop(node_id, [])
+        if not waiting:
+            return
+        if not self._allow_overlaps and len(waiting) > 1:
+            self._check_overlaps(node_id, waiting)
+        self._changes.chunks[node_id].set_many(ChunkRefs.concat([refs for _, refs in waiting]))
+
+    def _check_overlaps(self, node_id: NodeId, waiting: Sequence[tuple[int, ChunkRefs]]) -> None:
+        coords = np.concatenate([refs.coords for _, refs in waiting])
+        forks = np.repeat([fork for fork, _ in waiting], [len(refs) for _, refs in waiting])
+        rows, first, counts = np.unique(coords, axis=0, return_index=True, return_counts=True)
+        if (counts == 1).all():
+            return
+        again = np.ones(len(coords), bool)
+        again[first] = False
+        created = (path for path, it in self._changes.new.items() if it.id == node_id)
+        path = self._path_of(node_id) or next(created, str(node_id))
+        kind, fork = MergeClashKind.WRITTEN_BY_BOTH, int(forks[again].min())
+        self._clashes.append(MergeClash(kind, path, _coordinates(rows[counts > 1]), fork))
+
+
+def _coordinates(coords: npt.NDArray[np.uint32]) -> tuple[Coordinates, ...]:
+    rows: list[list[int]] = coords[:_MOST_COORDS].tolist()
+    return tuple(tuple(row) for row in rows)
+
+
+def _failure(clashes: list[MergeClash]) -> MergeFailedError:
+    parts = [
+        f"{clash.path!r} was {clash.kind.value}"
+        + (f" ({len(clash.coords)} chunk(s), the first {clash.coords[0]})" if clash.coords else "")
+        for clash in clashes[:5]
+    ]
+    more = f", and {len(clashes) - 5} more" if len(clashes) > 5 else ""
+    return MergeFailedError(
+        f"The forks do not go together: {'; '.join(parts)}{more}. Nothing was merged. Let each "
+        "fork change nodes and metadata of its own, or make shared ones before forking.",
+        clashes=clashes,
+    )
+
+
+def check_fits(changes: ChangeSet, base: Nodes) -> None:
+    """Refuse changes that no session can have made.
+
+    Raises:
+        FormatError: they create a node where there is one, change one that there is not, or say
+            something else of an array than its document says.
+
+    Cost: reads the document of each node that was changed, and looks at each chunk of arrays
+    that stayed.
+    """
+    known: dict[bytes, Node] = {node.id: node for node in changes.new.values()}
+    for path, node in changes.new.items():
+        there = base.get(path)
+        if there is not None and there.id not in changes.deleted:
+            raise _impossible(f"creates {path!r}, where there is a node")
+        if base.path_of(node.id) is not None:
+            raise _impossible(f"creates {path!r} with the id of another node")
+        _check_document(node)
+    for node_id, node in changes.updated.items():
+        was = base.get(node.path)
+        if was is None or was.id != node_id or (was.array is None) != (node.array is None):
+            raise _impossible(f"changes {node.path!r}, which is another node, or none")
+        _check_document(node)
+        known[node_id] = node
+    for node_id, gone in changes.deleted.items():
+        was = base.get(gone.path)
+        if was is None or was.id != node_id or (was.array is not None) != gone.is_array:
+            raise _impossible(f"deletes {gone.path!r}, which is another node, or none")
+    for node_id, chunks in changes.chunks.items():
+        if not chunks.is_empty() or chunks.kept_grid is not None:
+            place = base.path_of(node_id)
+            _check_chunks(chunks, known.get(node_id) or (None if place is None else base[place]))
+
+
+def _check_document(node: Node) -> None:
+    # Only the layer above knows Zarr's documents.
+    from icechunk_async.format.zarr_document import parse_document  # noqa: PLC0415
+
+    try:
+        array = parse_document(node.user_data, node.path).array
+    except InvalidMetadataError as error:
+        raise _impossible(f"brings a document that no array or group can have: {error}") from error
+    if array != node.array:
+        raise _impossible(f"says another shape or grid of {node.path!r} than its document")
+
+
+def _check_chunks(chunks: ArrayChanges, node: Node | None) -> None:
+    if node is None or node.array is None:
+        raise _impossible("changes chunks of an array that there is not")
+    grid = node.array.grid
+    if chunks.rank != len(grid):
+        raise _impossible(f"changes chunks of {chunks.rank} axes of {node.path!r}")
+    refs = chunks.columns()
+    outside = ~refs.inside(tuple((0, size) for size in grid))
+    if np.any(outside & (refs.kinds != Kind.DELETED)):
+        raise _impossible(f"sets chunks outside of the grid of {node.path!r}")
+
+
+def _impossible(what: str) -> FormatError:
+    return FormatError(
+        f"A fork {what}: its bytes were damaged or made by somebody else. Nothing was merged."
+    )

@@ -1,0 +1,1 @@
+"""From changes to a published snapshot: flush, publish, rebase, settle conflicts."""

@@ -1,0 +1,180 @@
+"""What to do where changes of a session and of a newer commit clash.
+
+A solver decides each conflict, with both sides and what they began with at hand; the stock ones
+follow the official engine's policies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from icechunk_async.engine.changes.detect import Conflict, ConflictKind
+from icechunk_async.format.manifest.refs import Coordinates
+from icechunk_async.format.paths import check_path
+
+if TYPE_CHECKING:
+    from icechunk_async.engine.tree.workspace import Workspace
+    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.manifest.refs import ChunkRef
+    from icechunk_async.format.snapshot import Node, Snapshot
+    from icechunk_async.format.transaction_log import TransactionLog
+
+__all__ = [
+    "Answer",
+    "BasicConflictSolver",
+    "ChunkAnswers",
+    "Clash",
+    "Conflict",
+    "ConflictDetector",
+    "ConflictKind",
+    "ConflictSolver",
+    "Resolution",
+    "Side",
+    "VersionSelection",
+]
+
+
+class Resolution(Enum):
+    """What to do about one conflict."""
+
+    OURS = "ours"
+    """Keep this session's change on top of the newer commit."""
+    THEIRS = "theirs"
+    """Take this session's change back, as far as it clashes."""
+    FAIL = "fail"
+    """Give up: the rebase fails and reports the conflict."""
+
+
+type ChunkAnswers = Mapping[Coordinates, Resolution | bytes | None]
+"""For a conflict about chunks: what to do about each; bytes replace it, None deletes it."""
+type Answer = Resolution | ChunkAnswers | bytes
+"""What a solver says to one conflict. Bytes, where both changed the metadata of a node, are the
+document (``zarr.json``) that it gets."""
+
+
+class Side:
+    """One state of the hierarchy, of which a solver reads what it needs."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        """Look at what a workspace shows."""
+        self._workspace = workspace
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The snapshot that it stands on."""
+        return self._workspace.base
+
+    @property
+    def id(self) -> SnapshotId:
+        """The snapshot's id."""
+        return self._workspace.base.id
+
+    @property
+    def message(self) -> str:
+        """The snapshot's message."""
+        return self._workspace.base.message
+
+    def node(self, path: str) -> Node | None:
+        """Return the node at a path; None if there is none."""
+        return self._workspace.node(check_path(path))
+
+    def metadata(self, path: str) -> dict[str, Any] | None:
+        """Return the metadata document (``zarr.json``) of a node; None if there is none."""
+        node = self.node(path)
+        if node is None:
+            return None
+        document: dict[str, Any] = json.loads(node.user_data)
+        return document
+
+    async def chunk_ref(self, path: str, coords: Coordinates) -> ChunkRef | None:
+        """Return where the bytes of a chunk are. Cost: at most one request, for a manifest."""
+        handle = await self._workspace.find_chunk(check_path(path), coords)
+        return None if handle is None else handle.ref
+
+    async def read_chunk(self, path: str, coords: Coordinates) -> bytes | None:
+        """Return the stored bytes of a chunk; None if it was never written or is deleted.
+
+        Cost: one request, and one for the manifest unless that is cached.
+        """
+        data = await self._workspace.read_chunk(check_path(path), coords)
+        return None if data is None else bytes(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """What a solver is given: one newer commit, and every conflict with it."""
+
+    conflicts: Sequence[Conflict]
+    base: Side
+    """What both began with."""
+    ours: Side
+    """What the session sees: the base with its changes."""
+    theirs: Side
+    """The newer commit."""
+    theirs_log: TransactionLog
+    """What the newer commit, or one that expired before it, touched."""
+
+
+class ConflictSolver(Protocol):
+    """Decides conflicts. Any object with this method is one; it may be ``async`` or not."""
+
+    def solve(self, clash: Clash) -> Sequence[Answer] | Awaitable[Sequence[Answer]]:
+        """Return what to do about each of ``clash.conflicts``, in order.
+
+        * A :class:`Resolution` decides a conflict as a whole.
+        * Where both changed chunks, a mapping decides each of ``conflict.coords``: a resolution,
+          the bytes that the chunk gets, or None to delete it. Those left out are not settled.
+        * Where both changed the metadata of a node, bytes are the document that it gets.
+
+        What cannot be resolved as asked counts as :attr:`Resolution.FAIL`. To ``OURS``: chunk
+        conflicts, deletions of what was updated, and chunks in an array whose metadata was
+        updated, if they lie in its grid. To ``THEIRS``: any conflict but a move.
+
+        Cancellation: the rebase ends where it is; see ``Session.rebase``.
+        """
+        ...
+
+
+class ConflictDetector:
+    """Accepts no conflict: a rebase succeeds only where nothing clashes."""
+
+    async def solve(self, clash: Clash) -> Sequence[Answer]:
+        """Fail every conflict."""
+        return [Resolution.FAIL] * len(clash.conflicts)
+
+
+class VersionSelection(Enum):
+    """Which side of a chunk conflict stays."""
+
+    FAIL = "fail"
+    USE_OURS = "ours"
+    USE_THEIRS = "theirs"
+
+
+@dataclass(frozen=True, slots=True)
+class BasicConflictSolver:
+    """The official engine's stock policies; note that by default our chunks replace theirs."""
+
+    on_chunk_conflict: VersionSelection = VersionSelection.USE_OURS
+    fail_on_delete_of_updated_array: bool = False
+    fail_on_delete_of_updated_group: bool = False
+
+    async def solve(self, clash: Clash) -> Sequence[Answer]:
+        """Resolve chunk conflicts and deletions by policy; fail all others."""
+        return [self._resolve(conflict.kind) for conflict in clash.conflicts]
+
+    def _resolve(self, kind: ConflictKind) -> Resolution:
+        match kind:
+            case ConflictKind.CHUNK_DOUBLE_UPDATE:
+                return Resolution(self.on_chunk_conflict.value)
+            case ConflictKind.DELETE_OF_UPDATED_ARRAY:
+                fail = self.fail_on_delete_of_updated_array
+            case ConflictKind.DELETE_OF_UPDATED_GROUP:
+                fail = self.fail_on_delete_of_updated_group
+            case _:
+                fail = True
+        return Resolution.FAIL if fail else Resolution.OURS

@@ -1,0 +1,378 @@
+"""From a session's changes to a new snapshot: manifests and nodes, encoded but not yet stored.
+
+Manifests of arrays that did not change are carried over; the others are rebuilt cell by cell.
+Nothing here is visible to anyone: a commit stores the files and then moves a reference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.progress import Progress, no_progress
+from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet, WorkingTree
+from icechunk_async.engine.changes.splitting import plan_manifests, split_sizes
+from icechunk_async.errors import FormatError
+from icechunk_async.format.ids import ManifestId
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.row_index import rows_in
+from icechunk_async.format.manifest.seekable.patching import MAX_PATCHED_REFS, patch_manifest
+from icechunk_async.format.manifest.writing import encode_manifest
+from icechunk_async.format.snapshot import ManifestFileInfo, ManifestRef, Nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from icechunk_async._runtime.progress import ProgressCallback
+    from icechunk_async.engine.changes.splitting import CellPlan, SplitPlan
+    from icechunk_async.engine.files.assets import Assets
+    from icechunk_async.format.config import ManifestSplittingConfig
+    from icechunk_async.format.ids import NodeId
+    from icechunk_async.format.manifest.refs import Extents
+    from icechunk_async.format.manifest.writing import LocationDictionary
+    from icechunk_async.format.snapshot import ArrayData, Node, Snapshot
+
+__all__ = ["Flushed", "Flusher", "ManifestOptions", "Written"]
+
+_CONCURRENT_MANIFESTS: Final = 16
+_CONCURRENT_REWRITES: Final = 4
+"""Arrays at a time, and manifests of each; several because reading and writing take time."""
+_BYTES_PER_REF: Final = 64
+"""Roughly what a reference takes while it is encoded; decides what goes to a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestOptions:
+    """How manifests are written."""
+
+    splitting: ManifestSplittingConfig | None = None
+    location_dictionary: LocationDictionary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """The hierarchy of a new snapshot, and the manifests to store for it."""
+
+    nodes: Nodes
+    files: Mapping[ManifestId, ManifestFileInfo]
+    manifests: dict[ManifestId, bytes]
+    """Encoded manifests that are not stored yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The manifests made for one array."""
+
+    refs: tuple[ManifestRef, ...]
+    files: dict[ManifestId, ManifestFileInfo] = field(
+        default_factory=dict[ManifestId, ManifestFileInfo]
+    )
+    packed: dict[ManifestId, bytes] = field(default_factory=dict[ManifestId, bytes])
+
+
+type _Recipe = tuple[tuple[ManifestRef, ...], tuple[int, ...], int]
+"""What an array's manifests were made from: those of the base, the grid, the changes."""
+
+
+class Flusher:
+    """Builds snapshots for one session; remembers manifests, so that a retry reuses them."""
+
+    def __init__(self, assets: Assets, options: ManifestOptions) -> None:
+        """Use ``assets`` to load the manifests that must be rebuilt."""
+        self._assets = assets
+        self.options = options
+        self._made: dict[NodeId, tuple[_Recipe, Written]] = {}
+        self._stored: set[ManifestId] = set()
+
+    async def flush(self, base: Snapshot, tree: WorkingTree) -> Flushed:
+        """Build the nodes and manifests of a snapshot on top of ``base``.
+
+        Cost: loads the manifests that changes fall into, several at a time; manifests made by
+        an earlier call for the same changes on the same base are not made again.
+        """
+        nodes = list(tree.nodes())
+        changed = [node for node in nodes if self._is_changed(node, tree)]
+        written = await bounded_map(
+            lambda node: self._write(node, base, tree), changed, limit=_CONCURRENT_MANIFESTS
+        )
+        return self._flushed(base, nodes, changed, written)
+
+    async def rewrite(
+        self, base: Snapshot, tree: WorkingTree, progress: ProgressCallback = no_progress
+    ) -> Flushed:
+        """Build a snapshot on top of ``base`` with all of its manifests made anew.
+
+        Each manifest is stored as soon as it is made, so that only a few are in memory.
+        """
+        nodes = list(tree.nodes())
+        arrays = [node for node in nodes if node.array is not None]
+        done = 0
+
+        async def write(node: Node) -> Written:
+            nonlocal done
+            written = await self._write(node, base, tree, rewrite_all=True)
+            done += 1
+            progress(Progress("rewriting arrays", done, len(arrays)))
+            return written
+
+        written = await bounded_map(write, arrays, limit=_CONCURRENT_REWRITES)
+        return self._flushed(base, nodes, arrays, written)
+
+    def num_cells(self, node: Node) -> int:
+        """Count the manifests that an array is rewritten to, at most."""
+        return 0 if node.array is None else len(self._plan_rewrite(node).cells)
+
+    async def rewrite_cells(self, node: Node, base: Snapshot, cells: range) -> Written:
+        """Make some of an array's manifests anew, and store them; the rest is done elsewhere."""
+        assert node.array is not None
+        nothing = ArrayChanges(len(node.array.dimensions))
+        plan = self._plan_rewrite(node)
+        return await self._build_cells(
+            node.id,
+            plan.cells[cells.start : cells.stop],
+            nothing.columns(),
+            nothing,
+            base,
+            store=True,
+        )
+
+    def rewritten(self, base: Snapshot, written: Mapping[NodeId, Sequence[Written]]) -> Flushed:
+        """Build a snapshot on top of ``base`` of manifests that are made and stored."""
+        nodes = list(WorkingTree(base.nodes, ChangeSet()).nodes())
+        arrays = [node for node in nodes if node.array is not None]
+        joined = [
+            Written(
+                tuple(ref for it in written.get(node.id, ()) for ref in it.refs),
+                {key: info for it in written.get(node.id, ()) for key, info in it.files.items()},
+            )
+            for node in arrays
+        ]
+        return self._flushed(base, nodes, arrays, joined)
+
+    def _plan_rewrite(self, node: Node) -> SplitPlan:
+        array = node.array
+        assert array is not None
+        sizes = split_sizes(node.path, array, self.options.splitting)
+        none = np.empty((0, len(array.grid)), np.uint32)
+        return plan_manifests(array.grid, sizes, array.manifests, none, rewrite_all=True)
+
+    def _flushed(
+        self, base: Snapshot, nodes: list[Node], changed: list[Node], written: list[Written]
+    ) -> Flushed:
+        """Put new manifests into their nodes, and carry the others over."""
+        by_id = {node.id: made for node, made in zip(changed, written, strict=True)}
+        result = [_with_manifests(node, by_id.get(node.id)) for node in nodes]
+        new_files = {it: info for made in written for it, info in made.files.items()}
+        files: dict[ManifestId, ManifestFileInfo] = {}
+        for node in result:
+            for ref in node.array.manifests if node.array is not None else ():
+                info = new_files.get(ref.manifest_id) or base.manifests.get(ref.manifest_id)
+                if info is None:
+                    raise FormatError(
+                        f"Array {node.path!r} uses manifest {ref.manifest_id}, which snapshot "
+                        f"{base.id} does not list. The repository is damaged."
+                    )
+                files[ref.manifest_id] = info
+        packed = {
+            manifest_id: data
+            for made in written
+            for manifest_id, data in made.packed.items()
+            if manifest_id not in self._stored
+        }
+        return Flushed(Nodes(result), files, packed)
+
+    async def store(self, flushed: Flushed) -> None:
+        """Store the manifests that are not stored yet, several at a time."""
+
+        async def put(manifest_id: ManifestId) -> None:
+            packed = flushed.manifests[manifest_id]
+            await self._assets.put_manifest(manifest_id, packed, keep=True)
+            self._stored.add(manifest_id)
+
+        await bounded_map(put, list(flushed.manifests), limit=_CONCURRENT_MANIFESTS)
+
+    @staticmethod
+    def _is_changed(node: Node, tree: WorkingTree) -> bool:
+        if node.array is None:
+            return False
+        return node.id in tree.changes.chunks or node.id in tree.changes.updated
+
+    async def _write(
+        self, node: Node, base: Snapshot, tree: WorkingTree, *, rewrite_all: bool = False
+    ) -> Written:
+        array = node.array
+        assert array is not None
+        changes = tree.changes.chunks.get(node.id) or ArrayChanges(len(array.dimensions))
+        base_node = tree.base_node(node)
+        old = base_node.array.manifests if base_node and base_node.array else ()
+        if changes.kept_grid is not None and not any(changes.kept_grid):
+            old = ()  # nothing of the base is left; the number of axes may differ
+        recipe = (old, array.grid, changes.revision)
+        known = self._made.get(node.id)
+        if known is not None and known[0] == recipe and not rewrite_all:
+            return known[1]
+        columns = changes.columns()
+        inside = columns.inside(tuple((0, size) for size in array.grid))
+        if not inside.all():  # deletions that shrinking left behind
+            columns = columns.take(inside)
+        sizes = split_sizes(node.path, array, self.options.splitting)
+        plan = plan_manifests(
+            array.grid,
+            sizes,
+            old,
+            columns.coords,
+            kept=changes.kept_grid,
+            rewrite_all=rewrite_all,
+        )
+
+        made = await self._build_cells(
+            node.id, plan.cells, columns, changes, base, store=rewrite_all
+        )
+        written = replace(made, refs=(*plan.reused, *made.refs))
+        self._made[node.id] = (recipe, written)
+        return written
+
+    async def _build_cells(
+        self,
+        node_id: NodeId,
+        cells: Sequence[CellPlan],
+        columns: ChunkRefs,
+        changes: ArrayChanges,
+        base: Snapshot,
+        *,
+        store: bool,
+    ) -> Written:
+        """Build the manifests of some cells; ``store`` each as soon as it is made."""
+
+        async def build(cell: CellPlan) -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
+            made = await self._build(node_id, cell, columns, changes, base)
+            if not store or made is None:
+                return made
+            ref, info, packed = made
+            await self._assets.put_manifest(info.id, packed)
+            self._stored.add(info.id)
+            return ref, info, b""
+
+        limit = _CONCURRENT_REWRITES if store else _CONCURRENT_MANIFESTS
+        made = [it for it in await bounded_map(build, cells, limit=limit) if it is not None]
+        return Written(
+            tuple(ref for ref, _, _ in made),
+            {info.id: info for _, info, _ in made},
+            {info.id: packed for _, info, packed in made},
+        )
+
+    async def _build(
+        self,
+        node_id: NodeId,
+        cell: CellPlan,
+        columns: ChunkRefs,
+        changes: ArrayChanges,
+        base: Snapshot,
+    ) -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
+        """Build one cell's manifest; None if no reference is left in it."""
+        patched = await self._patch(node_id, cell, columns, changes, base)
+        if patched is not None:
+            return patched
+        parts: list[ChunkRefs] = []
+        for source in cell.sources:
+            info = base.manifests.get(source.manifest_id)
+            size_bytes = info.size_bytes if info is not None else 0
+            manifest = await self._assets.manifest(source.manifest_id, size_bytes)
+            parts.append(manifest.refs(node_id, columns.rank))
+
+        def encode() -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
+            return self._encode(node_id, cell, parts, columns, changes)
+
+        count = sum(map(len, parts)) + len(cell.changes)
+        return await self._assets.compute(encode, size_bytes=count * _BYTES_PER_REF)
+
+    async def _patch(
+        self,
+        node_id: NodeId,
+        cell: CellPlan,
+        columns: ChunkRefs,
+        changes: ArrayChanges,
+        base: Snapshot,
+    ) -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
+        """Build a cell's manifest from the bytes of the old one, where only little changes."""
+        source = cell.sources[0] if len(cell.sources) == 1 else None
+        info = None if source is None else base.manifests.get(source.manifest_id)
+        if source is None or info is None or not 0 < len(cell.changes) <= MAX_PATCHED_REFS:
+            return None
+        ours = columns.take(cell.changes)
+        if changes.kept_grid is not None or (ours.kinds == Kind.DELETED).any():
+            return None
+        if not (_within(source.extents, cell.box) and ours.inside(source.extents).all()):
+            return None
+        if self.options.location_dictionary is not None:
+            return None
+        data = await self._assets.seekable_file(info.id, info.size_bytes)
+        if data is None:
+            return None
+        manifest_id = ManifestId.random()
+        packed = await self._assets.compute(
+            lambda: patch_manifest(
+                data,
+                (info.id, manifest_id),
+                node_id,
+                ours.sort(),
+                self._assets.spec_version,
+                level=self._assets.compression_level,
+            ),
+            size_bytes=len(data),
+        )
+        if packed is None:
+            await self._assets.keep_manifest(info.id, data)  # it is needed whole
+            return None
+        new = ManifestFileInfo(manifest_id, len(packed), info.num_chunk_refs)
+        return ManifestRef(manifest_id, source.extents), new, packed
+
+    def _encode(
+        self,
+        node_id: NodeId,
+        cell: CellPlan,
+        parts: list[ChunkRefs],
+        columns: ChunkRefs,
+        changes: ArrayChanges,
+    ) -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
+        box = cell.box
+        if changes.kept_grid is not None:
+            box = tuple((a, min(b, c)) for (a, b), c in zip(box, changes.kept_grid, strict=True))
+        ours = columns if len(cell.changes) == len(columns) else columns.take(cell.changes)
+        kept: list[ChunkRefs] = []
+        for part in parts:
+            keep = part.inside(box)
+            if len(ours):
+                keep &= ~rows_in(part.coords, ours.coords)
+            kept.append(part if keep.all() else part.take(keep))
+        there = ours.kinds != Kind.DELETED
+        if not there.all():
+            ours = ours.take(there)
+        refs = ChunkRefs.concat([*kept, ours]).sort()
+        if len(refs) == 0:
+            return None
+        manifest_id = ManifestId.random()
+        payload = encode_manifest(
+            manifest_id, {node_id: refs}, location_dictionary=self.options.location_dictionary
+        )
+        packed = self._assets.pack_manifest(payload)
+        info = ManifestFileInfo(manifest_id, len(packed), len(refs))
+        return ManifestRef(manifest_id, refs.extents()), info, packed
+
+
+def _within(extents: Extents, box: Extents) -> bool:
+    """Return whether all that lies in one box lies in another."""
+    return len(extents) == len(box) > 0 and all(
+        low <= start and stop <= high
+        for (start, stop), (low, high) in zip(extents, box, strict=True)
+    )
+
+
+def _with_manifests(node: Node, written: Written | None) -> Node:
+    if written is None or node.array is None:
+        return node
+    array: ArrayData = replace(node.array, manifests=written.refs)
+    return replace(node, array=array)

@@ -1,0 +1,434 @@
+"""Publish a session: commit, amend, flush and rebase, and stay honest when the outcome is unknown.
+
+Writers that must know what a branch holds already keep it in such a property. So it is known at
+the tip, whoever commits or amends in between, and also once older snapshots have expired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from icechunk_async._runtime import clock, telemetry
+from icechunk_async._runtime.backoff import Turns
+from icechunk_async._runtime.concurrency import gather
+from icechunk_async.engine.changes.change_set import ChangeSet
+from icechunk_async.engine.commit.flush import Flusher
+from icechunk_async.engine.commit.rebase import rebase
+from icechunk_async.engine.history import Amend, Commit, Detach
+from icechunk_async.engine.history.repo_info.edits import unsupported_by_spec_1
+from icechunk_async.errors import (
+    ConflictError,
+    IcechunkError,
+    NothingToCommitError,
+    OutcomeUnknownError,
+    SessionStateError,
+    StorageError,
+    StorageUnavailableError,
+)
+from icechunk_async.format.ids import SnapshotId
+from icechunk_async.format.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+    from icechunk_async.engine.commit.conflicts import ConflictSolver
+    from icechunk_async.engine.commit.flush import Flushed, ManifestOptions
+    from icechunk_async.engine.history import History, Publication
+    from icechunk_async.engine.tree.workspace import Workspace
+    from icechunk_async.format.json.metadata import JSON
+    from icechunk_async.format.transaction_log import TransactionLog
+
+__all__ = ["WRITTEN_ONCE", "Publishing", "SessionMode", "carried_from"]
+
+
+WRITTEN_ONCE: Final = "spark-transactions"
+"""The newest version of every application that wrote to the branch with one, by its name."""
+
+
+def carried_from(base: Snapshot) -> dict[str, JSON]:
+    """Return the properties that a snapshot made from ``base``, or instead of it, carries on."""
+    return {WRITTEN_ONCE: base.metadata[WRITTEN_ONCE]} if WRITTEN_ONCE in base.metadata else {}
+
+
+_log = logging.getLogger(__name__)
+
+_MANY_CHUNKS: Final = 1 << 14
+_RESERVED: Final = "__icechunk"
+
+
+class SessionMode(Enum):
+    """What a session may do."""
+
+    READONLY = "readonly"
+    WRITABLE = "writable"
+    REARRANGE = "rearrange"
+    """It may move nodes, and nothing else."""
+
+
+class Publishing:
+    """What a session does to be seen by others; a base of the session."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        history: History,
+        options: ManifestOptions,
+        *,
+        branch: str | None,
+        mode: SessionMode,
+        default_metadata: Mapping[str, JSON],
+    ) -> None:
+        """Stand on the workspace's base, which is the tip of ``branch`` in a writable session."""
+        self.workspace = workspace
+        self._history = history
+        self._branch = branch
+        self._mode = mode
+        self._default_metadata = default_metadata
+        self._flusher = Flusher(workspace.assets, options)
+        self._busy = False
+        self._doubtful: dict[SnapshotId, Snapshot] = {}
+        """Snapshots that may have been published without our hearing of it."""
+
+    @property
+    def has_uncommitted_changes(self) -> bool:
+        """Whether a commit would change anything."""
+        with self.workspace.lock:
+            return not self.workspace.changes.is_empty()
+
+    async def commit(
+        self,
+        message: str,
+        metadata: Mapping[str, JSON] | None = None,
+        *,
+        rebase_with: ConflictSolver | None = None,
+        rebase_tries: int = 1000,
+        timeout_seconds: float | None = None,
+        allow_empty: bool = False,
+    ) -> SnapshotId:
+        """Publish the session's changes as a new snapshot on its branch, all at once.
+
+        Afterwards the session is read-only and stands on the new snapshot.
+
+        Args:
+            message: says what was done, for people.
+            metadata: properties of the snapshot, JSON values by name; laid over the
+                repository's default commit metadata.
+            rebase_with: where another writer was first, replay the changes on top and try
+                again, letting this solver decide conflicts. Without it such a race is lost.
+            rebase_tries: how often at most.
+            timeout_seconds: how long the call may take, tries and waits included.
+            allow_empty: make a snapshot even if nothing changed.
+
+        Raises:
+            NothingToCommitError: nothing changed.
+            ConflictError: another writer was first, and either no solver was given or the
+                tries or the time were used up. Nothing was published; no change is lost.
+            StorageUnavailableError: the time was used up otherwise; likewise.
+            RebaseFailedError: the solver did not settle a conflict; likewise.
+            ReadOnlyError, RepositoryReadOnlyError, BranchNotFoundError: nothing was published.
+            SnapshotNotFoundError: chunks were shifted or reindexed, the session was rebased,
+                and the snapshot that it stood on has expired since. Nothing was published.
+            OutcomeUnknownError: the storage never answered, or not in time. Committing again
+                finds out, and publishes only what was not published.
+
+        Cancellation: the commit may have been published.
+
+        Cost: two requests that follow one another after the chunks are stored, where nobody
+        else commits: manifests, snapshot, log and backup together, then the reference. A try
+        that lost a race stores again only what the winner's commit affects.
+        """
+        races: list[ConflictError] = []
+        with self._publishing("commit", allow_empty=allow_empty) as branch:
+            with anyio.move_on_after(timeout_seconds):
+                if self._doubtful and (landed := await self._find_landed(branch)):
+                    return self._finish(landed)
+                return await self._commit_on(
+                    branch, message, metadata, rebase_with, tries=rebase_tries, races=races
+                )
+            raise self._too_late(timeout_seconds, races)
+
+    async def _commit_on(
+        self,
+        branch: str,
+        message: str,
+        metadata: Mapping[str, JSON] | None,
+        rebase_with: ConflictSolver | None,
+        *,
+        tries: int,
+        races: list[ConflictError],
+    ) -> SnapshotId:
+        """Try until it lands; ``races`` gets every race that was lost."""
+        turns = Turns()
+        for attempt in range(tries + 1):
+            extra: JSON = None if rebase_with is None else {"rebase_attempts": attempt}
+            try:
+                return await self._publish_on(branch, message, metadata, extra)
+            except ConflictError as error:
+                landed = await self._find_landed(branch)
+                if landed is not None:
+                    return self._finish(landed)
+                races.append(error)
+                if rebase_with is None or attempt == tries:
+                    raise
+            _log.debug("another writer of %r was first, %d time(s) now", branch, attempt + 1)
+            telemetry.add("commit.rebases", 1)
+            # What the lost race showed is new still, unless others had time since.
+            tip = None if await turns.wait() else self._history.last_seen(branch, None)
+            await rebase(self.workspace, self._history, branch, rebase_with, tip=tip)
+        raise AssertionError("the last try returns or raises")
+
+    def _too_late(self, timeout_seconds: float | None, races: list[ConflictError]) -> IcechunkError:
+        """Return what to say when the time is used up."""
+        late = f"The commit did not come to its end within {timeout_seconds} s"
+        if self._doubtful:
+            return OutcomeUnknownError(
+                f"{late}, and its last request may have landed or may land yet. No change is "
+                "lost; commit again to find out."
+            )
+        if races:
+            return ConflictError(
+                f"{late}: other writers were first {len(races)} time(s), the last time like this: "
+                f"{races[-1]} Nothing was published and no change was lost.",
+                **races[-1].context,
+            )
+        return StorageUnavailableError(
+            f"{late}: the storage is slow, or there is much to store. Nothing was published and no "
+            "change was lost; commit again, with more time."
+        )
+
+    async def amend(
+        self,
+        message: str,
+        metadata: Mapping[str, JSON] | None = None,
+        *,
+        allow_empty: bool = False,
+    ) -> SnapshotId:
+        """Replace the tip of the branch by a snapshot with the session's changes on top of it.
+
+        Message and properties are replaced, not joined; those that record what Spark wrote
+        once are carried on. The old tip can still be read by its
+        id until it is collected. Afterwards the session is read-only.
+
+        Raises:
+            UnsupportedBySpecError: the repository is of format version 1.
+            SessionStateError: the tip is the first snapshot, or it moved nodes and the session
+                does not.
+            NothingToCommitError, ConflictError, ReadOnlyError, SnapshotNotFoundError: as
+                :meth:`commit`.
+
+        Cancellation: the amendment may have been published.
+        """
+        unsupported = self._history.spec_version == 1  # which is said before all else
+        with self._publishing("amend", allow_empty=allow_empty or unsupported) as branch:
+            if unsupported:
+                raise unsupported_by_spec_1("amendments of commits")
+            if self._doubtful and (landed := await self._find_landed(branch)):
+                return self._finish(landed)
+            base = self.workspace.base
+            info = await self._history.snapshot_info(base.id)
+            if info.parent_id is None:
+                raise SessionStateError(
+                    f"Snapshot {base.id} is the first of its repository and cannot be amended. "
+                    "Commit instead.",
+                    code="no-amend-for-initial-commit",
+                )
+            replaced = await self.workspace.assets.transaction_log(base.id)
+            if replaced.moves and self._mode is not SessionMode.REARRANGE:
+                raise SessionStateError(
+                    f"Snapshot {base.id} moved nodes, and changes cannot be folded into moves. "
+                    "Commit instead."
+                )
+            snapshot, flushed, log = await self._draft(
+                message, metadata, None, lambda it: replaced.merge(self.workspace.changes.log(it))
+            )
+            return await self._publish(Amend(branch, base.id, snapshot), flushed, log)
+
+    async def flush(self, message: str, metadata: Mapping[str, JSON] | None = None) -> SnapshotId:
+        """Make a snapshot of the session's changes that no branch holds, also if there are none.
+
+        It can be read by its id, and a branch or tag can be set to it; else it is collected
+        one day. Afterwards the session is read-only and stands on it.
+
+        Raises:
+            SnapshotNotFoundError: the session's base has expired or been collected (in format 1
+                only the latter is noticed). Nothing was published.
+            ReadOnlyError: as :meth:`commit`.
+
+        Cancellation: the snapshot may exist.
+        """
+        with self._publishing("flush", allow_empty=True):
+            base_id = self.workspace.base.id
+            snapshot, flushed, log = await self._draft(
+                message, metadata, None, self.workspace.changes.log
+            )
+            return await self._publish(Detach(base_id, snapshot), flushed, log)
+
+    async def rebase(self, solver: ConflictSolver) -> None:
+        """Replay the session's changes on top of the newer commits of its branch.
+
+        Nothing is published. Nothing happens if there are no newer commits.
+
+        Raises:
+            RebaseFailedError: a conflict that the solver did not settle. The session stands on
+                the last commit that did not clash, with its changes.
+            ConflictError: the branch was reset away from the session's base.
+            ReadOnlyError: the session only reads.
+
+        Cancellation: the session stands on its old base or on a commit after it.
+        """
+        with self._exclusively() as branch:
+            await rebase(self.workspace, self._history, branch, solver)
+
+    async def _publish_on(
+        self,
+        branch: str,
+        message: str,
+        metadata: Mapping[str, JSON] | None,
+        extra: JSON,
+    ) -> SnapshotId:
+        base_id = self.workspace.base.id
+        snapshot, flushed, log = await self._draft(message, metadata, extra, self._log)
+        return await self._publish(Commit(branch, base_id, snapshot), flushed, log)
+
+    def _log(self, snapshot_id: SnapshotId) -> TransactionLog:
+        """Return what a commit says that it touched."""
+        return self.workspace.changes.log(snapshot_id)
+
+    async def _draft(
+        self,
+        message: str,
+        metadata: Mapping[str, JSON] | None,
+        extra: JSON,
+        logged: Callable[[SnapshotId], TransactionLog],
+    ) -> tuple[Snapshot, Flushed, bytes]:
+        """Build a snapshot of the session's state, and its log; nothing but chunks is stored.
+
+        Manifests and the log, which for many chunks take equally long, are encoded at once.
+        """
+        workspace = self.workspace
+        base = workspace.base
+        if self._mode is SessionMode.REARRANGE:
+            await self._history.check_moves_allowed()
+        await workspace.store_packs()
+        log = logged(SnapshotId.random())
+        flush, pack_log = self._flusher.flush, workspace.assets.pack_transaction_log
+        if sum(map(len, log.updated_chunks.values())) < _MANY_CHUNKS:  # not worth any task
+            flushed, packed_log = await flush(base, workspace.tree), await pack_log(log)
+        else:
+            flushed, packed_log = await gather(flush(base, workspace.tree), pack_log(log))
+        carried = carried_from(base)
+        properties: dict[str, JSON] = {**carried, **self._default_metadata, **(metadata or {})}
+        if isinstance(extra, dict):
+            reserved = properties.get(_RESERVED)
+            properties[_RESERVED] = {**(reserved if isinstance(reserved, dict) else {}), **extra}
+        snapshot = Snapshot(
+            log.id,
+            base.id,
+            max(clock.now_us(), base.flushed_at + 1),  # a clock that lags must not stop anyone
+            message,
+            properties,
+            flushed.nodes,
+            flushed.files,
+        )
+        return snapshot, flushed, packed_log
+
+    async def _publish(self, publication: Publication, flushed: Flushed, log: bytes) -> SnapshotId:
+        """Store a snapshot with all it needs, and make it known."""
+        assets, snapshot = self.workspace.assets, publication.snapshot
+        publication = replace(publication, sources=self.workspace.changes.sources)
+
+        async def store() -> None:  # before it is done nothing can be published
+            try:
+                await gather(
+                    self._flusher.store(flushed),
+                    assets.put_snapshot(snapshot),
+                    assets.put_packed_log(snapshot.id, log),
+                )
+            except OutcomeUnknownError as error:  # about a file that nothing refers to yet
+                raise StorageUnavailableError(
+                    f"A file of the new snapshot may not be stored: {error} Nothing was "
+                    "published and no change was lost; commit again."
+                ) from error
+            self._doubtful[snapshot.id] = snapshot
+
+        try:
+            await self._history.publish(publication, store)
+        except (OutcomeUnknownError, asyncio.CancelledError):
+            raise  # it may have landed: remember it
+        except BaseException:
+            self._doubtful.pop(snapshot.id, None)
+            raise
+        return self._finish(snapshot)
+
+    def _finish(self, snapshot: Snapshot) -> SnapshotId:
+        """Stand on a snapshot that was published, for reading."""
+        _log.info("snapshot %s published: %s", snapshot.id, snapshot.message)
+        self._doubtful.clear()
+        self._mode = SessionMode.READONLY
+        self.workspace.rebase_to(snapshot, ChangeSet())
+        return snapshot.id
+
+    async def _find_landed(self, branch: str) -> Snapshot | None:
+        """Return the snapshot of an earlier try of unknown outcome, if it is on the branch."""
+        if not self._doubtful:
+            return None
+        async for info in self._history.ancestry(await self._history.branch_tip(branch)):
+            if info.id in self._doubtful:
+                return self._doubtful[info.id]
+            if info.id == self.workspace.base.id:
+                break
+        return None
+
+    @contextmanager
+    def _publishing(self, how: str, *, allow_empty: bool) -> Generator[str]:
+        """Keep changes out while the session is published; answer its branch."""
+        with self._exclusively() as branch, telemetry.span(how, branch=branch):
+            if not (allow_empty or self._doubtful or self.has_uncommitted_changes):
+                raise NothingToCommitError(
+                    "The session changed nothing, so there is nothing to commit. Write something "
+                    "first, or pass allow_empty=True."
+                )
+            try:
+                yield branch
+            except OutcomeUnknownError:
+                raise
+            except StorageError as error:
+                if not self._doubtful:
+                    raise
+                raise OutcomeUnknownError(
+                    f"Whether an earlier try of this commit landed could not be found out: {error} "
+                    "No change is lost; commit again to find out."
+                ) from error
+
+    @contextmanager
+    def _exclusively(self) -> Generator[str]:
+        """Refuse changes for the length of the block, and afterwards unless it failed."""
+        workspace = self.workspace
+        with workspace.lock:
+            if not self._doubtful:
+                workspace.check_open()
+            elif self._busy:
+                raise SessionStateError("The session is being committed or rebased already.")
+            assert self._branch is not None  # read-only sessions were refused
+            self._busy = True
+            workspace.why_read_only = "The session is being committed or rebased."
+        try:
+            yield self._branch
+        finally:
+            with workspace.lock:
+                self._busy = False
+                if self._mode is SessionMode.READONLY:
+                    workspace.why_read_only = "The session was committed and only reads now."
+                elif self._doubtful:
+                    workspace.why_read_only = (
+                        "Whether the last commit landed is unknown: commit again to find out."
+                    )
+                else:
+                    workspace.why_read_only = None

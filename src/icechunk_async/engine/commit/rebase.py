@@ -1,0 +1,352 @@
+"""Replay a session's changes on top of newer commits; a solver settles conflicts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from itertools import batched, takewhile
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from icechunk_async._runtime import telemetry
+from icechunk_async._runtime.concurrency import bounded_map, gather
+from icechunk_async.engine.changes.change_set import WorkingTree
+from icechunk_async.engine.changes.detect import clears, detect_conflicts
+from icechunk_async.engine.commit.conflicts import Clash, ConflictKind, Resolution, Side
+from icechunk_async.engine.history.diff import load_logs
+from icechunk_async.engine.tree.workspace import Workspace
+from icechunk_async.errors import (
+    ConflictError,
+    InvalidInputError,
+    RebaseFailedError,
+    UnsupportedBySpecError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from icechunk_async.engine.changes.change_set import ChangeSet
+    from icechunk_async.engine.commit.conflicts import (
+        Answer,
+        ChunkAnswers,
+        Conflict,
+        ConflictSolver,
+    )
+    from icechunk_async.engine.history import History
+    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.repo_info import SnapshotInfo
+    from icechunk_async.format.snapshot import Snapshot
+    from icechunk_async.format.transaction_log import TransactionLog
+
+__all__ = ["Settlement", "rebase"]
+
+
+_CONCURRENT_CHUNKS: Final = 16
+_ALWAYS_OURS: Final = frozenset(
+    {
+        ConflictKind.CHUNK_DOUBLE_UPDATE,
+        ConflictKind.DELETE_OF_UPDATED_ARRAY,
+        ConflictKind.DELETE_OF_UPDATED_GROUP,
+    }
+)
+
+
+class Settlement:
+    """Settles the conflicts of a session's changes with one newer commit."""
+
+    def __init__(self, home: Workspace, changes: ChangeSet, theirs: Snapshot) -> None:
+        """Change ``changes``, a copy of those of ``home``, so that ``theirs`` can stand."""
+        self._home = home
+        self._changes = changes
+        self._theirs = theirs
+        self._ours = WorkingTree(home.base.nodes, changes)
+
+    async def settle(self, log: TransactionLog, solver: ConflictSolver) -> None:
+        """Let a solver decide every conflict with what a log says was touched.
+
+        Raises:
+            RebaseFailedError: one is not settled.
+            InvalidInputError: the solver's answers make no sense.
+        """
+        conflicts = detect_conflicts(self._ours, log, self._theirs)
+        if not conflicts:
+            return
+        clash = Clash(
+            tuple(conflicts),
+            base=self._side(self._home.base),
+            ours=self._side(self._home.base, self._changes),
+            theirs=self._side(self._theirs),
+            theirs_log=log,
+        )
+        solved = solver.solve(clash)
+        answers = await solved if inspect.isawaitable(solved) else solved
+        if len(answers) != len(conflicts):
+            raise InvalidInputError(
+                f"A conflict solver answered {len(answers)} resolutions for {len(conflicts)} "
+                "conflicts; it must answer one for each."
+            )
+        unsolved = [
+            conflict
+            for conflict, answer in zip(conflicts, answers, strict=True)
+            if not await self._apply(conflict, answer)
+        ]
+        if unsolved:
+            raise RebaseFailedError(
+                f"The session's changes clash with commit {log.id}: {_describe(unsolved)}. "
+                "Nothing was published and no change was lost. Choose a solver that decides "
+                "these, or begin a new session and make the changes again.",
+                snapshot_id=str(log.id),
+                conflicts=conflicts,
+            )
+
+    def _side(self, base: Snapshot, changes: ChangeSet | None = None) -> Side:
+        home = self._home
+        workspace = Workspace(
+            base,
+            home.assets,
+            home.virtual,
+            inline_threshold_bytes=home.inline_threshold_bytes,
+            read_only=True,
+            packs=home.packs,
+        )
+        if changes is not None:
+            workspace.rebase_to(base, changes)
+        return Side(workspace)
+
+    async def _apply(self, conflict: Conflict, answer: Answer) -> bool:
+        """Change the session as the solver decided; answer whether that settles the conflict."""
+        match answer:
+            case Resolution.OURS:
+                return conflict.kind in _ALWAYS_OURS or self._fits(conflict)
+            case Resolution.THEIRS:
+                return self._take_back(conflict)
+            case Resolution.FAIL:
+                return False
+            case bytes() if conflict.kind is ConflictKind.ZARR_METADATA_DOUBLE_UPDATE:
+                return self._put_document(conflict, answer)
+            case Mapping() if conflict.kind is ConflictKind.CHUNK_DOUBLE_UPDATE:
+                return await self._put_chunks(conflict, answer)
+            case _:
+                raise InvalidInputError(
+                    f"A conflict solver answered {answer!r:.200} to {conflict.kind.name} at "
+                    f"{conflict.path!r}. It must answer a Resolution; or, where both changed "
+                    "chunks, a mapping from coordinates; or, where both changed the metadata of a "
+                    "node, the bytes of a document."
+                )
+
+    def _fits(self, conflict: Conflict) -> bool:
+        """Return whether our chunks lie in the grid that their update gave the array."""
+        node = self._theirs.nodes.get(conflict.path)
+        ours = None if conflict.node_id is None else self._changes.chunks.get(conflict.node_id)
+        if conflict.kind is not ConflictKind.CHUNKS_UPDATED_IN_UPDATED_ARRAY or ours is None:
+            return False
+        if node is None or node.array is None or node.id != conflict.node_id:
+            return False
+        box = tuple((0, size) for size in node.array.grid)
+        return bool(ours.columns().inside(box).all())
+
+    def _take_back(self, conflict: Conflict) -> bool:
+        """Undo the part of the session's changes that clashes."""
+        changes, node_id = self._changes, conflict.node_id
+        if node_id is None:
+            return False
+        match conflict.kind:
+            case ConflictKind.CHUNK_DOUBLE_UPDATE:
+                if node_id in changes.chunks:
+                    changes.chunks[node_id].drop(np.array(conflict.coords, np.uint32))
+            case (
+                ConflictKind.NEW_NODE_CONFLICTS_WITH_EXISTING_NODE
+                | ConflictKind.NEW_NODE_IN_INVALID_GROUP
+            ):
+                kept = {path: it for path, it in changes.new.items() if it.id != node_id}
+                changes.new = kept
+                changes.chunks.pop(node_id, None)
+            case ConflictKind.DELETE_OF_UPDATED_ARRAY | ConflictKind.DELETE_OF_UPDATED_GROUP:
+                changes.deleted.pop(node_id, None)
+            case (
+                ConflictKind.CHUNKS_UPDATED_IN_DELETED_ARRAY
+                | ConflictKind.CHUNKS_UPDATED_IN_UPDATED_ARRAY
+            ):
+                changes.chunks.pop(node_id, None)
+            case ConflictKind.MOVE_OPERATION_CANNOT_BE_REBASED:
+                return False
+            case _:
+                changes.updated.pop(node_id, None)
+                changes.chunks.pop(node_id, None)
+        return True
+
+    def _put_document(self, conflict: Conflict, document: bytes) -> bool:
+        """Give a node a document on top of the one that the newer commit gave it."""
+        # Only the layer above knows Zarr's documents.
+        from icechunk_async.format.zarr_document import parse_document  # noqa: PLC0415
+
+        parsed = parse_document(document, conflict.path)
+        if not parsed.regular_grid and self._home.assets.spec_version == 1:
+            raise UnsupportedBySpecError(
+                f"A conflict solver gave {conflict.path!r} a rectilinear chunk grid, and format "
+                "version 1 stores regular grids only. Migrate the repository to version 2."
+            )
+        theirs = self._theirs.nodes.get(conflict.path)
+        if theirs is None or theirs.id != conflict.node_id:
+            return False  # it was deleted as well, which is a conflict of its own
+        self._changes.updated.pop(theirs.id, None)
+        WorkingTree(self._theirs.nodes, self._changes).set_node(
+            conflict.path, document, parsed.array
+        )
+        return True
+
+    async def _put_chunks(self, conflict: Conflict, answers: ChunkAnswers) -> bool:
+        """Settle chunks one by one; nothing is changed unless all are settled."""
+        wanted = set(conflict.coords)
+        if foreign := [coords for coords in answers if coords not in wanted]:
+            raise InvalidInputError(
+                f"A conflict solver answered for chunk {foreign[0]} of {conflict.path!r}, about "
+                "which there is no conflict."
+            )
+        decided = [(coords, answers.get(coords, Resolution.FAIL)) for coords in conflict.coords]
+        if any(answer is Resolution.FAIL for _, answer in decided):
+            return False
+        merged = [
+            (coords, answer)
+            for coords, answer in decided
+            if answer is None or isinstance(answer, bytes)
+        ]
+        if any(answer == b"" for _, answer in merged):
+            raise InvalidInputError(
+                f"A conflict solver answered no bytes for a chunk of {conflict.path!r}; None "
+                "deletes it."
+            )
+        refs = await bounded_map(self._store, merged, limit=_CONCURRENT_CHUNKS)
+        assert conflict.node_id is not None  # chunk conflicts are about a node
+        changes = self._changes.chunks[conflict.node_id]
+        theirs = [coords for coords, answer in decided if answer is Resolution.THEIRS]
+        if theirs:
+            changes.drop(np.array(theirs, np.uint32).reshape(len(theirs), changes.rank))
+        for coords, ref in refs:
+            changes.set(coords, ref)
+        return True
+
+    async def _store(
+        self, chunk: tuple[Coordinates, bytes | None]
+    ) -> tuple[Coordinates, ChunkRef | None]:
+        coords, data = chunk
+        return coords, None if data is None else await self._home.store_bytes(data)
+
+
+def _describe(conflicts: list[Conflict]) -> str:
+    parts = [
+        f"{conflict.kind.name.lower().replace('_', ' ')} at {conflict.path!r}"
+        + (f" ({len(conflict.coords)} chunk(s))" if conflict.coords else "")
+        for conflict in conflicts[:5]
+    ]
+    more = f", and {len(conflicts) - 5} more" if len(conflicts) > 5 else ""
+    return "; ".join(parts) + more
+
+
+_AT_ONCE: Final = 64
+"""Commits whose logs are in memory at the same time."""
+_CONCURRENT_SNAPSHOTS: Final = 16
+_CONCURRENT_COMMITS: Final = 32
+
+
+async def rebase(
+    workspace: Workspace,
+    history: History,
+    branch: str,
+    solver: ConflictSolver,
+    *,
+    tip: SnapshotId | None = None,
+) -> None:
+    """Move a workspace to the tip of its branch, commit by commit.
+
+    Args:
+        workspace: is changed.
+        history: of the repository.
+        branch: whose tip is the goal.
+        solver: decides conflicts.
+        tip: where the branch was when it was last read; None to read it now.
+
+    Raises:
+        RebaseFailedError: a conflict that the solver did not settle. The workspace stands on
+            the last commit that did not clash, with its changes.
+        ConflictError: the branch was reset: the workspace's base is no longer part of it.
+        BranchNotFoundError: the branch is gone.
+
+    Cancellation: the workspace stands on its old base or on a commit after it, with its
+    changes.
+
+    Cost: a request for the tip unless it is given; then for up to 64 commits the logs of all and
+    the last snapshot, at the same time. From the first commit whose log cannot tell that nothing
+    clashes, the snapshots of all, and that of the one before it, also at the same time.
+    """
+    with telemetry.span("rebase", branch=branch):
+        commits = await _commits_since(history, branch, workspace.base.id, tip)
+        for some in batched(commits, _AT_ONCE):
+            await _replay(workspace, some, solver)
+
+
+async def _replay(
+    workspace: Workspace, commits: Sequence[SnapshotInfo], solver: ConflictSolver
+) -> None:
+    """Move a workspace to the last of some commits that follow its base."""
+    assets = workspace.assets
+
+    async def load(info: SnapshotInfo) -> list[TransactionLog]:
+        return await load_logs(assets, [info], need_pruned=True)
+
+    logs, last = await gather(
+        bounded_map(load, commits, limit=_CONCURRENT_COMMITS), assets.snapshot(commits[-1].id)
+    )
+    clear = list(
+        takewhile(
+            lambda index: all(clears(log, workspace.tree) for log in logs[index]),
+            range(len(commits)),
+        )
+    )
+    # Beside those that are not clear the last one that is, on which a rebase that fails stands.
+    # After the first of them a solver may have changed what the session changes.
+    wanted = range(max(0, len(clear) - 1), len(commits) - 1)
+    snapshots = await bounded_map(
+        assets.snapshot, [commits[index].id for index in wanted], limit=_CONCURRENT_SNAPSHOTS
+    )
+    for theirs, touched in zip([*snapshots, last], logs[wanted.start :], strict=True):
+        await _settle(workspace, theirs, touched, solver)
+
+
+async def _settle(
+    workspace: Workspace, theirs: Snapshot, logs: Sequence[TransactionLog], solver: ConflictSolver
+) -> None:
+    """Move a workspace to a newer commit, settling what clashes with its logs."""
+    changes = workspace.changes.copy()
+    settlement = Settlement(workspace, changes, theirs)
+    for log in logs:
+        await settlement.settle(log, solver)
+    changes.deleted = {
+        node_id: gone
+        for node_id, gone in changes.deleted.items()
+        if theirs.nodes.path_of(node_id) is not None  # else they deleted it too
+    }
+    changes.moves = changes.moves.replay(theirs.nodes)
+    workspace.rebase_to(theirs, changes)
+
+
+async def _commits_since(
+    history: History, branch: str, base_id: SnapshotId, tip: SnapshotId | None
+) -> list[SnapshotInfo]:
+    """Return the commits of a branch after a snapshot, oldest first."""
+    if tip is None or tip == base_id:  # what was read last may be no news
+        tip = await history.branch_tip(branch)
+    commits: list[SnapshotInfo] = []
+    async for info in history.ancestry(tip):
+        if info.id == base_id:
+            return commits[::-1]
+        commits.append(info)
+    raise ConflictError(
+        f"Branch {branch!r} is at {tip}, and the session's base {base_id} is no longer part of "
+        "it: the branch was reset or its tip amended. Begin a new session.",
+        branch=branch,
+        expected_parent=str(base_id),
+        actual_parent=str(tip),
+    )

@@ -1,0 +1,319 @@
+"""Pack small chunks of one session into objects that they share.
+
+The configuration of the format has no place for it, and the official engine drops what it does
+not know when it writes that; it keeps the repository's metadata, so the setting is there.
+
+A chunk gets its place in a pack when it is written, and is read from memory until the pack is
+stored. Whoever writes the chunk that a pack has no room for stores that pack, so writers go as
+fast as the storage does. Packs whose storing failed or was cancelled stay here, and the next writer
+stores them first; a commit stores what is left before it stores anything that refers to it.
+
+A chunk object has no header (spec, "Chunks"): a pack is its chunks, one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self, cast
+
+import numpy as np
+
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.locks import BriefLock
+from icechunk_async.errors import IcechunkError, InvalidInputError
+from icechunk_async.format.ids import ChunkId
+from icechunk_async.format.json.metadata import decode_value, encode_items
+from icechunk_async.format.layout import chunk_key
+from icechunk_async.format.manifest.refs import NativeChunk
+
+if TYPE_CHECKING:
+    from icechunk_async.engine.files.chunks import AssetStorage
+    from icechunk_async.format.json.metadata import JSON
+    from icechunk_async.format.repo_info import RawMetadata, RepoInfo
+    from icechunk_async.storage import Data
+
+__all__ = [
+    "MAX_UNSTORED",
+    "METADATA_NAME",
+    "Packing",
+    "Packs",
+    "raw_packing",
+    "stored_item",
+    "stored_packing",
+    "with_packing",
+]
+
+
+_log = logging.getLogger(__name__)
+
+METADATA_NAME: Final = "icechunk-async"
+"""The item of a repository's metadata that holds what only this library knows."""
+_ITEM: Final = "packing"
+_MIB: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Which chunks of a session share objects, and how large those become."""
+
+    target_bytes: int = 8 * _MIB
+    """An object is stored when it would become longer. A session has some of them in memory."""
+    max_chunk_bytes: int = _MIB // 4
+    """Chunks that are longer, once encoded, get an object each; 0: all do."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers without a meaning."""
+        for name in ("target_bytes", "max_chunk_bytes"):
+            if type(getattr(self, name)) is not int:
+                raise InvalidInputError(f"Packing.{name} is a number of bytes, an integer.")
+        if not (1 <= self.target_bytes <= _MAX_BYTES):
+            raise InvalidInputError(
+                f"Packing.target_bytes is {self.target_bytes}; allowed: from 1 to {_MAX_BYTES}."
+            )
+        if not (0 <= self.max_chunk_bytes <= self.target_bytes):
+            raise InvalidInputError(
+                f"Packing.max_chunk_bytes is {self.max_chunk_bytes}; allowed: from 0, which packs "
+                f"nothing, to target_bytes, which is {self.target_bytes}."
+            )
+
+    @classmethod
+    def off(cls) -> Self:
+        """Return the setting under which every chunk gets an object of its own."""
+        return cls(max_chunk_bytes=0)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any chunks share objects."""
+        return self.max_chunk_bytes > 0
+
+    def to_json(self) -> JSON:
+        """Return plain data."""
+        return {"target_bytes": self.target_bytes, "max_chunk_bytes": self.max_chunk_bytes}
+
+
+def raw_packing(packing: Packing) -> RawMetadata:
+    """Return the metadata of a new repository with a setting."""
+    return tuple(encode_items({METADATA_NAME: with_packing(None, packing)}, 2))
+
+
+def with_packing(item: JSON, packing: Packing) -> JSON:
+    """Return the item of a repository's metadata with another setting in it."""
+    kept = item if isinstance(item, dict) else {}
+    return {**kept, _ITEM: packing.to_json()}
+
+
+def stored_item(info: RepoInfo) -> JSON:
+    """Return the item of a repository's metadata that is this library's; None without one.
+
+    Raises:
+        FormatError: it is damaged.
+    """
+    raw = dict(info.raw_metadata).get(METADATA_NAME)
+    return None if raw is None else decode_value(raw, 2)
+
+
+def stored_packing(info: RepoInfo) -> Packing | None:
+    """Return the setting that a repository keeps; None without one that can be used."""
+    try:
+        item = stored_item(info)
+        found = item.get(_ITEM) if isinstance(item, dict) else None
+        # A later version may say more; what is known here is what counts here.
+        return None if found is None else _from_json(found)
+    except (IcechunkError, KeyError, TypeError) as error:
+        _log.warning("the stored setting of packing cannot be used, so none is: %s", error)
+        return None
+
+
+def _from_json(value: JSON) -> Packing:
+    fields = cast("dict[str, int]", value)
+    return Packing(fields["target_bytes"], fields["max_chunk_bytes"])
+
+
+MAX_UNSTORED: Final = 6
+"""Packs in memory at a time; beyond it writers wait. Writers on threads without an event loop
+store one each, and need no bound."""
+
+
+class _Pack:
+    """Chunks, one after the other, in memory."""
+
+    __slots__ = ("_buffer", "id", "size_bytes")
+
+    def __init__(self, capacity: int) -> None:
+        self.id = ChunkId.random()
+        self.size_bytes = 0
+        self._buffer = memoryview(np.empty(capacity, np.uint8))  # pages come as they are used
+
+    def append(self, data: Data) -> NativeChunk | None:
+        """Copy a chunk to the end; None if there is no room."""
+        start, length = self.size_bytes, len(data)
+        if start + length > len(self._buffer):
+            return None
+        self._buffer[start : start + length] = data
+        self.size_bytes = start + length
+        return NativeChunk(self.id, start, length)
+
+    def data(self, start: int = 0, stop: int | None = None) -> memoryview:
+        return self._buffer[start : self.size_bytes if stop is None else stop]
+
+
+class Packs:
+    """The packs of one session that are not stored yet.
+
+    Tasks, threads and event loops may use it at a time.
+    """
+
+    def __init__(self, packing: Packing) -> None:
+        """Begin with none."""
+        self._packing = packing
+        # Held over no await. The collector may end a suspended task of a loop that is gone, which
+        # asks for it, on the very thread that holds it.
+        self._lock = BriefLock()
+        self._kept: dict[ChunkId, _Pack] = {}
+        """All of them: the open one, those that wait, those that are being stored."""
+        self._open: _Pack | None = None
+        self._waiting: list[_Pack] = []
+        """Closed, and stored by nobody at present."""
+        self._sleepers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    def another(self) -> Packs:
+        """Return packs of the same setting for another session."""
+        return Packs(self._packing)
+
+    @property
+    def count(self) -> int:
+        """How many packs are in memory."""
+        return len(self._kept)
+
+    @property
+    def are_stored(self) -> bool:
+        """Whether every chunk that was added is in the storage."""
+        return not self._kept
+
+    def takes(self, size_bytes: int) -> bool:
+        """Return whether a chunk of this length is packed."""
+        return size_bytes <= self._packing.max_chunk_bytes
+
+    def read(self, chunk_id: ChunkId, start: int, stop: int) -> bytes | None:
+        """Return bytes of a pack; None if it is not here, and so in the storage."""
+        pack = self._kept.get(chunk_id)
+        # A view would keep the whole pack in memory for as long as somebody keeps a chunk.
+        return None if pack is None else bytes(pack.data(start, stop))
+
+    async def add(self, data: Data, storage: AssetStorage, *, direct: bool = False) -> NativeChunk:
+        """Give a chunk its place, and perhaps store a pack that became full.
+
+        Args:
+            data: the chunk; it is copied.
+            storage: where packs go.
+            direct: there is no event loop: never wait for others.
+
+        Raises:
+            StorageError: a pack could not be stored. It stays here; the chunk counts as not
+                added.
+
+        Cancellation: likewise.
+        """
+        while True:
+            with self._lock:
+                full, turn = None, None
+                ref = None if self._waiting or self._open is None else self._open.append(data)
+                if ref is not None:
+                    return ref
+                if self._waiting:
+                    full = self._waiting.pop()
+                elif len(self._kept) < MAX_UNSTORED or direct:
+                    full, ref = self._open, self._begin(data)
+                else:
+                    turn = self._sleep()
+            if turn is not None:
+                await turn
+            elif full is not None:
+                await self._store(full, storage)
+            if ref is not None:
+                return ref
+
+    def _begin(self, data: Data) -> NativeChunk:
+        """Open another pack with its first chunk; the lock is held."""
+        self._open = pack = _Pack(self._packing.target_bytes)
+        self._kept[pack.id] = pack
+        ref = pack.append(data)
+        assert ref is not None  # no longer than a pack: takes() was asked
+        return ref
+
+    async def store_all(self, storage: AssetStorage) -> None:
+        """Return when every chunk that was added before the call is in the storage.
+
+        Raises:
+            StorageError: some is not. Every pack that is not stored stays here.
+
+        Cancellation: likewise.
+        """
+        with self._lock:
+            if self._open is not None:
+                self._waiting.append(self._open)
+                self._open = None
+            wanted = set(self._kept)
+
+        async def store_some(_: int) -> None:
+            while (pack := self._take(wanted)) is not None:
+                await self._store(pack, storage)
+
+        while True:
+            with self._lock:
+                wanted &= self._kept.keys()
+                if not wanted:
+                    return
+                mine = sum(pack.id in wanted for pack in self._waiting)
+                turn = None if mine else self._sleep()  # somebody else stores the rest
+            if turn is not None:
+                await turn
+            else:
+                await bounded_map(store_some, range(mine), limit=MAX_UNSTORED)
+
+    def _take(self, wanted: set[ChunkId]) -> _Pack | None:
+        with self._lock:
+            for place, pack in enumerate(self._waiting):
+                if pack.id in wanted:
+                    return self._waiting.pop(place)
+        return None
+
+    async def _store(self, pack: _Pack, storage: AssetStorage) -> None:
+        """Store a pack that was taken; one that may not be stored waits again.
+
+        Storing it twice does no harm: its bytes and its key stay the same.
+        """
+        try:
+            await storage.put(chunk_key(pack.id), pack.data())
+        except BaseException:
+            with self._lock:
+                self._waiting.append(pack)
+            raise
+        else:
+            with self._lock:
+                del self._kept[pack.id]
+        finally:
+            self._wake()
+
+    def _sleep(self) -> asyncio.Future[None]:
+        """Return what to await until a pack was stored, or could not be; the lock is held."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._sleepers.append((loop, turn))
+        return turn
+
+    def _wake(self) -> None:
+        with self._lock:
+            sleepers, self._sleepers = self._sleepers, []
+        for loop, turn in sleepers:
+            with suppress(RuntimeError):  # its loop was closed
+                loop.call_soon_threadsafe(_end, turn)
+
+
+def _end(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)

@@ -1,0 +1,71 @@
+"""Fetching manifests in the background when a session begins, before anybody asks for them.
+
+A hint to readers, from the repository's configuration (spec, "Configuration"): it delays nothing,
+and what fails is simply read later.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.errors import IcechunkError
+
+if TYPE_CHECKING:
+    from icechunk_async.engine.files.assets import Assets
+    from icechunk_async.format.config import ManifestPreloadConfig
+    from icechunk_async.format.ids import ManifestId
+    from icechunk_async.format.snapshot import Snapshot
+
+__all__ = ["choose", "preload"]
+
+_log = logging.getLogger(__name__)
+_CONCURRENT_MANIFESTS: Final = 4
+"""Few, so that most of the repository's budget of requests is left to its users."""
+_MAX_NODES: Final = 10_000
+"""Nodes looked at in search of arrays: a huge tree of groups must not hold up the event loop."""
+
+
+def choose(base: Snapshot, config: ManifestPreloadConfig, max_refs: int) -> list[ManifestId]:
+    """Return the manifests of a snapshot to fetch, in the order of the nodes' paths.
+
+    Args:
+        base: the snapshot that a session reads.
+        config: which manifests are wanted, and how many references and arrays at most.
+        max_refs: another limit of references: what the cache keeps.
+    """
+    left = min(config.effective_max_total_refs, max_refs)
+    condition = config.effective_preload_if
+    nodes = (base.nodes[path] for path in islice(base.nodes.paths, _MAX_NODES))
+    arrays = ((node.path, node.array) for node in nodes if node.array is not None)
+    chosen: dict[ManifestId, None] = {}
+    for path, array in islice(arrays, config.effective_max_arrays_to_scan):
+        for manifest_id in (ref.manifest_id for ref in array.manifests):
+            info = base.manifests.get(manifest_id)
+            if info is None or manifest_id in chosen or info.num_chunk_refs > left:
+                continue
+            if condition.matches(path, info.num_chunk_refs):
+                chosen[manifest_id] = None
+                left -= info.num_chunk_refs
+    return list(chosen)
+
+
+async def preload(
+    base: Snapshot, assets: Assets, config: ManifestPreloadConfig, max_refs: int
+) -> None:
+    """Fetch the manifests that a configuration wants to be there.
+
+    Cancellation: what was fetched stays.
+
+    Cost: one request for each manifest chosen that is not cached, a few at a time.
+    """
+
+    async def load(manifest_id: ManifestId) -> None:
+        try:
+            await assets.manifest_file(manifest_id, base.manifests[manifest_id].size_bytes)
+        except IcechunkError as error:  # whoever needs the manifest will meet it again
+            _log.info("manifest %s could not be preloaded: %s", manifest_id, error)
+
+    await bounded_map(load, choose(base, config, max_refs), limit=_CONCURRENT_MANIFESTS)

@@ -1,0 +1,161 @@
+"""What changed between two snapshots, or in a session, by path."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.errors import FormatError, InvalidInputError, ObjectNotFoundError
+from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID
+from icechunk_async.format.transaction_log import TransactionLog, unique_coordinates
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from icechunk_async.engine.files.assets import Assets
+    from icechunk_async.engine.history import History
+    from icechunk_async.format.ids import NodeId, SnapshotId
+    from icechunk_async.format.repo_info import SnapshotInfo
+
+__all__ = ["Diff", "diff_of_log", "diff_snapshots", "load_logs"]
+
+_log = logging.getLogger(__name__)
+_CONCURRENT_LOGS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """Paths of nodes that were touched, and the chunks that were.
+
+    Between two snapshots this is the union of what each commit touched, not the net change: a
+    chunk that was set and set back is listed.
+    """
+
+    new_groups: frozenset[str] = frozenset()
+    new_arrays: frozenset[str] = frozenset()
+    deleted_groups: frozenset[str] = frozenset()
+    deleted_arrays: frozenset[str] = frozenset()
+    updated_groups: frozenset[str] = frozenset()
+    """Their metadata changed."""
+    updated_arrays: frozenset[str] = frozenset()
+    """Their metadata changed."""
+    updated_chunks: Mapping[str, npt.NDArray[np.uint32]] = field(
+        default_factory=dict[str, "npt.NDArray[np.uint32]"]
+    )
+    """Coordinates of chunks set or deleted, ``(n, rank)``, ascending, by path of the array."""
+    moved_nodes: tuple[tuple[str, str], ...] = ()
+    """``(from, to)``."""
+
+    def is_empty(self) -> bool:
+        """Return whether nothing was touched."""
+        return self == Diff()
+
+
+def diff_of_log(log: TransactionLog, path_of: Callable[[NodeId], str | None]) -> Diff:
+    """Translate ids to paths; ids without a path are dropped."""
+
+    def paths(ids: frozenset[NodeId]) -> frozenset[str]:
+        return frozenset(path for path in map(path_of, ids) if path is not None)
+
+    chunks: dict[str, npt.NDArray[np.uint32]] = {}
+    for node_id, coords in log.updated_chunks.items():
+        path = path_of(node_id)
+        if path is None:
+            continue
+        known = chunks.get(path)  # of an array that was deleted before this one took its path
+        if known is None or known.shape[1] != coords.shape[1]:
+            chunks[path] = coords
+        else:
+            chunks[path] = unique_coordinates(np.concatenate([known, coords]))
+    return Diff(
+        paths(log.new_groups),
+        paths(log.new_arrays),
+        paths(log.deleted_groups),
+        paths(log.deleted_arrays),
+        paths(log.updated_groups),
+        paths(log.updated_arrays),
+        dict(sorted(chunks.items())),
+        tuple((move.source, move.target) for move in log.moves),
+    )
+
+
+async def diff_snapshots(
+    history: History, assets: Assets, start: SnapshotId, end: SnapshotId
+) -> Diff:
+    """Return what the commits after ``start`` up to ``end`` touched.
+
+    Raises:
+        InvalidInputError: ``start`` is not an ancestor of ``end``.
+        SnapshotNotFoundError: one of them does not exist.
+
+    Cost: the ancestry, both snapshots, and a request for each commit between them.
+    """
+    await history.snapshot_info(start)
+    path: list[SnapshotInfo] = []
+    async for info in history.ancestry(end):
+        if info.id == start:
+            break
+        path.append(info)
+    else:
+        raise InvalidInputError(
+            f"Snapshot {start} is not an ancestor of {end}, so there is no diff between them. "
+            "Give an older snapshot of the same branch first.",
+            start=str(start),
+            end=str(end),
+            code="bad-snapshot-chain-for-diff",
+        )
+    before, after = await bounded_map(assets.snapshot, [start, end], limit=2)
+    log = TransactionLog(end)
+    moves: list[tuple[str, str]] = []
+    for part in await load_logs(assets, list(reversed(path))):
+        moves += [(move.source, move.target) for move in part.moves]
+        log = log.merge(part)
+
+    def path_of(node_id: NodeId) -> str | None:
+        return after.nodes.path_of(node_id) or before.nodes.path_of(node_id)
+
+    return replace(diff_of_log(log, path_of), moved_nodes=tuple(moves))
+
+
+async def load_logs(
+    assets: Assets, commits: Sequence[SnapshotInfo], *, need_pruned: bool = False
+) -> list[TransactionLog]:
+    """Return the logs of commits, in order; before each those of what expired below it.
+
+    Args:
+        assets: where the logs are.
+        commits: oldest first.
+        need_pruned: refuse if a log of an expired snapshot is missing; else leave it out.
+
+    Raises:
+        FormatError: a log is missing.
+    """
+    wanted = [
+        (snapshot_id, snapshot_id != info.id and not need_pruned)
+        for info in commits
+        for snapshot_id in (*info.pruned_ancestor_logs, info.id)
+    ]
+
+    async def load(request: tuple[SnapshotId, bool]) -> TransactionLog | None:
+        snapshot_id, optional = request
+        try:
+            return await assets.transaction_log(snapshot_id)
+        except ObjectNotFoundError as error:
+            if snapshot_id == INITIAL_SNAPSHOT_ID and assets.spec_version == 1:
+                return None  # spec 1 writes none for the first snapshot
+            if optional:
+                _log.warning("the log of the expired snapshot %s is missing", snapshot_id)
+                return None
+            raise FormatError(
+                f"The transaction log of snapshot {snapshot_id} is missing. The repository is "
+                "damaged: what that commit changed cannot be told."
+            ) from error
+
+    logs = await bounded_map(load, wanted, limit=_CONCURRENT_LOGS)
+    return [log for log in logs if log is not None]

@@ -1,0 +1,276 @@
+"""Drawing history: which commits came after which, and where branches and tags stand.
+
+Rows are laid out first, as plain values; text and SVG are two ways to show them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from rich.text import Text
+
+    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.repo_info import SnapshotInfo
+
+    type _Paint = Callable[[str, str], str]
+
+__all__ = ["AncestryGraph", "Row", "lay_out"]
+
+_COLORS: Final = ("#4c9f2f", "#a653ff", "#0b84c6", "#d9822b", "#c2255c", "#12908e")
+_TAG_COLOR: Final = "#5ec4f7"
+_MUTED: Final = "#888888"
+_SVG: Final = "http://www.w3.org/2000/svg"
+_STEP: Final = 20
+"""Width of a lane in an SVG, in pixels."""
+_LINE: Final = 28
+"""Height of a row in an SVG, in pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One snapshot of a drawing."""
+
+    info: SnapshotInfo
+    lane: int
+    """Column that the snapshot stands in, from 0."""
+    joining: tuple[int, ...]
+    """Columns of lines that end here: branches that began at this snapshot."""
+    passing: frozenset[int]
+    """Columns of lines that go by."""
+    below: frozenset[int]
+    """Columns of lines that go on to the next row."""
+    branches: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Number of columns that the row needs."""
+        return 1 + max({self.lane, *self.joining, *self.passing})
+
+
+@dataclass(slots=True)
+class _Lanes:
+    """Which snapshot the line in each column leads to."""
+
+    next: list[SnapshotId | None] = field(default_factory=list["SnapshotId | None"])
+    drawn: set[int] = field(default_factory=set[int])
+    """Columns whose line has begun."""
+
+    def waiting(self, snapshot_id: SnapshotId) -> list[int]:
+        return [lane for lane, it in enumerate(self.next) if it == snapshot_id]
+
+    def free(self) -> int:
+        if None not in self.next:
+            self.next.append(None)
+        return self.next.index(None)
+
+
+def lay_out(
+    infos: Iterable[SnapshotInfo],
+    branches: Mapping[str, SnapshotId],
+    tags: Mapping[str, SnapshotId],
+) -> list[Row]:
+    """Place snapshots, children above parents, the newest first; ``main`` in the first column.
+
+    Args:
+        infos: snapshots to show; a parent that is not among them ends the line.
+        branches: tips by name; those of other snapshots are not shown.
+        tags: likewise.
+    """
+    known = {info.id: info for info in infos}
+    lanes = _Lanes()
+    if branches.get("main") in known:
+        lanes.next.append(branches["main"])
+    labels_b, labels_t = _by_target(branches), _by_target(tags)
+    rows: list[Row] = []
+    for info in _newest_first(known):
+        waiting = lanes.waiting(info.id)
+        lane, *joining = waiting or [lanes.free()]
+        passing = frozenset(lanes.drawn - {lane, *joining})
+        for column in (lane, *joining):
+            lanes.next[column] = None
+            lanes.drawn.discard(column)
+        if info.parent_id in known:
+            lanes.next[lane] = info.parent_id
+            lanes.drawn.add(lane)
+        rows.append(
+            Row(
+                info,
+                lane,
+                tuple(joining),
+                passing,
+                frozenset(lanes.drawn),
+                labels_b.get(info.id, ()),
+                labels_t.get(info.id, ()),
+            )
+        )
+    return rows
+
+
+def _by_target(refs: Mapping[str, SnapshotId]) -> dict[SnapshotId, tuple[str, ...]]:
+    found: dict[SnapshotId, tuple[str, ...]] = {}
+    for name in sorted(refs, key=lambda name: (name != "main", name)):
+        found[refs[name]] = (*found.get(refs[name], ()), name)
+    return found
+
+
+def _newest_first(known: Mapping[SnapshotId, SnapshotInfo]) -> list[SnapshotInfo]:
+    """Order by time, but a parent after all its children, whatever the clocks said."""
+    children = dict.fromkeys(known, 0)
+    for info in known.values():
+        if info.parent_id is not None and info.parent_id in known:
+            children[info.parent_id] += 1
+    ready = [(-it.flushed_at, str(it.id), it) for it in known.values() if not children[it.id]]
+    heapify(ready)
+    ordered: list[SnapshotInfo] = []
+    while ready:
+        info = heappop(ready)[2]
+        ordered.append(info)
+        parent = known.get(info.parent_id) if info.parent_id is not None else None
+        if parent is not None:
+            children[parent.id] -= 1
+            if not children[parent.id]:
+                heappush(ready, (-parent.flushed_at, str(parent.id), parent))
+    return ordered
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AncestryGraph:
+    """A drawing of history: text when printed, SVG in a notebook."""
+
+    rows: Sequence[Row]
+    plain: bool = False
+    """Without colours."""
+
+    def __str__(self) -> str:
+        """Draw with characters, in colour (ANSI) unless plain."""
+        paint = _unpainted if self.plain else _ansi
+        width = max((row.width for row in self.rows), default=0)
+        lines: list[str] = []
+        for row in self.rows:
+            lines.append(_text_row(row, width, paint))
+            if row.below:
+                cells = (paint("│", _color(c)) if c in row.below else " " for c in range(width))
+                lines.append(" ".join(cells))
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def __rich__(self) -> Text:
+        """Draw where rich prints it."""
+        from rich.text import Text  # noqa: PLC0415 - not without need
+
+        return Text.from_ansi(str(self))
+
+    def uncoloured(self) -> AncestryGraph:
+        """Return the same drawing without colours."""
+        return replace(self, plain=True)
+
+    def _repr_svg_(self) -> str:
+        """Draw for a notebook."""
+        return self.svg()
+
+    def svg(self) -> str:
+        """Draw as an SVG document."""
+        columns = max((row.width for row in self.rows), default=1)
+        left = columns * _STEP + 12
+        longest = max((len(_caption(row)) for row in self.rows), default=0)
+        size = f'width="{left + 8 * longest + 10}" height="{_LINE * len(self.rows) + 8}"'
+        parts = [f'<svg xmlns="{_SVG}" {size} font-family="monospace" font-size="13">']
+        for index, row in enumerate(self.rows):
+            parts += self._svg_lines(row, index)
+        for index, row in enumerate(self.rows):
+            parts += self._svg_row(row, index, left)
+        return "\n".join([*parts, "</svg>"])
+
+    def _shade(self, column: int) -> str:
+        return "currentColor" if self.plain else _color(column)
+
+    def _svg_lines(self, row: Row, index: int) -> list[str]:
+        y = _y(index)
+        down = [(_x(it), y, _x(it), y + _LINE, it) for it in sorted(row.below)]
+        across = [(_x(row.lane), y, _x(it), y, it) for it in row.joining]
+        return [
+            f'<path d="M{x1} {y1}L{x2} {y2}" stroke="{self._shade(column)}" stroke-width="2"/>'
+            for x1, y1, x2, y2, column in (*down, *across)
+        ]
+
+    def _svg_row(self, row: Row, index: int, left: int) -> list[str]:
+        y, shade = _y(index), self._shade(row.lane)
+        names = [
+            f'<tspan font-weight="bold" fill="{shade}">{escape(it)}</tspan>' for it in row.branches
+        ]
+        tag_shade = "currentColor" if self.plain else _TAG_COLOR
+        names += [
+            f'<tspan font-style="italic" fill="{tag_shade}">{escape(it)}</tspan>' for it in row.tags
+        ]
+        labels = f" ({', '.join(names)})" if names else ""
+        muted = "currentColor" if self.plain else _MUTED
+        words = f'<tspan fill="{muted}">{_short(row)}</tspan>{labels} {escape(_title(row))}'
+        return [
+            f'<circle cx="{_x(row.lane)}" cy="{y}" r="5" fill="{shade}"/>',
+            f'<text x="{left}" y="{y + 4}" fill="currentColor">{words}</text>',
+        ]
+
+
+def _text_row(row: Row, width: int, paint: _Paint) -> str:
+    last = max(row.joining, default=row.lane)
+    cells: list[str] = []
+    for column in range(width):
+        if column == row.lane:
+            cells.append(paint("●", _color(column)))
+        elif column in row.joining:
+            cells.append(paint("╯" if column == last else "┴", _color(column)))
+        elif column in row.passing:
+            crossed = row.lane < column < last
+            cells.append(paint("┼" if crossed else "│", _color(column)))
+        else:
+            cells.append(paint("─", _color(last)) if row.lane < column < last else " ")
+        joined = row.lane <= column < last
+        cells.append(paint("─", _color(last)) if joined else " ")
+    names = [paint(name, _color(row.lane)) for name in row.branches]
+    names += [paint(name, _TAG_COLOR) for name in row.tags]
+    labels = f" ({', '.join(names)})" if names else ""
+    return f"{''.join(cells)}{paint(_short(row), _MUTED)}{labels} {_title(row)}".rstrip()
+
+
+def _caption(row: Row) -> str:
+    names = ", ".join((*row.branches, *row.tags))
+    return f"{_short(row)} ({names}) {_title(row)}"
+
+
+def _short(row: Row) -> str:
+    return str(row.info.id)[:8]
+
+
+def _title(row: Row) -> str:
+    """Return the first line of the message, without control characters."""
+    line = row.info.message.split("\n", 1)[0]
+    return "".join(it if it.isprintable() else "\N{REPLACEMENT CHARACTER}" for it in line)
+
+
+def _x(column: int) -> int:
+    return 15 + column * _STEP
+
+
+def _y(index: int) -> int:
+    return 15 + index * _LINE
+
+
+def _color(column: int) -> str:
+    return _COLORS[column % len(_COLORS)]
+
+
+def _ansi(text: str, color: str) -> str:
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return f"\x1b[38;2;{red};{green};{blue}m{text}\x1b[0m"
+
+
+def _unpainted(text: str, color: str) -> str:
+    return text

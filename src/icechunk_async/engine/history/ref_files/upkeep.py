@@ -1,0 +1,148 @@
+"""Expiration, and what refs lead to, where ancestry is in the snapshots themselves (spec 1)."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async._runtime.concurrency import bounded_map, gather
+from icechunk_async.engine.history.ref_files.migration import read_if_there
+from icechunk_async.engine.history.repo_info import expire as expire_edits
+from icechunk_async.engine.history.repo_info.edits import MAIN
+from icechunk_async.errors import ConflictError, NotFoundError, RepositoryNotFoundError
+from icechunk_async.format.envelope import FileType, unpack
+from icechunk_async.format.layout import REPO_INFO, snapshot_key
+from icechunk_async.format.repo_info import SnapshotInfo
+from icechunk_async.format.snapshot import with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from icechunk_async.engine.files.assets import Assets
+    from icechunk_async.engine.history.protocol import Expiration, History, ParentOf
+    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.storage import Storage
+
+__all__ = ["expire", "reachable"]
+
+_AT_ONCE: Final = 32
+
+
+async def expire(
+    history: History, storage: Storage, assets: Assets, rule: Expiration, *, dry_run: bool
+) -> frozenset[SnapshotId]:
+    """Shorten histories by writing snapshots again, and delete refs that are old as a whole.
+
+    In this order, so that whenever it ends early what is left is right, if longer than asked for.
+    """
+    tags, branches = await _read_refs(history, storage)
+    tips = [names[name] for names in (tags, branches) for name in sorted(names)]
+    infos: dict[SnapshotId, SnapshotInfo] = {}
+
+    async def parent_of(snapshot_id: SnapshotId) -> SnapshotId | None:
+        it = await assets.read_snapshot(snapshot_id)
+        infos[it.id] = SnapshotInfo(it.id, it.parent_id, it.flushed_at, it.message)
+        return it.parent_id
+
+    await _walk(tips, parent_of)
+    cut = expire_edits.cut_history(tips, infos, rule.older_than_us)
+    if dry_run:
+        return cut.released
+
+    async def move(entry: tuple[SnapshotId, SnapshotId]) -> None:
+        await _give_parent(storage, assets, *entry)
+
+    await bounded_map(move, cut.parents.items(), limit=_AT_ONCE)
+    await storage.sync()
+    if rule.delete_tags:
+        for name in _old_refs(tags, infos, rule):
+            await _delete_tag(history, name)
+    if rule.delete_branches:
+        for name in _old_refs(branches, infos, rule):
+            if name != MAIN:
+                await _delete_branch(history, name, branches[name])
+    return cut.released
+
+
+def _old_refs(
+    refs: Mapping[str, SnapshotId], infos: Mapping[SnapshotId, SnapshotInfo], rule: Expiration
+) -> list[str]:
+    return [
+        name for name, tip in sorted(refs.items()) if infos[tip].flushed_at < rule.older_than_us
+    ]
+
+
+async def _give_parent(
+    storage: Storage, assets: Assets, snapshot_id: SnapshotId, parent_id: SnapshotId
+) -> None:
+    """Write a snapshot again.
+
+    Everyone who does this writes the same parent, the root, so that no condition is needed.
+    """
+    key = snapshot_key(snapshot_id)
+    payload = unpack((await storage.get(key)).data, FileType.SNAPSHOT).payload
+    try:
+        await storage.put(key, assets.pack(with_parent(payload, parent_id), FileType.SNAPSHOT))
+    finally:
+        assets.forget_snapshot(snapshot_id)
+
+
+async def _delete_tag(history: History, name: str) -> None:
+    with suppress(NotFoundError):  # somebody else deleted it
+        await history.delete_tag(name)
+
+
+async def _delete_branch(history: History, name: str, tip: SnapshotId) -> None:
+    """Delete a branch unless it moved; a commit between the look and the deletion is lost."""
+    with suppress(NotFoundError):  # somebody else deleted it
+        if await history.branch_tip(name) == tip:
+            await history.delete_branch(name)
+
+
+async def _walk(tips: Iterable[SnapshotId], parent_of: ParentOf) -> set[SnapshotId]:
+    """Return what tips lead to; each snapshot is asked for once."""
+    seen: set[SnapshotId] = set()
+
+    async def follow(tip: SnapshotId) -> None:
+        current: SnapshotId | None = tip
+        while current is not None and current not in seen:
+            seen.add(current)
+            current = await parent_of(current)
+
+    await bounded_map(follow, tips, limit=_AT_ONCE)
+    return seen
+
+
+async def reachable(
+    history: History, storage: Storage, parent_of: ParentOf
+) -> frozenset[SnapshotId]:
+    """Return every snapshot that a branch or tag leads to."""
+    tags, branches = await _read_refs(history, storage)
+    return frozenset(await _walk({*tags.values(), *branches.values()}, parent_of))
+
+
+async def _read_refs(
+    history: History, storage: Storage
+) -> tuple[Mapping[str, SnapshotId], Mapping[str, SnapshotId]]:
+    """Return tags and branches, if they still are all that the repository needs.
+
+    A migration makes the repo info before it removes a ref, and whoever opened the repository
+    before it must not take what the migrated one needs for garbage: so look for it afterwards.
+
+    Raises:
+        ConflictError: the repository was migrated.
+        RepositoryNotFoundError: it has no ``main``.
+    """
+    tags, branches = await gather(history.tags(), history.branches())
+    if await read_if_there(storage, REPO_INFO) is not None:
+        raise ConflictError(
+            "The repository is being migrated to format version 2, or was since it was opened "
+            "here, and its old branches and tags no longer say what it needs. Nothing was "
+            "changed; open the repository again."
+        )
+    if MAIN not in branches:
+        raise RepositoryNotFoundError(
+            f"The repository at {storage.description.url!r} was removed since it was opened here: "
+            f"its branch {MAIN!r} is gone. Nothing was changed."
+        )
+    return tags, branches

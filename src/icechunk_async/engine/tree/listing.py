@@ -1,0 +1,325 @@
+"""Which chunks an array has, as columns: all at once, or in batches with bounded memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.ids import ALPHABET
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.row_index import rows_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from icechunk_async.engine.tree.workspace import Workspace
+    from icechunk_async.engine.virtual.chunks import VirtualLocations
+    from icechunk_async.format.manifest.refs import Extents
+    from icechunk_async.format.snapshot import ManifestRef, Node, Snapshot
+
+__all__ = ["ArrayState", "Batches", "ChunkBatch", "ChunkType", "all_refs"]
+
+_CONCURRENT_MANIFESTS: Final = 16
+_MIN_RUN: Final = 8
+"""Chunks in a row, on average, from which a list of their paths is made run by run."""
+
+
+class ChunkType(IntEnum):
+    """Where a chunk's bytes are; the numbers are the official engine's."""
+
+    UNINITIALIZED = 0
+    """Nowhere: it was never written, or was deleted, and reads as fill values."""
+    NATIVE = 1
+    """In an object of the repository."""
+    VIRTUAL = 2
+    """In an object outside of the repository."""
+    INLINE = 3
+    """In the manifest."""
+
+
+_TYPES: Final = np.zeros(4, np.uint8)
+_TYPES[[Kind.NATIVE, Kind.VIRTUAL, Kind.INLINE]] = (
+    ChunkType.NATIVE,
+    ChunkType.VIRTUAL,
+    ChunkType.INLINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayState:
+    """The chunks of an array at one moment, whatever the session does afterwards."""
+
+    node: Node
+    """As the session sees it."""
+    source: Node
+    """As the base has it; as the session sees it where the base has none."""
+    base: Snapshot
+    manifests: tuple[ManifestRef, ...]
+    """Of the base, in order of their boxes; none where the array has another number of axes now."""
+    box: Extents
+    """Where the base's chunks still count."""
+    ours: ChunkRefs
+    """What the session set and deleted, in ascending order."""
+    revision: int
+    """Of the session's changes, see ``ArrayChanges``."""
+
+    @classmethod
+    def of(cls, workspace: Workspace, path: str) -> ArrayState:
+        """Return the state of an array as of now.
+
+        Raises:
+            NodeNotFoundError: there is no array.
+        """
+        with workspace.lock:
+            node = workspace.array(path)
+            assert node.array is not None
+            grid = kept = node.array.grid
+            changes = workspace.changes.chunks.get(node.id)
+            ours = ChunkRefs.empty(len(grid)) if changes is None else changes.columns()
+            if changes is not None and changes.kept_grid is not None:
+                kept = changes.kept_grid
+            base_node, base = workspace.tree.base_node(node), workspace.base
+        manifests: tuple[ManifestRef, ...] = ()
+        if base_node is not None and base_node.array is not None:
+            same_rank = len(base_node.array.grid) == len(grid)
+            if same_rank:
+                manifests = tuple(sorted(base_node.array.manifests, key=lambda it: it.extents))
+        box = tuple((0, min(a, b)) for a, b in zip(grid, kept, strict=True))
+        revision = 0 if changes is None else changes.revision
+        return cls(node, base_node or node, base, manifests, box, ours, revision)
+
+    async def load(
+        self, workspace: Workspace, manifest: ManifestRef, *, direct: bool = False
+    ) -> ChunkRefs:
+        """Return those references of a manifest that still count."""
+        refs = await workspace.manifest_refs(manifest, self.source, self.base, direct=direct)
+        keep = refs.inside(self.box)
+        ours = self._ours_within(manifest)
+        if len(ours):
+            keep &= ~rows_in(refs.coords, ours)
+        return refs if keep.all() else refs.take(keep)
+
+    def _ours_within(self, manifest: ManifestRef) -> npt.NDArray[np.uint32]:
+        """Return the coordinates of the session's changes that a manifest may have as well."""
+        coords = self.ours.coords
+        if not manifest.extents or not len(coords):
+            return coords
+        start, stop = np.searchsorted(coords[:, 0], manifest.extents[0])
+        return coords[start:stop]
+
+    def set_chunks(self) -> ChunkRefs:
+        """Return the references that the session set."""
+        return self.ours.take(self.ours.kinds != Kind.DELETED)
+
+
+async def all_refs(workspace: Workspace, state: ArrayState, *, direct: bool = False) -> ChunkRefs:
+    """Return the references of all chunks of an array, in ascending order.
+
+    Cost: one request for each manifest of the array that is not cached; memory in proportion to
+    the chunks.
+    """
+    parts = await bounded_map(
+        lambda manifest: state.load(workspace, manifest, direct=direct),
+        state.manifests,
+        limit=1 if direct else _CONCURRENT_MANIFESTS,
+    )
+    return ChunkRefs.concat([*parts, state.set_chunks()]).sort()
+
+
+class Batches[T](AsyncIterator[T]):
+    """Parts of at most ``batch_size`` references of an array, each made into something.
+
+    No generator: those that are left half-way when their loop ends are closed all at once, which
+    fails for one that waits for another.
+    """
+
+    def __init__(
+        self, workspace: Workspace, path: str, batch_size: int, make: Callable[[ChunkRefs], T]
+    ) -> None:
+        """Begin with the array as of now; what the session changes later does not count.
+
+        Raises:
+            NodeNotFoundError: there is no array.
+            InvalidInputError: the batch size is not positive.
+        """
+        if batch_size < 1:
+            raise InvalidInputError(f"batch_size must be at least 1, not {batch_size}.")
+        self._workspace = workspace
+        self._batch_size = batch_size
+        self._make = make
+        state = ArrayState.of(workspace, path)
+        self._state: ArrayState | None = state
+        """None once nothing is left to load."""
+        self._manifests = iter(state.manifests)
+        self._loaded: deque[tuple[ChunkRefs, int]] = deque()
+        """References, and the first of them that was not answered yet."""
+
+    async def __anext__(self) -> T:
+        """Return the next batch."""
+        while not self._loaded:
+            state = self._state
+            if state is None:
+                raise StopAsyncIteration
+            manifest = next(self._manifests, None)
+            if manifest is None:
+                self._state = None
+                refs = state.set_chunks()
+            else:
+                refs = await state.load(self._workspace, manifest)
+            if len(refs):
+                self._loaded.append((refs, 0))
+        refs, start = self._loaded.popleft()
+        stop = min(start + self._batch_size, len(refs))
+        if stop < len(refs):
+            self._loaded.appendleft((refs, stop))
+        return self._make(refs.take(slice(start, stop)))
+
+    async def aclose(self) -> None:
+        """End the iteration."""
+        self._state = None
+        self._loaded.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkBatch:
+    """Chunks of an array as columns; row ``i`` of each is about the same chunk."""
+
+    _refs: ChunkRefs
+    _locations: VirtualLocations
+
+    def __len__(self) -> int:
+        """Count the chunks."""
+        return len(self._refs)
+
+    @property
+    def coords(self) -> npt.NDArray[np.uint32]:
+        """Where they are in the array's grid; ``(n, rank)``, the caller's own."""
+        return self._refs.coords.copy()
+
+    @property
+    def kinds(self) -> npt.NDArray[np.uint8]:
+        """:class:`ChunkType` of each; ``(n,)``. Chunks that do not exist are not listed."""
+        return _TYPES[self._refs.kinds]
+
+    @property
+    def offsets(self) -> npt.NDArray[np.uint64]:
+        """First byte of each in its object; 0 for inline chunks. ``(n,)``."""
+        return np.where(self._refs.kinds == Kind.INLINE, np.uint64(0), self._refs.offsets)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.uint64]:
+        """Bytes of each; ``(n,)``."""
+        return self._refs.lengths.copy()
+
+    @property
+    def paths(self) -> npt.NDArray[Any]:
+        """Text, ``(n,)``: a native chunk's id, a virtual one's absolute URL, else empty.
+
+        Names of containers (``vcc://``) are replaced by the containers' URLs.
+
+        Raises:
+            VirtualContainerError: there is no container of such a name.
+        """
+        different, codes = self.path_table()
+        found: npt.NDArray[Any] = np.array(different, "T")[codes]
+        return found
+
+    def path_list(self) -> list[str]:
+        """Return ``paths`` as a list, in which equal locations are one object.
+
+        Raises:
+            VirtualContainerError: there is no container of such a name.
+        """
+        different, codes = self.path_table()
+        first = np.flatnonzero(codes[1:] != codes[:-1]) + 1
+        if _MIN_RUN * len(first) < len(codes):  # a list is repeated faster than it is gathered
+            runs: list[str] = []
+            starts = np.concatenate(([0], first))
+            counts = np.diff(starts, append=len(codes)).tolist()
+            for code, count in zip(codes[starts].tolist(), counts, strict=True):
+                runs += [different[code]] * count
+            return runs
+        table = np.empty(len(different), object)
+        table[:] = different
+        found: list[str] = table[codes].tolist()
+        return found
+
+    def path_table(self) -> tuple[list[str], npt.NDArray[np.uint32]]:
+        """Return the different ``paths``, and of each chunk the index of its own; ``(n,)``.
+
+        The form for chunks that share files: as many texts are made as there are files.
+
+        Raises:
+            VirtualContainerError: there is no container of such a name.
+        """
+        refs = self._refs
+        native, virtual = refs.kinds == Kind.NATIVE, refs.kinds == Kind.VIRTUAL
+        if len(refs) and virtual.all():
+            return self._urls(refs.objects)
+        texts = [""]
+        codes = np.zeros(len(refs), np.uint32)
+        if native.any():
+            ids, codes[native] = _distinct(refs.objects[native])
+            codes[native] += np.uint32(len(texts))
+            texts += _texts(refs.chunk_ids[ids])
+        if virtual.any():
+            urls, codes[virtual] = self._urls(refs.objects[virtual])
+            codes[virtual] += np.uint32(len(texts))
+            texts += urls
+        return texts, codes
+
+    def _urls(self, objects: npt.NDArray[np.uint32]) -> tuple[list[str], npt.NDArray[np.uint32]]:
+        """Return the different URLs among some locations, and the index of each one's."""
+        used, codes = _distinct(objects)
+        again, pool = self._refs.locations.take(used).distinct()
+        return [self._locations.absolute(location) for location in pool.strings], again[codes]
+
+    @property
+    def inlined(self) -> dict[int, memoryview]:
+        """The bytes of the inline chunks, by row."""
+        rows = np.flatnonzero(self._refs.kinds == Kind.INLINE)
+        starts = self._refs.offsets[rows].tolist()
+        sizes = self._refs.lengths[rows].tolist()
+        return {
+            row: self._refs.inline[start : start + size]
+            for row, start, size in zip(rows.tolist(), starts, sizes, strict=True)
+        }
+
+
+def _distinct(
+    numbers: npt.NDArray[np.uint32],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
+    """Return the different numbers, and of each one its index in them.
+
+    Quick where they count on, as they do unless somebody moved or wrote single chunks; and where
+    they repeat.
+    """
+    if len(numbers) and (numbers[1:] - numbers[:-1]).max(initial=0) <= 1:
+        low, high = int(numbers[0]), int(numbers[-1])
+        return np.arange(low, high + 1, dtype=np.int64), numbers - np.uint32(low)
+    first = np.ones(len(numbers), bool)
+    first[1:] = numbers[1:] != numbers[:-1]
+    different, codes = np.unique(numbers[first], return_inverse=True)
+    runs = np.cumsum(first) - 1
+    return different.astype(np.int64), codes.astype(np.uint32)[runs]
+
+
+def _texts(ids: npt.NDArray[np.uint8]) -> list[str]:
+    """Return the text form of ``(n, 12)`` chunk ids, five bits a letter."""
+    bits = np.unpackbits(ids, axis=1)
+    letters = -(-bits.shape[1] // 5)
+    padded = np.zeros((len(ids), letters * 5), np.uint8)
+    padded[:, : bits.shape[1]] = bits
+    values = padded.reshape(len(ids), letters, 5) @ np.array([16, 8, 4, 2, 1], np.uint8)
+    texts = np.frombuffer(ALPHABET.encode(), np.uint8)[values]
+    decoded: list[str] = texts.view(f"S{letters}")[:, 0].astype(f"U{letters}").tolist()
+    return decoded

@@ -1,0 +1,1 @@
+"""Keep a repository healthy: collect, check, compact, measure, rewrite, migrate, inspect."""

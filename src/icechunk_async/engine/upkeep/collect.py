@@ -1,0 +1,203 @@
+"""Garbage collection: decide what stays, make the rest unknown, delete it.
+
+Safe beside other writers as long as the cutoff lies before the beginning of every session that
+is still open: what those wrote is younger. What they build on is in the history, or it is not, and
+then they cannot commit: first what goes becomes unknown, in one atomic step; then everything that
+is still known is marked; then the rest is deleted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from icechunk_async._runtime.progress import no_progress
+from icechunk_async.engine.upkeep.survey import Survey
+from icechunk_async.engine.upkeep.sweep import (
+    Sweep,
+    Tally,
+    chunk_ids,
+    id_set,
+    is_older,
+    object_name,
+    pages,
+)
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.id_set import parse_ids
+from icechunk_async.format.ids import BackupId, SnapshotId
+from icechunk_async.storage import ObjectInfo
+
+if TYPE_CHECKING:
+    from icechunk_async._runtime.progress import ProgressCallback
+    from icechunk_async.engine.history.protocol import Kept, ParentOf
+    from icechunk_async.engine.open import Opened
+    from icechunk_async.engine.upkeep.survey import Limits
+    from icechunk_async.format.id_set import Ids
+    from icechunk_async.storage import DeleteFailure, Storage
+
+__all__ = [
+    "FOLDERS",
+    "GarbageReport",
+    "check_is_past",
+    "collect_garbage",
+    "old_snapshots",
+    "release",
+]
+
+
+_CLEANUP_SECONDS: Final = 15
+_COARSENESS: Final = timedelta(seconds=1)
+"""Stores cut times off to the second, and file systems to some milliseconds."""
+
+
+async def check_is_past(storage: Storage, moment: datetime) -> None:
+    """Refuse a time that by the storage's clock is still to come.
+
+    Raises:
+        InvalidInputError: it is; one of the two clocks is wrong.
+
+    Cost: three requests: an empty object is written, listed and deleted.
+
+    Cancellation: waits for the deletion, for a while. An object that stays all the same is no part
+    of the repository, and in nobody's way.
+    """
+    from icechunk_async.storage.probe import PROBE_PREFIX  # noqa: PLC0415 -- not without need
+
+    key = f"{PROBE_PREFIX}{BackupId.random()}"
+    try:
+        await storage.put(key, b"")
+        times = [
+            entry.last_modified
+            async for entry in storage.list_prefix(key)
+            if isinstance(entry, ObjectInfo)
+        ]
+    finally:
+        with anyio.move_on_after(_CLEANUP_SECONDS, shield=True):
+            await storage.delete([key])
+    for time in times:
+        if moment >= time + _COARSENESS:
+            raise InvalidInputError(
+                f"Garbage collection was asked to delete what is older than {moment.isoformat()}, "
+                f"and by the clock of the storage it is only {time.isoformat()}: objects that are "
+                "written at this moment would count as old. Set this machine's clock right, or "
+                "name an earlier time."
+            )
+
+
+_LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
+_SNAPSHOTS: Final = "snapshots"
+FOLDERS: Final = (_SNAPSHOTS, "transactions", "manifests", "chunks")
+"""In the order of deletion: what refers to others goes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageReport:
+    """What garbage collection deleted; after a dry run, what it would have deleted."""
+
+    bytes_deleted: int = 0
+    chunks_deleted: int = 0
+    manifests_deleted: int = 0
+    snapshots_deleted: int = 0
+    attributes_deleted: int = 0
+    """Always 0: the format has a place for such files, and nobody writes them."""
+    transaction_logs_deleted: int = 0
+    failures: tuple[DeleteFailure, ...] = ()
+    """Each object that could not be deleted, with its key and the reason."""
+    skipped_phases: tuple[str, ...] = ()
+    """Folders that were left alone because of the failures; they are for the next run."""
+
+
+async def collect_garbage(
+    opened: Opened,
+    cutoff: datetime,
+    *,
+    dry_run: bool,
+    limits: Limits,
+    progress: ProgressCallback | None = None,
+) -> GarbageReport:
+    """Delete what nothing needs and what was written before ``cutoff``."""
+    chunks = id_set(())
+
+    def absorb(parts: list[Ids]) -> None:
+        for part in parts:
+            chunks.add(part)
+
+    survey = Survey(opened.assets, chunk_ids, absorb, limits=limits, progress=progress)
+    old, newest = await old_snapshots(opened.storage, cutoff)
+    # All is read before anything changes, so that a damaged repository is left as it is.
+    kept = await opened.history.release(old, survey.parent_of, dry_run=True)
+    await survey.cover(kept.snapshots)
+    if not dry_run:
+        kept = await release(opened, cutoff, old, newest, survey.parent_of)
+        await survey.cover(kept.snapshots)  # what came meanwhile: the last that can matter
+    await opened.assets.compute(lambda: len(chunks), size_bytes=chunks.size_bytes)  # sorts them
+    keep = (id_set(kept.snapshots), id_set(kept.logs), id_set(survey.manifests), chunks)
+    sweep = Sweep(
+        opened.storage,
+        cutoff,
+        dry_run=dry_run,
+        side_by_side=opened.assets.direct is None,  # memory and local disks answer at once
+        folders=opened.assets.blocking,
+        progress=progress or no_progress,
+    )
+    tallies = {folder: Tally() for folder in FOLDERS}
+    skipped: tuple[str, ...] = ()
+    for place, folder in enumerate(FOLDERS):
+        await sweep.run(folder, keep[place], tallies[folder])
+        if tallies[folder].failures:
+            skipped = FOLDERS[place + 1 :]
+            break
+    return GarbageReport(
+        bytes_deleted=sum(it.size_bytes for it in tallies.values()),
+        chunks_deleted=tallies["chunks"].count,
+        manifests_deleted=tallies["manifests"].count,
+        snapshots_deleted=tallies[_SNAPSHOTS].count,
+        transaction_logs_deleted=tallies["transactions"].count,
+        failures=tuple(failure for it in tallies.values() for failure in it.failures),
+        skipped_phases=skipped,
+    )
+
+
+async def release(
+    opened: Opened,
+    cutoff: datetime,
+    old: frozenset[SnapshotId],
+    newest: datetime,
+    parent_of: ParentOf,
+) -> Kept:
+    """Make what goes unknown, for good, and answer what is kept.
+
+    Args:
+        opened: the repository.
+        cutoff: what was written at this time or later stays.
+        old: snapshots whose files are old enough to be deleted.
+        newest: when the newest of all snapshots was written, by the storage's clock.
+        parent_of: see :data:`ParentOf`.
+
+    Raises:
+        InvalidInputError: the cutoff is in the future by the storage's clock; nothing changed.
+        RepositoryReadOnlyError, ConflictError: likewise.
+    """
+    if newest <= cutoff:  # else the storage's clock has passed it
+        await check_is_past(opened.storage, cutoff)
+    kept = await opened.history.release(old, parent_of, dry_run=False)
+    for gone in old - kept.snapshots:
+        opened.assets.forget_snapshot(gone)
+    return kept
+
+
+async def old_snapshots(
+    storage: Storage, cutoff: datetime
+) -> tuple[frozenset[SnapshotId], datetime]:
+    """Return which snapshots are old, and when the newest of all was written."""
+    found: set[SnapshotId] = set()
+    newest = _LONG_AGO
+    async for page in pages(storage, f"{_SNAPSHOTS}/"):
+        newest = max(newest, *(it.last_modified for it in page))
+        old = [it for it in page if is_older(it.last_modified, cutoff)]
+        ids, valid = parse_ids([object_name(it.key) for it in old])
+        found.update(SnapshotId(row.tobytes()) for row in ids[valid])
+    return frozenset(found), newest

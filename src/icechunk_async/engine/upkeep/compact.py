@@ -1,0 +1,238 @@
+"""Write the chunks of sparse objects into new ones, where packs hold mostly garbage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.progress import Progress
+from icechunk_async.engine.commit.conflicts import Resolution
+from icechunk_async.engine.commit.publisher import SessionMode
+from icechunk_async.engine.files.chunks import read_native, store_native
+from icechunk_async.engine.files.packs import Packing, Packs
+from icechunk_async.engine.open import check_safe
+from icechunk_async.engine.tree.workspace import Workspace
+from icechunk_async.engine.upkeep.sweep import object_name, pages
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.id_set import parse_ids
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind, NativeChunk
+from icechunk_async.format.transaction_log import TransactionLog
+from icechunk_async.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from icechunk_async._runtime.progress import ProgressCallback
+    from icechunk_async.engine.commit.conflicts import Answer, Clash
+    from icechunk_async.engine.open import Opened
+    from icechunk_async.format.id_set import Ids
+    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.json.metadata import JSON
+    from icechunk_async.format.snapshot import Snapshot
+    from icechunk_async.storage import Storage
+
+    type Names = npt.NDArray[np.uint64]
+    """The first eight bytes of ids. Two that are alike make a share wrong, and nothing else."""
+
+__all__ = ["CompactReport", "LiveShares", "compact"]
+
+
+class LiveShares:
+    """Objects with their lengths, and the bytes of each that are referred to."""
+
+    def __init__(self, ids: Ids, sizes: npt.NDArray[np.int64]) -> None:
+        """Begin with objects, ``(n, 12)`` and ``(n,)``, to which nothing refers."""
+        names = _names(ids)
+        order = np.argsort(names)
+        self._names, self._sizes = names[order], sizes[order]
+        self._live = np.zeros(len(names), np.int64)
+
+    def count(self, refs: ChunkRefs) -> None:
+        """Count the references of one array; bytes that several of them share count once."""
+        rows, places = self._places(refs)
+        ranges = np.stack(
+            [places, refs.offsets[rows].astype(np.int64), refs.lengths[rows].astype(np.int64)]
+        )
+        distinct = np.unique(ranges, axis=1)
+        np.add.at(self._live, distinct[0], distinct[2])
+
+    def _places(self, refs: ChunkRefs) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return which references are to these objects, and to which."""
+        rows = np.flatnonzero(refs.kinds == Kind.NATIVE)
+        if not len(rows) or not len(self._names):
+            return rows[:0], rows[:0]
+        names = _names(refs.chunk_ids)[refs.objects[rows]]
+        places = np.minimum(np.searchsorted(self._names, names), len(self._names) - 1)
+        known = self._names[places] == names
+        return rows[known], places[known]
+
+    def sparse(self, min_share: float) -> npt.NDArray[np.bool_]:
+        """Return which objects are referred to, but to less than this share of their bytes."""
+        return (self._live > 0) & (self._live < min_share * self._sizes)
+
+    def sizes(self, objects: npt.NDArray[np.bool_]) -> tuple[int, int]:
+        """Return how long some objects are together, and how much of them is referred to."""
+        return int(self._sizes[objects].sum()), int(self._live[objects].sum())
+
+    def within(self, refs: ChunkRefs, objects: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        """Return which references are to some objects, in the order of their bytes there."""
+        rows, places = self._places(refs)
+        chosen = objects[places] & (refs.lengths[rows] > 0)  # else there is nothing to write anew
+        rows, places = rows[chosen], places[chosen]
+        return rows[np.lexsort((refs.offsets[rows], places))]
+
+
+def _names(ids: npt.NDArray[Any]) -> Names:
+    return np.ascontiguousarray(ids[:, :8]).view(np.uint64)[:, 0]
+
+
+_CONCURRENT_CHUNKS: Final = 64
+_BATCH: Final = 4096
+"""References that are objects at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactReport:
+    """What compaction wrote anew; after a dry run, what it would have."""
+
+    objects: int = 0
+    """Chunk objects of which the branch used too little; its tip uses none of them now."""
+    chunks: int = 0
+    """Chunks that were written anew."""
+    bytes_written: int = 0
+    """Together so long, once for each chunk."""
+    bytes_released: int = 0
+    """How long the objects are. Garbage collection frees it once no snapshot needs them."""
+    snapshot_id: SnapshotId | None = None
+    """The commit; None if there was nothing to do, and after a dry run."""
+
+
+class _Compaction(Session):
+    """A session whose commit touches nothing: chunks lie elsewhere and are the same.
+
+    So it is no conflict for anyone.
+    """
+
+    def _log(self, snapshot_id: SnapshotId) -> TransactionLog:
+        return TransactionLog(snapshot_id)
+
+
+class _Yielding:
+    """Leaves to other writers what they changed meanwhile."""
+
+    def solve(self, clash: Clash) -> Sequence[Answer]:
+        return [Resolution.THEIRS] * len(clash.conflicts)
+
+
+async def compact(
+    opened: Opened,
+    branch: str,
+    *,
+    min_live_share: float,
+    message: str,
+    metadata: Mapping[str, JSON],
+    dry_run: bool,
+    progress: ProgressCallback,
+) -> CompactReport:
+    """Give chunks in sparse objects of a branch's tip new places; see ``Repository.compact``."""
+    if not 0 < min_live_share <= 1:
+        raise InvalidInputError(
+            f"min_live_share is a share of an object's bytes, above 0 and at most 1; not "
+            f"{min_live_share!r}."
+        )
+    if not dry_run:
+        check_safe(opened.storage)
+        await opened.history.check_writable()
+    # First what there is: an object that comes later is not looked at, and not sparse either.
+    shares = await _stored(opened.storage)
+    base = await opened.assets.snapshot(await opened.history.branch_tip(branch))
+    session = _session(opened, base, branch, metadata)
+    paths = [node.path for node in base.nodes.values() if node.array is not None]
+    for path in paths:
+        shares.count(await session.workspace.all_refs(path))
+    sparse = shares.sparse(min_live_share)
+    size_bytes, live_bytes = shares.sizes(sparse)
+    report = CompactReport(int(sparse.sum()), 0, 0, size_bytes)
+    mover = _Mover(session.workspace, live_bytes, progress, dry_run=dry_run)
+    for path in paths if report.objects else ():
+        refs = await session.workspace.all_refs(path)
+        await mover.move(path, refs, shares.within(refs, sparse))
+    report = replace(report, chunks=mover.chunks, bytes_written=mover.size_bytes)
+    if dry_run or not mover.chunks:
+        return report
+    return replace(report, snapshot_id=await session.commit(message, rebase_with=_Yielding()))
+
+
+async def _stored(storage: Storage) -> LiveShares:
+    """List the chunk objects with their sizes."""
+    ids = [np.empty((0, 12), np.uint8)]
+    sizes = [np.empty(0, np.int64)]
+    async for page in pages(storage, "chunks/"):
+        found, valid = parse_ids([object_name(it.key) for it in page])
+        ids.append(found[valid])
+        sizes.append(np.array([it.size_bytes for it in page], np.int64)[valid])
+    return LiveShares(np.concatenate(ids), np.concatenate(sizes))
+
+
+def _session(
+    opened: Opened, base: Snapshot, branch: str, metadata: Mapping[str, JSON]
+) -> _Compaction:
+    workspace = Workspace(
+        base,
+        opened.assets,
+        opened.virtual,
+        inline_threshold_bytes=0,
+        read_only=False,
+        packs=Packs(opened.packing if opened.packing.is_on else Packing()),
+    )
+    return _Compaction(
+        workspace,
+        opened.history,
+        opened.manifest_options,
+        branch=branch,
+        mode=SessionMode.WRITABLE,
+        default_metadata=metadata,
+        origin=None,
+    )
+
+
+class _Mover:
+    """Gives chunks new places, in a session."""
+
+    def __init__(
+        self, workspace: Workspace, live_bytes: int, progress: ProgressCallback, *, dry_run: bool
+    ) -> None:
+        self.chunks = 0
+        self.size_bytes = 0
+        self._workspace = workspace
+        self._live_bytes = live_bytes
+        self._progress = progress
+        self._dry_run = dry_run
+
+    async def move(self, path: str, refs: ChunkRefs, rows: npt.NDArray[np.int64]) -> None:
+        """Move some chunks of an array. Memory: what is read at a time, and the packs."""
+        for start in range(0, len(rows), _BATCH):
+            part = rows[start : start + _BATCH]
+            if not self._dry_run:
+                coords = [tuple(at) for at in refs.coords[part].tolist()]
+                places = await bounded_map(
+                    lambda row: self._move(refs, row), part.tolist(), limit=_CONCURRENT_CHUNKS
+                )
+                moved = ChunkRefs.from_mapping(refs.rank, dict(zip(coords, places, strict=True)))
+                self._workspace.set_refs(path, moved)
+            self.chunks += len(part)
+            self.size_bytes += int(refs.lengths[part].sum())
+            self._progress(Progress("rewriting bytes of chunks", self.size_bytes, self._live_bytes))
+
+    async def _move(self, refs: ChunkRefs, row: int) -> NativeChunk:
+        ref = refs.ref(row)
+        assert isinstance(ref, NativeChunk)  # only these were chosen
+        workspace = self._workspace
+        storage, stop = workspace.assets.storage, ref.offset + ref.length
+        data = await read_native(storage, None, ref.chunk_id, ref.offset, stop)
+        return await store_native(storage, workspace.packs, data, direct=False)

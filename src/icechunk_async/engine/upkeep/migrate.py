@@ -1,0 +1,341 @@
+"""Migration from format version 1 to 2, in place; snapshots, manifests and chunks stay as they are.
+
+The order: write a repo info that nobody may write to yet; close the branches of version 1, each
+where it was read; look whether all is as it was planned; let the repo info be written to; delete
+the ref files. Whoever commits with version 1 meanwhile is noticed while all can be undone, and
+whoever comes later is turned away. A second call finishes or undoes what a first one left.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from icechunk_async._runtime import clock, telemetry
+from icechunk_async._runtime.progress import no_progress
+from icechunk_async.engine.history import opening
+from icechunk_async.engine.history.ref_files import migration
+from icechunk_async.engine.history.ref_files.migration import (
+    RefFiles,
+    close_branches,
+    load_infos,
+    open_branches,
+    read_if_there,
+    read_refs,
+    swap,
+)
+from icechunk_async.engine.history.repo_info.edits import MAIN
+from icechunk_async.engine.history.repo_info.history import RepoState, read_state
+from icechunk_async.engine.open import Request, check_safe, open_location
+from icechunk_async.errors import ConflictError, OutcomeUnknownError, PreconditionFailedError
+from icechunk_async.format.config import RepositoryConfig, decode_config, encode_config
+from icechunk_async.format.envelope import FileType, pack
+from icechunk_async.format.layout import CONFIG, REPO_INFO, branch_key, snapshot_key
+from icechunk_async.format.repo_info import encode_repo_info
+from icechunk_async.storage import ABSENT
+from icechunk_async.storage.policies.limit import Budget
+from icechunk_async.storage.policies.stack import with_policies
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+    from icechunk_async._runtime.progress import ProgressCallback
+    from icechunk_async.engine.open import Location
+    from icechunk_async.format.repo_info import RepoInfo
+    from icechunk_async.storage import Retrieved, Storage, Version
+
+__all__ = ["MigrationReport", "upgrade"]
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationReport:
+    """What a migration did, or would do."""
+
+    dry_run: bool
+    already_migrated: bool
+    """The repository was of format version 2 before; at most old files were left to delete."""
+    resumed: bool
+    """An earlier migration had been interrupted."""
+    branches: int
+    tags: int
+    deleted_tags: int
+    snapshots: int
+    unused_files: tuple[str, ...]
+    """Keys of version 1 that version 2 does not need: deleted, or kept if that was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    storage: Storage
+    delete_unused: bool
+    progress: ProgressCallback
+    resumed: bool = False
+
+    def report(self, info: RepoInfo, unused: tuple[str, ...]) -> MigrationReport:
+        """Return what was done for a repository that is now described by ``info``."""
+        return MigrationReport(
+            dry_run=False,
+            already_migrated=False,
+            resumed=self.resumed,
+            branches=len(info.branches),
+            tags=len(info.tags),
+            deleted_tags=len(info.deleted_tags),
+            snapshots=len(info.snapshots),
+            unused_files=unused,
+        )
+
+
+async def upgrade(
+    location: Location,
+    *,
+    dry_run: bool = False,
+    delete_unused_v1_files: bool = True,
+    storage_options: Mapping[str, object] | None = None,
+    progress: ProgressCallback | None = None,
+) -> MigrationReport:
+    """Bring a repository of format version 1 to version 2.
+
+    Nobody should write to the repository meanwhile: who does is noticed, and the migration is
+    undone. Reading goes on. Handles and sessions of version 1 that are open cannot commit
+    afterwards; libraries that know only version 1 cannot open the repository any more.
+
+    Args:
+        location: a path, a URL, or an open storage.
+        dry_run: change nothing; report what would be done, after reading all that it needs.
+        delete_unused_v1_files: delete the files of branches and tags, and ``config.yaml``. If
+            they are kept, libraries that know only version 1 go on with them: what they commit
+            is not part of the migrated repository, and if they collect garbage they delete what
+            only that needs.
+        storage_options: the backend's options, where ``location`` is a path or URL.
+        progress: told how many snapshots are read.
+
+    Raises:
+        RepositoryNotFoundError: there is no repository.
+        ConflictError: somebody wrote meanwhile; the migration was undone. Or: somebody went on
+            with files of version 1 that an earlier migration kept; nothing was deleted.
+        SnapshotNotFoundError, FormatError: a branch or tag needs a snapshot that is missing or
+            damaged; nothing changed.
+        UnsafeStorageError: the storage lacks a promise that this needs; nothing changed.
+        StorageError, OutcomeUnknownError: the storage failed. The migration may be half done: the
+            repository can be read, not written to; call this again to finish it or undo it.
+
+    Cancellation: as for ``StorageError``.
+
+    Cost: reads each snapshot once, 64 at a time; memory for each snapshot's message and
+    properties. Writes one object, and two small ones a branch.
+    """
+    async with _open(location, storage_options) as storage:
+        if not dry_run:
+            check_safe(storage)
+        job = _Job(storage, delete_unused_v1_files, progress or no_progress)
+        found = await read_if_there(storage, REPO_INFO)
+        state = None if found is None else read_state(found)
+        if dry_run:
+            return await _report_only(job, state)
+        if state is None:
+            return await _begin(job)
+        if not migration.is_under_way(state.info):
+            return await _clean_up(job, state.info)
+        files = await read_refs(storage)
+        job = replace(job, resumed=True)
+        if migration.same_refs(state.info, files.refs) and await _same_config(storage, state.info):
+            return await _finish(job, state, files)
+        await _undo(storage, state)
+        return await _begin(job)
+
+
+@asynccontextmanager
+async def _open(
+    location: Location, storage_options: Mapping[str, object] | None
+) -> AsyncGenerator[Storage]:
+    request = Request(location, dict(storage_options or {}), None, {})
+    config = RepositoryConfig()
+    with telemetry.span("migrate"):
+        async with open_location(request) as storage:
+            budget = Budget(config.effective_max_concurrent_requests)
+            yield with_policies(storage, budget, config.effective_storage)
+
+
+async def _report_only(job: _Job, state: RepoState | None) -> MigrationReport:
+    """Return what would be done."""
+    storage = job.storage
+    files = await read_refs(storage)
+    unused = await _unused(storage, files)
+    if state is not None and not migration.is_under_way(state.info):
+        await _check_unused(storage, state.info, files)
+        report = job.report(state.info, unused)
+        return replace(report, dry_run=True, already_migrated=True)
+    report = job.report(await _plan(job, files), unused)
+    return replace(report, dry_run=True, resumed=state is not None or files.any_closed)
+
+
+async def _begin(job: _Job) -> MigrationReport:
+    """Migrate a repository that has no repo info yet."""
+    storage = job.storage
+    files = await read_refs(storage)
+    if files.any_closed:  # closed by somebody who was stopped, or too late
+        job = replace(job, resumed=True)
+    info = await _plan(job, files)
+    files = await read_refs(storage)
+    try:
+        await _check_unchanged(storage, info, files)
+    except ConflictError as error:
+        raise ConflictError(
+            f"Somebody wrote to the repository while its migration was prepared; nothing was "
+            f"changed. {error.message} Stop all writers and call upgrade again."
+        ) from error
+    return await _finish(job, RepoState(info, await _create(storage, _encode(info))), files)
+
+
+async def _plan(job: _Job, files: RefFiles) -> RepoInfo:
+    """Return what a repository of version 1 is in version 2."""
+    if MAIN not in files.branches:
+        raise opening.missing(job.storage)
+    config = _new_config(await read_if_there(job.storage, CONFIG))
+    refs = files.refs
+    tips = {*refs.branches.values(), *refs.tags.values()}
+    infos = await load_infos(job.storage, tips, job.progress)
+    return migration.migrated(refs, infos, config, clock.now_us())
+
+
+def _new_config(stored: Retrieved | None) -> bytes | None:
+    return None if stored is None else encode_config(decode_config(stored.data, 1), 2)
+
+
+async def _check_unchanged(storage: Storage, info: RepoInfo, files: RefFiles) -> None:
+    """Refuse if version 1 no longer says what was migrated."""
+    if not migration.same_refs(info, files.refs):
+        raise ConflictError("A branch or tag was changed.")
+    if not await _same_config(storage, info):
+        raise ConflictError("The configuration was changed.")
+
+
+async def _same_config(storage: Storage, info: RepoInfo) -> bool:
+    return _new_config(await read_if_there(storage, CONFIG)) == info.raw_config
+
+
+async def _finish(job: _Job, state: RepoState, files: RefFiles) -> MigrationReport:
+    """Make sure that nobody wrote, let the new repo info be written to, and delete old files."""
+    storage = job.storage
+    try:
+        if job.delete_unused:
+            await close_branches(storage, files)
+        else:
+            await open_branches(storage, files)
+        files = await read_refs(storage)
+        await _check_unchanged(storage, state.info, files)
+    except ConflictError as error:
+        await _undo(storage, state)
+        raise ConflictError(
+            f"Somebody wrote to the repository while it was migrated; the migration was undone. "
+            f"{error.message} Stop all writers and call upgrade again."
+        ) from error
+    info = migration.finished(state.info)
+    await swap(storage, REPO_INFO, _encode(info), state.version)
+    unused = await _unused(storage, files)
+    if job.delete_unused:
+        _check_none_late(files, await read_refs(storage))
+        await _delete(storage, unused)
+        _check_none_late(RefFiles(), await read_refs(storage))
+    return job.report(info, unused)
+
+
+async def _clean_up(job: _Job, info: RepoInfo) -> MigrationReport:
+    """Delete what an earlier migration left or kept, unless it is to be kept."""
+    files = await read_refs(job.storage)
+    unused = await _unused(job.storage, files)
+    if job.delete_unused:
+        await _check_unused(job.storage, info, files)
+        await _delete(job.storage, unused)
+    return replace(job.report(info, unused), already_migrated=True)
+
+
+def _check_none_late(expected: RefFiles, found: RefFiles) -> None:
+    """Tell of changes by version 1 that came too late to be migrated."""
+    if found != expected:
+        late = set(found.keys) ^ set(expected.keys)
+        late |= {branch_key(name) for name, it in found.branches.items() if not it.closed}
+        raise ConflictError(
+            "The repository was migrated. Meanwhile somebody changed branches or tags with format "
+            f"version 1, and that is not part of it: {', '.join(sorted(late)[:10])}. Repeat the "
+            "change, then call upgrade again to delete what is left of version 1.",
+            keys=tuple(sorted(late)),
+        )
+
+
+async def _undo(storage: Storage, state: RepoState) -> None:
+    """Open the branches again and remove the repo info, which nobody could write to.
+
+    Raises:
+        ConflictError: somebody else finished or undid the migration meanwhile.
+    """
+    await open_branches(storage, await read_refs(storage))
+    now = await read_if_there(storage, REPO_INFO)
+    if now is None:
+        return
+    if now.version != state.version:
+        raise ConflictError(
+            "Somebody else went on with this migration meanwhile. Let only one migrate the "
+            "repository, and call upgrade again."
+        )
+    await storage.sync()
+    for failure in await storage.delete([REPO_INFO]):
+        raise failure.error
+
+
+async def _check_unused(storage: Storage, info: RepoInfo, files: RefFiles) -> None:
+    """Refuse to delete refs with which somebody went on after the migration."""
+    old = files.refs
+    unknown = {
+        target: name
+        for name, target in {**old.branches, **old.tags}.items()
+        if target not in info.snapshots
+    }
+    for snapshot_id in migration.known_snapshots(list(info.updates), info):
+        unknown.pop(snapshot_id, None)
+    for snapshot_id, name in unknown.items():
+        if await read_if_there(storage, snapshot_key(snapshot_id)) is not None:
+            raise ConflictError(
+                f"The old ref {name!r} is at snapshot {snapshot_id}, which the migrated "
+                "repository does not know: somebody went on with format version 1. Nothing was "
+                "deleted. Write what that commit holds anew, then delete the ref's file.",
+                ref=name,
+                snapshot_id=str(snapshot_id),
+            )
+
+
+async def _unused(storage: Storage, files: RefFiles) -> tuple[str, ...]:
+    """Return the keys that version 2 does not need; that of ``main`` first."""
+    main = branch_key(MAIN)
+    keys = sorted(files.keys, key=lambda key: (key != main, key))
+    config = () if await read_if_there(storage, CONFIG) is None else (CONFIG,)
+    return (*keys, *config)
+
+
+async def _delete(storage: Storage, keys: tuple[str, ...]) -> None:
+    """Delete ``main`` before all others: then nobody takes the rest for a repository."""
+    for part in (keys[:1], keys[1:]):
+        if part:
+            for failure in await storage.delete(part):
+                raise failure.error
+
+
+def _encode(info: RepoInfo) -> bytes:
+    return pack(encode_repo_info(info), FileType.REPO_INFO, 2)
+
+
+async def _create(storage: Storage, data: bytes) -> Version:
+    """Write the repo info where there is none."""
+    try:
+        return await storage.put(REPO_INFO, data, if_version=ABSENT)
+    except PreconditionFailedError as error:
+        raise ConflictError(
+            "Somebody else is migrating the repository, or has just done it; nothing was changed. "
+            "Call upgrade again to see, but not while they are at work."
+        ) from error
+    except OutcomeUnknownError:
+        found = await read_if_there(storage, REPO_INFO)
+        if found is None or bytes(found.data) != data:
+            raise
+        return found.version

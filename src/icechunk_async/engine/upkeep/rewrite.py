@@ -1,0 +1,170 @@
+"""Writing every manifest of a snapshot anew, split by the rules now in force."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from icechunk_async._runtime import clock
+from icechunk_async._runtime.concurrency import gather
+from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
+from icechunk_async.engine.commit.flush import Flusher
+from icechunk_async.engine.commit.publisher import carried_from
+from icechunk_async.engine.history import Amend, Commit
+from icechunk_async.engine.history.repo_info.edits import unsupported_by_spec_1
+from icechunk_async.engine.open import check_safe
+from icechunk_async.errors import (
+    InvalidInputError,
+    OutcomeUnknownError,
+    SessionStateError,
+    StorageUnavailableError,
+)
+from icechunk_async.format.config import ManifestSplittingConfig
+from icechunk_async.format.config.codec import splitting_to_json
+from icechunk_async.format.ids import SnapshotId
+from icechunk_async.format.snapshot import Snapshot
+from icechunk_async.format.transaction_log import TransactionLog
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+    from typing import Literal
+
+    from icechunk_async._runtime.progress import ProgressCallback
+    from icechunk_async.engine.commit.flush import Flushed
+    from icechunk_async.engine.history import Publication
+    from icechunk_async.engine.open import Opened
+    from icechunk_async.format.json.metadata import JSON
+
+__all__ = [
+    "Rewriting",
+    "begin_rewriting",
+    "nothing_published",
+    "publish_rewritten",
+    "rewrite_manifests",
+]
+
+_METHODS: Final = ("new_commit", "amend")
+_RESERVED: Final = "__icechunk"
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    """A rewrite that began: all that its end must agree with."""
+
+    branch: str
+    base: Snapshot
+    """The tip of the branch, whose manifests are written anew."""
+    log: TransactionLog | None
+    """Of the tip, where the new snapshot takes its place."""
+
+
+async def begin_rewriting(
+    opened: Opened, branch: str, commit_method: Literal["new_commit", "amend"]
+) -> Rewriting:
+    """Look at what is to be rewritten; nothing is stored."""
+    if commit_method not in _METHODS:
+        raise InvalidInputError(
+            f"{commit_method!r} is no way to commit; use 'new_commit' or 'amend'."
+        )
+    check_safe(opened.storage)
+    history, assets = opened.history, opened.assets
+    if commit_method == "amend" and history.spec_version == 1:
+        raise unsupported_by_spec_1("amendments of commits")
+    base = await assets.snapshot(await history.branch_tip(branch))
+    await history.check_writable()
+    log = await _amended_log(opened, base) if commit_method == "amend" else None
+    return Rewriting(branch, base, log)
+
+
+async def publish_rewritten(
+    opened: Opened,
+    begun: Rewriting,
+    flushed: Flushed,
+    message: str,
+    metadata: Mapping[str, JSON],
+) -> SnapshotId:
+    """Publish a snapshot with manifests that are all stored."""
+    assets, base = opened.assets, begun.base
+    snapshot = Snapshot(
+        SnapshotId.random(),
+        base.id,
+        max(clock.now_us(), base.flushed_at + 1),  # a clock that lags must not stop anyone
+        message,
+        _properties({**carried_from(base), **metadata}, opened.manifest_options.splitting),
+        flushed.nodes,
+        flushed.files,
+    )
+    publication: Publication = Commit(begun.branch, base.id, snapshot)
+    if begun.log is not None:
+        publication = Amend(begun.branch, base.id, snapshot)
+    new_log = replace(begun.log or TransactionLog(snapshot.id), id=snapshot.id)
+
+    async def store() -> None:
+        with nothing_published():
+            await gather(assets.put_snapshot(snapshot), assets.put_transaction_log(new_log))
+
+    await opened.history.publish(publication, store)
+    return snapshot.id
+
+
+async def rewrite_manifests(
+    opened: Opened,
+    message: str,
+    *,
+    branch: str,
+    metadata: Mapping[str, JSON],
+    commit_method: Literal["new_commit", "amend"],
+    progress: ProgressCallback,
+) -> SnapshotId:
+    """Publish a snapshot like a branch's tip, but with new manifests; answer its id.
+
+    See ``Repository.rewrite_manifests``.
+    """
+    begun = await begin_rewriting(opened, branch, commit_method)
+    flusher = Flusher(opened.assets, opened.manifest_options)
+    with nothing_published():
+        tree = WorkingTree(begun.base.nodes, ChangeSet())
+        flushed = await flusher.rewrite(begun.base, tree, progress)
+    return await publish_rewritten(opened, begun, flushed, message, metadata)
+
+
+@contextmanager
+def nothing_published() -> Generator[None]:
+    """Tell what a lost answer means for a file that nothing refers to yet."""
+    try:
+        yield
+    except OutcomeUnknownError as error:
+        raise StorageUnavailableError(
+            f"A file of the new snapshot may not be stored: {error} Nothing was published; try "
+            "again."
+        ) from error
+
+
+async def _amended_log(opened: Opened, base: Snapshot) -> TransactionLog:
+    """Return the log of the tip, which the new snapshot takes over: it touches nothing itself."""
+    info = await opened.history.snapshot_info(base.id)
+    if info.parent_id is None:
+        raise SessionStateError(
+            f"Snapshot {base.id} is the first of its repository and cannot be amended. Use "
+            "commit_method='new_commit'.",
+            code="no-amend-for-initial-commit",
+        )
+    log = await opened.assets.transaction_log(base.id)
+    if log.moves:
+        raise SessionStateError(
+            f"Snapshot {base.id} moved nodes, and the official engine folds nothing into moves. "
+            "Use commit_method='new_commit'."
+        )
+    return log
+
+
+def _properties(
+    metadata: Mapping[str, JSON], splitting: ManifestSplittingConfig | None
+) -> dict[str, JSON]:
+    """Return the properties of the commit, the rules of splitting among them."""
+    rules: dict[str, Any] = {
+        "splitting_config": splitting_to_json(splitting or ManifestSplittingConfig())
+    }
+    reserved: Any = metadata.get(_RESERVED)
+    return {**metadata, _RESERVED: {**(reserved if isinstance(reserved, dict) else {}), **rules}}

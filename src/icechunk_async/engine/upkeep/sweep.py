@@ -1,0 +1,262 @@
+"""Delete what is old and not kept, folder by folder, while it is listed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from icechunk_async._runtime.concurrency import bounded_map, closing
+from icechunk_async._runtime.progress import Progress
+from icechunk_async.errors import StorageError
+from icechunk_async.format.id_set import IdSet, parse_ids
+from icechunk_async.format.ids import ALPHABET
+from icechunk_async.storage import DeleteFailure, ObjectInfo
+from icechunk_async.storage.extensions import FolderListing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    import numpy.typing as npt
+
+    from icechunk_async._runtime.progress import ProgressCallback
+    from icechunk_async.format.manifest.reading import Manifest
+    from icechunk_async.storage import Storage
+
+    type _Garbage = list[tuple[str, int]]
+    """Keys, and the sizes of what they name."""
+
+__all__ = [
+    "BATCH",
+    "Sweep",
+    "Tally",
+    "are_older",
+    "chunk_ids",
+    "delete_batch",
+    "garbage_in",
+    "id_set",
+    "is_older",
+    "object_name",
+    "pages",
+]
+
+
+_ONE_SECOND: Final = timedelta(seconds=1)
+_ONE_MICROSECOND: Final = timedelta(microseconds=1)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def chunk_ids(manifest: Manifest) -> npt.NDArray[np.uint8]:
+    """Return the chunk objects that a manifest refers to, ``(n, 12)``, of whatever array and rank.
+
+    The official engine keeps references of a wrong rank, so what they name is not garbage.
+    """
+    refs = [*manifest.arrays.values(), *manifest.strays.values()]
+    return np.concatenate([np.empty((0, 12), np.uint8), *(it.chunk_ids for it in refs)])
+
+
+def id_set(ids: Iterable[bytes]) -> IdSet:
+    """Return a set of ids that are few enough to be objects."""
+    found = IdSet()
+    found.add(np.frombuffer(b"".join(ids), np.uint8).reshape(-1, 12))
+    return found
+
+
+def are_older(modified_us: npt.NDArray[np.int64], cutoff: datetime) -> npt.NDArray[np.bool_]:
+    """Tell of many objects what :func:`is_older` tells of one; times are since 1970."""
+    cutoff_us = (cutoff - _EPOCH) // _ONE_MICROSECOND
+    latest = np.where(modified_us % 1_000_000 == 0, modified_us + 999_999, modified_us)
+    return latest < cutoff_us
+
+
+def is_older(written_at: datetime, cutoff: datetime) -> bool:
+    """Return whether an object was surely written before a cutoff, by the store's clock.
+
+    Many stores list whole seconds: such a time may be anything up to the next one.
+    """
+    if written_at.microsecond == 0:
+        return written_at + _ONE_SECOND <= cutoff
+    return written_at < cutoff
+
+
+BATCH: Final = 1000
+"""Keys of one delete request, at most: what S3 takes."""
+_BATCHES: Final = 10
+"""Delete requests that are made at a time."""
+_NAMES: Final = BATCH * _BATCHES
+"""Names that are looked at together."""
+_FEW: Final = 10_000
+"""Objects of a folder that are listed one page after the other, before pages are fetched side by
+side: below this that costs more requests and saves nothing."""
+_SIDE_BY_SIDE: Final = 16
+_MOST_FAILURES: Final = 1000
+"""A folder is left from here on: it is not this or that object that cannot be deleted."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was done in one folder so far."""
+
+    count: int = 0
+    size_bytes: int = 0
+    seen: int = 0
+    failures: list[DeleteFailure] = field(default_factory=list[DeleteFailure])
+
+
+def object_name(key: str) -> str:
+    """Return a key without its folder."""
+    return key.partition("/")[2]
+
+
+async def pages(
+    storage: Storage, prefix: str, *, start_after: str | None = None
+) -> AsyncIterator[list[ObjectInfo]]:
+    """List objects by the page."""
+    page: list[ObjectInfo] = []
+    entries = storage.list_prefix(prefix, start_after=start_after)
+    async with closing(entries):
+        async for entry in entries:
+            if isinstance(entry, ObjectInfo):
+                page.append(entry)
+            if len(page) == BATCH:
+                yield page
+                page = []
+    if page:
+        yield page
+
+
+def garbage_in(page: list[ObjectInfo], keep: IdSet, cutoff: datetime) -> list[ObjectInfo]:
+    """Return which objects are old and not kept; what has no name of ours is none."""
+    old = [it for it in page if is_older(it.last_modified, cutoff)]
+    ids, valid = parse_ids([object_name(it.key) for it in old])
+    doomed = valid & ~keep.contains(ids)
+    return [it for it, gone in zip(old, doomed.tolist(), strict=True) if gone]
+
+
+async def delete_batch(storage: Storage, keys: list[str]) -> list[DeleteFailure]:
+    """Delete at most 1000 objects; answer those that could not be, or of which nobody knows."""
+    try:
+        return await storage.delete(keys)
+    except StorageError as error:  # what became of each of them nobody knows
+        return [DeleteFailure(key, error) for key in keys]
+
+
+class Sweep:
+    """Deletes what is old and not kept, folder by folder."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        cutoff: datetime,
+        *,
+        dry_run: bool,
+        side_by_side: bool,
+        folders: object = None,
+        progress: ProgressCallback,
+    ) -> None:
+        """Sweep a storage.
+
+        Args:
+            storage: where the folders are.
+            cutoff: what was written at this time or later stays.
+            dry_run: only count.
+            side_by_side: list parts of a large folder at the same time. Where each listing
+                looks at the whole folder, as on local disks, that is slower.
+            folders: the backend, if it may be asked for what is in a folder by itself.
+            progress: told how many objects were looked at.
+        """
+        self._storage = storage
+        self._side_by_side = side_by_side
+        self._cutoff = cutoff
+        self._dry_run = dry_run
+        self._progress = progress
+        self._folders = folders if isinstance(folders, FolderListing) else None
+
+    async def run(self, folder: str, keep: IdSet, tally: Tally) -> None:
+        """Sweep a folder: its beginning alone, and the rest, if it is large, side by side."""
+        if self._folders is not None:
+            await self._by_name(self._folders, folder, keep, tally)
+            return
+        most = _FEW if self._side_by_side else None
+        last = await self._part(f"{folder}/", keep, tally, most=most)
+        if last is None:
+            return
+        parts = [f"{folder}/{letter}" for letter in ALPHABET]
+        parts = [part for part in parts if part >= last[: len(part)]]
+
+        async def part(prefix: str) -> None:
+            await self._part(prefix, keep, tally, start_after=last)
+
+        await bounded_map(part, parts, limit=_SIDE_BY_SIDE)
+
+    async def _by_name(
+        self, listing: FolderListing, folder: str, keep: IdSet, tally: Tally
+    ) -> None:
+        """Sweep a folder; only of what is not kept the size and the time are asked for."""
+        names = await listing.list_names(folder)
+        for start in range(0, len(names), _NAMES):
+            if len(tally.failures) >= _MOST_FAILURES:
+                return
+            part = names[start : start + _NAMES]
+            ids, valid = parse_ids(part)
+            doomed = valid & ~keep.contains(ids)
+            chosen = [name for name, gone in zip(part, doomed.tolist(), strict=True) if gone]
+            found = await listing.states(folder, chosen)
+            old = found.present & are_older(found.modified_us, self._cutoff)
+            rows = zip(chosen, found.sizes_bytes.tolist(), old.tolist(), strict=True)
+            garbage = [(f"{folder}/{name}", size) for name, size, gone in rows if gone]
+            tally.seen += len(part)
+            self._progress(Progress(f"deleting {folder}", tally.seen))
+            await self._delete(garbage, tally)
+
+    async def _part(
+        self,
+        prefix: str,
+        keep: IdSet,
+        tally: Tally,
+        *,
+        start_after: str | None = None,
+        most: int | None = None,
+    ) -> str | None:
+        """Sweep a part; answer the last key that was looked at, if that are ``most`` of them."""
+        seen = 0
+        last = None
+        garbage: _Garbage = []
+        listed = pages(self._storage, prefix, start_after=start_after)
+        async with closing(listed):
+            async for page in listed:
+                if len(tally.failures) >= _MOST_FAILURES:
+                    return None
+                found = garbage_in(page, keep, self._cutoff)
+                garbage += [(it.key, it.size_bytes) for it in found]
+                if len(garbage) >= BATCH * _BATCHES:
+                    await self._delete(garbage, tally)
+                    garbage = []
+                seen += len(page)
+                tally.seen += len(page)
+                self._progress(Progress(f"deleting {prefix.partition('/')[0]}", tally.seen))
+                if most is not None and seen >= most:
+                    last = page[-1].key
+                    break
+        await self._delete(garbage, tally)
+        return last
+
+    async def _delete(self, garbage: _Garbage, tally: Tally) -> None:
+        starts = range(0, len(garbage), BATCH)
+
+        async def batch(start: int) -> None:
+            await self._delete_batch(garbage[start : start + BATCH], tally)
+
+        await bounded_map(batch, starts, limit=_BATCHES)
+
+    async def _delete_batch(self, garbage: _Garbage, tally: Tally) -> None:
+        """Delete objects, unless only counting; note what could not be deleted."""
+        failures: list[DeleteFailure] = []
+        if not self._dry_run:
+            failures = await delete_batch(self._storage, [key for key, _ in garbage])
+        failed = {it.key for it in failures}
+        tally.failures += failures
+        tally.count += len(garbage) - len(failed)
+        tally.size_bytes += sum(size for key, size in garbage if key not in failed)

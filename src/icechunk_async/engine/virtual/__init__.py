@@ -1,0 +1,1 @@
+"""Virtual chunks: which sources may be read, and reading them."""

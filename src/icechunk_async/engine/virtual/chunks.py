@@ -1,0 +1,342 @@
+"""Virtual chunks: bytes that live in other people's objects, and who may read them.
+
+A repository declares containers, URL prefixes under which its virtual chunks may lie. That alone
+gives nobody access: whoever opens the repository authorises containers one by one.
+"""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, unquote, urlsplit
+
+from icechunk_async._runtime.concurrency import closing
+from icechunk_async.credentials._refresh import Credential
+from icechunk_async.engine.files.chunks import DirectStorage
+from icechunk_async.engine.virtual.sources import source_options, source_place
+from icechunk_async.errors import (
+    InvalidInputError,
+    InvalidObjectKeyError,
+    ObjectNotFoundError,
+    PermissionDeniedError,
+    StorageError,
+    VirtualAccessError,
+    VirtualContainerError,
+    VirtualSourceChangedError,
+)
+from icechunk_async.format.manifest.refs import VirtualChunk
+from icechunk_async.storage import BlockingStorage, ByteRange, ObjectInfo, open_storage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from icechunk_async.engine.files.chunks import AssetStorage
+    from icechunk_async.format.config import VirtualChunkContainer
+    from icechunk_async.storage import RangeRequest, Retrieved, Storage
+
+    type VirtualAccess = Credential | Storage | Mapping[str, object] | None
+
+__all__ = ["VirtualChunks", "VirtualLocations", "open_virtual"]
+
+_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+_NAMED: Final = "vcc"
+_LITERAL: Final = "/!$&'()*+,;=:@~"
+"""What may stand in the path of a URL besides letters, digits and ``-._``."""
+
+
+class VirtualLocations:
+    """Checks and resolves locations against the containers of a repository. Pure."""
+
+    def __init__(self, containers: Sequence[VirtualChunkContainer]) -> None:
+        """Look among ``containers``."""
+        self._names = {it.name: it.url_prefix for it in containers if it.name is not None}
+        # The longest prefix that fits decides.
+        self._prefixes = sorted((it.url_prefix for it in containers), key=len, reverse=True)
+        self._decoded = [(unquote(prefix), prefix) for prefix in self._prefixes]
+
+    def normalize(self, location: str, *, validate_container: bool = True) -> str:
+        """Return a location as it is stored (spec, "Virtual chunk locations").
+
+        Raises:
+            InvalidInputError: it is no absolute URL.
+            VirtualContainerError: no container covers it.
+        """
+        match = _URL.fullmatch(location)
+        scheme = match[1].lower() if match else ""
+        rest = match[2] if match else ""
+        if scheme == "file":
+            parts = urlsplit(location)
+            if parts.path.startswith("/") and parts.netloc.lower() in {"", "localhost"}:
+                location = f"file:///{posixpath.normpath(parts.path).lstrip('/')}"
+            else:
+                match = None  # a file of another machine is none of ours
+        elif not rest.startswith("//") or not rest[2:].partition("/")[0]:
+            match = None
+        else:
+            location = f"{scheme}:{rest}"
+        if match is None:
+            raise InvalidInputError(
+                f"{location[:200]!r} cannot be the location of a virtual chunk: give an absolute "
+                "URL such as 's3://bucket/file.nc', 'file:///data/file.nc' or "
+                "'vcc://container-name/file.nc'.",
+                location=location,
+                code="invalid-virtual-ref",
+            )
+        if validate_container:
+            self.resolve(location)
+        return location
+
+    def resolve(self, location: str) -> tuple[str, str]:
+        """Return the container's prefix and the object's key below it.
+
+        Raises:
+            VirtualContainerError: no container covers the location.
+        """
+        url = re.split(r"[?#]", self.expand(location), maxsplit=1)[0]
+        decoded = unquote(url)
+        for start, prefix in self._decoded:
+            if decoded.startswith(start):
+                return prefix, decoded[len(start) :]
+        raise self._uncovered(location)
+
+    def expand(self, location: str) -> str:
+        """Return an absolute URL for ``vcc://name/...``, where there is a container so named."""
+        if location.startswith(f"{_NAMED}://"):
+            name, _, rest = location[len(_NAMED) + 3 :].partition("/")
+            if name in self._names:
+                return self._names[name] + rest
+        return location
+
+    def absolute(self, location: str) -> str:
+        """Return the absolute URL of a location.
+
+        Raises:
+            VirtualContainerError: it names a container that there is not.
+        """
+        url = self.expand(location)
+        if url.startswith(f"{_NAMED}://"):
+            raise self._uncovered(location)
+        return url
+
+    def _uncovered(self, location: str) -> VirtualContainerError:
+        known = ", ".join([*self._prefixes, *(f"vcc://{name}/" for name in self._names)]) or "none"
+        return VirtualContainerError(
+            f"No virtual chunk container covers {location[:200]!r}. Containers: {known}. Add one "
+            "to the repository's configuration.",
+            location=location,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    storage: Storage
+    direct: DirectStorage | None
+    base: str
+    """What goes before a key that is relative to the container."""
+
+
+class VirtualChunks:
+    """Reads virtual chunks from the containers that the reader authorised."""
+
+    def __init__(self, locations: VirtualLocations, sources: Mapping[str, _Source]) -> None:
+        """Use :func:`open_virtual`."""
+        self.locations = locations
+        self._sources = sources
+
+    @property
+    def authorized_prefixes(self) -> frozenset[str]:
+        """Prefixes of the containers that may be read."""
+        return frozenset(self._sources)
+
+    @property
+    def can_read_directly(self) -> bool:
+        """Return whether every source answers without an event loop."""
+        return all(source.direct is not None for source in self._sources.values())
+
+    async def read(
+        self, chunk: VirtualChunk, start: int, stop: int, *, direct: bool = False
+    ) -> bytes | memoryview:
+        """Read bytes ``[start, stop)`` of a virtual chunk.
+
+        Raises:
+            VirtualContainerError: no container covers the location, or its store can hold no
+                such object.
+            VirtualAccessError: the container was not authorised, or its store lets the reader
+                not in.
+            VirtualSourceChangedError: the source was modified since it was referenced, is
+                gone, or is too short; or whether it was modified cannot be told.
+            StorageError: the store failed; ``context`` has the location.
+
+        Cost: one request.
+        """
+        wanted = ByteRange(chunk.offset + start, chunk.offset + stop)
+        retrieved = await self._get(chunk, wanted, direct=direct)
+        check_unchanged(chunk, retrieved)
+        if len(retrieved.data) != stop - start:
+            raise changed(chunk, f"has only {retrieved.size_bytes} bytes")
+        return retrieved.data
+
+    async def size(self, location: str) -> int:
+        """Return how many bytes an object has.
+
+        Raises:
+            VirtualChunkError, StorageError: as :meth:`read`.
+
+        Cost: one request.
+        """
+        chunk = VirtualChunk(location, 0, 0)
+        return (await self._get(chunk, ByteRange(0, 0), direct=False)).size_bytes
+
+    async def fetch(self, location: str, wanted: RangeRequest = None) -> Retrieved:
+        """Read an object of a container, or a part of it, whatever state it is in.
+
+        Raises:
+            VirtualChunkError, StorageError: as :meth:`read`.
+
+        Cost: one request.
+        """
+        return await self._get(VirtualChunk(location, 0, 0), wanted, direct=False)
+
+    async def entries(self, location: str) -> AsyncGenerator[tuple[str, ObjectInfo]]:
+        """Iterate over the objects of a container whose location begins like this one.
+
+        Each is answered with its location.
+
+        Raises:
+            VirtualContainerError, VirtualAccessError: the container is unknown, or not authorised.
+            StorageError: the store failed, or cannot list.
+        """
+        prefix, key = self.locations.resolve(location)
+        source = self._sources.get(prefix)
+        if source is None:
+            raise _unauthorized(VirtualChunk(location, 0, 0), prefix)
+        listed = source.storage.list_prefix(source.base + key)
+        async with closing(listed):
+            async for entry in listed:
+                if isinstance(entry, ObjectInfo):
+                    yield prefix + quote(entry.key.removeprefix(source.base), safe=_LITERAL), entry
+
+    async def _get(self, chunk: VirtualChunk, wanted: RangeRequest, *, direct: bool) -> Retrieved:
+        prefix, key = self.locations.resolve(chunk.location)
+        source = self._sources.get(prefix)
+        if source is None:
+            raise _unauthorized(chunk, prefix)
+        storage: AssetStorage = source.storage
+        if direct:
+            assert source.direct is not None  # see can_read_directly
+            storage = source.direct
+        try:
+            return await storage.get(source.base + key, wanted)
+        except ObjectNotFoundError as error:
+            raise changed(chunk, "is gone") from error
+        except PermissionDeniedError as error:
+            raise VirtualAccessError(
+                f"Reading the virtual chunk at {chunk.location!r} was denied: {error} Credentials "
+                "are given with authorize_virtual_chunk_access=, when the repository is opened.",
+                location=chunk.location,
+                url_prefix=prefix,
+            ) from error
+        except InvalidObjectKeyError as error:
+            raise VirtualContainerError(
+                f"The location of a virtual chunk, {chunk.location!r}, names no object that this "
+                f"store can hold: {error}",
+                location=chunk.location,
+            ) from error
+        except StorageError as error:
+            error.context.setdefault("location", chunk.location)
+            error.add_note(f"It was the source of a virtual chunk, {chunk.location!r}.")
+            raise
+
+
+def _unauthorized(chunk: VirtualChunk, prefix: str) -> VirtualAccessError:
+    return VirtualAccessError(
+        f"Reading {chunk.location!r} is not authorised: its container {prefix!r} is not among "
+        "those given when the repository was opened. If you trust it, open the repository with "
+        f"authorize_virtual_chunk_access={{{prefix!r}: None}}, or with a credential of "
+        "icechunk_async.credentials in place of None.",
+        location=chunk.location,
+        url_prefix=prefix,
+    )
+
+
+def check_unchanged(chunk: VirtualChunk, retrieved: Retrieved) -> None:
+    """Compare what was read with the guard of its reference.
+
+    Raises:
+        VirtualSourceChangedError: it is of another state, or does not tell of which.
+    """
+    if chunk.etag is not None:
+        found = [it.strip('"') for it in (retrieved.etag, retrieved.version.token) if it]
+        if chunk.etag.strip('"') not in found:
+            raise changed(chunk, f"has ETag {found[0]!r} now, not {chunk.etag!r}")
+    limit, modified = chunk.last_modified, retrieved.last_modified
+    if limit is None:
+        return
+    if modified is None:
+        raise changed(chunk, "does not tell when it was modified, which its reference asks for")
+    # Whole seconds are stored: rounded up by us, rounded down by other writers.
+    if math.floor(modified.timestamp()) > limit:
+        raise changed(chunk, f"was modified at {modified.isoformat()}")
+
+
+def changed(chunk: VirtualChunk, what: str) -> VirtualSourceChangedError:
+    """Return the error for a source that is no longer what was referenced."""
+    return VirtualSourceChangedError(
+        f"The source of a virtual chunk, {chunk.location!r}, {what}: it changed since it was "
+        "referenced, so its bytes cannot be trusted. Restore it, or reference it again.",
+        location=chunk.location,
+        offset=chunk.offset,
+        length=chunk.length,
+    )
+
+
+@asynccontextmanager
+async def open_virtual(
+    containers: Sequence[VirtualChunkContainer],
+    authorized: Mapping[str, VirtualAccess],
+    wrap: Callable[[Storage], Storage],
+) -> AsyncGenerator[VirtualChunks]:
+    """Open the authorised containers for the length of the block.
+
+    Args:
+        containers: those that the repository declares.
+        authorized: by URL prefix: a credential; the backend's options; an open storage, whose
+            keys are relative to the prefix; or None, which lets in whoever needs no credential,
+            and to S3 whom the environment names.
+        wrap: puts the repository's policies around a storage.
+
+    Raises:
+        VirtualContainerError: a prefix is authorised that no container has.
+        VirtualAccessError: None was given for a store that needs a credential.
+        InvalidInputError: a credential is for another kind of store, or no option fits.
+        MissingDriverError: the store's backend is not installed.
+    """
+    locations = VirtualLocations(containers)
+    known = {container.url_prefix: container for container in containers}
+    async with AsyncExitStack() as stack:
+        sources: dict[str, _Source] = {}
+        for prefix, access in authorized.items():
+            if prefix not in known:
+                raise VirtualContainerError(
+                    f"{prefix!r} was authorised, but the repository has no such virtual chunk "
+                    f"container. Containers: {', '.join(sorted(known)) or 'none'}.",
+                    url_prefix=prefix,
+                )
+            base = ""
+            if access is None or isinstance(access, Mapping | Credential):
+                place = source_place(prefix)
+                options = await source_options(known[prefix], access)
+                storage = await stack.enter_async_context(
+                    open_storage(place.url, **{**options, "read_only": True})
+                )
+                base = place.base
+            else:
+                storage = access
+            direct = DirectStorage(storage) if isinstance(storage, BlockingStorage) else None
+            sources[prefix] = _Source(wrap(storage), direct, base)
+        yield VirtualChunks(locations, sources)

@@ -1,0 +1,294 @@
+"""From a container and what its reader authorised to a storage: which URL, with which options.
+
+The container says where its store is and how it is reached; the reader says who asks. What the
+reader says goes first.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Final, cast
+from urllib.parse import unquote, urlsplit
+
+from icechunk_async.credentials._refresh import Credential
+from icechunk_async.errors import InvalidInputError, VirtualAccessError
+from icechunk_async.format.config import (
+    AzureStore,
+    GcsStore,
+    HttpStore,
+    LocalFileSystemStore,
+    S3CompatibleStore,
+    S3Store,
+    TigrisStore,
+)
+
+if TYPE_CHECKING:
+    from icechunk_async.format.config import S3Options, VirtualChunkContainer
+
+__all__ = ["SourcePlace", "source_options", "source_place"]
+
+_log: Final = logging.getLogger(__name__)
+
+_BACKENDS: Final = {"tigris": "s3", "gcs": "gs", "azure": "az", "abfs": "az", "https": "http"}
+"""Schemes of containers that the backend of another scheme serves."""
+_PROOFS: Final = {
+    "s3": frozenset(
+        {
+            *("anonymous", "access_key_id", "secret_access_key", "session_token"),
+            *("credentials", "profile"),
+        }
+    ),
+    "gs": frozenset({"token"}),
+    "az": frozenset({"account_key", "sas_token", "connection_string", "credential", "anonymous"}),
+}
+"""Options that say who asks: of two parties only one can."""
+_TRUE: Final = frozenset({"1", "true", "on", "yes", "y"})
+_SECONDS: Final = {
+    "ms": 0.001,
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60),
+}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlace:
+    """Where the objects of a container are."""
+
+    backend: str
+    """URL scheme of the backend."""
+    url: str
+    """What the backend opens: a bucket, a server, or for files the container's directory."""
+    base: str
+    """What goes before a key that is relative to the container; empty, or ending in ``/``."""
+
+
+def source_place(url_prefix: str) -> SourcePlace:
+    """Return where the objects of a container are; its prefix is a percent-encoded URL."""
+    parts = urlsplit(url_prefix)
+    backend = _BACKENDS.get(parts.scheme, parts.scheme)
+    if backend == "file":
+        return SourcePlace(backend, url_prefix, "")
+    # The whole bucket is opened, and keys are whole: backends know of no encoded prefixes.
+    scheme = parts.scheme if backend == "http" else backend
+    return SourcePlace(backend, f"{scheme}://{parts.netloc}", unquote(parts.path[1:]))
+
+
+async def source_options(
+    container: VirtualChunkContainer, access: Credential | Mapping[str, object] | None
+) -> dict[str, object]:
+    """Return the options with which the backend opens a container.
+
+    Raises:
+        VirtualAccessError: nothing was given for a store that needs a credential.
+        InvalidInputError: the credential is for another kind of store.
+        ExpiredCredentialsError: the credential ended.
+    """
+    place = source_place(container.url_prefix)
+    stored = _stored(container)
+    match access:
+        case None:
+            return {**_by_default(container, place, stored), **stored}
+        case Credential():
+            if access.backend != place.backend:
+                raise InvalidInputError(
+                    f"A {type(access).__name__} was given for the virtual chunk container "
+                    f"{container.url_prefix!r}, whose store takes none of that kind.",
+                    url_prefix=container.url_prefix,
+                )
+            given = dict(await access.storage_options())
+        case _:
+            given = dict(access)
+    return _laid_over(place, stored, given)
+
+
+def _by_default(
+    container: VirtualChunkContainer, place: SourcePlace, stored: Mapping[str, object]
+) -> dict[str, object]:
+    """Return who asks where the reader did not say."""
+    if place.backend == "gs":
+        return {"token": "anonymous"}
+    if place.backend == "az" and not _PROOFS["az"] & stored.keys():
+        raise VirtualAccessError(
+            f"The virtual chunk container {container.url_prefix!r} needs a credential, and None "
+            "was given. Give one of icechunk_async.credentials, such as AzureFromEnvironment() or "
+            "AzureAnonymous().",
+            url_prefix=container.url_prefix,
+        )
+    return {}
+
+
+def _laid_over(
+    place: SourcePlace, stored: Mapping[str, object], given: Mapping[str, object]
+) -> dict[str, object]:
+    proofs: frozenset[str] = _PROOFS.get(place.backend, frozenset())
+    if proofs & given.keys():
+        stored = {name: value for name, value in stored.items() if name not in proofs}
+    if "connection_string" in given:
+        stored = {name: value for name, value in stored.items() if name != "account_name"}
+    merged = {**stored, **given}
+    if place.backend != "http":
+        return merged
+    headers = {"headers": merged.pop("headers", None)}
+    if "headers" in given:
+        # What the reader sends over plain http is for the reader to decide.
+        if "allow_http" not in given:
+            merged.pop("allow_http", None)
+        headers["headers"] = _joined(stored.get("headers"), given["headers"])
+    return {**merged, **{name: value for name, value in headers.items() if value is not None}}
+
+
+def _joined(stored: object, given: object) -> object:
+    """Return headers of both; of equal names the reader's."""
+    common = cast("Mapping[str, str]", stored or {})
+    if not given:
+        return common
+    if not common:
+        return given
+    if isinstance(given, Mapping):
+        return _join(common, cast("Mapping[str, str]", given))
+    return _JoinedHeaders(common, cast("Callable[[], Awaitable[Mapping[str, str]]]", given))
+
+
+def _join(common: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    taken = {name.lower() for name in own}
+    return {**{name: it for name, it in common.items() if name.lower() not in taken}, **own}
+
+
+@dataclass(frozen=True, slots=True)
+class _JoinedHeaders:
+    """Headers of a function, and those of the container."""
+
+    common: Mapping[str, str]
+    ask: Callable[[], Awaitable[Mapping[str, str]]]
+
+    async def __call__(self) -> dict[str, str]:
+        return _join(self.common, await self.ask())
+
+
+def _stored(container: VirtualChunkContainer) -> dict[str, object]:
+    """Return what the repository says about reaching a container's store."""
+    match container.store:
+        case S3Store(options) | S3CompatibleStore(options):
+            return _of_s3(options)
+        case TigrisStore(options):
+            return {**_of_s3(options), "preset": "tigris"}
+        case GcsStore(options):
+            return _of_gcs(options)
+        case AzureStore(options):
+            return _of_azure(options)
+        case HttpStore(options, headers):
+            return _of_http(options, headers, plain=container.url_prefix.startswith("http:"))
+        case LocalFileSystemStore():
+            return {"follow_links": True}  # archives have links to the current version of a file
+        case _:
+            return {}
+
+
+def _of_s3(options: S3Options) -> dict[str, object]:
+    """Return the options that differ from the defaults; reading sends no checksums."""
+    values = {it.name: getattr(options, it.name) for it in fields(options)}
+    del values["checksum_algorithm"]
+    return {name: value for name, value in values.items() if value is not None and value != ""}
+
+
+def _of_gcs(options: Mapping[str, str]) -> dict[str, object]:
+    """Return what a key or a switch for anonymous access says.
+
+    Neither addresses nor files of credentials are followed: a repository's author must not be
+    able to send the reader's token elsewhere.
+    """
+    known = _Known(options, "google_")
+    found: dict[str, object] = {}
+    if known.flag("skip_signature"):
+        found["token"] = "anonymous"  # noqa: S105 - says that there is none
+    key = known.take("service_account_key")
+    if key is not None:
+        try:
+            found["token"] = json.loads(key)
+        except ValueError:
+            raise InvalidInputError(
+                "The service account key in the configuration of a virtual chunk container is no "
+                "JSON. Correct the configuration."
+            ) from None
+    _timeouts(known, found, silence="read_timeout_seconds")
+    known.finish()
+    return found
+
+
+def _of_azure(options: Mapping[str, str]) -> dict[str, object]:
+    """Return the account, and what a key, a signature or a switch for anonymous access says."""
+    known = _Known(options, "azure_storage_", "azure_")
+    found: dict[str, object] = {}
+    account = known.take("account", "account_name")
+    if account is not None:
+        found["account_name"] = account
+    key = known.take("account_key", "access_key", "master_key")
+    signature = known.take("sas_token", "sas_key")
+    if known.flag("skip_signature"):
+        found["anonymous"] = True
+    elif key is not None:
+        found["account_key"] = key
+    elif signature is not None:
+        found["sas_token"] = signature
+    _timeouts(known, found, silence="timeout_seconds")
+    known.finish()
+    return found
+
+
+def _of_http(
+    options: Mapping[str, str], headers: Mapping[str, str], *, plain: bool
+) -> dict[str, object]:
+    known = _Known(options)
+    sent = dict(headers)
+    agent = known.take("user_agent")
+    if agent is not None:
+        sent = _join({"User-Agent": agent}, sent)
+    # Whoever wants to hear of changes records a guard, which such a server cannot pass.
+    found: dict[str, object] = {"unversioned": True}
+    if sent:
+        found["headers"] = sent
+        # They stand in the repository: plain http tells nobody anything new.
+        found |= {"allow_http": True} if plain else {}
+    known.take("allow_http", "http1_only", "http2_only")
+    _timeouts(known, found, silence="timeout_seconds")
+    known.finish()
+    return found
+
+
+class _Known:
+    """String options of a store, taken one by one under any of their names."""
+
+    def __init__(self, options: Mapping[str, str], *beginnings: str) -> None:
+        self._left = {key.lower(): value for key, value in options.items()}
+        self._beginnings = ("", *beginnings)
+
+    def take(self, *names: str) -> str | None:
+        found = None
+        for name in (f"{start}{name}" for name in names for start in self._beginnings):
+            value = self._left.pop(name, None)
+            found = value if found is None else found
+        return found
+
+    def flag(self, name: str) -> bool:
+        return (self.take(name) or "").lower() in _TRUE
+
+    def finish(self) -> None:
+        """Name what is left, which nothing here can act on."""
+        if self._left:
+            _log.warning(
+                "Options of a virtual chunk container's store have no counterpart and are left "
+                "out: %s",
+                ", ".join(sorted(self._left)),
+            )
+
+
+def _timeouts(known: _Known, found: dict[str, object], *, silence: str) -> None:
+    for name, option in (("timeout", silence), ("connect_timeout", "connect_timeout_seconds")):
+        match = _DURATION.fullmatch((known.take(name) or "").strip().lower())
+        if match is not None and match[2] in _SECONDS:
+            found[option] = float(match[1]) * _SECONDS[match[2]]

@@ -1,0 +1,225 @@
+"""What the sections of the configuration share: checks, defaults, merging, path expressions."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast, overload
+
+from icechunk_async.errors import InvalidConfigError
+from icechunk_async.format.json.values import utf8
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "BOOL",
+    "MAX_CONDITION_DEPTH",
+    "TEXT",
+    "U8",
+    "U16",
+    "U32",
+    "U64",
+    "Effective",
+    "Instance",
+    "Integer",
+    "Section",
+    "at_least_one",
+    "check_conditions",
+    "check_integer",
+    "check_text",
+    "last_segment",
+    "merge",
+    "of_type",
+    "optional_integer",
+    "search",
+]
+
+
+MAX_CONDITION_DEPTH: Final = 48
+"""Combinations inside one another: the stored form nests twice as deep and has a limit too."""
+
+
+def search(regex: str, text: str) -> bool:
+    """Say whether the expression is found in the text; one that is invalid never is."""
+    pattern = _compiled(regex)
+    return pattern is not None and pattern.search(text) is not None
+
+
+@lru_cache(maxsize=256)
+def _compiled(regex: str) -> re.Pattern[str] | None:
+    with warnings.catch_warnings():
+        # Python warns of syntax that it may read differently one day; stored text cannot mend it.
+        warnings.simplefilter("ignore")
+        try:
+            return re.compile(regex)
+        except (re.error, OverflowError, RecursionError):
+            return None
+
+
+def last_segment(path: str) -> str | None:
+    """Return the name of the node at an absolute path; the root has none."""
+    return path.rpartition("/")[2] or None
+
+
+def check_conditions(name: str, conditions: object, member: type) -> None:
+    """Refuse what is no tuple of conditions, or one that nests too deeply."""
+    level = list(cast("tuple[object, ...]", conditions)) if isinstance(conditions, tuple) else [0]
+    if not all(isinstance(item, member) for item in level):
+        raise InvalidConfigError(
+            f"{name}.conditions holds something else; allowed: a tuple of {member.__name__}.",
+            field=name,
+        )
+    for _ in range(MAX_CONDITION_DEPTH):
+        level = [inner for item in level for inner in getattr(item, "conditions", ())]
+        if not level:
+            return
+    raise InvalidConfigError(
+        f"{name}.conditions nests more than {MAX_CONDITION_DEPTH} deep; combine more conditions "
+        "on one level.",
+        field=name,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """A field that holds an integer from ``low`` to ``high``."""
+
+    low: int
+    high: int
+
+    @property
+    def allowed(self) -> str:
+        """What messages call the range."""
+        return f"an integer from {self.low} to {self.high}"
+
+    def accepts(self, value: object) -> bool:
+        """Say whether the field can hold the value."""
+        return type(value) is int and self.low <= value <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A field that holds an instance of ``cls``."""
+
+    cls: type[object]
+    allowed: str
+
+    def accepts(self, value: object) -> bool:
+        """Say whether the field can hold the value."""
+        return isinstance(value, self.cls)
+
+
+def optional_integer(low: int, high: int) -> dict[str, Integer]:
+    """Return the metadata of a dataclass field that holds an integer or None."""
+    return {"kind": Integer(low, high)}
+
+
+def of_type(cls: type[object], allowed: str | None = None) -> dict[str, Instance]:
+    """Return the metadata of a dataclass field that holds an instance of ``cls`` or None."""
+    return {"kind": Instance(cls, allowed or f"an instance of {cls.__name__}")}
+
+
+U8: Final = optional_integer(0, 2**8 - 1)
+U16: Final = optional_integer(0, 2**16 - 1)
+U32: Final = optional_integer(0, 2**32 - 1)
+U64: Final = optional_integer(0, 2**64 - 1)
+BOOL: Final = of_type(bool, "True or False")
+TEXT: Final = of_type(str, "text")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the configuration; every field may be None, which stands for its default."""
+
+    merges_whole: ClassVar[bool] = False
+    """Whether merging replaces the section as a unit instead of field by field."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that the stored form cannot hold."""
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            kind = spec.metadata["kind"]
+            optional = spec.default is None
+            name = f"{type(self).__name__}.{spec.name}"
+            if not (kind.accepts(value) or (optional and value is None)):
+                _refuse(name, value, kind.allowed + ", or None" * optional)
+            if isinstance(value, str):
+                check_text(name, value)
+
+
+def check_integer(name: str, value: object, low: int, high: int) -> None:
+    """Refuse what is no integer from ``low`` to ``high``."""
+    kind = Integer(low, high)
+    if not kind.accepts(value):
+        _refuse(name, value, kind.allowed)
+
+
+def check_text(name: str, value: object) -> None:
+    """Refuse what is no text, or has no UTF-8 form."""
+    if not isinstance(value, str) or utf8(value) is None:
+        _refuse(name, value, "text that has a UTF-8 form")
+
+
+def _refuse(name: str, value: object, allowed: str) -> None:
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    found = f"{value!r:.64}" if plain else f"of type {type(value).__name__}"
+    raise InvalidConfigError(f"{name} is {found}; allowed: {allowed}.", field=name)
+
+
+class Effective[T]:
+    """Reads a field of a section, or its default where the field is None."""
+
+    def __init__(self, field: str, default: T, adjust: Callable[[T], T] | None = None) -> None:
+        """Name the field.
+
+        Args:
+            field: a field of the same class.
+            default: what None stands for.
+            adjust: applied to a value that was set, for values that are legal but meaningless.
+        """
+        self._field = field
+        self._default = default
+        self._adjust = adjust
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object, owner: type) -> T | Self:
+        """Return the value that counts."""
+        if instance is None:
+            return self
+        value = getattr(instance, self._field)
+        if value is None:
+            return self._default
+        found = cast("T", value)
+        return self._adjust(found) if self._adjust else found
+
+
+def at_least_one(value: int) -> int:
+    """Read the 0 that the stored form permits where it would mean to wait for ever."""
+    return max(value, 1)
+
+
+def merge[S: Section](weaker: S, stronger: S) -> S:
+    """Lay one section over another of the same class.
+
+    A field that is set in ``stronger`` wins, field by field down to the smallest section.
+    Replaced as units: the preload section, the splitting section, the containers.
+    """
+    merged: dict[str, Any] = {
+        spec.name: _merge_values(getattr(weaker, spec.name), getattr(stronger, spec.name))
+        for spec in fields(stronger)
+    }
+    return type(stronger)(**merged)
+
+
+def _merge_values(weak: object, strong: object) -> object:
+    if strong is None:
+        return weak
+    if isinstance(strong, Section) and isinstance(weak, Section) and not strong.merges_whole:
+        return merge(weak, strong)
+    return strong

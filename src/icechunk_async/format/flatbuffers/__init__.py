@@ -1,0 +1,1 @@
+"""Read and write FlatBuffers by columns, for files with millions of tables."""

@@ -1,0 +1,306 @@
+"""Write FlatBuffers: by the column, or in blocks for files that have few tables.
+
+The buffer is laid out forwards: vtables, then tables, then what tables refer to, so that every
+offset points ahead and is known before a byte is written. Records of one shape (a table with the
+small vectors that belong to it) are filled in as one structured array.
+
+A block is a table, vector or string together with all that it refers to, as one run of bytes, so
+that nothing in it depends on where it goes. Blocks are multiples of 8 bytes long and lie at
+multiples of 8, which aligns everything in them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import accumulate
+from struct import Struct, pack
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.envelope import MAX_PAYLOAD_BYTES
+from icechunk_async.format.flatbuffers.buffer import copy_of_rows, put_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    type Positions = npt.NDArray[np.int64]
+    type Block = tuple[bytes, int]
+    """The bytes, and the position in them that offsets to it point to."""
+
+__all__ = [
+    "BLOCK",
+    "IDENTIFIER",
+    "REF",
+    "Layout",
+    "Offsets",
+    "Output",
+    "Shape",
+    "blob",
+    "copy_pieces",
+    "finish",
+    "string",
+    "strings",
+    "structs",
+    "table",
+    "vector",
+    "vtable",
+]
+
+
+IDENTIFIER: Final = b"Ichk"
+"""The file identifier that every writer sets and no reader checks."""
+
+BLOCK: Final = 1 << 13
+"""Records filled in at a time, field by field, so that they stay in the processor's cache."""
+
+
+class Layout:
+    """Decides where each part of a buffer goes."""
+
+    def __init__(self) -> None:
+        """Begin after the root offset and the file identifier."""
+        self.size = 8
+
+    def place(self, size: int, align: int) -> int:
+        """Reserve ``size`` bytes and answer their position."""
+        position = self.size + (-self.size) % align
+        self.size = position + size
+        return position
+
+    def place_vector(self, count: int, item_size: int, align: int) -> int:
+        """Reserve a vector and answer the position of its count, which items follow."""
+        align = max(align, 4)
+        items = self.place(4, 4) + 4
+        items += (-items) % align
+        self.size = items + count * item_size
+        return items - 4
+
+    def output(self) -> Output:
+        """Allocate the buffer, zeroed.
+
+        Raises:
+            InvalidInputError: it exceeds what the format can address.
+        """
+        if self.size > MAX_PAYLOAD_BYTES:
+            raise InvalidInputError(
+                f"A file of {self.size} bytes exceeds the format's limit of 2 GiB. Configure "
+                "manifest splitting, or commit more often."
+            )
+        return Output(np.zeros(self.size, np.uint8))
+
+
+class Output:
+    """A buffer being filled in."""
+
+    def __init__(self, data: npt.NDArray[np.uint8]) -> None:
+        """Write the file identifier; the root comes with :meth:`finish`."""
+        self.data = data
+        self.put(4, IDENTIFIER)
+
+    def put(self, position: int, raw: bytes | memoryview) -> None:
+        """Copy bytes to a position."""
+        self.data[position : position + len(raw)] = np.frombuffer(raw, np.uint8)
+
+    def records(self, position: int, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return a view of ``count`` records, to be assigned to."""
+        return self.data[position : position + count * dtype.itemsize].view(dtype)
+
+    def word(self, position: int, value: int, width: int = 4) -> None:
+        """Write one little-endian word, signed if ``value`` is negative."""
+        self.put(position, value.to_bytes(width, "little", signed=value < 0))
+
+    def offset(self, position: int, target: int) -> None:
+        """Make the field at ``position`` refer to ``target``."""
+        self.word(position, target - position)
+
+    def offset_vector(self, position: int, targets: Positions) -> None:
+        """Fill in a vector of offsets."""
+        self.offsets(position, len(targets)).put(slice(0, len(targets)), targets)
+
+    def offsets(self, position: int, count: int) -> Offsets:
+        """Begin a vector of offsets, which are filled in later."""
+        self.word(position, count)
+        return Offsets(position + 4, self.records(position + 4, count, np.dtype("<u4")))
+
+    def struct_vector(self, position: int, rows: npt.NDArray[Any]) -> None:
+        """Fill in a vector of inline structs or words: one row an item."""
+        self.word(position, len(rows))
+        self.put(position + 4, np.ascontiguousarray(rows).tobytes())
+
+    def byte_vectors(
+        self,
+        positions: Positions,
+        source: npt.NDArray[np.uint8],
+        starts: Positions,
+        sizes: Positions,
+    ) -> None:
+        """Fill in many vectors of bytes (or strings) from pieces of ``source``."""
+        words = self.data[: len(self.data) & ~3].view("<u4")
+        words[positions >> 2] = sizes
+        copy_pieces(self.data, positions + 4, source, starts, sizes)
+
+    def table(self, position: int, vtable_position: int) -> None:
+        """Begin a table: write the distance back to its vtable."""
+        self.word(position, position - vtable_position)
+
+    def finish(self, root: int) -> memoryview:
+        """Set the root table and answer the buffer."""
+        self.word(0, root)
+        return memoryview(self.data)
+
+
+class Offsets:
+    """The entries of a vector of offsets."""
+
+    def __init__(self, first: int, items: npt.NDArray[np.uint32]) -> None:
+        """Fill in ``items``, the first of which lies at the position ``first``."""
+        self._first = first
+        self._items = items
+
+    def put(self, rows: Positions | slice, targets: Positions) -> None:
+        """Make entries refer to ``targets``; a slice has both its ends."""
+        entries = (
+            np.arange(len(targets), dtype=np.int64) + rows.start
+            if isinstance(rows, slice)
+            else rows
+        )
+        self._items[rows] = targets - (self._first + 4 * entries)
+
+
+def copy_pieces(
+    target: npt.NDArray[np.uint8],
+    places: Positions,
+    source: npt.NDArray[np.uint8],
+    starts: Positions,
+    sizes: Positions,
+) -> None:
+    """Copy pieces of one buffer to places in another: all pieces of one size at a time."""
+    order = np.argsort(sizes, kind="stable")
+    different, first = np.unique(sizes[order], return_index=True)
+    for size, rows in zip(different.tolist(), np.split(order, first)[1:], strict=True):
+        if size > 0:
+            put_rows(target, places[rows], copy_of_rows(source, starts[rows], size))
+
+
+def vtable(fields: Mapping[int, int], table_size: int) -> bytes:
+    """Return a vtable: where each slot's field lies in a table of ``table_size`` bytes."""
+    slots = [0] * (max(fields, default=-1) + 1)
+    for slot, place in fields.items():
+        slots[slot] = place
+    return _u16([4 + 2 * len(slots), table_size, *slots])
+
+
+def _u16(values: Sequence[int]) -> bytes:
+    return np.array(values, "<u2").tobytes()
+
+
+REF: Final = "->"
+"""In a :class:`Shape`: a block, referred to by an offset."""
+_ALIGNMENTS: Final = {"B": 1, "H": 2, "I": 4, "i": 4, "Q": 8, "8s": 1, "12s": 1, REF: 4}
+_WIDTHS: Final = {**_ALIGNMENTS, "8s": 8, "12s": 12}
+_COUNT: Final = Struct("<I")
+_HEAD: Final = Struct("<I4s")
+_ZEROS: Final = tuple(bytes(count) for count in range(9))
+
+
+class Shape:
+    """Where the fields of a table lie: one for each slot, in their order.
+
+    Codes are those of :mod:`struct` for numbers and for ids in the table itself, :data:`REF` for
+    a block, and nothing for a slot that is always left out.
+    """
+
+    def __init__(self, *codes: str) -> None:
+        """Lay out tables with these fields."""
+        self.codes = codes
+        used = max((slot for slot, code in enumerate(codes, 1) if code), default=0)
+        vtable_bytes = 4 + 2 * used
+        self.entry = vtable_bytes + -vtable_bytes % 4
+        self.refs: list[tuple[int, int]] = []
+        """Which of the values are blocks, and where their offsets lie."""
+        self.places: list[int] = []
+        """Where the fields lie in the block, in their order."""
+        form, places, end = "", [0] * used, self.entry + 4
+        for slot, code in enumerate(codes):
+            if not code:
+                continue
+            gap = -end % _ALIGNMENTS[code]
+            form += "x" * gap + ("I" if code == REF else code)
+            end += gap
+            if code == REF:
+                self.refs.append((slot, end))
+            places[slot] = end - self.entry
+            self.places.append(end)
+            end += _WIDTHS[code]
+        self.end = end + -end % 8
+        vtable = pack(f"<{2 + used}H", vtable_bytes, end - self.entry, *places)
+        self.head = vtable + bytes(self.entry - vtable_bytes) + _COUNT.pack(self.entry)
+        self.fields = Struct("<" + form + "x" * (self.end - end))
+
+    @lru_cache(maxsize=256)  # noqa: B019 -- there are a few dozen shapes, all of them constants
+    def without(self, absent: tuple[bool, ...]) -> Shape:
+        """Return the shape of tables that leave some slots out."""
+        codes = ("" if gone else it for it, gone in zip(self.codes, absent, strict=True))
+        return Shape(*codes)
+
+
+def table(shape: Shape, *values: Any) -> Block:
+    """Build a table; ``None`` leaves a slot out, and so do numbers that are 0, the default."""
+    if None in values or 0 in values:
+        values = tuple([value or None for value in values])
+        shape = shape.without(tuple([value is None for value in values]))
+    fields = list(values)
+    parts = [shape.head, b""]
+    end = shape.end
+    for slot, place in shape.refs:
+        data, entry = values[slot]
+        fields[slot] = end + entry - place
+        parts.append(data)
+        end += len(data)
+    parts[1] = shape.fields.pack(*[it for it in fields if it is not None])
+    return b"".join(parts), shape.entry
+
+
+def vector(items: Sequence[Block]) -> Block:
+    """Build a vector of tables or strings."""
+    count = len(items)
+    head = 4 + 4 * count
+    gap = -head % 8
+    ends = accumulate((len(data) for data, _ in items), initial=head + gap)
+    offsets = [
+        start + entry - place
+        for start, (_, entry), place in zip(ends, items, range(4, head, 4), strict=False)
+    ]
+    data = pack(f"<{count + 1}I{gap}x", count, *offsets)
+    return b"".join([data, *[data for data, _ in items]]), 0
+
+
+def string(text: str) -> Block:
+    """Build a string."""
+    raw = text.encode()
+    return b"".join([_COUNT.pack(len(raw)), raw, _ZEROS[8 - (4 + len(raw)) % 8]]), 0
+
+
+def strings(texts: Iterable[str]) -> Block:
+    """Build a vector of strings."""
+    return vector([string(text) for text in texts])
+
+
+def blob(raw: bytes | memoryview) -> Block:
+    """Build a vector of bytes."""
+    return b"".join([_COUNT.pack(len(raw)), raw, _ZEROS[-(4 + len(raw)) % 8]]), 0
+
+
+def structs(raw: bytes, item_bytes: int) -> Block:
+    """Build a vector of inline structs or words, given as their bytes; aligned to 8 bytes."""
+    return b"".join([bytes(4), _COUNT.pack(len(raw) // item_bytes), raw, _ZEROS[-len(raw) % 8]]), 4
+
+
+def finish(root: Block) -> bytes:
+    """Return the buffer with this root table."""
+    data, entry = root
+    return _HEAD.pack(_HEAD.size + entry, IDENTIFIER) + data

@@ -1,0 +1,124 @@
+"""JSON values: the type, and the check that a value is one before it is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, cast
+
+from icechunk_async.errors import InvalidInputError
+
+__all__ = ["JSON", "MAX_DEPTH", "checked_json", "utf8"]
+
+type JSON = bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None
+"""What metadata can hold. Sequences are lists or tuples and are read back as lists."""
+
+MAX_DEPTH: Final = 128
+"""Lists and maps inside one another, on writing and on reading; common JSON parsers stop here."""
+
+_MIN_INT: Final = -(2**63)
+_MAX_INT: Final = 2**64 - 1
+
+
+class _NotJSONError(Exception):
+    """Carries the path upwards; each container on the way puts its step in front."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.steps: list[str] = []
+
+
+def checked_json(value: object, name: str, *, nul_in_keys: bool = True) -> JSON:
+    """Return the value in its plainest form: exact types, lists, dicts in key order.
+
+    Args:
+        value: anything; subclasses of the JSON types become the types themselves.
+        name: what the value is called in the message, such as ``metadata['author']``.
+        nul_in_keys: whether keys may contain the NUL character.
+
+    Raises:
+        InvalidInputError: something in it is no JSON value; names the path to it.
+    """
+    try:
+        return _plain(value, MAX_DEPTH, nul_in_keys=nul_in_keys)
+    except _NotJSONError as error:
+        path = name + "".join(reversed(error.steps))
+        raise InvalidInputError(
+            f"{path} {error.problem}. Allowed: None, bool, finite float, str, int from -2^63 to "
+            f"2^64-1, and lists and str-keyed dicts of them, at most {MAX_DEPTH} deep.",
+            path=path,
+        ) from None
+
+
+def utf8(text: str) -> bytes | None:
+    """Encode, or answer None for text with lone surrogates, which has no UTF-8 form."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return None
+
+
+def _plain(value: object, depth: int, *, nul_in_keys: bool) -> JSON:
+    if not isinstance(value, (list, tuple, Mapping)):
+        return _plain_scalar(value)
+    if depth == 0:
+        raise _NotJSONError("is nested too deeply")
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[object, object]", value)
+        return _plain_dict(entries, depth - 1, nul_in_keys=nul_in_keys)
+    items: list[JSON] = []
+    for index, item in enumerate(cast("Sequence[object]", value)):
+        try:
+            items.append(_plain(item, depth - 1, nul_in_keys=nul_in_keys))
+        except _NotJSONError as error:
+            error.steps.append(f"[{index}]")
+            raise
+    return items
+
+
+def _plain_scalar(value: object) -> bool | int | float | str | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        if not _MIN_INT <= value <= _MAX_INT:
+            raise _NotJSONError("is an integer of more than 64 bits")
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise _NotJSONError(f"is {value}, which JSON cannot express")
+        return float(value)
+    if isinstance(value, str):
+        return _plain_text(value)
+    raise _NotJSONError(f"is of type {type(value).__name__}")
+
+
+def _plain_text(text: str) -> str:
+    encoded = utf8(text)
+    if encoded is None:
+        raise _NotJSONError("is text with lone surrogates, which has no UTF-8 form")
+    return text if type(text) is str else encoded.decode()
+
+
+def _plain_key(key: object, *, nul_in_keys: bool) -> str:
+    if not isinstance(key, str):
+        raise _NotJSONError("is under a key that is no str")
+    if "\0" in key and not nul_in_keys:
+        # FlexBuffers ends keys at NUL: the rest of the name would be lost.
+        raise _NotJSONError("is under a key with NUL, which FlexBuffers cannot hold")
+    return _plain_text(key)
+
+
+def _plain_dict(
+    entries: Mapping[object, object], depth: int, *, nul_in_keys: bool
+) -> dict[str, JSON]:
+    plain: dict[str, JSON] = {}
+    for key, item in entries.items():
+        try:
+            name = _plain_key(key, nul_in_keys=nul_in_keys)
+            plain[name] = _plain(item, depth, nul_in_keys=nul_in_keys)
+        except _NotJSONError as error:
+            error.steps.append(f"[{key!r:.64}]")
+            raise
+    # Code point order is the order of the UTF-8 bytes.
+    return dict(sorted(plain.items()))

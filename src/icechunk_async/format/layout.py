@@ -1,0 +1,111 @@
+"""Where a repository keeps its objects (spec, "File layout")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async._runtime import clock
+from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, BackupId
+
+if TYPE_CHECKING:
+    from icechunk_async.format.ids import ChunkId, ManifestId, SnapshotId
+
+__all__ = [
+    "BRANCH_PREFIX",
+    "CONFIG",
+    "REFS",
+    "REPO_INFO",
+    "TAG_PREFIX",
+    "backup_key",
+    "branch_key",
+    "chunk_key",
+    "is_immutable",
+    "manifest_key",
+    "new_backup_name",
+    "snapshot_key",
+    "tag_key",
+    "tombstone_key",
+    "transaction_key",
+]
+
+REPO_INFO: Final = "repo"
+CONFIG: Final = "config.yaml"
+REFS: Final = "refs/"
+BRANCH_PREFIX: Final = "branch."
+TAG_PREFIX: Final = "tag."
+
+_WRITTEN_ONCE: Final = ("chunks/", "manifests/", "snapshots/", "transactions/")
+_YEAR_3000_MS: Final = 32_503_680_000_000
+
+
+def is_written_once(key: str) -> bool:
+    """Return whether whoever wrote a key may write it again: its name is random.
+
+    Expiration under spec 1 writes snapshots again, with other parents; both versions may be read.
+    """
+    return key.startswith(_WRITTEN_ONCE)
+
+
+def is_immutable(key: str, *, spec_version: int) -> bool:
+    """Return whether the object of a key never holds other bytes, for as long as there is one.
+
+    Ids are random and never used again, but for that of the first snapshot, which is the same in
+    all repositories: in one that was removed and created anew it has another time. Expiration
+    under spec 1 writes snapshots again, with other parents.
+    """
+    prefix, _, name = key.partition("/")
+    match prefix:
+        case "chunks" | "manifests":
+            return bool(name)
+        case "snapshots" if spec_version == 1:
+            return False
+        case "snapshots" | "transactions":
+            return name not in ("", str(INITIAL_SNAPSHOT_ID))
+        case _:
+            return False
+
+
+def snapshot_key(snapshot_id: SnapshotId) -> str:
+    """Return the key of a snapshot."""
+    return f"snapshots/{snapshot_id}"
+
+
+def transaction_key(snapshot_id: SnapshotId) -> str:
+    """Return the key of the transaction log of a snapshot."""
+    return f"transactions/{snapshot_id}"
+
+
+def manifest_key(manifest_id: ManifestId) -> str:
+    """Return the key of a manifest."""
+    return f"manifests/{manifest_id}"
+
+
+def chunk_key(chunk_id: ChunkId) -> str:
+    """Return the key of a chunk object."""
+    return f"chunks/{chunk_id}"
+
+
+def branch_key(name: str) -> str:
+    """Return the key of a branch file (spec 1)."""
+    return f"{REFS}{BRANCH_PREFIX}{name}/ref.json"
+
+
+def tag_key(name: str) -> str:
+    """Return the key of a tag file (spec 1)."""
+    return f"{REFS}{TAG_PREFIX}{name}/ref.json"
+
+
+def tombstone_key(name: str) -> str:
+    """Return the key of the object that marks a tag as deleted (spec 1)."""
+    return f"{tag_key(name)}.deleted"
+
+
+def new_backup_name(base: str) -> str:
+    """Return a fresh name for a backup of ``base``; newer ones sort first."""
+    remaining_ms = _YEAR_3000_MS - clock.now_us() // 1000
+    return f"{base}.{remaining_ms:014d}.{BackupId.random()}"
+
+
+def backup_key(name: str) -> str:
+    """Return the key of a backup."""
+    return f"overwritten/{name}"

@@ -1,0 +1,1 @@
+"""Chunk references as NumPy columns, and the manifest files that hold them."""

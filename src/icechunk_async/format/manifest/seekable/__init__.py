@@ -1,0 +1,1 @@
+"""Manifests that can be searched in pieces, without reading the whole file."""

@@ -1,0 +1,210 @@
+"""Changing a few references of a seekable manifest without decoding or encoding the others.
+
+The new references are put behind the payload, as a manifest of their own whose tables the old
+vector then refers to; FlatBuffers allow tables to be anywhere ahead. So of the pieces only those
+change that hold the id and the entries of the vector, and the last one, which is no longer the
+last; all others are copied as they are, compressed. What the old references took is lost until the
+manifest is written anew, which is why this is done a few times in a row and not for ever.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import zstandard
+
+from icechunk_async.errors import FormatError
+from icechunk_async.format.envelope import (
+    HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    FileType,
+    decompress,
+    file_header,
+)
+from icechunk_async.format.flatbuffers.buffer import Buffer
+from icechunk_async.format.flatbuffers.reading import Tables
+from icechunk_async.format.manifest.seekable.index import SeekIndex
+from icechunk_async.format.manifest.seekable.pieces import compress_each, decompress_piece
+from icechunk_async.format.manifest.seekable.reading import AbsentPiecesError, SeekableManifest
+from icechunk_async.format.manifest.writing import encode_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from icechunk_async.format.ids import ManifestId, NodeId
+    from icechunk_async.format.manifest.refs import ChunkRefs
+
+__all__ = ["MAX_PATCHED_REFS", "patch_manifest"]
+
+MAX_PATCHED_REFS: Final = 256
+_MAX_TAIL_BYTES: Final = 1 << 14
+_MAX_TAILS: Final = 16
+"""Changes of a manifest until it is written anew. Pieces as small as tails are nothing else."""
+_FRAME_HEADERS: Final = {9: b"\x28\xb5\x2f\xfd\xa0", 10: b"\x28\xb5\x2f\xfd\x80"}
+"""By length: of one segment, or with a window; either ends with a size of four bytes."""
+
+
+class _UnfitError(Exception):
+    """The manifest cannot be changed like this."""
+
+
+def patch_manifest(
+    data: bytes | memoryview,
+    ids: tuple[ManifestId, ManifestId],
+    node_id: NodeId,
+    refs: ChunkRefs,
+    spec_version: int,
+    *,
+    level: int,
+) -> bytes | None:
+    """Return a manifest in which some references of its only array are others.
+
+    Args:
+        data: the file of the old manifest.
+        ids: those of the old and of the new one.
+        node_id: the array.
+        refs: the new references, sorted, without deletions; at most :data:`MAX_PATCHED_REFS`.
+        spec_version: 1 or 2.
+        level: zstd compression level.
+
+    Returns:
+        The new file; None where all has to be written anew: the file has no sound index, or other
+        arrays; a chunk is not there yet; too much was changed like this before.
+
+    Cost: time for decompressing the file, to make sure of the result.
+    """
+    try:
+        index = SeekIndex.decode(data, len(data))
+        old_id, new_id = ids
+        patch = _Patch(memoryview(data), index, old_id, node_id)
+        return patch.apply(new_id, refs, spec_version, level)
+    except (FormatError, _UnfitError):
+        return None
+
+
+class _Patch:
+    """One change of one file."""
+
+    def __init__(
+        self, data: memoryview, index: SeekIndex, old_id: ManifestId, node_id: NodeId
+    ) -> None:
+        self._data = data
+        self._index = index
+        self._node_id = node_id
+        self._manifest = SeekableManifest(old_id, index)
+        header = bytes(data[HEADER_BYTES : int(index.places[0])])
+        tails = int(np.count_nonzero(np.diff(index.cuts) < _MAX_TAIL_BYTES))
+        known = header[:5] == _FRAME_HEADERS.get(len(header))
+        if not known or list(index.arrays) != [node_id] or tails >= _MAX_TAILS:
+            raise _UnfitError
+
+    def apply(self, new_id: ManifestId, refs: ChunkRefs, spec_version: int, level: int) -> bytes:
+        """Return the new file."""
+        index, size = self._index, int(self._index.cuts[-1])
+        entries = [self._entry(tuple(row)) for row in refs.coords.tolist()]
+        begin = size + -size % 8
+        tail = bytes(begin - size) + encode_manifest(new_id, {self._node_id: refs})
+        if len(tail) >= _MAX_TAIL_BYTES or size + len(tail) > MAX_PAYLOAD_BYTES:
+            raise _UnfitError
+        changes = [(self._manifest.id_place(), bytes(new_id))]
+        for entry, table in zip(entries, _tables(tail[begin - size :]), strict=True):
+            changes.append((entry, (begin + table - entry).to_bytes(4, "little")))
+        raws = self._changed(changes)
+        numbers = sorted(raws)
+        blocks = compress_each([*(raws[number] for number in numbers), tail], level)
+        if blocks is None:
+            raise _UnfitError
+        blocks[0] = blocks[0][zstandard.frame_header_size(blocks[0]) :]
+        parts = [self._blocks(piece) for piece in range(len(index))]
+        checksums = index.checksums.tolist()
+        for number, block in zip(numbers, blocks[:-1], strict=True):
+            parts[number], checksums[number] = memoryview(block), zlib.crc32(raws[number])
+        parts.append(memoryview(blocks[-1]))
+        checksums.append(zlib.crc32(tail))
+        cuts = [*index.cuts.tolist(), size + len(tail)]
+        self._check_alone([*numbers, len(index)], parts, cuts, checksums)
+        frame = b"".join([self._frame_header(cuts[-1]), *parts])
+        _check_whole(frame, cuts, checksums)
+        ends = np.cumsum([int(index.places[0]), *map(len, parts)])
+        new = SeekIndex(
+            ends, np.array(cuts), np.array(checksums, np.uint32), index.step, index.arrays
+        )
+        header = file_header(cuts[-1], FileType.MANIFEST, spec_version)
+        return header + frame + new.encode()
+
+    def _entry(self, coords: tuple[int, ...]) -> int:
+        """Return where the vector refers to a chunk that is there."""
+        entry = self._have(lambda: self._manifest.entry(self._node_id, coords))
+        if entry is None:
+            raise _UnfitError
+        return entry
+
+    def _have[T](self, ask: Callable[[], T]) -> T:
+        """Return what a search answers once the pieces that it needs are decoded."""
+        for _ in range(len(self._index) + 1):
+            try:
+                return ask()
+            except AbsentPiecesError as absent:
+                for extent in self._manifest.extents(absent.pieces):
+                    self._manifest.fill(extent, self._data[slice(*extent)])
+        raise _UnfitError
+
+    def _changed(self, changes: Sequence[tuple[int, bytes]]) -> dict[int, bytes]:
+        """Return the pieces that change: the last one, and those of bytes to replace."""
+        last = len(self._index) - 1
+        raws = {0: bytearray(self._piece(0)), last: bytearray(self._piece(last))}
+        for position, new in changes:
+            pieces = self._index.covering(position, position + len(new))
+            if len(pieces) != 1:
+                raise _UnfitError
+            number = pieces.start
+            raw = raws.setdefault(number, bytearray(self._piece(number)))
+            at = position - int(self._index.cuts[number])
+            raw[at : at + len(new)] = new
+        return {number: bytes(raw) for number, raw in raws.items()}
+
+    def _piece(self, number: int) -> bytes:
+        return self._have(lambda: self._manifest.piece(number))
+
+    def _blocks(self, piece: int) -> memoryview:
+        start, stop = self._index.places[piece : piece + 2].tolist()
+        return self._data[start:stop]
+
+    def _frame_header(self, size: int) -> bytes:
+        old = self._data[HEADER_BYTES : int(self._index.places[0])]
+        return bytes(old[:-4]) + size.to_bytes(4, "little")
+
+    def _check_alone(
+        self,
+        numbers: Sequence[int],
+        parts: Sequence[memoryview],
+        cuts: Sequence[int],
+        checksums: Sequence[int],
+    ) -> None:
+        """Make sure that each new piece decodes by itself."""
+        decompressor = zstandard.ZstdDecompressor()
+        for number in numbers:
+            size, last = cuts[number + 1] - cuts[number], number == len(parts) - 1
+            decompress_piece(
+                parts[number], size, checksums[number], last=last, decompressor=decompressor
+            )
+
+
+def _check_whole(frame: bytes, cuts: Sequence[int], checksums: Sequence[int]) -> None:
+    """Make sure that the frame is what its pieces are, for readers that know of none."""
+    payload = memoryview(decompress(memoryview(frame), "manifest"))
+    if len(payload) != cuts[-1]:
+        raise _UnfitError
+    for number, checksum in enumerate(checksums):
+        if zlib.crc32(payload[cuts[number] : cuts[number + 1]]) != checksum:
+            raise _UnfitError
+
+
+def _tables(payload: bytes) -> list[int]:
+    """Return where the references are in a manifest of one array."""
+    arrays = Tables.root(Buffer(payload)).vector(1, 4, 4, required="arrays").tables()
+    tables = arrays.vector(1, 4, 4, required="refs").tables()
+    positions: list[int] = tables.positions.tolist()
+    return positions

@@ -1,0 +1,358 @@
+"""The operations log: what was done to a repository, newest first (spec 2, "Repo info file")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+
+from icechunk_async.errors import FormatError
+from icechunk_async.format.flatbuffers.writing import REF, Shape, string, table
+from icechunk_async.format.ids import SnapshotId
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from icechunk_async.format.flatbuffers.reading import Tables
+    from icechunk_async.format.flatbuffers.writing import Block
+
+__all__ = [
+    "Availability",
+    "BranchCreated",
+    "BranchDeleted",
+    "BranchReset",
+    "CommitAmended",
+    "ConfigChanged",
+    "DetachedSnapshotCreated",
+    "ExpirationRan",
+    "FeatureFlagChanged",
+    "GarbageCollectionRan",
+    "MetadataChanged",
+    "NewCommit",
+    "RepoInitialized",
+    "RepoMigrated",
+    "RepoStatus",
+    "RepoStatusChanged",
+    "TagCreated",
+    "TagDeleted",
+    "Update",
+    "UpdateDetail",
+    "decode_status",
+    "decode_updates",
+    "encode_status",
+    "encode_updates",
+]
+
+
+class Availability(IntEnum):
+    """Whether a repository may be changed at present; honoured by writers, not enforced."""
+
+    ONLINE = 0
+    READ_ONLY = 1
+    OFFLINE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RepoStatus:
+    """A repository's availability, since when, and why."""
+
+    availability: Availability
+    set_at: int
+    """Microseconds since the epoch."""
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RepoInitialized:
+    """The repository was created."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepoMigrated:
+    """The repository was brought to another format version."""
+
+    from_version: int
+    to_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChanged:
+    """The stored configuration was replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataChanged:
+    """The repository's own metadata was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TagCreated:
+    """A tag was created."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TagDeleted:
+    """A tag was deleted; its name is never used again."""
+
+    name: str
+    previous_snapshot_id: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class BranchCreated:
+    """A branch was created."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class BranchDeleted:
+    """A branch was deleted."""
+
+    name: str
+    previous_snapshot_id: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class BranchReset:
+    """A branch was moved to another snapshot."""
+
+    name: str
+    previous_snapshot_id: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class NewCommit:
+    """A snapshot was added to a branch."""
+
+    branch: str
+    new_snapshot_id: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class CommitAmended:
+    """The newest snapshot of a branch was replaced."""
+
+    branch: str
+    previous_snapshot_id: SnapshotId
+    new_snapshot_id: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class DetachedSnapshotCreated:
+    """A snapshot was added that no branch holds."""
+
+    new_snapshot_id: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageCollectionRan:
+    """Unreferenced objects were deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpirationRan:
+    """Old snapshots were dropped from the history."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureFlagChanged:
+    """A feature was switched on, off, or back to its default."""
+
+    flag: int
+    new_value: bool
+    is_set: bool
+    """False where the flag went back to its default."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepoStatusChanged:
+    """The repository's availability was changed."""
+
+    status: RepoStatus
+
+
+type UpdateDetail = (
+    RepoInitialized
+    | RepoMigrated
+    | ConfigChanged
+    | MetadataChanged
+    | TagCreated
+    | TagDeleted
+    | BranchCreated
+    | BranchDeleted
+    | BranchReset
+    | NewCommit
+    | CommitAmended
+    | DetachedSnapshotCreated
+    | GarbageCollectionRan
+    | ExpirationRan
+    | FeatureFlagChanged
+    | RepoStatusChanged
+)
+
+_TEXT, _SNAPSHOT, _BYTE, _SHORT, _BOOL, _STATUS = range(6)
+# Union member number -> class and the types of its slots, in the order of the class's fields.
+_MEMBERS: Final[dict[int, tuple[type[Any], tuple[int, ...]]]] = {
+    1: (RepoInitialized, ()),
+    2: (RepoMigrated, (_BYTE, _BYTE)),
+    3: (ConfigChanged, ()),
+    4: (MetadataChanged, ()),
+    5: (TagCreated, (_TEXT,)),
+    6: (TagDeleted, (_TEXT, _SNAPSHOT)),
+    7: (BranchCreated, (_TEXT,)),
+    8: (BranchDeleted, (_TEXT, _SNAPSHOT)),
+    9: (BranchReset, (_TEXT, _SNAPSHOT)),
+    10: (NewCommit, (_TEXT, _SNAPSHOT)),
+    11: (CommitAmended, (_TEXT, _SNAPSHOT, _SNAPSHOT)),
+    12: (DetachedSnapshotCreated, (_SNAPSHOT,)),
+    13: (GarbageCollectionRan, ()),
+    14: (ExpirationRan, ()),
+    15: (FeatureFlagChanged, (_SHORT, _BOOL, _BOOL)),
+    16: (RepoStatusChanged, (_STATUS,)),
+}
+_CODES: Final = {_TEXT: REF, _SNAPSHOT: "12s", _BYTE: "B", _SHORT: "H", _BOOL: "B", _STATUS: REF}
+_WRITTEN: Final[dict[type, tuple[int, tuple[str, ...], tuple[int, ...], Shape]]] = {
+    cls: (
+        number,
+        tuple(cls.__dataclass_fields__),
+        forms,
+        Shape(*(_CODES[form] for form in forms)),
+    )
+    for number, (cls, forms) in _MEMBERS.items()
+}
+_UPDATE: Final = Shape("B", REF, "Q", REF)
+_STATUS_SHAPE: Final = Shape("B", "Q", REF)
+
+
+@dataclass(frozen=True)
+class Update:
+    """One entry of the operations log."""
+
+    detail: UpdateDetail
+    updated_at: int
+    """Microseconds since the epoch; strictly descending along the log."""
+    backup_path: str | None = None
+    """Name of the backup in which this entry is the newest; None for the newest of all."""
+
+    @cached_property
+    def block(self) -> Block:
+        """The Update table; kept, since every change of a repository writes the log again."""
+        number, names, forms, shape = _WRITTEN[type(self.detail)]
+        values = [
+            _encode_slot(getattr(self.detail, name), form)
+            for name, form in zip(names, forms, strict=True)
+        ]
+        backup = None if self.backup_path is None else string(self.backup_path)
+        return table(_UPDATE, number, table(shape, *values), self.updated_at, backup)
+
+
+def encode_updates(updates: Sequence[Update]) -> list[Block]:
+    """Build the Update tables of a log."""
+    commits: dict[tuple[str, int], list[Update]] = {}
+    for update in updates:
+        if "block" in update.__dict__:  # it was built before
+            continue
+        detail, backup = update.detail, update.backup_path
+        if type(detail) is NewCommit and backup and update.updated_at:
+            commits.setdefault((detail.branch, len(backup.encode())), []).append(update)
+    for alike in commits.values():
+        if len(alike) > 1:
+            _build_commits(alike)
+    return [update.block for update in updates]
+
+
+def _build_commits(updates: Sequence[Update]) -> None:
+    """Build entries that differ in three fields only: copies of the first with theirs filled in.
+
+    Logs consist of commits for the most part, and whoever opened a repository has built none.
+    """
+    model, entry = updates[0].block
+    (_, _, time_at, _), detail_at = _UPDATE.places, _UPDATE.end
+    texts = [cast("str", it.backup_path) for it in updates]
+    ids = [bytes(cast("NewCommit", it.detail).new_snapshot_id) for it in updates]
+    times = [it.updated_at.to_bytes(8, "little") for it in updates]
+    id_at = detail_at + _WRITTEN[NewCommit][3].places[1]
+    text_at = len(model) - len(string(texts[0])[0]) + 4  # it is what comes last
+    columns = ((id_at, ids), (time_at, times), (text_at, [it.encode() for it in texts]))
+    rows = np.tile(np.frombuffer(model, np.uint8), (len(updates), 1))
+    for at, values in columns:
+        column = np.frombuffer(b"".join(values), np.uint8).reshape(len(updates), -1)
+        rows[:, at : at + column.shape[1]] = column
+    data = rows.tobytes()
+    for row, update in enumerate(updates):
+        update.__dict__["block"] = data[row * len(model) : (row + 1) * len(model)], entry
+
+
+def decode_updates(tables: Tables) -> tuple[Update, ...]:
+    """Read Update tables.
+
+    Raises:
+        FormatError: an entry is damaged, or of a kind that this library does not know.
+    """
+    kinds = tables.scalar(0, 1)
+    times = tables.scalar(2, 8).tolist()
+    backups = tables.strings(3)
+    has_backup = tables.has(3).tolist()
+    details = tables.tables(1, required="update_type")
+    updates: dict[int, Update] = {}
+    for kind in np.unique(kinds).tolist():
+        if kind not in _MEMBERS:
+            raise FormatError(f"The operations log has an entry of unknown type {kind}.")
+        cls, forms = _MEMBERS[kind]
+        rows = np.flatnonzero(kinds == kind)
+        chosen = details.select(rows)
+        columns = [_decode_slot(chosen, slot, form) for slot, form in enumerate(forms)]
+        for index, row in enumerate(rows.tolist()):
+            detail = cls(*(column[index] for column in columns))
+            updates[row] = Update(detail, times[row], backups[row] if has_backup[row] else None)
+    return tuple(updates[row] for row in range(len(kinds)))
+
+
+def _decode_slot(tables: Tables, slot: int, form: int) -> Sequence[Any]:
+    match form:
+        case _ if form == _TEXT:
+            return tables.strings(slot, required="name")
+        case _ if form == _SNAPSHOT:
+            ids = tables.struct(slot, SnapshotId.size_bytes, field="snapshot id")
+            return [SnapshotId(raw.tobytes()) for raw in ids]
+        case _ if form == _STATUS:
+            statuses = tables.tables(slot, required="status")
+            return [decode_status(statuses.row(row)) for row in range(len(statuses))]
+        case _ if form == _BOOL:
+            return [value != 0 for value in tables.scalar(slot, 1).tolist()]
+        case _:
+            numbers: list[int] = tables.scalar(slot, 1 if form == _BYTE else 2).tolist()
+            return numbers
+
+
+def _encode_slot(value: Any, form: int) -> Block | bytes | int:
+    match form:
+        case _ if form == _TEXT:
+            return string(value)
+        case _ if form == _SNAPSHOT:
+            return bytes(value)
+        case _ if form == _STATUS:
+            return encode_status(value)
+        case _:
+            return int(value)
+
+
+def decode_status(table: Tables) -> RepoStatus:
+    """Read one RepoStatus table."""
+    availability = int(table.scalar(0, 1)[0])
+    if availability not in set(Availability):
+        raise FormatError(f"The repository has an unknown availability, {availability}.")
+    reason = table.strings(2)[0] if table.has(2)[0] else None
+    return RepoStatus(Availability(availability), int(table.scalar(1, 8)[0]), reason)
+
+
+def encode_status(status: RepoStatus) -> Block:
+    """Build a RepoStatus table."""
+    reason = None if status.reason is None else string(status.reason)
+    return table(_STATUS_SHAPE, int(status.availability), status.set_at, reason)

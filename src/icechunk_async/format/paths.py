@@ -1,0 +1,47 @@
+"""Node paths: absolute, ``/`` for the root, no empty, ``.`` or ``..`` segments."""
+
+from __future__ import annotations
+
+from icechunk_async.errors import InvalidInputError
+
+__all__ = ["ancestors", "check_path", "join", "name_of"]
+
+
+def check_path(path: str) -> str:
+    """Return a path given by a user as an absolute one: ``a/b`` and ``/a/b/`` are ``/a/b``.
+
+    Raises:
+        InvalidInputError: a segment is empty, ``.`` or ``..``, or it is not valid Unicode.
+    """
+    inner = path.strip("/")
+    segments = inner.split("/") if inner else []
+    if any(segment in {"", ".", ".."} for segment in segments) or "\0" in inner:
+        raise InvalidInputError(
+            f"{path!r} is not a node path: a segment is empty, '.', '..' or holds a NUL. Use "
+            "names joined by '/'.",
+            path=path,
+        )
+    try:
+        inner.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(f"{path!r} is not a node path: it is not valid Unicode.") from None
+    return f"/{inner}"
+
+
+def join(parent: str, name: str) -> str:
+    """Return the path of a child."""
+    return f"{parent}{name}" if parent == "/" else f"{parent}/{name}"
+
+
+def name_of(path: str) -> str | None:
+    """Return the last segment; the root has none."""
+    return path.rsplit("/", 1)[1] or None
+
+
+def ancestors(path: str) -> list[str]:
+    """Return the paths above a node, nearest first; none for the root."""
+    found: list[str] = []
+    while path != "/":
+        path = path.rsplit("/", 1)[0] or "/"
+        found.append(path)
+    return found

@@ -1,0 +1,1 @@
+"""Where rows and chunks lie along the dimensions of arrays; pure."""

@@ -1,0 +1,193 @@
+"""Coordinates of rows find their places along the dimensions of arrays; pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from icechunk_async.errors import (
+    AmbiguousCoordinatesError,
+    InvalidInputError,
+    MissingCoordinatesError,
+    OutsideGridError,
+)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    type Column = npt.NDArray[Any]
+
+__all__ = ["Axis", "PlaceFinder", "Steps", "check_unambiguous"]
+
+_KINDS: Final = {
+    **dict.fromkeys("biuf", "numbers"),
+    "M": "times",
+    "m": "durations",
+    **dict.fromkeys("OUT", "text"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Equal steps by which a coordinate goes on after its last value.
+
+    Attributes:
+        last: the last value that is there.
+        step: from one value to the next; not zero.
+        most: how many may follow.
+    """
+
+    last: Any
+    step: Any
+    most: int
+
+    @classmethod
+    def after(cls, values: Column, most: int) -> Steps | None:
+        """Return the steps that a coordinate has; None if they differ, or there is none."""
+        if len(values) < 2 or values.dtype.kind not in "iufM":
+            return None
+        signed = values.astype(np.int64) if values.dtype.kind in "iu" else values
+        steps = np.diff(signed)
+        zero = np.zeros((), steps.dtype)
+        equal = (
+            np.allclose(steps, steps[0], rtol=1e-5, atol=0)
+            if values.dtype.kind == "f"
+            else bool((steps == steps[0]).all())
+        )
+        return cls(signed[-1], steps[0], most) if equal and steps[0] != zero else None
+
+    def number(self, values: Column) -> npt.NDArray[np.int64]:
+        """Return how many steps after the last each value lies; -1 for what is no such place."""
+        if values.dtype.kind == "f":
+            steps = (values.astype(np.float64) - self.last) / self.step
+            number = np.rint(steps)
+            good = np.abs(steps - number) <= 1e-3
+        else:
+            since = (values.astype(np.int64) if values.dtype.kind != "M" else values) - self.last
+            number = since // self.step
+            good = since == number * self.step
+        good &= (number >= 1) & (number <= self.most)
+        return np.where(good, number, -1).astype(np.int64)
+
+    def values(self, count: int) -> Column:
+        """Return the next values."""
+        return np.asarray(self.last + self.step * np.arange(1, count + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The places along one dimension.
+
+    Attributes:
+        name: of the dimension, and of the column.
+        values: the coordinate of every place; for an append, only those that are there already
+            if ``steps`` tells how it goes on. They may be in any order.
+        first: places before this one are not written to.
+        steps: how the coordinate goes on.
+    """
+
+    name: str
+    values: Column
+    first: int = 0
+    steps: Steps | None = None
+
+    def finder(self) -> PlaceFinder:
+        """Return what finds places; make one for many rows."""
+        return PlaceFinder(self)
+
+
+class PlaceFinder:
+    """Finds the places of coordinates along an axis; in time in proportion to these."""
+
+    def __init__(self, axis: Axis) -> None:
+        """Sort the coordinates of the axis."""
+        self._axis = axis
+        values = axis.values
+        self._values = values.astype(object) if values.dtype.kind in "UT" else values
+        self._order = np.argsort(self._values, kind="stable")
+        self._sorted = self._values[self._order]
+
+    def places(self, given: Column) -> npt.NDArray[np.int64]:
+        """Return the place of each coordinate.
+
+        Raises:
+            MissingCoordinatesError: one is NaN or NaT.
+            OutsideGridError: one is no coordinate of this dimension, or may not be written to.
+            InvalidInputError: they are of another kind than those of the dimension.
+        """
+        axis = self._axis
+        self._check_kind(given)
+        empty = given.dtype.kind in "fmM" and np.isnan(given).any()
+        if empty:
+            raise MissingCoordinatesError(
+                f"A row has no value in column {axis.name!r}, which says where it belongs. Drop "
+                "such rows.",
+                dimension=axis.name,
+            )
+        with np.errstate(invalid="ignore"):
+            wanted = given.astype(self._values.dtype)
+        # A coordinate of another type is rounded as the dimension's are stored, but never to a
+        # whole number or within the range of a smaller one.
+        known = np.ones(len(given), bool) if wanted.dtype.kind == "f" else wanted == given
+        places = np.full(len(given), -1, np.int64)
+        if len(self._sorted):
+            at = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
+            there = known & (self._sorted[at] == wanted)
+            places = np.where(there, self._order[at], -1).astype(np.int64)
+        if axis.steps is not None:
+            number = axis.steps.number(wanted)
+            after = known & (places < 0) & (number >= 1)
+            places = np.where(after, len(axis.values) - 1 + number, places)
+        self._check(places, given)
+        return places
+
+    def _check_kind(self, given: Column) -> None:
+        wanted, found = _KINDS.get(self._values.dtype.kind), _KINDS.get(given.dtype.kind)
+        if wanted != found or found is None:
+            raise InvalidInputError(
+                f"The column {self._axis.name!r} has {found or given.dtype}, and the coordinates "
+                f"of that dimension are {wanted or self._values.dtype}. Convert the column."
+            )
+
+    def _check(self, places: npt.NDArray[np.int64], given: Column) -> None:
+        axis = self._axis
+        bad = places < axis.first
+        if not bad.any():
+            return
+        value = given[bad][0]
+        there = bool((places[bad] >= 0)[0])
+        raise OutsideGridError(
+            f"A row has {value!s} in column {axis.name!r}, "
+            + (
+                "which the arrays have already, and this write appends. Use mode('overwrite') to "
+                "replace values."
+                if there
+                else f"which is none of the {len(axis.values)} coordinates of that dimension"
+                + (" and does not follow them in equal steps." if axis.steps else ".")
+                + " Filter such rows, or make the arrays larger first."
+            ),
+            dimension=axis.name,
+            value=str(value),
+        )
+
+
+def check_unambiguous(name: str, values: Column) -> None:
+    """Make sure that a dimension has no coordinate twice.
+
+    Raises:
+        AmbiguousCoordinatesError: it has.
+    """
+    found, times = np.unique(
+        values.astype(object) if values.dtype.kind in "UT" else values, return_counts=True
+    )
+    if (times > 1).any():
+        value = found[times > 1][0]
+        raise AmbiguousCoordinatesError(
+            f"The dimension {name!r} has the coordinate {value!s} {times.max()} times, so that a "
+            "row with it has no one place. Rows cannot be written to such arrays; write regions "
+            "with write_region or xarray.",
+            dimension=name,
+            value=str(value),
+        )

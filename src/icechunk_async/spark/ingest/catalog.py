@@ -1,0 +1,145 @@
+"""What was ingested so far: one row a file, kept as an array beside the data.
+
+It is part of each commit, so that what it says is true of every snapshot. Anybody can read it: the
+array holds the bytes of an Arrow stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import zarr
+from pyarrow import ipc
+
+from icechunk_async.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from zarr.abc.store import Store
+
+__all__ = ["CATALOG", "Catalog", "Entry"]
+
+CATALOG: Final = "_ingest"
+"""Name of the group, below that of the data."""
+_FILES: Final = "files"
+_ABOUT: Final = (
+    "The files that were ingested into the group above, as the bytes of an Arrow IPC stream. "
+    "Written by icechunk_async.spark.ingest_virtual."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file."""
+
+    location: str
+    stamp: str
+    """Of the state in which it was ingested."""
+    group: str
+    """Path of the group that its arrays are in."""
+    start: int
+    """Where it begins along the dimension of concatenation."""
+    count: int
+    """How many steps of it the file has; 0 where files are not concatenated."""
+    references: int
+
+
+_SCHEMA: Final = pa.schema(
+    [
+        (it.name, pa.int64() if it.name in ("start", "count", "references") else pa.string())
+        for it in fields(Entry)
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """All files, in the order of their data."""
+
+    entries: tuple[Entry, ...] = ()
+    concat_dim: str | None = None
+    arrays: tuple[str, ...] = ()
+    """Paths of the arrays that files were concatenated to, relative to the group."""
+    loaded: tuple[str, ...] = ()
+    """Those of them whose data was copied."""
+    attributes: Mapping[str, Sequence[str]] = field(default_factory=dict["str", "Sequence[str]"])
+    """Names of the attributes that the groups of concatenated files were given, by path."""
+    by_location: dict[str, Entry] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Index the entries."""
+        found = {it.location: it for it in self.entries}
+        object.__setattr__(self, "by_location", found)
+
+    def table(self) -> pa.Table:
+        """Return the entries as a table."""
+        return table_of(self.entries)
+
+    @classmethod
+    def read(cls, store: Store, group: str) -> Self:
+        """Read it from a session; one without entries where nothing was ingested.
+
+        Raises:
+            FormatError: what is there is something else.
+        """
+        path = f"{group}/{CATALOG}/{_FILES}".strip("/")
+        try:
+            array = zarr.open_array(store, path=path, mode="r")  # pyright: ignore[reportUnknownMemberType]
+        except FileNotFoundError:
+            return cls()
+        try:
+            attributes: dict[str, Any] = dict(array.attrs)
+            with ipc.open_stream(np.asarray(array[...]).tobytes()) as reader:
+                rows = reader.read_all().to_pylist()
+            settings = attributes["ingest"]
+            return cls(
+                tuple(Entry(**row) for row in rows),
+                settings["concat_dim"],
+                tuple(settings["arrays"]),
+                tuple(settings["loaded"]),
+                dict(settings["attributes"]),
+            )
+        except (KeyError, TypeError, ValueError, pa.ArrowInvalid) as error:
+            raise FormatError(
+                f"The array {path!r} is not the list of ingested files that is to be there. "
+                "Delete it to begin anew, or ingest into another group."
+            ) from error
+
+    def write(self, store: Store, group: str) -> None:
+        """Write it in a session."""
+        table = self.table()
+        sink = pa.BufferOutputStream()
+        with ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        written: Any = sink.getvalue()
+        data = np.frombuffer(written, np.uint8)
+        array = zarr.create_array(  # pyright: ignore[reportUnknownMemberType]
+            store,
+            name=f"{group}/{CATALOG}/{_FILES}".strip("/"),
+            shape=data.shape,
+            chunks=data.shape,
+            dtype="u1",
+            overwrite=True,
+            dimension_names=["byte"],
+            attributes={
+                "about": _ABOUT,
+                "ingest": {
+                    "concat_dim": self.concat_dim,
+                    "arrays": list(self.arrays),
+                    "loaded": list(self.loaded),
+                    "attributes": {path: list(names) for path, names in self.attributes.items()},
+                },
+            },
+        )
+        array[...] = data
+
+
+def table_of(entries: Iterable[Entry]) -> pa.Table:
+    """Return entries as a table."""
+    rows = list(entries)
+    columns = {name: [getattr(row, name) for row in rows] for name in _SCHEMA.names}
+    return pa.Table.from_batches([pa.RecordBatch.from_pydict(columns, _SCHEMA)], _SCHEMA)

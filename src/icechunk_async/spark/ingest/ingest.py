@@ -1,0 +1,434 @@
+"""Files of others become references in a repository: one task a file, one commit for all.
+
+It can be run again: files that did not change are only looked at, and where none did there is no
+commit. What was ingested, in which state, is part of each commit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from icechunk_async.errors import IngestError, InvalidInputError
+from icechunk_async.format.paths import ancestors, check_path
+from icechunk_async.spark.ingest.catalog import Catalog, Entry
+from icechunk_async.spark.ingest.plan import Answered, groups_of, plan_concat, plan_groups
+from icechunk_async.spark.ingest.scan import Scanned
+from icechunk_async.spark.ingest.tasks import COLUMNS, FileWork, ScanOptions, scan_files
+from icechunk_async.spark.ingest.write import (
+    existing_groups,
+    existing_template,
+    write_concatenated,
+    write_groups,
+)
+from icechunk_async.spark.jobs.job import Shipped, opened_of, run_job
+from icechunk_async.spark.write.transactions import Published, publish
+from icechunk_async.zarr.virtual.kerchunk import location_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Literal
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from icechunk_async._runtime.progress import ProgressCallback
+    from icechunk_async.repository import Repository as AsyncRepository
+    from icechunk_async.spark.ingest.plan import Mode, Plan, Template
+    from icechunk_async.spark.ingest.scan import Guard
+    from icechunk_async.spark.ingest.tasks import Kind
+    from icechunk_async.sync import Repository, Session
+    from icechunk_async.sync.conflicts import ConflictSolver
+
+__all__ = [
+    "REPORT",
+    "Ingested",
+    "check_report",
+    "ingest_virtual",
+    "ingested_files",
+    "list_sources",
+    "references_of",
+    "report_of",
+]
+
+
+REPORT: Final = pa.schema(
+    [
+        ("location", pa.string()),
+        ("status", pa.string()),
+        ("reason", pa.string()),
+        ("group", pa.string()),
+        ("start", pa.int64()),
+        ("count", pa.int64()),
+        ("references", pa.int64()),
+        ("milliseconds", pa.int64()),
+    ]
+)
+
+
+def references_of(entry: Entry | None) -> int:
+    """Return how many references a file had."""
+    return 0 if entry is None else entry.references
+
+
+def report_of(plan: Plan, answers: Mapping[str, Answered], files: Sequence[str]) -> pa.Table:
+    """Return what became of each file."""
+    rows: list[tuple[Any, ...]] = []
+    placed = {it.location: it for it in plan.placed}
+    for location in dict.fromkeys([*files, *placed]):
+        it, answer = placed.get(location), answers.get(location)
+        reason = plan.refused.get(location) or (answer.reason if answer is not None else None)
+        duration = None if answer is None else answer.milliseconds
+        if it is None:
+            rows.append((location, "failed", reason, None, None, None, None, duration))
+            continue
+        status = "unchanged" if reason is None else "kept"
+        count = references_of(it.old)
+        if it.scanned is not None:
+            status, count = "ingested", it.scanned.num_references
+        rows.append((location, status, reason, it.group, it.start, it.count, count, duration))
+    rows += [(it.location, "removed", None, it.group, *(None,) * 4) for it in plan.removed]
+    columns = list(zip(*rows, strict=True)) or [()] * len(REPORT)
+    arrays = [pa.array(list(it), kind) for it, kind in zip(columns, REPORT.types, strict=True)]
+    return pa.Table.from_batches([pa.RecordBatch.from_arrays(arrays, schema=REPORT)], REPORT)
+
+
+def check_report(report: pa.Table, on_error: str) -> None:
+    """Raise IngestError if some files failed and that is not to be only reported."""
+    if on_error != "fail":
+        return
+    failed = [row for row in report.to_pylist() if row["reason"] is not None]
+    if failed:
+        raise IngestError(
+            f"{len(failed)} of {report.num_rows} files could not be ingested; the first, "
+            f"{failed[0]['location']!r}: {failed[0]['reason']} Nothing was committed.",
+            report=report,
+        )
+
+
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """How an ingest ended.
+
+    Attributes:
+        published: the snapshot; ``committed`` is False where nothing had changed.
+        report: one row a file: ``location``, ``status``, ``reason``, ``group``, ``start`` and
+            ``count`` along the dimension of concatenation, ``references`` (chunks), and the
+            ``milliseconds`` that its scan took. The status is ``ingested``, ``unchanged``,
+            ``failed`` (it is no part of the output), ``kept`` (it cannot be ingested as it is now,
+            and what was ingested before stays) or ``removed``.
+        frame: the same as a data frame.
+    """
+
+    published: Published
+    report: pa.Table
+    frame: DataFrame
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many files have which status."""
+        return dict(Counter(self.report.column("status").to_pylist()))
+
+
+def ingest_virtual(
+    spark: SparkSession,
+    repository: Repository | str,
+    files: Iterable[str],
+    *,
+    branch: str = "main",
+    group: str = "/",
+    concat_dim: str | None = None,
+    group_of: Callable[[str], str] | None = None,
+    mode: Mode = "append",
+    kind: Kind = "auto",
+    skip: Sequence[str] = (),
+    load: Sequence[str] | None = None,
+    guard: Guard = "auto",
+    grib_codec: Mapping[str, Any] | None = None,
+    on_error: Literal["report", "fail"] = "report",
+    files_per_task: int = 1,
+    message: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    rebase_with: ConflictSolver | None = None,
+    progress: ProgressCallback | None = None,
+) -> Ingested:
+    """Refer to the chunks of many files, which stay where they are, in one commit.
+
+    Args:
+        spark: a session, also one of Spark Connect.
+        repository: an open one that is authorised to read the files' containers, or its URL if
+            they need no credentials. Containers are declared in its configuration.
+        files: URLs or absolute paths: of HDF5 and NetCDF-4 files, Zarr stores (``.zarr``), kerchunk
+            references (``.json``, ``.parq``) and indexes of GRIB files (``.idx``, ``.index``).
+        branch: is committed to.
+        group: what the output is put into; made where it is missing.
+        concat_dim: concatenate the files along this dimension, in their order. Chunks keep their
+            shape, so each file but the last must end where a chunk ends. Without it each file
+            becomes a group.
+        group_of: answers the group for a file, relative to ``group``; by default the file's name
+            without its ending.
+        mode: ``"append"``: files that were not ingested before come after those that were, and
+            changed ones take their own place again. ``"overwrite"``: the files are all there is to
+            be, in this order; what is not among them is removed.
+        kind: what the files are; by default their names tell, and else they are HDF5 or NetCDF.
+        skip: paths of arrays and groups within the files to leave out.
+        load: paths of arrays to copy, and not to refer to. By default, where files are
+            concatenated, those with no other axis, and their bounds.
+        guard: what references record so that readers notice a changed file: its ETag or, where
+            others would see another one (local files) or with ``"last-modified"``, the time of its
+            last change in whole seconds.
+        grib_codec: the Zarr codec that decodes messages of GRIB, as in ``zarr.json``; by default
+            that of the package ``gribberish``.
+        on_error: whether to leave out files that cannot be read, or not to commit anything.
+        files_per_task: files of one task; more for very many small ones.
+        message: of the commit.
+        metadata: of the commit.
+        rebase_with: decides conflicts with commits that came meanwhile.
+        progress: told how many files were looked at; called from a thread.
+
+    Raises:
+        VirtualContainerError: no container covers a location.
+        InvalidInputError: arguments contradict each other or what was ingested before; or the
+            group of a file would lie within that of another.
+        IngestError: with ``on_error="fail"``: some files cannot be ingested.
+        NodeExistsError: something that was not ingested is in the output's place.
+        ConflictError: another writer was first.
+        PySparkException: a task failed too often.
+
+    After an error nothing is visible. Cost: one task and one request for each unchanged file; of
+    references of kerchunk, one for each object that they refer to. The driver
+    holds all new references in columns, some 30 bytes each.
+    """
+    if files_per_task < 1:
+        raise InvalidInputError(f"files_per_task must be at least 1, not {files_per_task}.")
+    loaded = None if load is None else tuple(load)
+    options = ScanOptions(kind, concat_dim, tuple(skip), loaded, grib_codec)
+    shipped = Shipped(repository)
+    root = check_path(group)
+    session = shipped.repository.writable_session(branch)
+    ingest = _Ingest(spark, shipped, session, root, options, files_per_task, progress)
+    locations = _locations(shipped, files)
+    catalog = ingest.catalog()
+    groups: dict[str, str] = {}
+    if concat_dim is None:
+        stay = catalog.entries if mode == "append" else ()
+        groups = groups_of(root, locations, group_of, stay)
+    answers = ingest.scan([(it, catalog.by_location.get(it)) for it in locations])
+
+    def decide() -> Plan:
+        if concat_dim is None:
+            return plan_groups(catalog, locations, answers, groups, mode=mode)
+        return plan_concat(
+            catalog,
+            locations,
+            answers,
+            dim=concat_dim,
+            group=root,
+            mode=mode,
+            existing=ingest.template,
+        )
+
+    plan = decide()
+    while plan.moved:
+        answers.update(ingest.scan([(it, None) for it in plan.moved]))
+        plan = decide()
+    report = report_of(plan, answers, locations)
+    check_report(report, on_error)
+    frame = spark.createDataFrame(report)
+    if plan.is_unchanged:
+        return Ingested(Published(session.snapshot_id, committed=False), report, frame)
+    ingest.write(plan, catalog, guard)
+    published = publish(
+        shipped.repository,
+        session,
+        message or f"Ingested {sum(it.scanned is not None for it in plan.placed)} files",
+        metadata=metadata,
+        rebase_with=rebase_with,
+    )
+    return Ingested(published, report, frame)
+
+
+def ingested_files(repository: Repository, *, group: str = "/", branch: str = "main") -> pa.Table:
+    """Return which files were ingested into a group, in the order of their data.
+
+    Columns: ``location``, ``stamp`` (of its state), ``group``, ``start``, ``count``,
+    ``references``.
+    """
+    session = repository.readonly_session(branch)
+    return Catalog.read(session.store, check_path(group)).table()
+
+
+def list_sources(repository: Repository | str, prefix: str, pattern: str = "*") -> list[str]:
+    """Return the URLs of objects below a prefix, in ascending order.
+
+    Args:
+        repository: one that is authorised to read the prefix's container.
+        prefix: a URL, or an absolute path ending in ``/``.
+        pattern: what keys match below the prefix, as in ``"*.nc"``; ``*`` stands for ``/``, too.
+
+    Raises:
+        VirtualContainerError, VirtualAccessError: no container covers it, or it may not be read.
+        StorageError: the store failed, or cannot list.
+
+    Cost: a request for each 1000 objects or so.
+    """
+    from icechunk_async.sync import Repository  # noqa: PLC0415 -- annotations aside, only here
+    from icechunk_async.sync.portal import run  # noqa: PLC0415
+
+    repo = Repository.open(repository) if isinstance(repository, str) else repository
+    start = _location(prefix)
+
+    async def found(native: AsyncRepository) -> list[str]:
+        virtual = opened_of(native).virtual
+        return [
+            location
+            async for location, _ in virtual.entries(start)
+            if fnmatch(location.removeprefix(virtual.locations.expand(start)), pattern)
+        ]
+
+    return sorted(run(repo._repository.ask(found)))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+@dataclass
+class _Ingest:
+    """One ingest on the driver."""
+
+    spark: SparkSession
+    shipped: Shipped
+    session: Session
+    group: str
+    options: ScanOptions
+    files_per_task: int
+    progress: ProgressCallback | None
+    template: Template | None = None
+    """What files were concatenated to before."""
+
+    @property
+    def concat_dim(self) -> str | None:
+        """The dimension along which files are concatenated."""
+        return self.options.concat_dim
+
+    def catalog(self) -> Catalog:
+        """Return what was ingested and is there still."""
+        for above in ancestors(self.group):
+            self._check_outside(above)
+        found = Catalog.read(self.session.store, self.group)
+        if found.entries and found.concat_dim != self.concat_dim:
+            raise InvalidInputError(
+                f"Into {self.group!r} files were ingested with concat_dim={found.concat_dim!r}, "
+                f"not {self.concat_dim!r}. Ingest into another group."
+            )
+        if self.concat_dim is None:
+            return replace(found, entries=existing_groups(self.session, found))
+        self.template = existing_template(self.session, found, self.group)
+        if self.template is None:
+            return replace(found, entries=(), loaded=())
+        return found
+
+    def _check_outside(self, above: str) -> None:
+        """Refuse to write into a group that an ingest further up replaces as a whole."""
+        outer = Catalog.read(self.session.store, above)
+        for it in outer.entries if outer.concat_dim is None else ():
+            if check_path(it.group) in (self.group, *ancestors(self.group)):
+                raise InvalidInputError(
+                    f"{self.group!r} lies in the group {it.group!r} of {it.location!r}, which was "
+                    "ingested and is replaced as a whole when that file changes. Ingest into "
+                    "another group."
+                )
+
+    def scan(self, wanted: Sequence[tuple[str, Entry | None]]) -> dict[str, Answered]:
+        """Look at files, and scan those without an entry or that changed since."""
+        size = self.files_per_task
+        files = [(location, None if it is None else it.stamp) for location, it in wanted]
+        parts = [
+            FileWork(self.options, tuple(files[start : start + size]))
+            for start in range(0, len(files), size)
+        ]
+        table = run_job(
+            self.spark,
+            self.shipped,
+            parts,
+            scan_files,
+            COLUMNS,
+            phase="scanning files",
+            progress=self.progress,
+        )
+        answers: dict[str, Answered] = {}
+        for batch in table.to_batches():
+            for row in batch.to_pylist():
+                data = row["scanned"]
+                answers[row["location"]] = Answered(
+                    row["stamp"],
+                    row["reason"],
+                    None if data is None else Scanned.from_bytes(data),
+                    row["milliseconds"],
+                )
+        return answers
+
+    def write(self, plan: Plan, catalog: Catalog, guard: Guard) -> None:
+        """Put everything into the session."""
+        arrays: tuple[str, ...] = ()
+        loaded: tuple[str, ...] = ()
+        attributes: Mapping[str, Sequence[str]] = {}
+        if self.concat_dim is None:
+            write_groups(self.session, plan, guard)
+        else:
+            assert plan.template is not None  # there is something to write
+            attributes = write_concatenated(
+                self.session,
+                plan,
+                catalog,
+                self.group,
+                fresh=plan.template is not self.template,
+                guard=guard,
+            )
+            arrays, loaded = tuple(plan.template.documents), tuple(sorted(plan.template.loaded))
+        entries = tuple(
+            Entry(
+                it.location,
+                it.stamp,
+                it.group,
+                it.start,
+                it.count,
+                it.scanned.num_references if it.scanned is not None else references_of(it.old),
+            )
+            for it in plan.placed
+        )
+        after = Catalog(entries, self.concat_dim, arrays, loaded, attributes)
+        after.write(self.session.store, self.group)
+
+
+def _location(given: str) -> str:
+    """Return a URL for a URL or a path."""
+    if _SCHEME.match(given):
+        return given
+    if not PurePath(given).is_absolute():
+        raise InvalidInputError(f"{given!r} is relative. Give absolute paths or URLs.")
+    return location_of(given, {})
+
+
+def _locations(shipped: Shipped, files: Iterable[str]) -> list[str]:
+    """Return the URLs of files as they are stored, each once."""
+    if isinstance(files, str):
+        raise InvalidInputError("files= is one text. Give a list of URLs.")
+    urls = [_location(it) for it in files]
+
+    async def normalized(native: AsyncRepository) -> list[str]:
+        locations = opened_of(native).virtual.locations
+        return [
+            locations.normalize(it) + ("/" if it.endswith("/") and it[:5] == "file:" else "")
+            for it in urls
+        ]
+
+    found = list(dict.fromkeys(shipped.ask(normalized)))
+    if len(found) < len(urls):
+        raise InvalidInputError(f"{len(urls) - len(found)} of the files are given twice.")
+    return found

@@ -1,0 +1,150 @@
+"""Reading sources through the containers of a repository, also by code that blocks."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Final
+
+import anyio.from_thread
+
+from icechunk_async._runtime import clock
+from icechunk_async.errors import InvalidInputError, VirtualSourceChangedError
+from icechunk_async.spark.ingest.scan import SourceState
+from icechunk_async.storage import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from icechunk_async.engine.virtual.chunks import VirtualChunks
+    from icechunk_async.storage import RangeRequest, Retrieved
+
+    class Buffer(Protocol):
+        """What bytes are read into."""
+
+        def __len__(self) -> int: ...
+
+
+__all__ = ["RemoteFile", "Source", "check_state", "state_of"]
+
+_BLOCK_BYTES: Final = 1 << 20
+_BLOCKS: Final = 32
+_NO_ETAGS: Final = frozenset({"file", "memory", "http", "https"})
+"""Where a version is no ETag, or one that other readers of the repository do not know."""
+
+
+def state_of(retrieved: Retrieved, url: str) -> SourceState:
+    """Return the state of an object of which something was read; its URL is an absolute one."""
+    scheme = url.partition(":")[0].lower()
+    etag = retrieved.etag
+    if etag is None and scheme not in _NO_ETAGS:
+        etag = retrieved.version.token
+    modified = retrieved.last_modified
+    return SourceState(
+        retrieved.size_bytes,
+        retrieved.version.token,
+        etag,
+        None if modified is None else clock.to_us(modified),
+    )
+
+
+def check_state(retrieved: Retrieved, url: str, known: SourceState) -> None:
+    """Compare the state of an object of which something was read with one that is known.
+
+    Raises:
+        VirtualSourceChangedError: it is another one.
+    """
+    if not known.holds_for(state_of(retrieved, url)):
+        raise VirtualSourceChangedError(
+            f"{url!r} changed while it was read. Ingest it again.", location=url
+        )
+
+
+class Source:
+    """One object, in the state that it had at first."""
+
+    def __init__(self, virtual: VirtualChunks, url: str, state: SourceState) -> None:
+        """Use :meth:`open`."""
+        self.virtual = virtual
+        self.url = url
+        self.state = state
+
+    @classmethod
+    async def open(cls, virtual: VirtualChunks, url: str) -> Source:
+        """Look at an object. Cost: one request."""
+        return cls(
+            virtual,
+            url,
+            state_of(await virtual.fetch(url, ByteRange(0, 0)), virtual.locations.expand(url)),
+        )
+
+    async def read(self, wanted: RangeRequest = None) -> bytes:
+        """Read it, or a part of it.
+
+        Raises:
+            VirtualSourceChangedError: it is in another state by now.
+        """
+        retrieved = await self.virtual.fetch(self.url, wanted)
+        check_state(retrieved, self.url, self.state)
+        return bytes(retrieved.data)
+
+    def read_blocking(self, start: int, stop: int) -> bytes:
+        """Read a part of it, from a worker thread of the event loop."""
+        return anyio.from_thread.run(self.read, ByteRange(start, stop))
+
+    def file(self) -> RemoteFile:
+        """Return it as a file for code that blocks, on a worker thread of the event loop."""
+        if self.state.size_bytes == 0:
+            raise InvalidInputError(f"{self.url!r} is empty.")
+        return RemoteFile(self.read_blocking, self.state.size_bytes)
+
+
+class RemoteFile(io.RawIOBase):
+    """A file that is read by the block; the last few blocks are kept."""
+
+    def __init__(self, read: Callable[[int, int], bytes], size_bytes: int) -> None:
+        """Read with a function that is given the first byte and where to stop."""
+        self._read = read
+        self._size = size_bytes
+        self._at = 0
+        self._blocks: dict[int, bytes] = {}
+
+    def readable(self) -> bool:
+        """Tell that it can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Tell that any part of it can be read."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        """Return the place."""
+        return self._at
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """Read from the place on, as much as fits."""
+        view = memoryview(buffer).cast("B")
+        done = 0
+        while done < len(view) and self._at < self._size:
+            number, start = divmod(self._at, _BLOCK_BYTES)
+            piece = self._block(number)[start : start + len(view) - done]
+            view[done : done + len(piece)] = piece
+            done += len(piece)
+            self._at += len(piece)
+        return done
+
+    def _block(self, number: int) -> bytes:
+        block = self._blocks.pop(number, None)
+        if block is None:
+            start = number * _BLOCK_BYTES
+            block = self._read(start, min(start + _BLOCK_BYTES, self._size))
+            while len(self._blocks) >= _BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+        self._blocks[number] = block  # used last
+        return block

@@ -1,0 +1,237 @@
+"""What a task of an ingest does with its files: look whether they changed, and scan those."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import anyio.to_thread
+import numpy as np
+import zarr
+from zarr.core.buffer import default_buffer_prototype
+from zarr.storage import MemoryStore
+
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.spark.ingest import netcdf3 as ingest_netcdf3
+from icechunk_async.spark.ingest.grib import grib_file, scan_grib_index
+from icechunk_async.spark.ingest.hdf5 import MAGIC, scan_hdf5
+from icechunk_async.spark.ingest.kerchunk import scan_kerchunk, scan_kerchunk_parquet
+from icechunk_async.spark.ingest.scan import Scanned, ScannedArray, encode_document
+from icechunk_async.spark.ingest.source import Source, check_state
+from icechunk_async.spark.ingest.zarr import list_zarr, scan_zarr
+from icechunk_async.spark.jobs.job import columns_of, opened_of
+from icechunk_async.storage import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from icechunk_async.engine.virtual.chunks import VirtualChunks
+    from icechunk_async.repository import Repository as AsyncRepository
+
+    type Kind = Literal["auto", "hdf5", "zarr", "kerchunk", "grib-index"]
+
+__all__ = ["COLUMNS", "FileWork", "ScanOptions", "load_values", "scan_files", "scan_source"]
+
+COLUMNS: Final = "location string, stamp string, reason string, scanned binary, milliseconds long"
+_AT_ONCE: Final = 32
+_MOST_LOADED_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ScanOptions:
+    """How files are scanned."""
+
+    kind: Kind = "auto"
+    concat_dim: str | None = None
+    skip: tuple[str, ...] = ()
+    load: tuple[str, ...] | None = None
+    """Arrays to copy; None leaves it to the rule of :func:`_loaded`."""
+    grib_codec: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileWork:
+    """What one task does: files, each with the stamp that it had when it was ingested, if it was.
+
+    Files that have it still are not scanned.
+    """
+
+    options: ScanOptions
+    files: tuple[tuple[str, str | None], ...]
+
+
+async def scan_files(repository: AsyncRepository, work: FileWork) -> Mapping[str, Sequence[Any]]:
+    """Scan files; answers :data:`COLUMNS`. What is wrong with one is no error but an answer."""
+    virtual = opened_of(repository).virtual
+    rows: list[tuple[Any, ...]] = []
+    for location, known in work.files:
+        began = time.monotonic()
+        stamp: str | None = None
+        reason: str | None = None
+        scanned: bytes | None = None
+        try:
+            stamp, found = await scan_source(virtual, location, work.options, known)
+            scanned = None if found is None else found.to_bytes()
+        except Exception as error:  # noqa: BLE001 -- one bad file must not end the work of all
+            reason = f"{type(error).__name__}: {error}"
+        rows.append((location, stamp, reason, scanned, int((time.monotonic() - began) * 1000)))
+    return columns_of(COLUMNS, rows)
+
+
+async def scan_source(
+    virtual: VirtualChunks, location: str, options: ScanOptions, known: str | None = None
+) -> tuple[str, Scanned | None]:
+    """Return the stamp of a source, and what it holds unless it still has the known stamp.
+
+    Raises:
+        InvalidInputError, InvalidMetadataError: it cannot be referred to; the message says why.
+        VirtualChunkError, StorageError: it could not be read.
+        OSError: it is damaged.
+
+    Cost: one request if it is unchanged; two for an index of GRIB, since its file must not have
+    changed either; a store of Zarr is listed. References of kerchunk are always read, with a
+    request for each object that they refer to.
+    """
+    kind = _kind(location) if options.kind == "auto" else options.kind
+    if kind == "zarr" or (kind == "kerchunk" and location.endswith(("/", ".parq", ".parquet"))):
+        listing = await list_zarr(virtual, location)
+        stamp = listing.state.stamp
+        if kind == "zarr":
+            if stamp == known:
+                return stamp, None
+            found = await scan_zarr(virtual, listing)
+        else:
+            found = await scan_kerchunk_parquet(virtual, listing)
+            stamp = found.stamp_with(stamp)
+    else:
+        source = await Source.open(virtual, location)
+        stamp = source.state.stamp
+        if kind == "kerchunk":
+            found = await scan_kerchunk(virtual, await source.read())
+            stamp = found.stamp_with(stamp)
+        elif kind == "grib-index":
+            file = await grib_file(source)
+            stamp = f"{stamp}+{file.state.stamp}"
+            if stamp == known:
+                return stamp, None
+            found = await scan_grib_index(source, file, options.grib_codec)
+        elif stamp == known:
+            return stamp, None
+        else:
+            found = await _scan_file(source, options)
+    if stamp == known:
+        return stamp, None
+    found = found.without(options.skip)
+    found = await load_values(virtual, found, _loaded(found, options))
+    found.check()
+    return stamp, found
+
+
+def _kind(location: str) -> Kind:
+    """Tell from a name what a source is; names that say nothing are of files."""
+    name = location.rstrip("/").rpartition("/")[2].lower()
+    if name.endswith((".json", ".parq", ".parquet")):
+        return "kerchunk"
+    if name.endswith((".idx", ".index")):
+        return "grib-index"
+    return "zarr" if name.endswith(".zarr") or location.endswith("/") else "hdf5"
+
+
+async def _scan_file(source: Source, options: ScanOptions) -> Scanned:
+    start = await source.read(ByteRange(0, len(MAGIC)))
+    if start[:4] == b"GRIB":
+        raise InvalidInputError(
+            f"{source.url!r} is a GRIB file. Ingest its index ('.idx' or '.index') in its place."
+        )
+    is_classic = start[:3] == ingest_netcdf3.MAGIC
+    if not is_classic and start != MAGIC:
+        raise InvalidInputError(
+            f"{source.url!r} is no HDF5 or NetCDF file: it begins with {start!r}. If it is "
+            "something else, say so with kind=."
+        )
+
+    def scan() -> Scanned:
+        about = source.url, source.state
+        dim = options.concat_dim
+        with source.file() as file:
+            if is_classic:
+                return ingest_netcdf3.scan_netcdf3(file, *about, concat_dim=dim)
+            return scan_hdf5(file, *about, concat_dim=dim, skip=options.skip)
+
+    return await anyio.to_thread.run_sync(scan)
+
+
+def _loaded(found: Scanned, options: ScanOptions) -> list[str]:
+    """Return which arrays are copied.
+
+    By default those of one axis along the dimension of concatenation, and their bounds: they
+    often have chunks that end nowhere near a file's end.
+    """
+    if options.load is not None:
+        wanted = {it.strip("/") for it in options.load}
+        return [path for path in found.arrays if path in wanted]
+    if options.concat_dim is None:
+        return []
+    chosen: dict[str, None] = {}
+    for path, array in found.arrays.items():
+        if array.dimensions == (options.concat_dim,):
+            chosen[path] = None
+            bounds = array.document.get("attributes", {}).get("bounds")
+            beside = f"{path.rpartition('/')[0]}/{bounds}".strip("/")
+            if isinstance(bounds, str) and beside in found.arrays:
+                chosen[beside] = None
+    return list(chosen)
+
+
+async def load_values(virtual: VirtualChunks, found: Scanned, paths: Sequence[str]) -> Scanned:
+    """Read some arrays whole. Cost: a request for each chunk, fewer where they are neighbours.
+
+    Raises:
+        InvalidInputError: one is too large.
+        VirtualSourceChangedError: the source is in another state than when it was scanned.
+    """
+    arrays = dict(found.arrays)
+    for path in paths:
+        array = arrays[path]
+        size = math.prod(array.shape) * 8
+        if size > _MOST_LOADED_BYTES:
+            raise InvalidInputError(
+                f"The array {path!r} is too large to be copied (about {size} bytes). Name others "
+                "in load=, or none: load=[]."
+            )
+        chunks = await _chunks(virtual, found, array)
+        values = await anyio.to_thread.run_sync(_decode, array.document, chunks)
+        arrays[path] = replace(array, values=values)
+    return replace(found, arrays=arrays)
+
+
+async def _chunks(virtual: VirtualChunks, found: Scanned, array: ScannedArray) -> dict[str, bytes]:
+    places = array.places
+
+    async def read(row: int) -> tuple[str, bytes]:
+        start = int(places.offsets[row])
+        wanted = ByteRange(start, start + int(places.lengths[row]))
+        code = int(places.codes[row])
+        retrieved = await virtual.fetch(found.urls[code], wanted)
+        check_state(retrieved, found.urls[code], found.states[code])
+        return _key(places.coords[row].tolist()), bytes(retrieved.data)
+
+    read_chunks = dict(await bounded_map(read, range(len(places)), limit=_AT_ONCE))
+    return {**read_chunks, **{_key(it): data for it, data in array.inline.items()}}
+
+
+def _key(coords: Sequence[int]) -> str:
+    return "/".join(["c", *map(str, coords)])
+
+
+def _decode(document: dict[str, Any], chunks: dict[str, bytes]) -> npt.NDArray[Any]:
+    make = default_buffer_prototype().buffer.from_bytes
+    held = {"zarr.json": make(encode_document(document))}
+    held.update({key: make(data) for key, data in chunks.items()})
+    array = zarr.open_array(MemoryStore(held), mode="r")  # pyright: ignore[reportUnknownMemberType]
+    return np.asarray(array[...])

@@ -1,0 +1,231 @@
+"""Rewriting manifests and adding up chunks: tasks read and write manifests, the driver sums up."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.engine.commit.flush import Flusher
+from icechunk_async.engine.upkeep.rewrite import (
+    begin_rewriting,
+    nothing_published,
+    publish_rewritten,
+)
+from icechunk_async.engine.upkeep.statistics import ChunkTally, contribution
+from icechunk_async.engine.upkeep.survey import Limits, Survey
+from icechunk_async.spark.jobs.job import (
+    Shipped,
+    columns_of,
+    default_tasks,
+    opened_of,
+    reported,
+    run_job,
+    shares,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Literal
+
+    from pyspark.sql import SparkSession
+
+    from icechunk_async._runtime.progress import ProgressCallback
+    from icechunk_async.engine.commit.flush import Written
+    from icechunk_async.engine.upkeep.statistics import ChunkPart, ChunkStorageStats
+    from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
+    from icechunk_async.format.json.metadata import JSON
+    from icechunk_async.repository import Repository as AsyncRepository
+    from icechunk_async.spark.jobs.job import JobReport
+    from icechunk_async.sync import Repository
+
+__all__ = ["discover_manifests", "rewrite_manifests", "storage_statistics"]
+
+_CELLS_PER_TASK: Final = 64
+_MANIFESTS_AT_ONCE: Final = 4
+_STATISTICS: Final = (
+    "manifest_id string, size_bytes long, references long, native_bytes long, "
+    "virtual_bytes long, inlined_bytes long, part binary"
+)
+_REWRITTEN: Final = (
+    "array string, manifest_id string, size_bytes long, references long, written binary"
+)
+
+
+async def discover_manifests(
+    repository: AsyncRepository, progress: ProgressCallback | None = None
+) -> list[tuple[ManifestId, int]]:
+    """Return the manifests that branches and tags lead to, with their sizes.
+
+    Cost: every snapshot is read.
+    """
+    opened = opened_of(repository)
+    survey: Survey[None] = Survey(
+        opened.assets, lambda _: None, lambda _: None, limits=Limits(), progress=progress
+    )
+    return await survey.discover(await opened.history.reachable(survey.parent_of))
+
+
+def storage_statistics(
+    spark: SparkSession,
+    repository: Repository | str,
+    *,
+    tasks: int | None = None,
+    progress: ProgressCallback | None = None,
+) -> JobReport[ChunkStorageStats]:
+    """Count the bytes of all chunks that branches and tags lead to, in every snapshot.
+
+    Answers what ``Repository.chunk_storage_stats`` answers, and a row for each manifest: its
+    ``size_bytes``, ``references``, and the bytes of the chunks that it refers to. Chunks that
+    several manifests refer to are in the row of each, and count once in the result.
+
+    Args:
+        spark: a session, also one of Spark Connect.
+        repository: an open one, or its URL.
+        tasks: into how many to divide the manifests; by default four for each core.
+        progress: told how many tasks are done; called from a thread.
+
+    Raises:
+        FormatError, SnapshotNotFoundError: a snapshot is damaged or missing.
+        PySparkException: a task failed too often.
+
+    Cost: the driver reads every snapshot, tasks every manifest. Memory of the driver: 32 bytes
+    for each range of bytes that chunks have.
+    """
+    shipped = Shipped(repository)
+    manifests = shipped.ask(lambda it: discover_manifests(it, progress))
+    parts = shares(manifests, tasks or default_tasks(spark, len(manifests)))
+    table = run_job(
+        spark,
+        shipped,
+        parts,
+        _contributions,
+        _STATISTICS,
+        phase="reading manifests",
+        progress=progress,
+    )
+    tally = ChunkTally()
+    for batch in table.column("part").to_pylist():
+        part: ChunkPart = pickle.loads(batch)  # noqa: S301 -- our own tasks'
+        tally.absorb([part])
+    return reported(spark, tally.stats(), table, "part")
+
+
+async def _contributions(
+    repository: AsyncRepository, manifests: Sequence[tuple[ManifestId, int]]
+) -> Mapping[str, Sequence[Any]]:
+    """Return what each manifest contributes; a few are in memory at a time."""
+    assets = opened_of(repository).assets
+
+    async def row(entry: tuple[ManifestId, int]) -> tuple[Any, ...]:
+        manifest_id, size_bytes = entry
+        manifest = await assets.read_manifest(manifest_id, size_bytes)
+        part = contribution(manifest)
+        sizes = [int((it.stops - it.starts).sum()) for it in (part.native, part.virtual)]
+        shown = (str(manifest_id), size_bytes, len(manifest), *sizes, part.inlined_bytes)
+        return (*shown, pickle.dumps(part, protocol=5))
+
+    rows = await bounded_map(row, manifests, limit=_MANIFESTS_AT_ONCE)
+    return columns_of(_STATISTICS, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Some of the manifests that an array is rewritten to."""
+
+    snapshot_id: SnapshotId
+    path: str
+    start: int
+    stop: int
+
+
+def rewrite_manifests(
+    spark: SparkSession,
+    repository: Repository | str,
+    message: str,
+    *,
+    branch: str = "main",
+    metadata: Mapping[str, JSON] | None = None,
+    commit_method: Literal["new_commit", "amend"] = "new_commit",
+    manifests_per_task: int = _CELLS_PER_TASK,
+    progress: ProgressCallback | None = None,
+) -> JobReport[SnapshotId]:
+    """Write all manifests of a branch's tip anew, split as the configuration in force says.
+
+    Does what ``Repository.rewrite_manifests`` does: tasks write the manifests, the driver commits.
+    The report has a row for each new manifest.
+
+    Args:
+        spark: a session, also one of Spark Connect.
+        repository: an open one, with the configuration to split by, or its URL.
+        message: the commit's message.
+        branch: whose tip is rewritten.
+        metadata: properties of the commit.
+        commit_method: make a commit on top of the tip, or put it in the tip's place.
+        manifests_per_task: how many new manifests one task makes, at most.
+        progress: told how many tasks are done; called from a thread.
+
+    Raises:
+        BranchNotFoundError, RepositoryReadOnlyError, UnsupportedBySpecError, SessionStateError: as
+            ``Repository.rewrite_manifests``; nothing was published.
+        ConflictError: somebody committed meanwhile; nothing was published. Try again.
+        PySparkException: a task failed too often; likewise.
+
+    What tasks stored before a failure, or twice, is garbage.
+    """
+    shipped = Shipped(repository)
+    begun = shipped.ask(lambda it: begin_rewriting(opened_of(it), branch, commit_method))
+    arrays = {node.path: node for node in begun.base.nodes.values() if node.array is not None}
+
+    async def count(native: AsyncRepository) -> list[tuple[str, int]]:
+        flusher = _flusher(native)
+        return [(path, flusher.num_cells(node)) for path, node in arrays.items()]
+
+    parts = [
+        _Cells(begun.base.id, path, start, min(start + manifests_per_task, cells))
+        for path, cells in shipped.ask(count)
+        for start in range(0, cells, manifests_per_task)
+    ]
+    table = run_job(
+        spark,
+        shipped,
+        parts,
+        _rewrite,
+        _REWRITTEN,
+        phase="rewriting manifests",
+        progress=progress,
+    )
+    written: dict[NodeId, list[Written]] = {}
+    for path, data in zip(
+        *(table.column(it).to_pylist() for it in ("array", "written")), strict=True
+    ):
+        if data is not None:
+            written.setdefault(arrays[path].id, []).append(pickle.loads(data))  # noqa: S301
+
+    async def publish(native: AsyncRepository) -> SnapshotId:
+        flushed = _flusher(native).rewritten(begun.base, written)
+        properties = {**native.default_commit_metadata, **(metadata or {})}
+        return await publish_rewritten(opened_of(native), begun, flushed, message, properties)
+
+    return reported(spark, shipped.ask(publish), table, "written")
+
+
+def _flusher(repository: AsyncRepository) -> Flusher:
+    opened = opened_of(repository)
+    return Flusher(opened.assets, opened.manifest_options)
+
+
+async def _rewrite(repository: AsyncRepository, cells: _Cells) -> Mapping[str, Sequence[Any]]:
+    """Make manifests anew, and store them; the first row has the references to all."""
+    base = await opened_of(repository).assets.snapshot(cells.snapshot_id)
+    node = base.nodes[cells.path]
+    with nothing_published():
+        made = await _flusher(repository).rewrite_cells(node, base, range(cells.start, cells.stop))
+    rows: list[tuple[Any, ...]] = [
+        (cells.path, str(it.id), it.size_bytes, it.num_chunk_refs, None)
+        for it in made.files.values()
+    ]
+    if rows:
+        rows[0] = (*rows[0][:-1], pickle.dumps(made, protocol=5))
+    return columns_of(_REWRITTEN, rows)

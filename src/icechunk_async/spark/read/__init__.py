@@ -1,0 +1,1 @@
+"""Read groups of arrays and metadata as tables."""

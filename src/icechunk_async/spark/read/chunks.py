@@ -1,0 +1,281 @@
+"""Chunks as rows: where each is, what it covers, its bytes and what its values are like."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.engine.tree.listing import ArrayState, ChunkBatch, ChunkType
+from icechunk_async.errors import InvalidInputError, NodeNotFoundError
+from icechunk_async.spark.datasets import arrays_of, ask, open_group
+from icechunk_async.spark.grid.boxes import cut, grouped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from icechunk_async.repository import Repository
+    from icechunk_async.session import Session
+    from icechunk_async.spark.grid.boxes import Box
+    from icechunk_async.spark.options import ReadOptions
+
+__all__ = [
+    "LOADED",
+    "SCHEMA",
+    "STATISTICS",
+    "chunk_bytes",
+    "chunk_shape",
+    "listed",
+    "loading",
+    "manifest_breaks",
+    "parts",
+    "path_of",
+    "read",
+    "rows_of",
+    "statistics_of",
+]
+
+
+STATISTICS: Final = pa.struct(
+    [
+        ("valid", pa.int64()),
+        ("missing", pa.int64()),
+        ("minimum", pa.float64()),
+        ("maximum", pa.float64()),
+        ("mean", pa.float64()),
+    ]
+)
+_ORDERED: Final = "biufmM"
+
+
+def statistics_of(values: npt.NDArray[Any]) -> dict[str, int | float | None]:
+    """Sum up values as rows show them; NaN and what is no time is missing.
+
+    Times are in seconds since 1970, durations in seconds. What has no order, such as text and
+    complex numbers, has no minimum, maximum or mean, and neither have chunks without valid values.
+    """
+    kind = values.dtype.kind
+    flat = values.reshape(-1)
+    if kind in "mM":
+        flat = flat[~np.isnat(flat)].astype(f"{kind}8[us]").astype(np.int64) / 1e6
+    elif kind in "fc":
+        flat = flat[~np.isnan(flat)]
+    found: dict[str, int | float | None] = {
+        "valid": len(flat),
+        "missing": values.size - len(flat),
+        "minimum": None,
+        "maximum": None,
+        "mean": None,
+    }
+    if len(flat) and kind in _ORDERED:
+        found |= {
+            "minimum": float(flat.min()),
+            "maximum": float(flat.max()),
+            "mean": float(flat.mean(dtype=np.float64)),
+        }
+    return found
+
+
+_PLACES: Final = pa.list_(pa.int64())
+SCHEMA: Final = pa.schema(
+    [
+        ("array", pa.string()),
+        ("key", pa.string()),
+        ("chunk", _PLACES),
+        ("start", _PLACES),
+        ("stop", _PLACES),
+        ("kind", pa.string()),
+        ("location", pa.string()),
+        ("offset", pa.int64()),
+        ("size_bytes", pa.int64()),
+        ("dtype", pa.string()),
+        ("data", pa.binary()),
+    ]
+)
+TENSOR: Final = pa.field("tensor", pa.binary())
+"""The decoded values in C order; only where the caller's schema names it."""
+SUMMARY: Final = pa.field("statistics", STATISTICS)
+"""What the values are like, as rows show them; likewise."""
+LOADED: Final = frozenset({"data", "tensor", "statistics"})
+"""Columns that need the bytes of chunks."""
+_CONCURRENT: Final = 16
+_BATCH_BYTES: Final = 32 << 20
+_MAX_CHUNKS: Final = 4096
+
+
+def parts(options: ReadOptions, schema: pa.Schema) -> list[tuple[str, tuple[Box, ...]]]:
+    """Plan which array's part of the chunk grid each task lists and reads.
+
+    Cost: no request but for the snapshot; the plan does not depend on how many chunks there are,
+    only on how many bytes.
+    """
+    if options.where:
+        raise InvalidInputError(
+            "The option 'where' selects rows, and does not go with the layout 'chunks'. Filter "
+            "by the columns 'start' and 'stop' in the query."
+        )
+    arrays = arrays_of(options)
+    for name in options.arrays or ():
+        if name not in arrays:
+            raise InvalidInputError(
+                f"The option 'arrays' names {name!r}, but the group has {', '.join(arrays)}."
+            )
+    loads = not LOADED.isdisjoint(schema.names)
+    planned: list[tuple[str, tuple[Box, ...]]] = []
+    for name in options.arrays or arrays:
+        array = arrays[name]
+        sizes = chunk_shape(array)
+        grid = tuple(-(-n // size) for n, size in zip(array.shape, sizes, strict=True))
+        most = max(1, options.partition_bytes // chunk_bytes(array)) if loads else 1 << 20
+        box = tuple((0, count) for count in grid)
+        breaks = _breaks(options, [name]) if grid else ()
+        cuts = cut(box, (1,) * len(grid), most, breaks)
+        planned += [(name, boxes) for boxes in grouped(cuts, most)]
+    return planned
+
+
+def read(
+    options: ReadOptions, name: str, boxes: Sequence[Box], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Return the chunks of an array that exist in boxes of its grid, with the columns wanted."""
+    array = arrays_of(options)[name]
+    loads, most = loading(array, schema)
+    for box in boxes:
+        for batch in listed(options, name, box):
+            for first in range(0, len(batch), most):
+                rows = slice(first, first + most)
+                yield rows_of(options, name, array, (batch, rows), loads)
+
+
+def loading(array: Any, schema: pa.Schema) -> tuple[frozenset[str], int]:
+    """Return which columns need chunks' bytes, and how many chunks go into one batch."""
+    loads = LOADED.intersection(schema.names)
+    size = chunk_bytes(array)
+    return loads, max(1, min(_MAX_CHUNKS, _BATCH_BYTES // size)) if loads else _MAX_CHUNKS
+
+
+def listed(options: ReadOptions, name: str, box: Box) -> list[ChunkBatch]:
+    """Return the chunks that exist in a box of an array's grid."""
+    return ask(options, partial(_listed, options, name, box))
+
+
+async def _listed(
+    options: ReadOptions, name: str, box: Box, repository: Repository
+) -> list[ChunkBatch]:
+    """Return the references in a box; only the manifests that may have them are read."""
+    session = await repository.readonly_session(snapshot_id=options.snapshot_id)
+    workspace = session.workspace
+    state = ArrayState.of(workspace, path_of(options, name))
+    found: list[ChunkBatch] = []
+    for manifest in state.manifests:
+        spans = zip(manifest.extents, box, strict=True)
+        if all(low < stop and start < high for (low, high), (start, stop) in spans):
+            refs = await state.load(workspace, manifest)
+            inside = refs.take(refs.inside(box))
+            found.append(ChunkBatch(inside, workspace.virtual.locations))
+    return found
+
+
+def rows_of(
+    options: ReadOptions,
+    name: str,
+    array: Any,
+    part: tuple[ChunkBatch, slice | npt.NDArray[np.int64]],
+    loads: frozenset[str],
+) -> pa.RecordBatch:
+    """Make the rows of some chunks of an array."""
+    batch, rows = part
+    coords = batch.coords[rows].astype(np.int64)
+    sizes = np.array(chunk_shape(array), np.int64).reshape(-1)
+    start = coords * sizes
+    stop = np.minimum(start + sizes, np.array(array.shape, np.int64).reshape(-1))
+    path = path_of(options, name)
+    encode = array.metadata.encode_chunk_key
+    keys = [f"{path[1:]}/{encode(tuple(it))}" for it in coords.tolist()]
+    columns: dict[str, pa.Array[Any]] = {
+        "array": pa.array([path] * len(coords), pa.string()),
+        "key": pa.array(keys, pa.string()),
+        "chunk": _lists(coords),
+        "start": _lists(start),
+        "stop": _lists(stop),
+        "kind": pa.array([ChunkType(it).name.lower() for it in batch.kinds[rows].tolist()]),
+        "location": pa.array([it or None for it in batch.paths[rows].tolist()], pa.string()),
+        "offset": pa.array(batch.offsets[rows].astype(np.int64)),
+        "size_bytes": pa.array(batch.lengths[rows].astype(np.int64)),
+        "dtype": pa.array([array.dtype.str] * len(coords), pa.string()),
+    }
+    if "data" in loads:
+        stored = ask(options, lambda it: _stored(it, options, name, coords))
+        columns["data"] = pa.array(stored, pa.binary())
+    boxes = [tuple(map(slice, *it)) for it in zip(start.tolist(), stop.tolist(), strict=True)]
+    if TENSOR.name in loads:
+        columns["tensor"] = pa.array([array[box].tobytes() for box in boxes], TENSOR.type)
+    if SUMMARY.name in loads:
+        shown = open_group(options).variables[name]
+        found = [statistics_of(shown[box].to_numpy()) for box in boxes]
+        columns["statistics"] = pa.array(found, SUMMARY.type)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+async def _stored(
+    repository: Repository, options: ReadOptions, name: str, coords: npt.NDArray[np.int64]
+) -> list[bytes]:
+    session = await repository.readonly_session(snapshot_id=options.snapshot_id)
+    path = path_of(options, name)
+
+    async def load(place: list[int]) -> bytes:
+        data = await session.workspace.read_chunk(path, tuple(place))
+        return b"" if data is None else bytes(data)
+
+    return await bounded_map(load, coords.tolist(), limit=_CONCURRENT)
+
+
+def manifest_breaks(options: ReadOptions, names: Sequence[str], chunk: int) -> tuple[int, ...]:
+    """Return where manifests of arrays begin along the first dimension, in elements."""
+    return tuple(it * chunk for it in _breaks(options, names))
+
+
+def _breaks(options: ReadOptions, names: Sequence[str]) -> tuple[int, ...]:
+    async def find(repository: Repository) -> tuple[int, ...]:
+        session = await repository.readonly_session(snapshot_id=options.snapshot_id)
+        starts: set[int] = set()
+        for name in names:
+            starts |= _starts(session, path_of(options, name))
+        return tuple(sorted(starts))
+
+    return ask(options, find)
+
+
+def _starts(session: Session, path: str) -> set[int]:
+    try:
+        state = ArrayState.of(session.workspace, path)
+    except NodeNotFoundError:
+        return set()
+    return {it.extents[0][0] for it in state.manifests if it.extents}
+
+
+def _lists(values: npt.NDArray[np.int64]) -> pa.Array[Any]:
+    count, rank = values.shape
+    offsets = pa.array(np.arange(count + 1, dtype=np.int32) * rank)
+    return pa.ListArray.from_arrays(offsets, pa.array(values.ravel()))
+
+
+def chunk_shape(array: Any) -> tuple[int, ...]:
+    """Return the elements of what is stored as one object along each dimension."""
+    return tuple(array.shards or array.chunks)
+
+
+def chunk_bytes(array: Any) -> int:
+    """Return the size of a chunk, not compressed."""
+    return prod(chunk_shape(array)) * max(1, int(array.dtype.itemsize))
+
+
+def path_of(options: ReadOptions, name: str) -> str:
+    """Return the path of an array of the group."""
+    return f"/{options.group}/{name}" if options.group else f"/{name}"

@@ -1,0 +1,393 @@
+"""Reading: a plan of partitions made once, and rows or chunks as Arrow batches in each task."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.accumulators import AccumulatorParam
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.spark.budget import Budget
+from icechunk_async.spark.datasets import ask, open_group
+from icechunk_async.spark.grid.boxes import Grid, cut, num_chunks, num_rows
+from icechunk_async.spark.read import chunks as chunk_rows
+from icechunk_async.spark.read.pushdown import fulfilled, of_filter
+from icechunk_async.spark.read.schema import batches, check_type, dimension_values, table_shape
+from icechunk_async.spark.source import IcechunkSource, register
+from icechunk_async.sync.portal import run
+from icechunk_async.tables import schema_of, table_batches
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+
+    import numpy.typing as npt
+    import xarray
+    from pyspark.accumulators import Accumulator
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import Filter
+    from pyspark.sql.types import StructType
+
+    from icechunk_async.repository import Repository
+    from icechunk_async.spark.grid.boxes import Box
+    from icechunk_async.spark.options import ReadOptions
+    from icechunk_async.spark.read.pushdown import Predicate
+    from icechunk_async.spark.read.schema import Column, TableShape
+
+__all__ = [
+    "LOAD_BYTES",
+    "IcechunkReader",
+    "Part",
+    "PlannedRead",
+    "PushingReader",
+    "Reading",
+    "arrow_schema",
+    "grid_of",
+    "report",
+    "watch_reads",
+    "width_of",
+]
+
+
+_log = logging.getLogger("icechunk_async.spark.read.reader")
+_KEPT: Final = 1000
+_WORKERS_ARE_HEARD: Final = "PYSPARK_SPARK_SESSION_UUID"
+"""PySpark sets it in workers whose logs it keeps: ``spark.sql.pyspark.worker.logging.enabled``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRead:
+    """What one query reads of a group's table of rows."""
+
+    snapshot_id: str | None
+    group: str
+    """As the option names it; empty for the root."""
+    conditions: tuple[str, ...]
+    """Columns that conditions are on, of the option ``where`` and of filters pushed down."""
+    chunks: int
+    """Chunks of the table's grid that are read, of each array."""
+    all_chunks: int
+    rows: int
+    """Rows that Spark gets, before its own filters."""
+    all_rows: int
+    partitions: int
+
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        return (
+            f"Snapshot {self.snapshot_id}, group {self.group!r}: {self.chunks} of "
+            f"{self.all_chunks} chunks of the grid are read, {self.rows} of {self.all_rows} rows, "
+            f"in {self.partitions} partitions; conditions on "
+            f"{', '.join(self.conditions) or 'nothing'}."
+        )
+
+
+class _Latest(AccumulatorParam[list[PlannedRead]]):
+    """Gathers reads in the driver, and forgets the oldest."""
+
+    def zero(self, value: list[PlannedRead]) -> list[PlannedRead]:
+        """Begin with none."""
+        del value
+        return []
+
+    def addInPlace(  # noqa: N802 -- PySpark's name
+        self, value1: list[PlannedRead], value2: list[PlannedRead]
+    ) -> list[PlannedRead]:
+        """Append, and keep the latest."""
+        return [*value1, *value2][-_KEPT:]
+
+
+def watch_reads(spark: SparkSession) -> Accumulator[list[PlannedRead]]:
+    """Register the format ``icechunk`` as :func:`register` does, and note what reads are planned.
+
+    Each query for rows is noted at its first action, once. The process of Python that plans its
+    partitions tells the driver through an accumulator of Spark, so the note is there when the
+    action returns. Calling :func:`register` again ends it.
+
+    Args:
+        spark: the session; not one of Spark Connect, which has no accumulators.
+
+    Returns:
+        The accumulator. Its ``value`` is the latest 1,000 reads, the oldest first.
+
+    Raises:
+        InvalidInputError: the session is one of Spark Connect. Nothing is registered.
+    """
+    if not hasattr(spark, "sparkContext"):
+        raise InvalidInputError(
+            "Spark Connect has no accumulators, by which the driver could be told what was "
+            "planned. Set spark.sql.pyspark.worker.logging.enabled to true and read "
+            "spark.tvf.python_worker_logs() instead."
+        )
+    register(spark)
+    gathered: Accumulator[list[PlannedRead]] = spark.sparkContext.accumulator([], _Latest())
+
+    class WatchedSource(IcechunkSource):
+        planned = gathered
+
+    spark.dataSource.register(WatchedSource)
+    return gathered
+
+
+def report(read: PlannedRead, gathered: Accumulator[list[PlannedRead]] | None) -> None:
+    """Log what is read and what is not, and tell the driver if it watches."""
+    if _WORKERS_ARE_HEARD in os.environ and _log.level == logging.NOTSET:
+        _log.setLevel(logging.INFO)  # else the root logger drops what the user asked PySpark for
+    _log.info("%s", read)
+    if gathered is not None:
+        gathered.add([read])
+
+
+LOAD_BYTES = 32 << 20
+"""Values that a task has in memory at a time, about."""
+_TEXT_BYTES = 32
+
+
+class Part(InputPartition):
+    """What one task reads: boxes of a table, or of the cells of one array. Plain data."""
+
+    def __init__(self, boxes: tuple[Box, ...], array: str = "") -> None:
+        """Name the boxes, and with the layout ``chunks`` the array."""
+        super().__init__(None)
+        self.boxes = boxes
+        self.array = array
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the columns of a schema of Spark; moments are in UTC.
+
+    PySpark 4.1 takes no time zone: its moments are in UTC.
+    """
+    zoned = "timezone" in signature(to_arrow_schema).parameters
+    return to_arrow_schema(schema, timezone="UTC") if zoned else to_arrow_schema(schema)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A request whose snapshot is known."""
+
+    options: ReadOptions
+
+    @classmethod
+    def begin(cls, options: ReadOptions) -> Reading:
+        """Find the snapshot that the options name, and stay with it.
+
+        Raises:
+            BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: there is none.
+        """
+        if options.table in {"refs", "ops", "snapshots"}:
+            return cls(options)  # they tell of the repository as it is when it is asked
+
+        async def resolve(repository: Repository) -> tuple[str, int]:
+            branch = options.branch
+            if options.as_of is not None and branch is None:
+                branch = "main"
+            session = await repository.readonly_session(
+                branch, tag=options.tag, snapshot_id=options.snapshot_id, as_of=options.as_of
+            )
+            return str(session.snapshot_id), repository.config.effective_max_concurrent_requests
+
+        snapshot_id, requests = ask(options, resolve)
+        return cls(replace(options.pinned(snapshot_id), budget=Budget(requests)))
+
+    def spark_schema(self) -> StructType:
+        """Return the columns that a caller gets who names none."""
+        if self.options.table is not None:
+            schema = schema_of(self.options.table)
+        elif self.options.layout == "chunks":
+            schema = chunk_rows.SCHEMA
+        else:
+            shape = table_shape(open_group(self.options), self.options.arrays)
+            schema = pa.schema([(column.name, column.type) for column in shape.columns])
+        return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+class IcechunkReader(DataSourceReader):
+    """The reader of one query: it pickles as plain data, with the storage's options."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        schema: StructType,
+        planned: Accumulator[list[PlannedRead]] | None = None,
+    ) -> None:
+        """Stay with the snapshot of now; tell what is read to ``planned``."""
+        self.options = Reading.begin(options).options
+        self.schema = arrow_schema(schema)
+        self.predicates: tuple[Predicate, ...] = ()
+        self._planned = planned
+
+    def partitions(self) -> list[InputPartition]:
+        """Plan: read coordinates that conditions are on, and no chunk of any other array."""
+        if self.options.table is not None:
+            return [Part(())]
+        if self.options.layout == "chunks":
+            return [
+                Part(boxes, array) for array, boxes in chunk_rows.parts(self.options, self.schema)
+            ]
+        dataset = open_group(self.options)
+        shape = self._shape(dataset)
+        columns = [shape.column(name) for name in self.schema.names]
+        for column in columns:
+            check_type(column, self.schema.field(column.name).type)
+        grid = grid_of(dataset, shape, columns, self.options)
+        masks = self._masks(dataset, shape, tuple((0, length) for length in grid.shape))
+        width = sum(width_of(column.type) for column in columns)
+        parts = grid.parts(masks, max(1, self.options.partition_bytes // max(1, width)))
+        self._report(grid, parts)
+        return [Part(boxes) for boxes in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the rows of a partition, a few chunks at a time."""
+        if not isinstance(partition, Part):
+            return iter(())  # nothing was planned, and PySpark wants one all the same
+        if self.options.table is not None:
+            return _shown(table_batches_of(self.options), self.schema)
+        if self.options.layout == "chunks":
+            part = partition.array, partition.boxes
+            found = chunk_rows.read(self.options, *part, self.schema)
+            return _shown(found, self.schema)
+        return self._rows(partition.boxes)
+
+    def _rows(self, boxes: tuple[Box, ...]) -> Iterator[pa.RecordBatch]:
+        dataset = open_group(self.options)
+        shape = self._shape(dataset)
+        columns = [shape.column(name) for name in self.schema.names]
+        grid = grid_of(dataset, shape, columns, self.options)
+        width = sum(width_of(column.type) for column in columns)
+        for box in boxes:
+            for part in cut(box, grid.chunks, max(1, LOAD_BYTES // max(1, width))):
+                masks = self._masks(dataset, shape, part)
+                places = [
+                    np.arange(start, stop) if mask is None else start + np.flatnonzero(mask)
+                    for (start, stop), mask in zip(part, masks, strict=True)
+                ]
+                yield from batches(dataset, shape, places, self.schema, self.options)
+
+    def _shape(self, dataset: xarray.Dataset) -> TableShape:
+        return table_shape(dataset, self.options.arrays, self.schema.names)
+
+    def _masks(
+        self, dataset: xarray.Dataset, shape: TableShape, box: Box
+    ) -> list[npt.NDArray[np.bool_] | None]:
+        """Tell for each dimension which places in a box may match; None where all do."""
+        masks: list[npt.NDArray[np.bool_] | None] = [None] * len(box)
+        for predicate in (*self.options.where, *self.predicates):
+            exact = predicate in self.options.where
+            if predicate.column not in shape.dims:
+                if exact:
+                    raise InvalidInputError(
+                        f"The option 'where' has a condition on {predicate.column!r}, but takes "
+                        f"only those on the dimensions: {', '.join(shape.dims)}. Filter the rest "
+                        "in the query."
+                    )
+                continue
+            axis = shape.dims.index(predicate.column)
+            column = shape.column(predicate.column)
+            if predicate.column in self.schema.names:
+                column = replace(column, type=self.schema.field(predicate.column).type)
+            values = dimension_values(dataset, column, box[axis], self.options)
+            mask = fulfilled(values, predicate, exact=exact)
+            known = masks[axis]
+            masks[axis] = mask if known is None else known & mask
+        return masks
+
+    def _report(self, grid: Grid, parts: Sequence[tuple[Box, ...]]) -> None:
+        boxes = [box for part in parts for box in part]
+        whole = tuple((0, length) for length in grid.shape)
+        conditions = {it.column for it in (*self.options.where, *self.predicates)}
+        read = PlannedRead(
+            snapshot_id=self.options.snapshot_id,
+            group=self.options.group,
+            conditions=tuple(sorted(conditions)),
+            chunks=num_chunks(boxes, grid.chunks),
+            all_chunks=num_chunks([whole], grid.chunks),
+            rows=sum(map(num_rows, boxes)),
+            all_rows=num_rows(whole),
+            partitions=len(parts),
+        )
+        report(read, self._planned)
+
+
+class PushingReader(IcechunkReader):
+    """A reader that also takes the filters of the query."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Keep the filters that are understood, and leave all of them to Spark as well."""
+        found = (of_filter(it) for it in filters)
+        self.predicates = tuple(it for it in found if it is not None)
+        return filters
+
+
+def grid_of(
+    dataset: xarray.Dataset, shape: TableShape, columns: Iterable[Column], options: ReadOptions
+) -> Grid:
+    """Return the chunks of a table: along each dimension the longest of its arrays."""
+    lengths = tuple(int(dataset.sizes[dim]) for dim in shape.dims)
+    chunks = dict.fromkeys(shape.dims, 0)
+    names = [it.name for it in columns if it.variable and set(it.dims) == set(shape.dims)]
+    for name in names:
+        variable = dataset.variables[name]
+        stored: Any = variable.encoding.get("shards") or variable.encoding.get("chunks")
+        for dim, size in zip(variable.dims, stored or variable.shape, strict=True):
+            # Chunks that differ in size are listed one by one.
+            longest = int(np.max(size))
+            chunks[str(dim)] = max(chunks[str(dim)], longest)
+    sizes = tuple(
+        chunks[dim] or max(1, length) for dim, length in zip(shape.dims, lengths, strict=True)
+    )
+    breaks: tuple[int, ...] = ()
+    if sizes and names:
+        breaks = chunk_rows.manifest_breaks(options, names, sizes[0])
+    return Grid(lengths, sizes, breaks)
+
+
+def width_of(kind: pa.DataType) -> int:
+    """Return the bytes of a value in a column, about."""
+    try:
+        return max(1, kind.bit_width // 8)
+    except ValueError:
+        return _TEXT_BYTES
+
+
+def table_batches_of(options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """Return a table about the repository, batch by batch."""
+
+    async def begin(repository: Repository) -> AsyncGenerator[pa.RecordBatch]:
+        return table_batches(
+            repository,
+            options.table or "",
+            branch=options.branch,
+            tag=options.tag,
+            snapshot_id=options.snapshot_id,
+            as_of=options.as_of,
+            from_snapshot_id=options.from_snapshot_id,
+            group=options.group,
+        )
+
+    found = ask(options, begin)
+    while (batch := run(_next(found))) is not None:
+        yield batch
+
+
+async def _next(batches: AsyncGenerator[pa.RecordBatch]) -> pa.RecordBatch | None:
+    return await anext(batches, None)
+
+
+def _shown(found: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Return batches with the columns of a schema only."""
+    for batch in found:
+        missing = [name for name in schema.names if name not in batch.schema.names]
+        if missing:
+            raise InvalidInputError(
+                f"There is no column {missing[0]!r}. The table has {', '.join(batch.schema.names)}."
+            )
+        columns = [batch.column(name).cast(schema.field(name).type) for name in schema.names]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,317 @@
+"""Columns: which a group of arrays has, of which types, and how cells become Arrow batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+import pyarrow as pa
+
+from icechunk_async.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import numpy.typing as npt
+    import xarray
+
+    from icechunk_async.spark.options import ReadOptions
+
+    type Places = npt.NDArray[np.int64]
+
+__all__ = [
+    "Column",
+    "TableShape",
+    "arrow_type",
+    "batches",
+    "check_type",
+    "dimension_values",
+    "table_shape",
+    "to_arrow",
+]
+
+
+_TYPES: Final[dict[str, pa.DataType]] = {
+    "bool": pa.bool_(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "uint8": pa.int16(),
+    "uint16": pa.int32(),
+    "uint32": pa.int64(),
+    "uint64": pa.decimal128(20, 0),
+    "float16": pa.float32(),
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+}
+"""Spark has no unsigned numbers and no short floats: each has the next type that holds all."""
+_WIDER: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table: a variable of a dataset, or the number of a cell along a dimension."""
+
+    name: str
+    type: pa.DataType
+    dims: tuple[str, ...]
+    variable: bool = True
+    """False for a dimension without coordinates."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """The rows of a table, a cell each, and all of its columns."""
+
+    dims: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+    def column(self, name: str) -> Column:
+        """Return a column.
+
+        Raises:
+            InvalidInputError: there is none of that name.
+        """
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise InvalidInputError(
+            f"There is no column {name!r}. The table has "
+            f"{', '.join(it.name for it in self.columns)}; other arrays are named by the option "
+            "'arrays'."
+        )
+
+
+def table_shape(
+    dataset: xarray.Dataset, arrays: tuple[str, ...] | None, wanted: Iterable[str] = ()
+) -> TableShape:
+    """Find the arrays that make up a table.
+
+    Args:
+        dataset: the group.
+        arrays: those that the caller names; None for those with the most dimensions, and all
+            auxiliary coordinates.
+        wanted: names of columns that the caller wants; they tell which arrays, if ``arrays``
+            does not.
+
+    Raises:
+        InvalidInputError: there is no such array, arrays do not share their dimensions, or one
+            has a type that Spark has no room for.
+    """
+    names = [str(it) for it in dataset.variables]
+    if not names:
+        raise InvalidInputError(
+            "The group has no arrays. Name one that has with the option 'group'; the table "
+            "'nodes' lists all."
+        )
+    for name in arrays or ():
+        if name not in names:
+            raise InvalidInputError(
+                f"The option 'arrays' names {name!r}, but the group has {', '.join(names)}."
+            )
+    coordinates = {str(it) for it in dataset.coords}
+    data = [str(it) for it in dataset.data_vars]
+    if arrays is not None:
+        data = [it for it in arrays if it not in coordinates]
+    else:
+        data = [it for it in data if it in set(wanted)] or data
+    dims = _shared_dims(dataset, data, named=arrays is not None)
+    if not data:
+        chosen = [it for it in (arrays or names) if it in names]
+        dims = _dims(dataset, max(chosen, key=lambda it: dataset.variables[it].ndim, default=""))
+    data = [it for it in data if set(_dims(dataset, it)) == set(dims)]
+    columns = [_dimension(dataset, dim) for dim in dims]
+    for name in names:
+        auxiliary = name in coordinates and name not in dims and (arrays is None or name in arrays)
+        if auxiliary and set(_dims(dataset, name)) <= set(dims):
+            columns.append(_column(dataset, name))
+    columns += [_column(dataset, name) for name in data]
+    return TableShape(dims, tuple(columns))
+
+
+def _dims(dataset: xarray.Dataset, name: str) -> tuple[str, ...]:
+    return tuple(str(it) for it in dataset.variables[name].dims) if name else ()
+
+
+def _shared_dims(dataset: xarray.Dataset, data: list[str], *, named: bool) -> tuple[str, ...]:
+    """Return the dimensions of the rows, in the order of the first array."""
+    groups: dict[frozenset[str], list[str]] = {}
+    for name in data:
+        groups.setdefault(frozenset(_dims(dataset, name)), []).append(name)
+    if not groups:
+        return ()
+    rank = max(map(len, groups))
+    best = [names for dims, names in groups.items() if len(dims) == rank]
+    if len(best) > 1 or (named and len(groups) > 1):
+        shown = "; ".join(
+            f"{', '.join(names)} along ({', '.join(_dims(dataset, names[0]))})"
+            for names in groups.values()
+        )
+        raise InvalidInputError(
+            f"Arrays of one table share their dimensions, but there are {shown}. Name those of "
+            "one kind with the option 'arrays'."
+        )
+    return _dims(dataset, best[0][0])
+
+
+def _dimension(dataset: xarray.Dataset, dim: str) -> Column:
+    if dim in dataset.variables and dataset.variables[dim].dims == (dim,):
+        return _column(dataset, dim)
+    return Column(dim, pa.int64(), (dim,), variable=False)
+
+
+def _column(dataset: xarray.Dataset, name: str) -> Column:
+    variable = dataset.variables[name]
+    dtype = cast("Any", variable).dtype
+    return Column(name, arrow_type(name, dtype), _dims(dataset, name))
+
+
+def arrow_type(name: str, dtype: np.dtype[Any]) -> pa.DataType:
+    """Return the type of a column for an array of a type.
+
+    Raises:
+        InvalidInputError: Spark has none for it.
+    """
+    known = _TYPES.get(dtype.name)
+    if known is not None:
+        return known
+    match dtype.kind:
+        case "M":
+            return pa.timestamp("us")
+        case "m":
+            return pa.duration("us")
+        case "U" | "T" | "O":
+            return pa.string()
+        case "S":
+            return pa.binary()
+        case _:
+            advice = "Store real and imaginary parts as two arrays" if dtype.kind == "c" else ""
+            raise InvalidInputError(
+                f"The array {name!r} is of the type {dtype}, for which Spark has no column type. "
+                f"{advice or 'Leave it out'}, and name the others with the option 'arrays', or "
+                "read its chunks with option('layout', 'chunks')."
+            )
+
+
+def check_type(column: Column, wanted: pa.DataType) -> None:
+    """Check that a column can be had as the type that the caller's schema gives it.
+
+    Raises:
+        InvalidInputError: it cannot: values could be lost.
+    """
+    own = column.type
+    wider = own in _WIDER and wanted in _WIDER and _WIDER.index(own) <= _WIDER.index(wanted)
+    floats = own == pa.float32() and wanted == pa.float64()
+    instants = own == pa.timestamp("us") and wanted == pa.timestamp("us", tz="UTC")
+    if not (own == wanted or wider or floats or instants):
+        raise InvalidInputError(
+            f"The schema has {column.name!r} as {wanted}, but it is {own}. Read it as that, and "
+            "cast it in the query."
+        )
+
+
+def to_arrow(
+    values: npt.NDArray[Any], wanted: pa.DataType, *, nan_as_null: bool = True
+) -> pa.Array[Any]:
+    """Convert one-dimensional values; NaT, and NaN if asked, become null."""
+    kind = values.dtype.kind
+    if kind in "MmO" or kind == "T":
+        return _objects(values, wanted)
+    if values.dtype == np.float16:
+        values = values.astype(np.float32)
+    values = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("="), copy=False))
+    if kind in "US":
+        return pa.array(values.tolist(), wanted)
+    array = pa.array(values, from_pandas=nan_as_null and kind == "f")
+    return array if array.type == wanted else array.cast(wanted)
+
+
+def _objects(values: npt.NDArray[Any], wanted: pa.DataType) -> pa.Array[Any]:
+    kind = values.dtype.kind
+    if kind == "M":
+        moments = pa.array(values.astype("M8[us]"))
+        return moments if moments.type == wanted else moments.cast(wanted)
+    if kind == "m":
+        return pa.array(values.astype("m8[us]")).cast(wanted)
+    return pa.array([_text(it) for it in values.tolist()], wanted)
+
+
+def _text(value: object) -> str | None:
+    """Return text as it is, and a date of another calendar as ISO 8601 writes dates."""
+    if value is None or (isinstance(value, float) and value != value):  # noqa: PLR0124 -- NaN
+        return None
+    written = getattr(value, "isoformat", None)
+    return written() if written is not None else str(value)
+
+
+def dimension_values(
+    dataset: xarray.Dataset, column: Column, span: tuple[int, int], options: ReadOptions
+) -> pa.Array[Any]:
+    """Return a part of the values along a dimension, as Spark gets them."""
+    if column.variable:
+        values = dataset.variables[column.name][span[0] : span[1]].to_numpy()
+    else:
+        values = np.arange(*span)
+    return to_arrow(values, column.type, nan_as_null=options.nan_as_null)
+
+
+def batches(
+    dataset: xarray.Dataset,
+    shape: TableShape,
+    places: Sequence[Places],
+    schema: pa.Schema,
+    options: ReadOptions,
+) -> Iterator[pa.RecordBatch]:
+    """Read cells once, and answer them row by row in batches.
+
+    Args:
+        dataset: the group.
+        shape: of the table.
+        places: along each dimension those to read, ascending.
+        schema: the columns wanted, in order.
+        options: how values are shown, and rows of a batch.
+
+    Memory: the values of these cells, and of one batch.
+    """
+    counts = tuple(len(it) for it in places)
+    total = prod(counts)
+    if not total:
+        return
+    at = dict(zip(shape.dims, places, strict=True))
+    columns = [shape.column(name) for name in schema.names]
+    loaded = [_load(dataset, column, shape.dims, at) for column in columns]
+    for start in range(0, total, options.batch_rows):
+        stop = min(start + options.batch_rows, total)
+        index = np.unravel_index(np.arange(start, stop), counts) if counts else ()
+        where = dict(zip(shape.dims, index, strict=True))
+        arrays: list[pa.Array[Any]] = []
+        for column, values in zip(columns, loaded, strict=True):
+            if len(column.dims) == len(shape.dims):
+                part = values.reshape(-1)[start:stop]
+            elif column.dims:
+                dims = [dim for dim in shape.dims if dim in column.dims]
+                part = values[tuple(where[dim] for dim in dims)]
+            else:
+                part = np.repeat(values.reshape(1), stop - start)
+            kind = schema.field(column.name).type
+            arrays.append(to_arrow(part, kind, nan_as_null=options.nan_as_null))
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _load(
+    dataset: xarray.Dataset, column: Column, dims: tuple[str, ...], at: dict[str, Places]
+) -> npt.NDArray[Any]:
+    """Read the values of a column; its dimensions in the table's order."""
+    if not column.variable:
+        return at[column.dims[0]]
+    variable = dataset.variables[column.name]
+    spans = {dim: slice(int(at[dim][0]), int(at[dim][-1]) + 1) for dim in column.dims}
+    ordered = [dim for dim in dims if dim in column.dims]
+    values = variable.isel(spans).transpose(*ordered).to_numpy()
+    for axis, dim in enumerate(ordered):
+        if len(at[dim]) < values.shape[axis]:
+            values = np.take(values, at[dim] - at[dim][0], axis=axis)
+    return np.ascontiguousarray(values) if values.ndim else values

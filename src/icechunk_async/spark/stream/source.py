@@ -1,0 +1,277 @@
+"""Commits of a branch as a stream: Spark's streaming source of the format `icechunk`.
+
+An offset is a snapshot: all up to it was read. Offsets go to checkpoints, and hold its id only.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxFiles,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from icechunk_async.errors import InvalidInputError, StreamPositionLostError
+from icechunk_async.spark.datasets import ask
+from icechunk_async.spark.options import CHANGE_COLUMNS, EARLIEST, LATEST, StreamOptions
+from icechunk_async.spark.read.reader import Reading, arrow_schema
+from icechunk_async.spark.stream.chunks import ChunksState, changed_chunks, chunk_parts
+from icechunk_async.spark.stream.history import commits_after, first_snapshot, tip_of
+from icechunk_async.spark.stream.rows import ChangePart, TableState, changed_rows, row_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+    from pyspark.sql.datasource import InputPartition
+
+    from icechunk_async.repository import Repository
+    from icechunk_async.spark.stream.history import Commit
+
+    type Offset = dict[str, Any]
+
+__all__ = ["AdmittingReader", "StreamReader", "stream_reader", "stream_schema"]
+
+
+_log = logging.getLogger(__name__)
+_KEY = "snapshot-id"
+
+
+def stream_schema(options: Mapping[str, str]) -> StructType:
+    """Return the columns that a caller gets who names none: those of the branch's tip."""
+    parsed = StreamOptions.parse(options)
+    schema = Reading.begin(replace(parsed.read, branch=parsed.branch)).spark_schema()
+    if not parsed.every_change:
+        return schema
+    return StructType([*schema.fields, *from_arrow_schema(CHANGE_COLUMNS).fields])
+
+
+def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
+    """Return the source of a streaming query, as the data source is asked for it.
+
+    Before version 4.2 PySpark has no limit on what comes in a batch.
+    """
+    parsed = StreamOptions.parse(options)
+    if find_spec("pyspark.sql.streaming.datasource") is not None:
+        return AdmittingReader(parsed, schema)
+    if parsed.max_commits is not None:
+        _log.warning(
+            "The option 'max-commits-per-trigger' has no effect before PySpark 4.2: each batch "
+            "reads all commits that there are."
+        )
+    return UnlimitedReader(parsed, schema)
+
+
+class StreamReader(DataSourceStreamReader):
+    """What every version of PySpark asks of a source. It pickles as plain data.
+
+    One object follows a query, in a process beside Spark's driver; tasks get copies.
+    """
+
+    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+        """Keep what was asked for; no request is made."""
+        self.options = options
+        fields = [it for it in schema.fields if it.name not in CHANGE_COLUMNS.names]
+        self.table = StructType(fields)
+        self.wanted = arrow_schema(schema)
+        if not fields or (options.read.where and options.read.layout == "chunks"):
+            raise InvalidInputError(
+                "A stream needs columns of the table, not only those that tell of changes."
+                if not fields
+                else "The option 'where' selects rows, and does not go with the layout 'chunks'."
+            )
+        self.began: Offset | None = None
+        """Where the query began at the tip, until its first batch is bounded."""
+
+    def initialOffset(self) -> Offset:  # noqa: N802 -- PySpark's name
+        """Return where a new query begins.
+
+        Spark asks again if a query restarts before its first batch was done. So a query that
+        begins at the tip has a first batch without any commit, which is empty also when it is
+        planned again.
+        """
+        starting, branch = self.options.starting, self.options.branch
+        if starting == EARLIEST:
+            return {_KEY: ask(self.options.read, lambda it: first_snapshot(it, branch))}
+        if starting == LATEST:
+            self.began = self.tip()
+            return self.began
+        return {_KEY: starting}
+
+    def tip(self) -> Offset:
+        """Return the offset after all that there is."""
+        return {_KEY: ask(self.options.read, lambda it: tip_of(it, self.options.branch))}
+
+    @staticmethod
+    def offset(commit: Commit) -> Offset:
+        """Return the offset after a commit."""
+        return {_KEY: commit.snapshot_id}
+
+    def after(self, start: Offset, end: Offset | None = None) -> list[Commit]:
+        """Return the commits between two offsets.
+
+        Raises:
+            StreamPositionLostError: history has one of them no longer.
+        """
+        # Of a query that began again at a newer tip, the first batch may have been planned.
+        begins_again = self.options.starting == LATEST
+        last = None if end is None else _place(end)
+        return ask(
+            self.options.read,
+            lambda it: commits_after(
+                it, self.options.branch, _place(start), last, may_be_older=begins_again
+            ),
+        )
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """Plan a batch: for each commit what it touched, from logs and coordinates only."""
+        parts: list[ChangePart] = []
+        commits = self.after(start, end)
+        before: Any = None
+        for commit in commits:
+            before, found = self._plan(commit, before)
+            parts += found
+        _log.info(
+            "Branch %r after snapshot %s: %d commits up to %s, in %d partitions.",
+            self.options.branch,
+            _place(start),
+            len(commits),
+            _place(end),
+            len(parts),
+        )
+        return parts
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Return the rows of a partition, in a task."""
+        assert isinstance(partition, ChangePart)
+        options, every = self.options.read, self.options.every_change
+        if options.layout == "chunks":
+            schema = arrow_schema(self.table)
+            for kind, batch in changed_chunks(partition, options, schema, every_change=every):
+                yield self._shown(batch, kind, partition.commit)
+            return
+        for batch in changed_rows(partition, options, self.table):
+            yield self._shown(batch, partition.kind, partition.commit)
+
+    def _plan(self, commit: Commit, before: Any) -> tuple[Any, list[ChangePart]]:
+        """Plan one commit; answer the state after it, which the next one begins with."""
+        options, every = self.options.read, self.options.every_change
+        schema = arrow_schema(self.table)
+        touched = ask(options, lambda it: _touched(it, commit, options.group))
+        old = None if commit.parent_id is None else options.pinned(commit.parent_id)
+        new = options.pinned(commit.snapshot_id)
+        if options.layout == "chunks":
+            chunks = ChunksState(new)
+            if before is None:
+                before = None if old is None else ChunksState(old)
+            found = chunk_parts(before, chunks, touched, commit, schema=schema, every_change=every)
+            return chunks, found
+        table = TableState.of(new, schema)
+        if before is None and old is not None:
+            before = TableState.of(old, schema)
+        return table, row_parts(before, table, touched, commit, every_change=every)
+
+    def _shown(self, batch: pa.RecordBatch, kind: str, commit: Commit) -> pa.RecordBatch:
+        """Return a batch with the columns wanted, in their order."""
+        told = {"_change": kind, "_snapshot_id": commit.snapshot_id}
+        columns: list[pa.Array[Any]] = []
+        for field in self.wanted:
+            if field.name in batch.schema.names:
+                columns.append(batch.column(field.name).cast(field.type))
+                continue
+            if field.name not in CHANGE_COLUMNS.names:
+                raise InvalidInputError(
+                    f"There is no column {field.name!r}. The table has "
+                    f"{', '.join((*batch.schema.names, *CHANGE_COLUMNS.names))}."
+                )
+            value = told.get(field.name, commit.written_at)
+            columns.append(pa.repeat(pa.scalar(value), batch.num_rows).cast(field.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self.wanted)
+
+
+class UnlimitedReader(StreamReader):
+    """A source for versions of PySpark that do not tell where a batch begins."""
+
+    def latestOffset(self) -> Offset:  # type: ignore[override] # pyright: ignore[reportIncompatibleMethodOverride] # noqa: N802
+        """Return the tip; the first time where the query began, if that was a tip."""
+        began, self.began = self.began, None
+        return self.tip() if began is None else began
+
+
+def _place(offset: Offset) -> str:
+    found: object = offset.get(_KEY)
+    if not isinstance(found, str):
+        raise StreamPositionLostError(
+            f"The checkpoint holds the offset {offset}, which names no snapshot: it is that of "
+            "another source. Begin this query with a checkpoint of its own.",
+            branch=None,
+            snapshot_id=None,
+        )
+    return found
+
+
+async def _touched(
+    repository: Repository, commit: Commit, group: str
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the chunks that a commit set or deleted, by name of the group's array."""
+    if commit.parent_id is None:
+        return {}  # all that it holds is new, also what expired commits wrote
+    diff = await repository.diff(
+        from_snapshot_id=commit.parent_id, to_snapshot_id=commit.snapshot_id
+    )
+    root = f"/{group}/" if group else "/"
+    return {
+        path.removeprefix(root): coords
+        for path, coords in diff.updated_chunks.items()
+        if path.startswith(root) and len(coords)
+    }
+
+
+class AdmittingReader(StreamReader, SupportsTriggerAvailableNow):
+    """A source that is told where a batch begins, and how much it may have."""
+
+    last: Offset | None = None
+    """Where a query ends that reads what was available when it began."""
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 -- PySpark's name
+        """Return how many commits one batch has.
+
+        Spark knows limits of its own kinds only: a commit counts as a file.
+        """
+        most = self.options.max_commits
+        return ReadAllAvailable() if most is None else ReadMaxFiles(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Read up to the tip of now, whatever is committed later."""
+        self.last = self.tip()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        """Return where a batch ends: at a commit after ``start``, or there if there is none.
+
+        Raises:
+            StreamPositionLostError: the branch's history does not have ``start`` any more.
+        """
+        began, self.began = self.began, None
+        if start == began:
+            return start
+        last = self.last or self.tip()
+        if last == start:
+            return start
+        commits = self.after(start, last)
+        if isinstance(limit, ReadMaxFiles):
+            commits = commits[: limit.max_files]
+        return self.offset(commits[-1]) if commits else start
+
+    def reportLatestOffset(self) -> Offset:  # noqa: N802
+        """Return the tip, for the status of the query."""
+        return self.tip()

@@ -1,0 +1,1 @@
+"""Write rows and computed chunks to arrays: many tasks, one commit."""

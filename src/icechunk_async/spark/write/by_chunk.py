@@ -1,0 +1,161 @@
+"""Rows of one chunk come to one task, by Spark's own engine: none passes through Python for it."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as sf
+from pyspark.sql import types as st
+
+from icechunk_async.spark.options import WriteOptions
+from icechunk_async.spark.write.cooperative import total_cores
+from icechunk_async.spark.write.plan import check_mode
+from icechunk_async.spark.write.target import WriteTarget
+from icechunk_async.sync import Repository
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from icechunk_async.spark.grid.axes import Axis, Steps
+    from icechunk_async.spark.grid.chunks import ChunkGrid
+
+__all__ = ["arrange", "default_tasks", "repartition_by_chunk"]
+
+_OWN: Final = "__icechunk_"
+_TASKS_PER_CORE: Final = 4
+_DAY: Final = 86_400_000_000
+_WHOLE: Final = (st.ByteType, st.ShortType, st.IntegerType, st.LongType)
+_NUMBERS: Final = (*_WHOLE, st.FloatType, st.DoubleType, st.DecimalType)
+
+
+def repartition_by_chunk(
+    frame: DataFrame,
+    repository: Repository | str,
+    *,
+    branch: str = "main",
+    group: str = "",
+    append_dim: str | None = None,
+    append_values: Sequence[Any] | None = None,
+    tasks: int | None = None,
+) -> DataFrame:
+    """Arrange rows for ``df.write``: those of one chunk in one partition, one after the other.
+
+    Args:
+        frame: has columns named like arrays, and like their dimensions.
+        repository: an open one, or its URL.
+        branch: whose arrays are written to.
+        group: that they are in.
+        append_dim: the dimension that is appended to, as in the option of this name.
+        append_values: likewise.
+        tasks: how many partitions. Without it, one for each chunk, but four for each core at most.
+
+    Returns: the same rows and columns. A row that has no place is in some partition.
+
+    Raises:
+        InvalidInputError: columns and arrays do not go together.
+
+    Cost: a shuffle; a join with the coordinates of each dimension that has several chunks, which
+    are sent to every executor.
+    """
+    repo = Repository.open(repository) if isinstance(repository, str) else repository
+    options = WriteOptions(
+        repo.storage,
+        branch=branch,
+        group=group.strip("/"),
+        append_dim=append_dim,
+        append_values=None if append_values is None else tuple(append_values),
+    )
+    check_mode(options, overwrite=append_dim is None)
+    store = repo.readonly_session(branch).store
+    target = WriteTarget.look(store, options, frame.columns)
+    grid = target.grid(store)
+    return arrange(frame, target, grid, tasks or default_tasks(frame.sparkSession, grid))
+
+
+def default_tasks(spark: SparkSession, grid: ChunkGrid) -> int:
+    """Return how many tasks write the rows of a grid where nobody says so."""
+    return max(1, min(grid.chunks, _TASKS_PER_CORE * total_cores(spark)))
+
+
+def arrange(frame: DataFrame, target: WriteTarget, grid: ChunkGrid, count: int) -> DataFrame:
+    """Return rows in so many partitions, those of a chunk in one and one after the other."""
+    columns = frame.columns
+    numbers: list[tuple[Column, int]] = []
+    for at, (axis, edges) in enumerate(zip(target.axes, grid.edges, strict=True)):
+        if len(edges) > 2:
+            frame, number = _along(frame, axis, edges, f"{_OWN}{at}")
+            numbers.append((number, len(edges) - 1))
+    chunk: Column = sf.lit(0).cast("long")
+    for at, (number, _) in enumerate(numbers):
+        chunk = chunk + number * prod(size for _, size in numbers[at + 1 :])
+    name = f"{_OWN}chunk"
+    frame = frame.withColumn(name, chunk)
+    frame = frame.repartitionById(count, sf.pmod(name, sf.lit(count)).cast("int"))
+    return frame.sortWithinPartitions(name).select(*[sf.col(f"`{it}`") for it in columns])
+
+
+def _along(
+    frame: DataFrame, axis: Axis, edges: npt.NDArray[np.int64], name: str
+) -> tuple[DataFrame, Column]:
+    """Return the number of the chunk along an axis that each row belongs to, as a column.
+
+    It needs not be right for rows without a place, but must be for all others.
+    """
+    key = _key(frame, axis)
+    if key is None:  # all rows to one chunk along this axis: never wrong
+        return frame, sf.lit(0).cast("long")
+    if axis.steps is not None:
+        size = int(edges[1] - edges[0])
+        place = sf.lit(len(axis.values) - 1) + _steps(key, axis.steps, axis.values.dtype.kind)
+        return frame, sf.coalesce(sf.floor(place / sf.lit(size)).cast("long"), sf.lit(0))
+    values, kept = axis.values, np.ones(len(axis.values), bool)
+    if values.dtype.kind == "M":
+        kept = ~np.isnat(values)
+        values = values.astype(np.int64)
+    elif values.dtype.kind in "iu":
+        values = values.astype(np.int64)
+    chunks = np.searchsorted(edges, np.arange(len(values)), side="right") - 1
+    known = pa.array(values[kept].tolist() if values.dtype.kind in "OUT" else values[kept])
+    table = pa.Table.from_pydict({f"{name}_key": known, name: pa.array(chunks[kept])})
+    places = frame.sparkSession.createDataFrame(table)
+    frame = frame.withColumn(f"{name}_key", key)
+    frame = frame.join(sf.broadcast(places), on=f"{name}_key", how="left")
+    return frame, sf.coalesce(sf.col(name), sf.lit(0))
+
+
+def _steps(key: Column, steps: Steps, kind: str) -> Column:
+    """Return how many steps after the last coordinate one is."""
+    last, step = steps.last, steps.step
+    if kind == "f":
+        return sf.rint((key.cast("double") - sf.lit(float(last))) / sf.lit(float(step)))
+    return (key - sf.lit(int(last.astype(np.int64)))) / sf.lit(int(step.astype(np.int64)))
+
+
+def _key(frame: DataFrame, axis: Axis) -> Column | None:
+    """Return a column's values as the coordinates of an axis are looked up; None if unknown."""
+    of, column = frame.schema[axis.name].dataType, sf.col(f"`{axis.name}`")
+    dtype = axis.values.dtype
+    if dtype.kind == "M":
+        return _micros(column, of)
+    if dtype.kind in "iu" and isinstance(of, _WHOLE):
+        return column.cast("long")
+    if dtype.kind == "f" and dtype.itemsize >= 4 and isinstance(of, _NUMBERS):
+        return column.cast("float" if dtype.itemsize == 4 else "double")
+    return column if dtype.kind in "OUT" and isinstance(of, st.StringType) else None
+
+
+def _micros(column: Column, of: st.DataType) -> Column | None:
+    if isinstance(of, st.TimestampType):
+        return sf.unix_micros(column)
+    if isinstance(of, st.DateType):
+        return sf.unix_date(column).cast("long") * _DAY
+    if isinstance(of, st.TimestampNTZType):
+        # By its text: a cast would go through the time zone of the session, which has gaps.
+        return sf.unix_micros(sf.concat(column.cast("string"), sf.lit("+00:00")).cast("timestamp"))
+    return None

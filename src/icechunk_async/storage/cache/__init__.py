@@ -1,0 +1,1 @@
+"""Immutable reads kept in memory and on disk."""

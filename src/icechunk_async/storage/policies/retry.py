@@ -1,0 +1,293 @@
+"""Trying again, where that can help and can do no harm.
+
+What the store refused without changing anything is asked again after a pause. A write whose
+answer was lost may have landed, and may still land, even after a later write: it is repeated only
+if all writes of its key write the same bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+import anyio
+
+from icechunk_async._runtime import clock, telemetry
+from icechunk_async._runtime.concurrency import closing
+from icechunk_async.errors import (
+    IcechunkError,
+    NameResolutionError,
+    OutcomeUnknownError,
+    StorageUnavailableError,
+)
+from icechunk_async.storage.policies.wrapping import PassingStorage
+from icechunk_async.storage.protocol import CommonPrefix, DeleteFailure
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+    from icechunk_async.storage.protocol import (
+        Data,
+        Expected,
+        ListEntry,
+        RangeRequest,
+        Retrieved,
+        Storage,
+        Version,
+    )
+
+__all__ = ["RetryPolicy", "Retrying"]
+
+_log = logging.getLogger(__name__)
+
+_NAME_RESOLUTION_TRIES: Final = 3
+"""A resolver may stumble; a name that does not exist will not come to exist soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often, and after which pauses.
+
+    The pause after the n-th failure is random, up to ``initial_seconds * 2 ** (n - 1)`` and up to
+    ``max_seconds``: clients that failed together do not come back together.
+    """
+
+    max_tries: int = 10
+    """Tries in all, the first included."""
+    initial_seconds: float = 0.1
+    max_seconds: float = 180.0
+    """The longest pause. A store that asks for a longer one is not asked again."""
+    total_seconds: float | None = None
+    """No try begins later than this after the first; a running one is not cut short."""
+
+
+class _Tries:
+    """The tries of one operation, from its first failure on."""
+
+    def __init__(self, policy: RetryPolicy, began: float) -> None:
+        self._policy = policy
+        self._began = began
+        self._failures = 0
+
+    def succeed(self) -> None:
+        """Count from zero again: a listing went on."""
+        self._failures = 0
+
+    async def go_on(self, error: IcechunkError) -> bool:
+        """Pause after a failure; answer False at once if that was the last try.
+
+        Cancellation: no effect; it ends the pause at once.
+        """
+        policy = self._policy
+        self._failures += 1
+        tries = policy.max_tries
+        if isinstance(error, NameResolutionError):
+            tries = min(tries, _NAME_RESOLUTION_TRIES)
+        limit = min(policy.max_seconds, policy.initial_seconds * 2.0 ** min(self._failures - 1, 60))
+        asked = _retry_after(error)
+        pause = asked + clock.uniform() * limit
+        late = _now() - self._began + pause
+        if self._failures >= tries or asked > policy.max_seconds:
+            return False
+        if policy.total_seconds is not None and late > policy.total_seconds:
+            return False
+        telemetry.add("storage.retries", 1, reason=error.kind)
+        _log.debug("trying again in %.2f s after: %s", pause, error)
+        await anyio.sleep(pause)
+        return True
+
+    def last(self, error: IcechunkError) -> IcechunkError:
+        """Return the error that ends the tries; it says how many there were, if several."""
+        if self._failures <= 1:
+            return error
+        seconds = _now() - self._began
+        context = {**error.context, "tries": self._failures, "seconds": round(seconds, 3)}
+        final = type(error)(
+            f"{error.message} It was tried {self._failures} times within {seconds:.1f} s.",
+            **context,
+        )
+        final.__cause__ = error
+        return final
+
+
+class Retrying(PassingStorage):
+    """A storage that tries again after passing trouble.
+
+    Tried again: ``StorageUnavailableError`` with its kinds (of which ``NameResolutionError``
+    three times at most), after the pause that the store asks for in ``retry_after_seconds``, if it
+    does. They promise that nothing changed, so conditional writes are safe to repeat too. Listings
+    go on after the last entry that was seen, and deletions with the keys that are left.
+
+    ``OutcomeUnknownError`` promises nothing. Only an unconditional ``put`` or a deletion of keys
+    that ``immutable`` accepts is repeated; if its outcome is never learned, that is what is raised.
+
+    Every other error is raised as it comes: asking again would get the same answer. An error
+    after the last try says how often and for how long it was tried, and has ``tries`` in its
+    context. ``asyncio.timeout`` around a call ends a pause at once.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        policy: RetryPolicy | None = None,
+        *,
+        immutable: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """Wrap ``storage``.
+
+        Args:
+            storage: whose failures are tried again.
+            policy: how often and when; the official engine's default if None.
+            immutable: tells keys that are only ever written with the same bytes, and that are
+                not written again once deleted.
+        """
+        super().__init__(storage)
+        self._policy = policy or RetryPolicy()
+        self._immutable = immutable
+
+    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read an object or part of it."""
+        began = _now()
+        try:
+            return await self.wrapped.get(key, byte_range)
+        except StorageUnavailableError as error:
+            failure = error
+        return await self._again(lambda: self.wrapped.get(key, byte_range), failure, began)
+
+    async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
+        """Read a whole object unless it is still at ``version``."""
+        return await self._try(lambda: self.wrapped.get_if_changed(key, version))
+
+    async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
+        """Write one whole object."""
+
+        def write() -> Awaitable[Version]:
+            return self.wrapped.put(key, data, if_version=if_version)
+
+        began = _now()
+        try:
+            return await write()
+        except StorageUnavailableError as error:
+            failure: IcechunkError = error
+        except OutcomeUnknownError as error:
+            if if_version is not None or not self._immutable(key):
+                raise
+            failure = error
+        return await self._again(
+            write, failure, began, repeatable=if_version is None and self._immutable(key)
+        )
+
+    async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
+        """Delete objects, those left several times."""
+        left = list(keys)
+        tries = _Tries(self._policy, _now())
+        settled: list[DeleteFailure] = []
+        while True:
+            try:
+                failures = await self.wrapped.delete(left)
+            except StorageUnavailableError as error:
+                failures = [DeleteFailure(key, error) for key in left]
+            settled += [failure for failure in failures if not self._passes(failure)]
+            passing = [failure for failure in failures if self._passes(failure)]
+            if not passing:
+                return settled
+            left = [failure.key for failure in passing]
+            if not await tries.go_on(max(passing, key=lambda it: _retry_after(it.error)).error):
+                return settled + [DeleteFailure(it.key, tries.last(it.error)) for it in passing]
+
+    def _passes(self, failure: DeleteFailure) -> bool:
+        if isinstance(failure.error, OutcomeUnknownError):
+            return self._immutable(failure.key)
+        return isinstance(failure.error, StorageUnavailableError)
+
+    async def list_prefix(
+        self,
+        prefix: str = "",
+        *,
+        start_after: str | None = None,
+        delimiter: Literal["/"] | None = None,
+    ) -> AsyncIterator[ListEntry]:
+        """List objects; after a failure, those that come after the last one seen."""
+        tries = _Tries(self._policy, _now())
+        while True:
+            entries = self.wrapped.list_prefix(prefix, start_after=start_after, delimiter=delimiter)
+            async with closing(entries):
+                while True:
+                    try:
+                        entry = await anext(entries)
+                    except StopAsyncIteration:
+                        return
+                    except StorageUnavailableError as error:
+                        failure = error
+                        break
+                    start_after = entry.prefix if isinstance(entry, CommonPrefix) else entry.key
+                    tries.succeed()
+                    yield entry
+            if not await tries.go_on(failure):
+                raise tries.last(failure)
+
+    async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
+        """Copy an object within the storage; never again if the outcome is unknown.
+
+        The source may have changed since, so a repeated copy could be another one.
+        """
+        return await self._try(lambda: self.wrapped.copy(source, target, if_version=if_version))
+
+    async def sync(self) -> None:
+        """Return when all that was written will survive a power cut."""
+        await self._try(self.wrapped.sync)
+
+    async def _try[T](self, call: Callable[[], Awaitable[T]]) -> T:
+        began = _now()
+        try:
+            return await call()
+        except StorageUnavailableError as error:
+            failure = error
+        return await self._again(call, failure, began)
+
+    async def _again[T](
+        self,
+        call: Callable[[], Awaitable[T]],
+        failure: IcechunkError,
+        began: float,
+        *,
+        repeatable: bool = False,
+    ) -> T:
+        """Go on after the first failure."""
+        tries = _Tries(self._policy, began)
+        unknown = failure if isinstance(failure, OutcomeUnknownError) else None
+        while await tries.go_on(failure):
+            try:
+                return await call()
+            except StorageUnavailableError as error:
+                failure = error
+            except OutcomeUnknownError as error:
+                if not repeatable:
+                    raise
+                failure = unknown = error
+            except IcechunkError as error:
+                if unknown is None:
+                    raise
+                raise _still_unknown(unknown, error) from error
+        last = tries.last(failure)
+        if unknown is None or failure is unknown:
+            raise last
+        # This try changed nothing, but an earlier one may have landed.
+        raise _still_unknown(unknown, last) from last
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _retry_after(error: IcechunkError) -> float:
+    asked = error.context.get("retry_after_seconds")
+    return max(0.0, float(asked)) if isinstance(asked, (int, float)) else 0.0
+
+
+def _still_unknown(unknown: OutcomeUnknownError, error: IcechunkError) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"{unknown.message} Trying again did not tell: {error.message}", **unknown.context
+    )

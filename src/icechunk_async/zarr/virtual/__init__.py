@@ -1,0 +1,1 @@
+"""Write virtual references: one by one, as columns, from kerchunk or VirtualiZarr."""

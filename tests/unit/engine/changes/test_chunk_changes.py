@@ -1,0 +1,135 @@
+"""The chunks that a session set or deleted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from icechunk_async.engine.changes import change_set as chunk_changes
+from icechunk_async.engine.changes.change_set import ArrayChanges
+from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk
+
+if TYPE_CHECKING:
+    from icechunk_async.format.manifest.refs import ChunkRef
+
+GRID = (4, 3)
+COORDS = st.tuples(st.integers(0, GRID[0] - 1), st.integers(0, GRID[1] - 1))
+REFS = st.one_of(st.none(), st.binary(min_size=1, max_size=3).map(InlineChunk))
+
+
+class ChangesMachine(RuleBasedStateMachine):
+    """Compares the changes with a plain dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes = ArrayChanges(2)
+        self.model: dict[tuple[int, ...], ChunkRef | None] = {}
+        self.revisions = {0}
+
+    @rule(coords=COORDS, ref=REFS)
+    def set_one(self, coords: tuple[int, int], ref: ChunkRef | None) -> None:
+        """Set or delete a chunk."""
+        self.changes.set(coords, ref)
+        self.model[coords] = ref
+
+    @rule(refs=st.lists(st.tuples(COORDS, REFS), min_size=1))
+    def set_many(self, refs: list[tuple[tuple[int, int], ChunkRef | None]]) -> None:
+        """Set or delete many at once; of equal coordinates the last counts."""
+        parts = [ChunkRefs.from_mapping(2, dict([pair])) for pair in refs]
+        self.changes.set_many(ChunkRefs.concat(parts))
+        self.model.update(refs)
+
+    @rule(grid=st.tuples(st.integers(0, GRID[0]), st.integers(0, GRID[1])))
+    def shrink(self, grid: tuple[int, int]) -> None:
+        """Changes outside of a smaller grid become deletions."""
+        self.changes.shrink(grid)
+        self.model = {
+            at: ref if at[0] < grid[0] and at[1] < grid[1] else None
+            for at, ref in self.model.items()
+        }
+
+    @rule(coords=st.lists(COORDS, min_size=1, unique=True))
+    def drop(self, coords: list[tuple[int, int]]) -> None:
+        """Take changes back."""
+        self.changes.drop(np.array(coords, np.uint32))
+        for at in coords:
+            self.model.pop(at, None)
+
+    @rule()
+    def copy(self) -> None:
+        """Go on with a copy; editing it leaves the original alone."""
+        original, self.changes = self.changes, self.changes.copy()
+        before = original.columns().coords.tolist()
+        self.changes.set((0, 0), None)
+        self.model[(0, 0)] = None
+        assert original.columns().coords.tolist() == before
+
+    @invariant()
+    def agrees(self) -> None:
+        """Single lookups and columns say what the dictionary says."""
+        for at in np.ndindex(*GRID):
+            expected = (at in self.model, self.model.get(at))
+            assert self.changes.find(at) == expected
+        columns = self.changes.columns()
+        found = {tuple(at): columns.ref(row) for row, at in enumerate(columns.coords.tolist())}
+        assert found == self.model
+        assert list(found) == sorted(found)
+        assert self.changes.is_empty() == (not self.model)
+
+
+TestChanges = ChangesMachine.TestCase
+TestChanges.settings = settings(max_examples=60, stateful_step_count=12, deadline=None)
+
+
+class EarlyBlocksMachine(ChangesMachine):
+    """The same, with columns made of two changes in place of thousands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(chunk_changes, "_MAX_SINGLES", 2)
+
+    def teardown(self) -> None:
+        """Let thousands wait again."""
+        self.patch.undo()
+
+
+TestEarlyBlocks = EarlyBlocksMachine.TestCase
+TestEarlyBlocks.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
+
+
+def test_revisions_never_repeat() -> None:
+    """What was made from one state is never taken for another, also of another array."""
+    first, second = ArrayChanges(1), ArrayChanges(1)
+    seen = []
+    for changes in (first, second):
+        changes.set((0,), None)
+        seen.append(changes.revision)
+        changes.set((0,), InlineChunk(b"x"))
+        seen.append(changes.revision)
+    assert len(set(seen)) == 4
+    assert first.copy().revision == first.revision
+
+
+def test_chunks_of_the_base_outside_a_smaller_grid_are_gone_for_good() -> None:
+    """Growing again does not bring them back; a rank that changed keeps none."""
+    changes = ArrayChanges(2)
+    assert changes.keeps((9, 9))
+    changes.shrink((2, 5))
+    changes.shrink((4, 3))
+    assert changes.keeps((1, 2))
+    assert not changes.keeps((2, 2))
+    assert not changes.keeps((1, 3))
+
+
+def test_no_chunks_are_no_change() -> None:
+    """A bulk write of nothing leaves nothing to commit."""
+    changes = ArrayChanges(2)
+    changes.set_many(ChunkRefs.empty(2))
+    assert changes.is_empty()
+    assert changes.revision == 0

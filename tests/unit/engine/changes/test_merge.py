@@ -1,0 +1,438 @@
+"""Merging forks: what goes together, every clash by name, and cost in proportion to changes."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import time
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from icechunk_async import ForkSession, Repository
+from icechunk_async.conflicts import MergeClash, MergeClashKind
+from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet
+from icechunk_async.engine.changes.merge import ForkPoint, Merger
+from icechunk_async.engine.changes.wire import ForkState, decode_fork, encode_fork
+from icechunk_async.errors import MergeFailedError
+from icechunk_async.format.ids import NodeId, SnapshotId
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.snapshot import Node
+from tests.helpers import array_document, group_document, make_array, memory_url, read, write
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from icechunk_async import Session
+
+    type Steps = Sequence[Callable[[Session], Awaitable[object]]]
+
+K = MergeClashKind
+BASE = SnapshotId(b"b" * 12)
+
+
+def put(key: str, data: bytes) -> Callable[[Session], Awaitable[object]]:
+    """Return a step that sets a key."""
+    return lambda session: write(session, key, data)
+
+
+def drop(key: str) -> Callable[[Session], Awaitable[object]]:
+    """Return a step that deletes a chunk."""
+    return lambda session: session.store.delete(key)
+
+
+def remove(path: str) -> Callable[[Session], Awaitable[object]]:
+    """Return a step that deletes a node and all below it."""
+    return lambda session: session.store.delete_dir(path)
+
+
+GROUP, OTHER_GROUP = group_document(), group_document(other=1)
+ARRAY, MARKED = array_document((10,), (1,)), array_document((10,), (1,), attributes={"x": 1})
+MARKED_2 = array_document((10,), (1,), attributes={"x": 2})
+SMALL = array_document((4,), (1,))
+FLAT = array_document((4, 4), (1, 1))
+
+CLASHES: dict[str, tuple[Steps, Steps, list[tuple[MergeClashKind, str, Any]]]] = {
+    "group_and_group": (
+        [put("n/zarr.json", GROUP)],
+        [put("n/zarr.json", GROUP)],
+        [(K.CREATED_BY_BOTH, "/n", ())],
+    ),
+    "group_and_array": (
+        [put("n/zarr.json", GROUP)],
+        [put("n/zarr.json", ARRAY), put("n/c/0", b"x")],
+        [(K.CREATED_BY_BOTH, "/n", ())],
+    ),
+    "below_a_new_array": (
+        [put("n/zarr.json", ARRAY)],
+        [put("n/x/zarr.json", GROUP)],
+        [(K.CREATED_BELOW_ARRAY, "/n", ())],
+    ),
+    "array_above_a_new_node": (
+        [put("n/x/y/zarr.json", GROUP)],
+        [put("n/zarr.json", ARRAY)],
+        [(K.CREATED_BELOW_ARRAY, "/n", ())],
+    ),
+    "metadata": (
+        [put("a/zarr.json", MARKED)],
+        [put("a/zarr.json", MARKED_2)],
+        [(K.UPDATED_BY_BOTH, "/a", ())],
+    ),
+    "group_metadata": (
+        [put("zarr.json", group_document(x=1))],
+        [put("zarr.json", group_document(x=2))],
+        [(K.UPDATED_BY_BOTH, "/", ())],
+    ),
+    "deleted_and_written": (
+        [remove("a")],
+        [put("a/c/7", b"7"), put("a/c/3", b"3")],
+        [(K.DELETED_AND_CHANGED, "/a", ((3,), (7,)))],
+    ),
+    "written_and_deleted": (
+        [put("a/c/7", b"7")],
+        [remove("a")],
+        [(K.DELETED_AND_CHANGED, "/a", ())],
+    ),
+    "deleted_and_updated": (
+        [remove("a")],
+        [put("a/zarr.json", MARKED)],
+        [(K.DELETED_AND_CHANGED, "/a", ())],
+    ),
+    "updated_and_deleted": (
+        [put("a/zarr.json", MARKED)],
+        [remove("a")],
+        [(K.DELETED_AND_CHANGED, "/a", ())],
+    ),
+    "deleted_and_made_anew": (
+        [remove("a")],
+        [remove("a"), put("a/zarr.json", ARRAY), put("a/c/0", b"x")],
+        [(K.DELETED_AND_CHANGED, "/a", ())],
+    ),
+    "made_anew_and_deleted": (
+        [remove("a"), put("a/zarr.json", ARRAY)],
+        [remove("a")],
+        [(K.DELETED_AND_CHANGED, "/a", ())],
+    ),
+    "made_anew_by_both": (
+        [remove("a"), put("a/zarr.json", ARRAY)],
+        [remove("a"), put("a/zarr.json", ARRAY)],
+        [(K.CREATED_BY_BOTH, "/a", ())],
+    ),
+    "made_anew_and_written": (
+        [remove("a"), put("a/zarr.json", ARRAY)],
+        [put("a/c/1", b"1")],
+        [(K.DELETED_AND_CHANGED, "/a", ((1,),))],
+    ),
+    "another_rank": (
+        [put("a/zarr.json", FLAT)],
+        [put("a/c/1", b"1")],
+        [(K.OTHER_RANK, "/a", ((1,),))],
+    ),
+    "another_rank_later": (
+        [put("a/c/1", b"1")],
+        [put("a/zarr.json", FLAT), put("a/c/1/1", b"1")],
+        [(K.OTHER_RANK, "/a", ((1, 1),))],
+    ),
+    "many": (
+        [put("n/zarr.json", GROUP), remove("a"), put("zarr.json", group_document(x=1))],
+        [put("n/zarr.json", GROUP), put("a/c/1", b"1"), put("zarr.json", group_document(x=2))],
+        [
+            (K.CREATED_BY_BOTH, "/n", ()),
+            (K.DELETED_AND_CHANGED, "/a", ((1,),)),
+            (K.UPDATED_BY_BOTH, "/", ()),
+        ],
+    ),
+}
+
+
+async def steps(session: Session, edits: Steps) -> None:
+    """Make edits."""
+    for edit in edits:
+        await edit(session)
+
+
+def clashes_of(error: MergeFailedError) -> list[MergeClash]:
+    """Return what an error reports."""
+    clashes: Any = error.context["clashes"]
+    return list(clashes)
+
+
+def described(error: MergeFailedError) -> list[tuple[str, str, Any]]:
+    """Return what an error reports, but for which fork it is about."""
+    return sorted((it.kind.name, it.path, it.coords) for it in clashes_of(error))
+
+
+@pytest.mark.parametrize("name", CLASHES)
+async def test_clashes_are_reported_and_nothing_is_merged(filled: Repository, name: str) -> None:
+    """Between two forks, a fork and its session, and forks that travelled; all in one error."""
+    first, second, clashes = CLASHES[name]
+    expected = sorted((kind.name, path, coords) for kind, path, coords in clashes)
+    session, busy = [await filled.writable_session("main") for _ in range(2)]
+    one, two = await session.fork(), await session.fork()
+    await steps(one, first)
+    await steps(two, second)
+    with pytest.raises(MergeFailedError) as raised:
+        await session.merge(one, two)
+    assert described(raised.value) == expected
+    assert {it.fork for it in clashes_of(raised.value)} == {1}
+    assert not session.has_uncommitted_changes
+    assert pickle.loads(pickle.dumps(raised.value)).context == raised.value.context
+    fork = await busy.fork()  # of a session that does itself what the first fork did
+    await steps(busy, first)
+    await steps(fork, second)
+    before = str(busy.status())
+    with pytest.raises(MergeFailedError) as raised:
+        await busy.merge(fork)
+    assert described(raised.value) == expected
+    assert str(busy.status()) == before
+    left, right = (ForkSession.from_bytes(it.to_bytes()) for it in (one, two))
+    data = left.to_bytes()
+    with pytest.raises(MergeFailedError) as raised:
+        await left.merge(right)  # in a tree, where nothing is open
+    assert described(raised.value) == expected
+    assert left.to_bytes() == data
+    await session.merge(one)
+    assert session.has_uncommitted_changes
+
+
+TOGETHER: dict[str, tuple[Steps, Steps, dict[str, bytes | None]]] = {
+    "same_chunk": ([put("a/c/0", b"x")], [put("a/c/0", b"y")], {"a/c/0": b"y"}),
+    "deleted_then_written": ([drop("a/c/0")], [put("a/c/0", b"y")], {"a/c/0": b"y"}),
+    "written_then_deleted": ([put("a/c/0", b"x")], [drop("a/c/0")], {"a/c/0": None}),
+    "same_metadata": (
+        [put("a/zarr.json", MARKED)],
+        [put("a/zarr.json", MARKED)],
+        {"a/zarr.json": MARKED},
+    ),
+    "both_delete": ([remove("a")], [remove("a")], {"a/zarr.json": None, "a/c/0": None}),
+    "metadata_and_chunks": (
+        [put("a/zarr.json", MARKED)],
+        [put("a/c/5", b"y")],
+        {"a/zarr.json": MARKED, "a/c/5": b"y", "a/c/1": b"\x01"},
+    ),
+    "shrunk_then_written": (
+        [put("a/zarr.json", SMALL)],
+        [put("a/c/8", b"y"), put("a/c/2", b"z")],
+        {"a/c/8": None, "a/c/2": b"z", "a/c/0": b"\x00"},
+    ),
+    "written_then_shrunk": (
+        [put("a/c/8", b"y"), put("a/c/2", b"z")],
+        [put("a/zarr.json", SMALL)],
+        {"a/c/8": None, "a/c/2": b"z"},
+    ),
+    "written_then_shrunk_and_grown": (
+        [put("a/c/8", b"y"), put("a/c/2", b"z")],
+        [put("a/zarr.json", SMALL), put("a/zarr.json", ARRAY)],
+        {"a/c/8": None, "a/c/2": b"z"},
+    ),
+    "other_rank": (
+        [put("a/zarr.json", FLAT), put("a/c/1/1", b"y")],
+        [put("zarr.json", GROUP)],
+        {"a/c/1/1": b"y"},
+    ),
+    "a_child_of_a_deleted_group": (
+        [put("g/n/zarr.json", GROUP)],
+        [remove("g")],
+        {"g/n/zarr.json": GROUP, "g/zarr.json": None},
+    ),
+    "two_new_arrays": (
+        [put("n/zarr.json", GROUP), put("n/x/zarr.json", ARRAY), put("n/x/c/1", b"x")],
+        [put("m/zarr.json", GROUP), put("m/x/zarr.json", ARRAY), put("m/x/c/1", b"y")],
+        {"n/x/c/1": b"x", "m/x/c/1": b"y"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+async def test_what_goes_together(filled: Repository, name: str) -> None:
+    """At once, one after the other, twice, and as a tree: the last one merged counts."""
+    first, second, expected = TOGETHER[name]
+    preparing = await filled.writable_session("main")
+    await write(preparing, "g/zarr.json", GROUP)
+    await preparing.commit("group")
+    for way in ("at once", "one by one", "twice", "tree"):
+        session = await filled.writable_session("main")
+        one, two = await session.fork(), await session.fork()
+        await steps(one, first)
+        await steps(two, second)
+        if way == "at once":
+            await session.merge(one, two)
+        elif way == "tree":
+            left, right = (ForkSession.from_bytes(it.to_bytes()) for it in (one, two))
+            await left.merge(right)
+            await session.merge(left)
+        else:
+            await session.merge(one)
+            await session.merge(two)
+            if way == "twice":
+                await session.merge(two)
+        assert {key: await read(session, key) for key in expected} == expected, way
+        flushed = await session.flush("detached")
+        reader = await filled.readonly_session(snapshot_id=flushed)
+        assert {key: await read(reader, key) for key in expected} == expected, way
+
+
+async def test_what_the_session_did_before_forking_is_no_clash(filled: Repository) -> None:
+    """A fork may change, delete or remake what its session had changed when it began."""
+    session = await filled.writable_session("main")
+    await write(session, "a/zarr.json", MARKED)
+    await write(session, "a/c/5", b"5")
+    await write(session, "n/zarr.json", ARRAY)
+    await write(session, "m/zarr.json", ARRAY)
+    await write(session, "m/c/0", b"m")
+    forks = [await session.fork() for _ in range(4)]
+    await write(forks[0], "a/zarr.json", MARKED_2)
+    await write(forks[1], "a/c/5", b"new")
+    await write(forks[1], "n/c/1", b"1")
+    await write(forks[1], "n/zarr.json", MARKED)
+    await forks[2].store.delete_dir("m")
+    await write(forks[2], "m/zarr.json", FLAT)
+    await write(forks[3], "a/c/6", b"6")
+    await write(session, "k/zarr.json", ARRAY)
+    await session.merge(*forks)
+    expected = {
+        "a/zarr.json": MARKED_2,
+        "a/c/5": b"new",
+        "a/c/6": b"6",
+        "n/c/1": b"1",
+        "n/zarr.json": MARKED,
+        "m/zarr.json": FLAT,
+        "m/c/0": None,
+        "k/zarr.json": ARRAY,
+    }
+    assert {key: await read(session, key) for key in expected} == expected
+    assert session.status().new_arrays == {"/n", "/m", "/k"}
+    assert not session.status().deleted_arrays
+    late = await session.fork()
+    await write(late, "n/c/2", b"2")
+    await session.store.delete_dir("n")
+    with pytest.raises(MergeFailedError) as raised:
+        await session.merge(late)
+    assert clashes_of(raised.value) == [MergeClash(K.DELETED_AND_CHANGED, "/n", ((2,),))]
+
+
+async def test_forks_of_one_state_are_merged_one_by_one(filled: Repository) -> None:
+    """What one merge brought in is no reason to refuse the next; nor are later forks."""
+    session = await filled.writable_session("main")
+    await write(session, "n/zarr.json", ARRAY)
+    forks = [await session.fork() for _ in range(3)]
+    for place, fork in enumerate(forks):
+        await write(fork, f"n/c/{place}", b"%d" % place)
+        await session.merge(fork)
+    late = await session.fork()
+    await write(late, "n/c/3", b"3")
+    await session.merge(late, forks[0])
+    assert [await read(session, f"n/c/{place}") for place in range(4)] == [b"0", b"1", b"2", b"3"]
+
+
+async def test_what_a_smaller_array_lost_does_not_come_back(filled: Repository) -> None:
+    """A chunk that one fork wrote outside of the grid that another made is gone for good."""
+    for order in (slice(None), slice(None, None, -1)):
+        session = await filled.writable_session("main")
+        forks = [await session.fork() for _ in range(2)]
+        await write(forks[0], "a/zarr.json", SMALL)
+        await write(forks[1], "a/c/8", b"8")
+        await session.merge(*forks[order])
+        await write(session, "a/zarr.json", ARRAY)
+        assert await read(session, "a/c/8") is None
+
+
+async def test_overlaps_can_be_refused(filled: Repository) -> None:
+    """Chunks that several forks set are named, with the array and who came later."""
+    session = await filled.writable_session("main")
+    forks = [await session.fork() for _ in range(3)]
+    for fork, chunks in zip(forks, ((1, 2), (3, 4), (4, 1)), strict=True):
+        for chunk in chunks:
+            await write(fork, f"a/c/{chunk}", b"x")
+    with pytest.raises(MergeFailedError, match=r"'/a' was written by both \(2 chunk") as raised:
+        await session.merge(*forks, allow_overlaps=False)
+    assert clashes_of(raised.value) == [MergeClash(K.WRITTEN_BY_BOTH, "/a", ((1,), (4,)), 2)]
+    assert not session.has_uncommitted_changes
+    await session.merge(*forks[:2], allow_overlaps=False)
+
+
+def fork_bytes(node_id: NodeId, base_id: SnapshotId, start: int, count: int) -> bytes:
+    """Return a fork that wrote ``count`` chunks of an array, from chunk ``start`` on."""
+    places = np.arange(start, start + count)
+    coords = np.stack([places // 1000, places % 1000], axis=1).astype(np.uint32)
+    rng = np.random.Generator(np.random.PCG64(start))
+    changes = ArrayChanges(2)
+    changes.set_many(
+        ChunkRefs.build(
+            coords,
+            Kind.NATIVE,
+            objects=np.arange(count, dtype=np.uint32),
+            lengths=rng.integers(900_000, 1_000_000, count, np.uint64),
+            chunk_ids=rng.integers(0, 256, (count, 12), np.uint8),
+        )
+    )
+    return encode_fork(ForkState(b"s" * 12, base_id, ChangeSet(chunks={node_id: changes})))
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_merging_thousands_of_forks_is_linear(*, one_by_one: bool) -> None:
+    """2,000 forks of 100 chunks: seconds of the processor and a few times their bytes."""
+    node_id, base_id, point = NodeId.random(), SnapshotId.random(), ForkPoint(ChangeSet())
+    forks = [fork_bytes(node_id, base_id, 100 * index, 100) for index in range(2000)]
+    assert max(map(len, forks)) < 100 * 25 + 500
+    states = [decode_fork(data) for data in forks]
+    gc.collect()
+    tracemalloc.start()
+    began = time.thread_time()
+    changes = ChangeSet()
+    if one_by_one:
+        for state in states:
+            merger = Merger(changes, BASE)
+            merger.add(state.changes, point)
+            changes = merger.finish()
+    else:
+        merger = Merger(changes, BASE)
+        for state in states:
+            merger.add(state.changes, point)
+        changes = merger.finish()
+    seconds = time.thread_time() - began
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    blocks: list[ChunkRefs] = getattr(changes.chunks[node_id], "_blocks")  # noqa: B009
+    assert len(blocks) < 20  # each lookup may search them all
+    merged = changes.chunks[node_id].columns()
+    assert len(merged) == 200_000
+    assert merged.find((199, 999)) == 199_999
+    assert seconds < 30  # a quadratic merge takes minutes
+    assert peak_bytes < 200_000 * 45 * 6
+
+
+async def test_merging_gives_what_one_session_would(spec: int) -> None:
+    """Random work split among forks and merged equals the same work in one session."""
+    rng = np.random.Generator(np.random.PCG64(7))
+    async with Repository.create(memory_url(), spec_version=spec) as repository:
+        session = await repository.writable_session("main")
+        for name in "abc":
+            await make_array(session, name, (6, 6), (1, 1))
+        await session.commit("arrays")
+        split, whole = [await repository.writable_session("main") for _ in range(2)]
+        forks = [await split.fork() for _ in range(5)]
+        for number, fork in enumerate(forks):  # merged in this order
+            for _ in range(20):
+                key = f"{'abc'[rng.integers(3)]}/c/{rng.integers(6)}/{rng.integers(6)}"
+                for target in (fork, whole):
+                    await write(target, key, b"%d" % number * (1 + 600 * (number % 2)))
+        await split.merge(*forks)
+        assert str(split.status()) == str(whole.status())
+        for key in [key async for key in whole.store.list()]:
+            assert await read(split, key) == await read(whole, key)
+
+
+def test_the_same_node_of_a_merged_fork_is_no_clash() -> None:
+    """A fork merged again is what it was; one whose new node changed meanwhile clashes."""
+    node = Node(NodeId.random(), "/n", b"1")
+    point = ForkPoint(ChangeSet())
+    merger = Merger(ChangeSet(), BASE)
+    merger.add(ChangeSet(new={"/n": node}), point)
+    merger.add(ChangeSet(new={"/n": node}), point)
+    assert merger.finish().new == {"/n": node}
+    merger.add(ChangeSet(new={"/n": Node(node.id, "/n", b"2")}), point)
+    with pytest.raises(MergeFailedError, match="created by both"):
+        merger.finish()

@@ -1,0 +1,153 @@
+"""Many writers of one branch: how long it takes until all have landed, and at what cost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from icechunk_async import Repository
+from icechunk_async._runtime import clock
+from icechunk_async.conflicts import ConflictDetector
+from icechunk_async.errors import RebaseFailedError
+from icechunk_async.storage import open_storage
+from icechunk_async.testing.latency import LatencyStorage
+from icechunk_async.testing.virtual_time import VirtualTimeLoop
+from tests.helpers import make_array, memory_url, write
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from typing import Any
+
+CHUNK = b"x" * 600  # more than is stored inline
+
+
+class SeededClock(clock.SystemClock):
+    """The same pauses each time."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(7)
+
+    def random_bytes(self, size_bytes: int) -> bytes:
+        """Return bytes that follow from the seed."""
+        return self._random.randbytes(size_bytes)
+
+
+def run[T](work: Coroutine[Any, Any, T]) -> T:
+    """Run on a loop whose clock jumps."""
+    with (
+        clock.use_clock(SeededClock()),
+        asyncio.Runner(loop_factory=VirtualTimeLoop) as runner,
+    ):
+        return runner.run(work)
+
+
+async def _prepared(url: str, spec: int, chunks: int) -> None:
+    async with Repository.create(url, spec_version=spec) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (chunks,), (1,))
+        await write(session, "a/c/0", CHUNK)
+        await session.commit("first")
+
+
+async def _contend(writers: int, spec: int) -> tuple[float, list[int]]:
+    """Let writers 50 to 300 ms away change a chunk each; answer the seconds, and tries of each."""
+    url = memory_url()
+    await _prepared(url, spec, writers)
+    loop = asyncio.get_running_loop()
+    async with open_storage(url) as plain:
+
+        async def writer(number: int) -> None:
+            away = LatencyStorage(plain, seconds=0.05, jitter_seconds=0.25, seed=number)
+            async with Repository.open(away) as repository:
+                session = await repository.writable_session("main")
+                await write(session, f"a/c/{number}", CHUNK)
+                await start.wait()
+                await session.commit(str(number), rebase_with=ConflictDetector())
+
+        async with asyncio.TaskGroup() as group:
+            start = asyncio.Barrier(writers)
+            for number in range(writers):
+                group.create_task(writer(number))
+        seconds = loop.time()
+        async with Repository.open(plain) as repository:
+            landed = [info async for info in repository.ancestry(branch="main")][:writers]
+    assert {info.message for info in landed} == {str(number) for number in range(writers)}
+    return seconds, [_tries(info.metadata) for info in landed]
+
+
+def _tries(metadata: Any) -> int:
+    return int(metadata["__icechunk"]["rebase_attempts"]) + 1
+
+
+@pytest.mark.parametrize(("spec", "seconds_each"), [(1, 1.4), (2, 1.15)])
+def test_time_grows_no_faster_than_writers(spec: int, seconds_each: float) -> None:
+    """A try is five requests in a row of 175 ms, and about one lands in that time."""
+    few, _ = run(_contend(8, spec))
+    many, tries = run(_contend(32, spec))
+    assert many / 32 < seconds_each
+    assert many / 32 < few / 8 * 1.1
+    assert sum(tries) / 32 < 32 / 3
+    assert max(tries) < 32 * 2 / 3  # nobody waits for all others
+
+
+async def _behind(commits: int, spec: int, *, creating: bool) -> tuple[float, list[str]]:
+    """Rebase onto some commits over requests of a second; answer the seconds, and what was read."""
+    url = memory_url()
+    await _prepared(url, spec, commits + 1)
+    async with open_storage(url) as plain, Repository.open(plain) as others:
+        away = LatencyStorage(plain, seconds=1)
+        async with Repository.open(away) as repository:
+            session = await repository.writable_session("main")
+            await write(session, "a/c/0", CHUNK)
+            if creating:
+                await make_array(session, "b", (1,), (1,))
+            for number in range(commits):
+                other = await others.writable_session("main")
+                await write(other, f"a/c/{number + 1}", CHUNK)
+                await other.commit(str(number))
+            away.forget()
+            began = asyncio.get_running_loop().time()
+            await session.rebase(ConflictDetector())
+            return asyncio.get_running_loop().time() - began, [key for _, key in away.log]
+
+
+@pytest.mark.parametrize("commits", [1, 20])
+def test_however_far_behind_a_rebase_is_two_requests_in_a_row(commits: int) -> None:
+    """The tip; then all logs, and the last snapshot alone, since the logs say all."""
+    seconds, keys = run(_behind(commits, 2, creating=False))
+    assert seconds == 2
+    assert len([key for key in keys if key.startswith("transactions/")]) == commits
+    assert len([key for key in keys if key.startswith("snapshots/")]) == 1
+
+
+def test_whoever_creates_nodes_looks_at_every_snapshot() -> None:
+    """A log does not say at which path something was created."""
+    seconds, keys = run(_behind(12, 2, creating=True))
+    assert seconds == 3
+    assert len([key for key in keys if key.startswith("snapshots/")]) == 12
+
+
+async def _clashing_late(plain_url: str) -> tuple[str, str, str]:
+    """Clash with the third of four commits; answer where the session stands, and what it should."""
+    await _prepared(plain_url, 2, 9)
+    async with Repository.open(plain_url) as repository:
+        session = await repository.writable_session("main")
+        await write(session, "a/c/5", CHUNK)
+        ids: list[str] = []
+        for chunk in (1, 2, 5, 3):
+            other = await repository.writable_session("main")
+            await write(other, f"a/c/{chunk}", CHUNK)
+            ids.append(str(await other.commit(str(chunk))))
+        with pytest.raises(RebaseFailedError) as caught:
+            await session.rebase(ConflictDetector())
+        return str(session.snapshot_id), ids[1], str(caught.value.context["snapshot_id"])
+
+
+def test_a_rebase_that_fails_stands_on_the_last_commit_without_a_clash() -> None:
+    """Also where the snapshots before the clash need not have been read."""
+    stands, last_good, clashed = run(_clashing_late(memory_url()))
+    assert stands == last_good
+    assert clashed != last_good

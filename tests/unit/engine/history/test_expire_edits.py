@@ -1,0 +1,157 @@
+"""Which snapshots leave a history, and who becomes whose child: values only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from icechunk_async.engine.history.protocol import Expiration
+from icechunk_async.engine.history.repo_info.expire import cut_history, expire, release
+from icechunk_async.errors import FormatError
+from icechunk_async.format.ids import SnapshotId
+from icechunk_async.format.operations_log import Availability, RepoInitialized, RepoStatus, Update
+from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def name(letter: str) -> SnapshotId:
+    """Return the id that a letter stands for."""
+    return SnapshotId(letter.encode() * 12)
+
+
+def history(parents: str, branches: str, tags: str = "") -> RepoInfo:
+    """Make a history.
+
+    Args:
+        parents: pairs such as ``ba`` (b's parent is a), in order of time; a root is alone.
+        branches: tips; the first is main's, the others are called by their letters.
+        tags: snapshots of tags, which are called by their letters.
+    """
+    infos: dict[SnapshotId, SnapshotInfo] = {}
+    for time, word in enumerate(parents.split(), 1):
+        parent = name(word[1]) if len(word) > 1 else None
+        infos[name(word[0])] = SnapshotInfo(name(word[0]), parent, time, word)
+    return RepoInfo(
+        {"main": name(branches[0]), **{it: name(it) for it in branches[1:]}},
+        {it: name(it) for it in tags},
+        frozenset(),
+        infos,
+        RepoStatus(Availability.ONLINE, 1),
+        (Update(RepoInitialized(), 1),),
+    )
+
+
+def letters(info: RepoInfo) -> dict[str, str]:
+    """Return each snapshot's parent and, after a dash, the logs that it remembers."""
+
+    def letter(it: SnapshotId | None) -> str:
+        return "" if it is None else chr(it[0])
+
+    return {
+        letter(it.id): letter(it.parent_id)
+        + ("-" + "".join(map(letter, it.pruned_ancestor_logs)) if it.pruned_ancestor_logs else "")
+        for it in info.snapshots.values()
+    }
+
+
+LINE = "a ba cb dc ed"
+
+
+@pytest.mark.parametrize(
+    ("older_than", "tags", "expected"),
+    [
+        (1, "", {"a": "", "b": "a", "c": "b", "d": "c", "e": "d"}),
+        (3, "", {"a": "", "c": "a-b", "d": "c", "e": "d"}),
+        (5, "", {"a": "", "e": "a-bcd"}),
+        (99, "", {"a": "", "e": "a-bcd"}),  # the tip of main stays
+        (99, "c", {"a": "", "c": "a-b", "e": "a-bcd"}),  # what stays between is passed over
+        (3, "b", {"a": "", "b": "a", "c": "b", "d": "c", "e": "d"}),
+    ],
+)
+def test_the_oldest_that_stays_becomes_a_child_of_the_root(
+    older_than: int, tags: str, expected: Mapping[str, str]
+) -> None:
+    """And remembers the logs of those in between, the oldest first."""
+    info, expired = expire(history(LINE, "e", tags), Expiration(older_than))
+    assert letters(info) == expected
+    assert {chr(it[0]) for it in expired} == set("abcde") - expected.keys()
+
+
+def test_logs_are_remembered_over_several_expirations() -> None:
+    """What an expired snapshot remembered goes before it."""
+    info, _ = expire(history(LINE, "e"), Expiration(3))
+    info, _ = expire(info, Expiration(4))
+    info, _ = expire(info, Expiration(5))
+    assert letters(info) == {"a": "", "e": "a-bcd"}
+
+
+def test_refs_go_only_where_asked_for() -> None:
+    """And main never."""
+    before = history(LINE, "ebd", "cd")
+    info, expired = expire(before, Expiration(4, delete_branches=True))
+    assert info.branches.keys() == {"main", "d"}
+    assert info.tags.keys() == {"c", "d"}
+    assert {chr(it[0]) for it in expired} == {"b"}
+    info, expired = expire(before, Expiration(4, delete_tags=True))
+    assert info.tags.keys() == {"d"}
+    assert info.deleted_tags == {"c"}
+    assert info.branches == before.branches
+    info, expired = expire(before, Expiration(99, delete_branches=True, delete_tags=True))
+    assert info.branches == {"main": name("e")}
+    assert letters(info) == {"a": "", "e": "a-bcd"}
+
+
+def test_detached_snapshots_expire_like_others() -> None:
+    """Nothing protects them but their age; the young find a new parent."""
+    info, expired = expire(history("a ba cb xb yx", "c"), Expiration(5))
+    assert letters(info) == {"a": "", "c": "a-b", "y": "a-bx"}
+    assert {chr(it[0]) for it in expired} == {"b", "x"}
+
+
+def test_collection_drops_what_is_old_and_not_reachable() -> None:
+    """The young stay; their parent is then the nearest that stays."""
+    before = history("a ba cb xb yx zy wz", "c")
+    old = {name(it) for it in "abcxz"}
+    assert letters(release(before, old)) == {"a": "", "b": "a", "c": "b", "y": "b-x", "w": "y-z"}
+    assert letters(release(before, frozenset())) == letters(before)
+    everything = frozenset(before.snapshots)
+    assert letters(release(before, everything)) == {"a": "", "b": "a", "c": "b"}
+
+
+def test_what_has_no_ancestor_left_becomes_a_root() -> None:
+    """There may be histories without a common beginning, though nobody writes them."""
+    info = release(history("a ba m nm", "b"), {name("m")})
+    assert letters(info) == {"a": "", "b": "a", "n": "-m"}
+
+
+@pytest.mark.parametrize(
+    ("tips", "older_than", "parents", "released"),
+    [
+        ("e", 3, {"c": "a"}, "b"),
+        ("e", 99, {"e": "a"}, "bcde"),
+        ("ce", 4, {"c": "a", "d": "a"}, "bc"),
+        ("e", 2, {}, ""),
+        ("b", 99, {}, ""),  # nothing is between it and the root
+        ("a", 99, {}, ""),
+        ("dc", 5, {"d": "a", "c": "a"}, "bcd"),
+    ],
+)
+def test_format_1_shortens_each_line(
+    tips: str, older_than: int, parents: Mapping[str, str], released: str
+) -> None:
+    """Each ref's own oldest snapshot that stays becomes a child of the root."""
+    infos = history(LINE, "e").snapshots
+    cut = cut_history([name(it) for it in tips], infos, older_than)
+    assert cut.parents == {name(one): name(two) for one, two in parents.items()}
+    assert cut.released == {name(it) for it in released}
+
+
+def test_circles_are_damage() -> None:
+    """Hostile files do not make it walk for ever."""
+    circle = history("a ba", "b")
+    infos = {**circle.snapshots, name("a"): SnapshotInfo(name("a"), name("b"), 1, "")}
+    with pytest.raises(FormatError, match="circle"):
+        cut_history([name("b")], infos, 5)
