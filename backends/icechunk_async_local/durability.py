@@ -19,7 +19,6 @@ from functools import partial
 from itertools import batched
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async._runtime.locks import BriefLock
 from icechunk_async.errors import StorageError
 from icechunk_async_local.failures import MISSING
 from icechunk_async_local.filesystems import (
@@ -106,7 +105,7 @@ class Ledger:
         """Begin with nothing written."""
         self.active = active
         self._tree = tree
-        self._lock = BriefLock()  # guards the next four; no disk is waited for under it
+        self._lock = threading.RLock()  # guards the next four; no disk is waited for under it
         self._home: _Home | None = None
         self._at_home = _Pending()
         self._elsewhere = _Pending()

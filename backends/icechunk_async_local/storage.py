@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
-from icechunk_async._runtime.locks import BriefLock
 from icechunk_async.errors import (
     InvalidInputError,
     StorageClosedError,
@@ -157,7 +157,7 @@ class LocalStorage:
         self._readers, self._writers = lanes
         self._at_once = at_once
         self._read_this_turn = 0
-        self._small_writes = BriefLock()
+        self._small_writes = threading.RLock()
         self._closed = False
 
     def __repr__(self) -> str:

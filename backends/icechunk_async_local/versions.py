@@ -6,11 +6,11 @@ changed once it has its name, and because every file gets a time of its own befo
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async._runtime.locks import BriefLock
 from icechunk_async.storage import Version
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class _Times:
     """Answers times that grow, for all threads of the process."""
 
     def __init__(self) -> None:
-        self._lock = BriefLock()
+        self._lock = threading.RLock()
         self._last_us = 0
 
     def next_us(self) -> int:

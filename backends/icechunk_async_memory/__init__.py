@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal
 
-from icechunk_async._runtime.locks import BriefLock
 from icechunk_async.errors import (
     InvalidURLError,
     ObjectNotFoundError,
@@ -62,7 +61,7 @@ class _Space:
     """The objects of one name. ``lock`` is held over no ``await``."""
 
     objects: dict[str, _Stored] = field(default_factory=dict[str, _Stored])
-    lock: BriefLock = field(default_factory=BriefLock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
     versions: Iterator[int] = field(default_factory=lambda: count(1))
 
 

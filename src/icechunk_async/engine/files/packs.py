@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self, cast
@@ -22,7 +23,6 @@ from typing import TYPE_CHECKING, Final, Self, cast
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map
-from icechunk_async._runtime.locks import BriefLock
 from icechunk_async.errors import IcechunkError, InvalidInputError
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.json.metadata import decode_value, encode_items
@@ -172,7 +172,7 @@ class Packs:
         self._packing = packing
         # Held over no await. The collector may end a suspended task of a loop that is gone, which
         # asks for it, on the very thread that holds it.
-        self._lock = BriefLock()
+        self._lock = threading.RLock()
         self._kept: dict[ChunkId, _Pack] = {}
         """All of them: the open one, those that wait, those that are being stored."""
         self._open: _Pack | None = None

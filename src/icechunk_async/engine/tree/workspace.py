@@ -6,11 +6,11 @@ one at a time; a lock, held over no ``await``, guards what they share.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from icechunk_async._runtime.locks import BriefLock
 from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
 from icechunk_async.engine.changes.grid import bad_rank, in_grid, no_bytes, outside
 from icechunk_async.engine.files.chunks import read_native, store_native, store_packs
@@ -73,7 +73,7 @@ class Workspace:
 
         ``rearranging`` allows moves, and only those; ``packs`` get small chunks.
         """
-        self.lock = BriefLock()
+        self.lock = threading.RLock()
         self.base = base
         self.changes = ChangeSet()
         self.tree = WorkingTree(base.nodes, self.changes)
