@@ -15,9 +15,9 @@ from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.files.packs import METADATA_NAME, stored_item, with_packing
 from icechunk_async.engine.files.preload import preload
 from icechunk_async.engine.history import opening
-from icechunk_async.engine.history.protocol import Expiration
+from icechunk_async.engine.history.protocol import Expiration, unsupported_by_spec_1
 from icechunk_async.engine.history.repo_info import edits
-from icechunk_async.engine.history.repo_info.edits import FeatureFlag, unsupported_by_spec_1
+from icechunk_async.engine.history.repo_info.edits import FeatureFlag
 from icechunk_async.engine.open import (
     Creation,
     Origin,

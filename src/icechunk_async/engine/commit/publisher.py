@@ -22,7 +22,7 @@ from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.commit.flush import Flusher
 from icechunk_async.engine.commit.rebase import rebase
 from icechunk_async.engine.history import Amend, Commit, Detach
-from icechunk_async.engine.history.repo_info.edits import unsupported_by_spec_1
+from icechunk_async.engine.history.protocol import unsupported_by_spec_1
 from icechunk_async.errors import (
     ConflictError,
     IcechunkError,

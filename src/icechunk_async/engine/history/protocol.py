@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from icechunk_async.errors import UnsupportedBySpecError
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from collections.abc import Set as AbstractSet
@@ -30,6 +32,7 @@ __all__ = [
     "ParentOf",
     "Publication",
     "StoredConfig",
+    "unsupported_by_spec_1",
 ]
 
 
@@ -327,3 +330,12 @@ class History(Protocol):
         Cancellation: it may have happened. What is unknown and still there is garbage.
         """
         ...
+
+
+def unsupported_by_spec_1(what: str) -> UnsupportedBySpecError:
+    """Return the error for what only format version 2 can express."""
+    return UnsupportedBySpecError(
+        f"A repository of format version 1 has no {what}. Format version 2 has: migrate the "
+        "repository with icechunk_async.engine.upkeep.migrate.upgrade.",
+        what=what,
+    )

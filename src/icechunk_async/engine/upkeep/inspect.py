@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from icechunk_async._runtime import clock
-from icechunk_async.engine.history.repo_info.edits import unsupported_by_spec_1
+from icechunk_async.engine.history.protocol import unsupported_by_spec_1
 from icechunk_async.errors import ObjectNotFoundError, SnapshotNotFoundError
 from icechunk_async.format.envelope import FileType, unpack, written_by
 from icechunk_async.format.flatbuffers.buffer import Buffer

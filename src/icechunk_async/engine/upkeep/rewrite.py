@@ -12,7 +12,7 @@ from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
 from icechunk_async.engine.commit.flush import Flusher
 from icechunk_async.engine.commit.publisher import carried_from
 from icechunk_async.engine.history import Amend, Commit
-from icechunk_async.engine.history.repo_info.edits import unsupported_by_spec_1
+from icechunk_async.engine.history.protocol import unsupported_by_spec_1
 from icechunk_async.engine.open import check_safe
 from icechunk_async.errors import (
     InvalidInputError,

@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.engine.history.doubt import Doubt
-from icechunk_async.engine.history.protocol import Amend, Commit, Detach, Kept, StoredConfig
+from icechunk_async.engine.history.protocol import (
+    Amend,
+    Commit,
+    Detach,
+    Kept,
+    StoredConfig,
+    unsupported_by_spec_1,
+)
 from icechunk_async.engine.history.ref_files import upkeep as spec1_upkeep
 from icechunk_async.engine.history.repo_info import edits
-from icechunk_async.engine.history.repo_info.edits import unsupported_by_spec_1
 from icechunk_async.errors import (
     BranchNotFoundError,
     ConflictError,

@@ -25,7 +25,6 @@ from icechunk_async.errors import (
     TagDeletedError,
     TagExistsError,
     TagNotFoundError,
-    UnsupportedBySpecError,
 )
 from icechunk_async.format.json.metadata import encode_items
 from icechunk_async.format.operations_log import (
@@ -84,7 +83,6 @@ __all__ = [
     "set_feature_flag",
     "source_is_gone",
     "unknown_snapshot",
-    "unsupported_by_spec_1",
     "with_backup",
 ]
 
@@ -203,15 +201,6 @@ def change_status(status: RepoStatus) -> Edit:
         return replace(info, status=status), RepoStatusChanged(status)
 
     return edit
-
-
-def unsupported_by_spec_1(what: str) -> UnsupportedBySpecError:
-    """Return the error for what only format version 2 can express."""
-    return UnsupportedBySpecError(
-        f"A repository of format version 1 has no {what}. Format version 2 has: migrate the "
-        "repository with icechunk_async.engine.upkeep.migrate.upgrade.",
-        what=what,
-    )
 
 
 MAIN = "main"
