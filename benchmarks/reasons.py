@@ -58,19 +58,16 @@ file is a third; of 1 MB six tenths are the system's copy out of its cache. Fact
 waking up a thread is cheap, since that is what the official engine pays.
 """,
     "References of chunks": """
-*Set and commit*: half of the time is compressing the manifest, on two threads, and making sure
-that each of its pieces decodes by itself; a sixth is checking and storing a text for each
-reference. *Native references*: random ids do not compress, so a third is the compressor's, on two
-threads, and a quarter is copying columns. *Iterate, written by the official engine*:
-decompressing 68 to 130 MB takes half of the time or more, see the floor, so that five times would
-leave 3 ms for everything else in format 1, and 35 in format 2. Its records follow texts of
-different lengths, and what describes them lies behind them: columns are read out of all of it, by
-an index for each, on two threads that need the interpreter in turns (49 ms on one of them, 42 on
-both, where two processes would need half). Making lists of paths takes another 10. *Open cold,
-written by the official engine*: all of it has to be decompressed, since the first chunk is at its
-end; of very large files that is done [in passing](../decisions/0016-manifests-in-passing.md).
-*Change one*: ours waits for the disk, the official engine does not; see
-*CPU*.
+*Set and commit*: half of the time is compressing the manifest and making sure that each of its
+pieces decodes by itself; a sixth is checking and storing a text for each reference. *Native
+references*: random ids do not compress, so a third is the compressor's, and a quarter is
+copying columns. *Iterate, written by the official engine*: decompressing 68 to 130 MB takes
+half of the time or more, see the floor, so that five times would leave 3 ms for everything else
+in format 1, and 35 in format 2. Its records follow texts of different lengths, and what
+describes them lies behind them: columns are read out of all of it, by an index for each (49
+ms). Making lists of paths takes another 10. *Open cold, written by the official engine*: all of
+it has to be decompressed, since the first chunk is at its end. *Change one*: ours waits for the
+disk, the official engine does not; see *CPU*.
 """,
     "Small chunks that share objects": """
 Objects are few; what is left is what Zarr takes for each chunk, see *zarr alone*, and the copy

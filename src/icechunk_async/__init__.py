@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
-
-from icechunk_async._runtime.importing import import_quickly
 
 if TYPE_CHECKING:
     from icechunk_async.engine.files.packs import Packing
@@ -41,7 +40,7 @@ if not TYPE_CHECKING:  # else every misspelt name would have a type
         """Import a public name."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_quickly(_HOMES[name]), name)
+        return getattr(import_module(_HOMES[name]), name)
 
     def __dir__() -> list[str]:
         """List the public names, imported or not."""

@@ -252,11 +252,6 @@ class SingleFlight[K, V]:
                 with anyio.CancelScope(shield=True):
                     await asyncio.wait([flight.task])
 
-    def waiters(self, key: K) -> int:
-        """Count who waits on this event loop for the load of ``key`` that runs, if one does."""
-        flight = self._flights.get(asyncio.get_running_loop(), {}).get(key)
-        return 0 if flight is None else flight.waiters
-
 
 async def _as_coroutine[V](load: Callable[[], Awaitable[V]]) -> V:
     return await load()

@@ -12,7 +12,6 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from icechunk_async._runtime.importing import import_quickly
 from icechunk_async.sync._names import HOMES, MODULES
 
 if TYPE_CHECKING:
@@ -307,11 +306,11 @@ if not TYPE_CHECKING:  # else every misspelt name would have a type
     def __getattr__(name: str) -> object:
         """Import a public name, or a module that has some."""
         if name in HOMES:
-            found = getattr(import_quickly(f"{__name__}.{HOMES[name]}"), name)
+            found = getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
             globals()[name] = found
             return found
         if name in MODULES:
-            return import_quickly(f"{__name__}.{name}")
+            return import_module(f"{__name__}.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -20,48 +19,29 @@ from icechunk_async.format.manifest.seekable.pieces import (
 )
 
 CUTS = [0, 100, 50_000, 50_001, 300_000, 300_000 + MAX_PIECE_BYTES, 1_400_000]
-SHARED = [*CUTS, *range(1_500_000, 5_000_001, 250_000)]
-"""Enough for two threads: the second one begins at 2,500,000."""
 
 
 def _payload(size: int = CUTS[-1]) -> memoryview:
     """Return bytes that repeat from one piece to the next, so that it is tempting to refer back."""
     words = np.random.default_rng(1).integers(0, 256, 3000, np.uint8)
     payload = np.resize(words, size)
-    payload[2_500_000:2_500_100] = 7  # at a distance that only the first piece takes for granted
     return memoryview(payload)
 
 
-@pytest.mark.parametrize("cuts", [CUTS, SHARED], ids=["alone", "shared"])
 @pytest.mark.parametrize("level", [-3, 1, 3, 10, 19])
-def test_together_the_pieces_are_one_standard_frame(level: int, cuts: list[int]) -> None:
+def test_together_the_pieces_are_one_standard_frame(level: int) -> None:
     """It declares its size and holds nothing that a reader would have to know of."""
-    payload = _payload(cuts[-1])
-    pieces = compress_pieces(payload, cuts, level)
+    payload = _payload()
+    pieces = compress_pieces(payload, CUTS, level)
     assert pieces is not None
-    assert len(pieces.blocks) == len(cuts) - 1
+    assert len(pieces.blocks) == len(CUTS) - 1
     frame = b"".join(pieces.frame())
     assert zstandard.get_frame_parameters(frame).content_size == len(payload)
     whole = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     assert whole == payload.tobytes()
     assert pieces.checksums(payload) == [
-        zlib.crc32(payload[start:stop]) for start, stop in pairwise(cuts)
+        zlib.crc32(payload[start:stop]) for start, stop in pairwise(CUTS)
     ]
-
-
-def test_an_interpreter_that_exits_still_packs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins nothing on threads any more, and a last commit must not fail for that."""
-    payload = _payload(SHARED[-1])
-
-    def refuse(*_args: object) -> None:
-        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
-    pieces = compress_pieces(payload, SHARED, 3)
-    assert pieces is not None
-    frame = b"".join(pieces.frame())
-    assert zstandard.ZstdDecompressor().decompress(frame) == payload
-    assert pieces.checksums(payload) is not None
 
 
 def test_each_piece_decodes_by_itself_and_is_checked() -> None:
@@ -93,28 +73,27 @@ def test_each_piece_decodes_by_itself_and_is_checked() -> None:
             decode(stop - start, sums[number], blocks, last=not last)
 
 
-@pytest.mark.parametrize("cuts", [CUTS, SHARED], ids=["alone", "shared"])
-def test_pieces_that_refer_back_are_found_out(cuts: list[int]) -> None:
+def test_pieces_that_refer_back_are_found_out() -> None:
     """As a compressor without jobs makes them."""
-    payload = _payload(cuts[-1])
+    payload = _payload()
     stream = zstandard.ZstdCompressor().compressobj(size=len(payload))
     blocks: list[bytes] = []
-    for start, stop in pairwise(cuts):
+    for start, stop in pairwise(CUTS):
         end = zstandard.COMPRESSOBJ_FLUSH_BLOCK
-        if stop == cuts[-1]:
+        if stop == CUTS[-1]:
             end = zstandard.COMPRESSOBJ_FLUSH_FINISH
         blocks.append(stream.compress(payload[start:stop]) + stream.flush(end))
     size = zstandard.frame_header_size(blocks[0])
-    pieces = Pieces(blocks[0][:size], [blocks[0][size:], *blocks[1:]], cuts)
+    pieces = Pieces(blocks[0][:size], [blocks[0][size:], *blocks[1:]], CUTS)
     assert b"".join(pieces.frame()) == b"".join(blocks)
     assert pieces.checksums(payload) is None
 
 
-@pytest.mark.parametrize("wrong", [0, -1], ids=["of this thread", "of the other"])
-def test_a_wrong_piece_is_found_out_whoever_made_it(wrong: int) -> None:
-    """Half of the pieces are compressed and checked by another thread."""
-    payload = _payload(SHARED[-1])
-    pieces = compress_pieces(payload, SHARED, 3)
+@pytest.mark.parametrize("wrong", [0, -1], ids=["first", "last"])
+def test_a_piece_that_differs_from_the_payload_is_found_out(wrong: int) -> None:
+    """Wherever it is, no checksums are returned, so no index is written."""
+    payload = _payload()
+    pieces = compress_pieces(payload, CUTS, 3)
     assert pieces is not None
     changed = bytearray(payload)
     changed[wrong] ^= 1

@@ -17,14 +17,13 @@ import anyio.to_thread
 from icechunk_async._runtime.concurrency import SingleFlight, bounded_map
 from icechunk_async._runtime.weighted_cache import WeightedCache
 from icechunk_async.errors import FormatError, ObjectNotFoundError
+from icechunk_async.format.envelope import FileType, unpack
 from icechunk_async.format.layout import manifest_key
 from icechunk_async.format.manifest.packed import BYTES_PER_REF, PackedManifest
 from icechunk_async.format.manifest.reading import Manifest, decode_manifest
 from icechunk_async.format.manifest.seekable.index import SeekIndex, index_size
 from icechunk_async.format.manifest.seekable.reading import AbsentPiecesError, SeekableManifest
-from icechunk_async.format.manifest.seekable.unpacking import unpack_manifest
 from icechunk_async.format.manifest.seekable.writing import pack_manifest
-from icechunk_async.format.manifest.stream import StreamedManifest, open_streamed
 from icechunk_async.storage import ByteRange
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     type Read = Callable[[Extent], Awaitable[bytes | memoryview]]
     type Fill = Callable[[Extent], Awaitable[None]]
-    type _OpenManifest = Manifest | PackedManifest | SeekableManifest | StreamedManifest
+    type _OpenManifest = Manifest | PackedManifest | SeekableManifest
     type _CachedManifest = _OpenManifest | bytes
     """Bytes are a file as it was stored, which nobody has looked into since."""
 
@@ -124,8 +123,6 @@ looked for."""
 _PEEKS: Final = 16
 """So many chunks are looked for in a manifest that is not decoded."""
 _CONCURRENT_PIECES: Final = 8
-_MIN_STREAMED_FILE_BYTES: Final = 1 << 24
-"""Manifests from this size on storage are not held for one lookup; smaller ones take little."""
 _MIN_PATCHED_FILE_BYTES: Final = 1 << 17
 """Manifests from this size on storage are changed by pieces, if they were written in such."""
 
@@ -183,20 +180,11 @@ class ManifestFiles:
             FormatError: the manifest is missing, though a snapshot refers to it, or is damaged.
 
         Cost: one request unless cached. A large manifest is only decompressed for the first few
-        chunks that are looked for and found, and a very large one is not even held for the first;
-        then it is decoded. Of a seekable one only a few pieces are read, in two rounds of requests
-        for the first chunk.
+        chunks that are looked for and found; then it is decoded. Of a seekable one only a few
+        pieces are read, in two rounds of requests for the first chunk.
         """
         manifest = await self._look_into(manifest_id, size_bytes)
         if manifest is None:
-            manifest = await self._stream(manifest_id, size_bytes)
-        if isinstance(manifest, StreamedManifest):
-            streamed = manifest
-            found = await self.compute(
-                lambda: streamed.find(node_id, coords), size_bytes=len(streamed.data)
-            )
-            if found is not None:
-                return found
             manifest = await self.manifest_file(manifest_id, size_bytes)
         if isinstance(manifest, SeekableManifest):
             found = await self._seek(manifest, node_id, coords)
@@ -227,26 +215,6 @@ class ManifestFiles:
         if cached is None and size_bytes >= MIN_SEEKABLE_FILE_BYTES:
             cached = await self._once((manifest_id, "index"), load)
         return None if isinstance(cached, bytes) else cached
-
-    async def _stream(self, manifest_id: ManifestId, size_bytes: int) -> _OpenManifest:
-        """Read a manifest, and hold as much of it as one lookup needs; all of it for several."""
-        key = (manifest_id, "streamed")
-
-        async def load() -> _OpenManifest:
-            data = await self._fetch_manifest(manifest_id, 0, size_bytes)
-            streamed = None
-            if self._flights is None or self._flights.waiters(key) == 1:
-                streamed = await self.compute(lambda: open_streamed(data), size_bytes=size_bytes)
-            if streamed is None:
-                return await self.keep_manifest(manifest_id, data)
-            check_id(manifest_key(manifest_id), streamed.id, manifest_id)
-            if self._manifests.get(manifest_id) is None:  # else somebody needed all of it
-                self._manifests.put(manifest_id, streamed, streamed.weight)
-            return streamed
-
-        if size_bytes < _MIN_STREAMED_FILE_BYTES or self._manifests.get(manifest_id) is not None:
-            return await self.manifest_file(manifest_id, size_bytes)
-        return await self._once(key, load)
 
     async def _seek(
         self, manifest: SeekableManifest, node_id: NodeId, coords: Coordinates
@@ -305,8 +273,6 @@ class ManifestFiles:
         self, manifest_id: ManifestId, size_bytes: int
     ) -> Manifest | PackedManifest:
         stored = self._manifests.get(manifest_id)
-        if isinstance(stored, StreamedManifest):
-            return await self.keep_manifest(manifest_id, stored.data)
         if isinstance(stored, bytes):
             return await self.keep_manifest(manifest_id, stored)
         data = await self._fetch_manifest(manifest_id, 0, size_bytes or None)
@@ -332,7 +298,7 @@ class ManifestFiles:
         """
         data = await self._fetch_manifest(manifest_id, 0, size_bytes or None)
         manifest = await self.compute(
-            lambda: decode_manifest(unpack_manifest(data).payload), size_bytes=len(data)
+            lambda: decode_manifest(unpack(data, FileType.MANIFEST).payload), size_bytes=len(data)
         )
         check_id(manifest_key(manifest_id), manifest.id, manifest_id)
         return manifest
@@ -404,7 +370,7 @@ class ManifestFiles:
 
 
 def _open_manifest(data: bytes | memoryview) -> Manifest | PackedManifest:
-    payload = unpack_manifest(data).payload
+    payload = unpack(data, FileType.MANIFEST).payload
     return PackedManifest(payload) if len(payload) >= _LARGE_BYTES else decode_manifest(payload)
 
 

@@ -64,17 +64,6 @@ class PackedManifest:
         """As how many references this counts in a cache."""
         return len(self.payload) // BYTES_PER_REF
 
-    def only_array(self) -> tuple[NodeId, int, int]:
-        """Return the one array that is here: where its references begin, and how many they are.
-
-        Raises:
-            FormatError: there are others.
-        """
-        if len(self._arrays) != 1:
-            raise FormatError(f"Manifest {self.id} does not hold exactly one array.")
-        ((node, (first, count)),) = self._arrays.items()
-        return NodeId(node), first, count
-
     def find(
         self, node_id: NodeId, coords: Coordinates, rows: range | None = None
     ) -> ChunkRef | None:

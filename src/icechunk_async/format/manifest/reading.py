@@ -1,14 +1,12 @@
 """Decode manifest files: the chunk references of one or more arrays (spec, "Chunk manifest files").
 
-Room for all of them is asked for at the start; the system gives it as it is filled. Two threads
-fill a part of it each, and the second does not know how many objects and strings the first will
-find: that is added to its numbers when both are done.
+References are decoded a block at a time into columns allocated for the whole array, so that what is
+computed on the way stays in the processor's cache and takes no memory of its own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,12 +15,11 @@ from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.buffer import FEWEST, Buffer
 from icechunk_async.format.flatbuffers.reading import Tables, Vectors
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId
-from icechunk_async.format.manifest.halves import both
 from icechunk_async.format.manifest.locations import StoredStrings, join_stored
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     import numpy.typing as npt
 
@@ -32,133 +29,13 @@ if TYPE_CHECKING:
     type Rows = npt.NDArray[np.int64] | slice
     """Indices in ascending order, or a slice: all rows."""
 
-__all__ = [
-    "MAX_RANK",
-    "Gathered",
-    "Manifest",
-    "Room",
-    "decode_manifest",
-    "decode_rows",
-    "joined",
-    "location_dictionary",
-]
-
-
-class Room:
-    """Columns for references of one array and one rank."""
-
-    def __init__(self, rank: int, count: int) -> None:
-        """Make room for ``count`` references of ``rank`` axes."""
-        self.rank = rank
-        self.coords = np.empty((count, rank), np.uint32)
-        self.kinds = np.empty(count, np.uint8)
-        self.objects = np.empty(count, np.uint32)
-        self.offsets = np.zeros(count, np.uint64)  # which take no memory while none is written
-        self.lengths = np.empty(count, np.uint64)
-
-    def count_on(self, rows: slice, before: npt.NDArray[np.int64]) -> None:
-        """Count the objects of some rows on from so many chunk ids and locations."""
-        ids, names = before[:2].astype(np.uint32)
-        if ids or names:
-            self.objects[rows] += np.where(self.kinds[rows] == Kind.VIRTUAL, names, ids)
-
-
-class Gathered:
-    """What one thread put into a part of the room, in order."""
-
-    def __init__(self, room: Room, first: int) -> None:
-        """Begin with nothing, at row ``first``."""
-        self.room = room
-        self.rows = slice(first, first)
-        """Where the references are."""
-        self.ids = [np.empty((0, ChunkId.size_bytes), np.uint8)]
-        self.locations: list[StringPool] = []
-        self.etag_pools: list[StringPool] = []
-        self.etags: list[Column] = []
-        self.modified: list[Column] = []
-        self.inline = memoryview(b"")
-        self.counts = np.zeros(3, np.int64)
-        """How many chunk ids, locations and ETags there are."""
-
-    def put(self, part: ChunkRefs) -> None:
-        """Copy references, all of one file, behind those that are here."""
-        room, rows = self.room, slice(self.rows.stop, self.rows.stop + len(part))
-        room.coords[rows] = part.coords
-        room.kinds[rows] = part.kinds
-        if part.offsets.any():
-            room.offsets[rows] = part.offsets
-        room.lengths[rows] = part.lengths
-        room.objects[rows] = part.objects
-        self.rows = slice(self.rows.start, rows.stop)
-        room.count_on(rows, self.counts)
-        self.etags.append(_moved(part.etags, int(self.counts[2])))
-        self.modified.append(part.modified)
-        self.ids.append(part.chunk_ids)
-        self.locations.append(part.locations)
-        self.etag_pools.append(part.etag_pool)
-        self.counts += [len(part.chunk_ids), len(part.locations), len(part.etag_pool)]
-        self.inline = max(self.inline, part.inline, key=len)  # all of the file, or nothing
-
-
-def joined(some: Sequence[Gathered]) -> ChunkRefs | None:
-    """Return the references in parts of one room, in order; None if nothing was put there."""
-    before = np.zeros(3, np.int64)
-    etags: list[Column] = []
-    for it in some:
-        it.room.count_on(it.rows, before)
-        etags += [_moved(column, int(before[2])) for column in it.etags]
-        before += it.counts
-    if not etags:
-        return None
-    room = some[0].room
-    rows = [it.rows for it in some if it.rows.start < it.rows.stop]
-    return ChunkRefs.build(
-        _of_rows(room.coords, rows),
-        _of_rows(room.kinds, rows),
-        objects=_of_rows(room.objects, rows),
-        offsets=_of_rows(room.offsets, rows),
-        lengths=_of_rows(room.lengths, rows),
-        etags=_concatenated(etags),
-        modified=_concatenated([column for it in some for column in it.modified]),
-        chunk_ids=np.concatenate([ids for it in some for ids in it.ids]),
-        locations=join_stored([pool for it in some for pool in it.locations]),
-        etag_pool=join_stored([pool for it in some for pool in it.etag_pools]),
-        inline=max((it.inline for it in some), key=len),
-    )
-
-
-def _of_rows(column: Column, rows: Sequence[slice]) -> Column:
-    """Return rows of a column; a view of it where they are most of it, with nothing between."""
-    if not rows:
-        return column[:0]
-    start, stop = rows[0].start, rows[-1].stop
-    if 2 * (stop - start) < len(column) or any(a.stop != b.start for a, b in pairwise(rows)):
-        return np.concatenate([column[it] for it in rows])
-    return column[start:stop]
-
-
-def _concatenated(columns: list[Column]) -> Column:
-    """Join pieces of a column; one value for all rows goes on taking no memory."""
-    first = columns[0]
-    if all(it.strides == (0,) and it[0] == first[0] for it in columns):
-        return np.broadcast_to(first[0], sum(map(len, columns)))
-    return np.concatenate(columns)
-
-
-def _moved(etags: Column, base: int) -> Column:
-    """Count ETags on from ``base``; rows without one keep a negative number."""
-    if base == 0 or etags.strides == (0,):  # then no row has one
-        return etags
-    return np.where(etags >= 0, etags + np.int32(base), etags)
-
+__all__ = ["MAX_RANK", "Manifest", "Room", "decode_manifest", "decode_rows", "location_dictionary"]
 
 _ZSTD: Final = 1
 MAX_RANK: Final = 64
 """NumPy has no arrays of more axes, so Zarr has none either."""
 _BLOCK: Final = 1 << 16
 """References that are decoded at a time."""
-_SHARED_BLOCKS: Final = 4
-"""From so many on, two threads share them; of smaller manifests there may be many at once."""
 _MIN_REF_BYTES: Final = 16
 """A reference's offset, the distance to its vtable, and an empty vector of coordinates."""
 _COMPARED_BYTES: Final = 256
@@ -221,40 +98,40 @@ def decode_manifest(payload: bytes | memoryview) -> Manifest:
 
 
 def _decode_array(vector: Vectors, dictionary: bytes | None) -> list[ChunkRefs]:
-    """Read the references of one array: those of each rank, the commonest first.
-
-    They are read a block at a time, so that what is computed on the way stays in the processor's
-    cache and takes no memory; many of them on two threads.
-    """
+    """Read the references of one array: those of each rank, the most common rank first."""
     blocks = list(vector.blocks(_BLOCK))
     room = _room(vector) if len(blocks) > 1 else None
-    if len(blocks) < _SHARED_BLOCKS:
-        halves = [_Half(room, 0, dictionary, 1).decode(blocks)]
-    else:
-        middle = len(blocks) // 2
-        first, second = (_Half(room, row, dictionary, 2) for row in (0, middle * _BLOCK))
-        halves = [
-            *both(lambda: first.decode(blocks[:middle]), lambda: second.decode(blocks[middle:]))
-        ]
     by_rank: dict[int, list[ChunkRefs]] = {}
-    for half in halves:
-        for part in half.others:
-            by_rank.setdefault(part.rank, []).append(part)
+    unfolded = too_many_axes = 0
+    for block in blocks:
+        tables = block.tables()
+        index = tables.vector(0, 4, 4, required="index")
+        if len(index) and index.counts.min() > MAX_RANK:
+            too_many_axes = int(index.counts[0])
+            continue
+        for rows, coords in index.matrices(MAX_RANK):
+            unfolded += coords.nbytes  # the bound is on the array, not on each block
+            block.buffer.check_unfolded(unfolded)
+            part = decode_rows(tables if rows is None else tables.select(rows), coords, dictionary)
+            if room is not None and room.rank == part.rank:
+                room.put(part)
+            else:
+                by_rank.setdefault(part.rank, []).append(part)
     found = [_join(by_rank.pop(rank)) for rank in sorted(by_rank)]
-    usual = joined([half.usual for half in halves if half.usual is not None])
-    if usual is not None:
-        found.append(usual)
+    if room is not None and len(room):
+        found.append(room.refs())
     if not found:
-        raise FormatError(f"A file has chunk coordinates of {halves[0].axes} axes.")
+        raise FormatError(f"A file has chunk coordinates of {too_many_axes} axes.")
     for refs in found:
         refs.check_sorted()
     return sorted(found, key=lambda refs: (-len(refs), refs.rank))
 
 
 def _room(vector: Vectors) -> Room | None:
-    """Make room for the references of an array, which mostly are of the rank of the first one.
+    """Make room for the references of an array, assuming the rank of its first reference.
 
-    None where the file is too small for as many of that rank: the first one may be a stray.
+    None if the file is too small for that many references of that rank: the first one may be a
+    stray, and the declared count must not make us allocate more than the file can fill.
     """
     count = vector.counts.item()
     first = next(vector.blocks(1)).tables().vector(0, 4, 4, required="index")
@@ -264,55 +141,102 @@ def _room(vector: Vectors) -> Room | None:
     return Room(rank, count)
 
 
-class _Half:
-    """What one of as many ``threads`` reads of an array, beginning at a row."""
+class Room:
+    """Columns for the references of one array and one rank, filled in order.
 
-    def __init__(self, room: Room | None, row: int, dictionary: bytes | None, threads: int) -> None:
-        self.usual = None if room is None else Gathered(room, row)
-        """References that there is room for."""
-        self.others: list[ChunkRefs] = []
-        """Parts of other ranks; all where there is no room."""
-        self.axes = 0
-        """Of a reference that has too many, if one has."""
-        self._dictionary = dictionary
-        self._threads = threads
+    All of it is allocated at the start; the system provides pages as they are written.
+    """
 
-    def decode(self, blocks: Sequence[Vectors]) -> _Half:
-        """Read blocks of references.
+    def __init__(self, rank: int, count: int) -> None:
+        """Make room for ``count`` references of ``rank`` axes."""
+        self.rank = rank
+        self._size = 0
+        self._coords = np.empty((count, rank), np.uint32)
+        self._kinds = np.empty(count, np.uint8)
+        self._objects = np.empty(count, np.uint32)
+        self._offsets = np.zeros(count, np.uint64)  # zeros take no memory until they are written
+        self._lengths = np.empty(count, np.uint64)
+        self._chunk_ids = [np.empty((0, ChunkId.size_bytes), np.uint8)]
+        self._locations: list[StringPool] = []
+        self._etag_pools: list[StringPool] = []
+        self._etags: list[Column] = []
+        self._modified: list[Column] = []
+        self._inline = memoryview(b"")
+        self._num_ids = self._num_locations = self._num_etags = 0
 
-        All threads read as much, which counts: what an array unfolds to has one bound.
-        """
-        unfolded = 0
-        for block in blocks:
-            tables = block.tables()
-            index = tables.vector(0, 4, 4, required="index")
-            if len(index) and index.counts.min() > MAX_RANK:
-                self.axes = int(index.counts[0])
-                continue
-            for rows, coords in index.matrices(MAX_RANK):
-                unfolded += coords.nbytes
-                block.buffer.check_unfolded(self._threads * unfolded)
-                chosen = tables if rows is None else tables.select(rows)
-                self._keep(decode_rows(chosen, coords, self._dictionary))
-        return self
+    def __len__(self) -> int:
+        """Count the references put here."""
+        return self._size
 
-    def _keep(self, part: ChunkRefs) -> None:
-        if self.usual is not None and self.usual.room.rank == part.rank:
-            self.usual.put(part)
-        else:
-            self.others.append(part)
+    def put(self, part: ChunkRefs) -> None:
+        """Append references, all of one file."""
+        rows = slice(self._size, self._size + len(part))
+        self._size = rows.stop
+        self._coords[rows] = part.coords
+        self._kinds[rows] = part.kinds
+        if part.offsets.any():
+            self._offsets[rows] = part.offsets
+        self._lengths[rows] = part.lengths
+        self._objects[rows] = part.objects
+        if self._num_ids or self._num_locations:  # the part numbers its objects from zero
+            names, ids = np.uint32(self._num_locations), np.uint32(self._num_ids)
+            self._objects[rows] += np.where(part.kinds == Kind.VIRTUAL, names, ids)
+        self._etags.append(_moved(part.etags, self._num_etags))
+        self._modified.append(part.modified)
+        self._chunk_ids.append(part.chunk_ids)
+        self._locations.append(part.locations)
+        self._etag_pools.append(part.etag_pool)
+        self._num_ids += len(part.chunk_ids)
+        self._num_locations += len(part.locations)
+        self._num_etags += len(part.etag_pool)
+        # A part with inline chunks refers to the whole payload, every other part to nothing.
+        self._inline = max(self._inline, part.inline, key=len)
+
+    def refs(self) -> ChunkRefs:
+        """Return the references; there must be some."""
+        return ChunkRefs.build(
+            self._filled(self._coords),
+            self._filled(self._kinds),
+            objects=self._filled(self._objects),
+            offsets=self._filled(self._offsets),
+            lengths=self._filled(self._lengths),
+            etags=_concatenated(self._etags),
+            modified=_concatenated(self._modified),
+            chunk_ids=np.concatenate(self._chunk_ids),
+            locations=join_stored(self._locations),
+            etag_pool=join_stored(self._etag_pools),
+            inline=self._inline,
+        )
+
+    def _filled(self, column: Column) -> Column:
+        """Return the filled rows: a view, unless that would keep mostly unused memory alive."""
+        filled = column[: self._size]
+        return filled.copy() if 2 * self._size < len(column) else filled
 
 
 def _join(parts: list[ChunkRefs]) -> ChunkRefs:
     """Join parts of one array and rank, decoded from one file; their columns are copied."""
-    if len(parts) == 1 and len(parts[0]) < FEWEST:  # it has no views but of a word
+    if len(parts) == 1 and len(parts[0]) < FEWEST:  # it holds no views of the payload's words
         return parts[0]
-    gathered = Gathered(Room(parts[0].rank, sum(map(len, parts))), 0)
+    room = Room(parts[0].rank, sum(map(len, parts)))
     for part in parts:
-        gathered.put(part)
-    found = joined([gathered])
-    assert found is not None
-    return found
+        room.put(part)
+    return room.refs()
+
+
+def _concatenated(columns: list[Column]) -> Column:
+    """Join pieces of a column; a value that all rows share still takes no memory."""
+    first = columns[0]
+    if all(it.strides == (0,) and it[0] == first[0] for it in columns):
+        return np.broadcast_to(first[0], sum(map(len, columns)))
+    return np.concatenate(columns)
+
+
+def _moved(etags: Column, base: int) -> Column:
+    """Count ETags on from ``base``; rows without one keep a negative number."""
+    if base == 0 or etags.strides == (0,):  # a constant column: no row has an ETag
+        return etags
+    return np.where(etags >= 0, etags + np.int32(base), etags)
 
 
 def location_dictionary(root: Tables) -> bytes | None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     type Column = npt.NDArray[np.int64]
 
-__all__ = ["TRAILER_BYTES", "ArrayFences", "SeekIndex", "index_size", "rows_between"]
+__all__ = ["TRAILER_BYTES", "ArrayFences", "SeekIndex", "index_size"]
 
 _SKIPPABLE: Final = 0x184D2A5B
 _FRAME: Final = Struct("<II")
@@ -143,7 +143,14 @@ class SeekIndex:
         fences = self.arrays.get(node_id)
         if fences is None or fences.coords.shape[1] != len(coords):
             return range(0)
-        return rows_between(fences.coords, coords, self.step, fences.count)
+        low, high = 0, len(fences.coords)
+        while low < high:
+            middle = (low + high) // 2
+            if tuple(fences.coords[middle].tolist()) <= tuple(coords):
+                low = middle + 1
+            else:
+                high = middle
+        return range(max(low - 1, 0) * self.step, min(low * self.step, fences.count))
 
     def likely(self, node_id: NodeId, rows: range) -> list[int]:
         """Guess which pieces a search among these rows will want; worth nothing but time."""
@@ -155,27 +162,6 @@ class SeekIndex:
         if entries[1] <= self.cuts[-1]:
             wanted |= set(self.covering(*entries))
         return sorted(piece for piece in wanted if piece < len(self))
-
-
-def rows_between(
-    fences: npt.NDArray[np.uint32], coords: Sequence[int], step: int, count: int
-) -> range:
-    """Return which of ``count`` ascending rows may have some coordinates.
-
-    Args:
-        fences: the coordinates of every ``step``-th row.
-        coords: what is looked for.
-        step: rows from one fence to the next.
-        count: how many rows there are.
-    """
-    low, high = 0, len(fences)
-    while low < high:
-        middle = (low + high) // 2
-        if tuple(fences[middle].tolist()) <= tuple(coords):
-            low = middle + 1
-        else:
-            high = middle
-    return range(max(low - 1, 0) * step, min(low * step, count))
 
 
 def index_size(data: bytes | memoryview) -> int | None:

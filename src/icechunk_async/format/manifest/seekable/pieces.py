@@ -10,14 +10,12 @@ size for that of the whole.)
 from __future__ import annotations
 
 import zlib
-from bisect import bisect_left
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import zstandard
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.manifest.halves import both
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +26,6 @@ __all__ = [
     "compress_each",
     "compress_pieces",
     "decompress_piece",
-    "decompress_run",
 ]
 
 MAX_PIECE_BYTES: Final = 1 << 20
@@ -37,8 +34,6 @@ MAX_PIECE_BYTES: Final = 1 << 20
 _MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ONE_SEGMENT: Final = b"\xa0"
 """Frame header descriptor: the size follows in four bytes, and is that of the window, too."""
-_WINDOW: Final = b"\x80\x50"
-"""The same descriptor with a window of its own, which follows: 1 MiB, as no piece is larger."""
 _LAST_BLOCK: Final = b"\x01\x00\x00"
 """An empty block that ends a frame (RFC 8878, 3.1.1.2)."""
 _WORKERS: Final = 2
@@ -48,8 +43,6 @@ _QUICK: Final = {"strategy": zstandard.STRATEGY_FAST, "hash_log": 13}
 """Records repeat the few before them: the quickest strategy, with a table that fits the processor's
 cache, makes smaller files of them than the one of these levels, in three quarters of the time."""
 _QUICK_LEVELS: Final = (3, 4)
-_MIN_SHARED_BYTES: Final = 1 << 22
-"""Payloads from this size are shared by two threads; of smaller ones there may be many at once."""
 
 
 class Pieces:
@@ -66,24 +59,13 @@ class Pieces:
         return [self.header, *self.blocks]
 
     def checksums(self, payload: memoryview) -> list[int] | None:
-        """Decode every piece by itself; answer the checksum of each, None if one is different.
+        """Decode every piece by itself; return the checksum of each, None if one differs.
 
-        Nothing that the compressor does is promised for all its versions, so it is looked at.
+        zstd promises no version of its compressor what makes pieces independent, so it is checked.
         """
-        count, middle = len(self.blocks), _middle(self.cuts)
-        if middle == count:
-            return self._check(payload, range(count))
-        first, second = both(
-            lambda: self._check(payload, range(middle)),
-            lambda: self._check(payload, range(middle, count)),
-        )
-        return None if first is None or second is None else first + second
-
-    def _check(self, payload: memoryview, numbers: range) -> list[int] | None:
         sums: list[int] = []
         decompressor = zstandard.ZstdDecompressor()
-        for number in numbers:
-            blocks = self.blocks[number]
+        for number, blocks in enumerate(self.blocks):
             raw = payload[self.cuts[number] : self.cuts[number + 1]]
             last = number == len(self.blocks) - 1
             try:
@@ -108,16 +90,7 @@ def compress_pieces(payload: memoryview, cuts: Sequence[int], level: int) -> Pie
         The pieces; None where the library has no threads, which are what makes them.
     """
     raws = [payload[start:stop] for start, stop in pairwise(cuts)]
-    middle = _middle(cuts)
-    if middle == len(raws):
-        blocks = compress_each(raws, level, total=len(payload))
-    else:
-        first, second = both(
-            lambda: compress_each(raws[:middle], level, total=len(payload), ends=False),
-            # What begins a frame counts on there being nothing before it; no other piece may.
-            lambda: compress_each([payload[:1], *raws[middle:]], level),
-        )
-        blocks = None if first is None or second is None else first + second[1:]
+    blocks = compress_each(raws, level, total=len(payload))
     if blocks is None:
         return None
     size = zstandard.frame_header_size(blocks[0])
@@ -126,7 +99,7 @@ def compress_pieces(payload: memoryview, cuts: Sequence[int], level: int) -> Pie
 
 
 def compress_each(
-    raws: Sequence[bytes | memoryview], level: int, *, total: int = -1, ends: bool = True
+    raws: Sequence[bytes | memoryview], level: int, *, total: int = -1
 ) -> list[bytes] | None:
     """Compress each part of a frame by itself.
 
@@ -134,7 +107,6 @@ def compress_each(
         raws: the parts, beginning with the first of the frame.
         level: zstd compression level.
         total: bytes of the whole frame, if all of it is known.
-        ends: the last part is the last one of the frame.
 
     Returns:
         Their blocks, the first with a frame's header; None as with :func:`compress_pieces`.
@@ -155,16 +127,10 @@ def compress_each(
     stream = compressor.compressobj(size=total)
     blocks: list[bytes] = []
     for number, raw in enumerate(raws):
-        last = ends and number == len(raws) - 1
+        last = number == len(raws) - 1
         end = zstandard.COMPRESSOBJ_FLUSH_FINISH if last else zstandard.COMPRESSOBJ_FLUSH_BLOCK
         blocks.append(stream.compress(raw) + stream.flush(end))
     return blocks
-
-
-def _middle(cuts: Sequence[int]) -> int:
-    """Return how many pieces one thread takes on, if another takes the rest; else all."""
-    size = cuts[-1]
-    return len(cuts) - 1 if size < _MIN_SHARED_BYTES else bisect_left(cuts, size // 2)
 
 
 def decompress_piece(
@@ -191,28 +157,6 @@ def decompress_piece(
     if len(raw) != size_bytes or zlib.crc32(raw) != checksum:
         raise FormatError("A piece of a manifest is not what its index says.")
     return raw
-
-
-def decompress_run(blocks: memoryview, payload: memoryview, *, last: bool) -> None:
-    """Decode several pieces that follow each other.
-
-    Args:
-        blocks: theirs.
-        payload: where to put what they hold, of exactly that size.
-        last: they end their frame.
-
-    Raises:
-        FormatError: they are damaged, hold more or less, or the first refers to what is outside.
-    """
-    size = len(payload).to_bytes(4, "little")
-    frame = b"".join([_MAGIC, _WINDOW, size, blocks, b"" if last else _LAST_BLOCK])
-    try:
-        with zstandard.ZstdDecompressor().stream_reader(frame) as stream:
-            found = stream.readinto(payload)  # pyright: ignore[reportUnknownMemberType]
-    except zstandard.ZstdError as error:
-        raise FormatError(f"Pieces of a manifest cannot be decompressed: {error}.") from error
-    if found != len(payload):
-        raise FormatError(f"Pieces of a manifest hold {found} bytes, not {len(payload)}.")
 
 
 def _decompress(
