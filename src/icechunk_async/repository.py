@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.snapshot import ManifestFileInfo, Snapshot
     from icechunk_async.storage import Storage
     from icechunk_async.storage.cache.cached import CacheOptions, CacheStatistics
+    from icechunk_async.storage.policies.hedge import HedgePolicy
     from icechunk_async.zarr.store import IcechunkStore
 
 __all__ = [
@@ -953,6 +954,7 @@ class Repository(
         authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
         storage_options: Mapping[str, object] | None = None,
         cache: CacheOptions | None = None,
+        hedge: HedgePolicy | None = None,
         packing: Packing | None = None,
         check_clean_root: bool = True,
         probe: bool | None = None,
@@ -966,6 +968,7 @@ class Repository(
             authorize_virtual_chunk_access: see :meth:`open`.
             storage_options: the backend's options, where ``location`` is a path or URL.
             cache: see :meth:`open`.
+            hedge: see :meth:`open`.
             packing: which chunks share objects; stored with a repository of format version 2.
             check_clean_root: refuse a location that holds anything.
             probe: begin with a trial of the storage's promises, see
@@ -980,7 +983,7 @@ class Repository(
         Cancellation: the repository may have been created.
         """
         request = _request(location, storage_options, config, authorize_virtual_chunk_access)
-        request = replace(request, cache=cache, packing=packing)
+        request = replace(request, cache=cache, hedge=hedge, packing=packing)
         return _open(cls, request, Creation(spec_version, check_clean_root, probe))
 
     @classmethod
@@ -992,6 +995,7 @@ class Repository(
         authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
         storage_options: Mapping[str, object] | None = None,
         cache: CacheOptions | None = None,
+        hedge: HedgePolicy | None = None,
         packing: Packing | None = None,
     ) -> AbstractAsyncContextManager[Repository]:
         """Open a repository; its format version is found out.
@@ -1005,6 +1009,8 @@ class Repository(
             cache: keep what is read and never changes (chunks, manifests, snapshots,
                 transaction logs) in memory and, where it names a directory, on disk. Virtual
                 chunks are not kept.
+            hedge: send a slow read of an immutable object a second time and take the first
+                reply. None: never. Memory and local disks ignore it.
             packing: which chunks of this handle's sessions share objects; None: as stored.
 
         Raises:
@@ -1015,7 +1021,7 @@ class Repository(
         Cost: three requests at once.
         """
         request = _request(location, storage_options, config, authorize_virtual_chunk_access)
-        request = replace(request, cache=cache, packing=packing)
+        request = replace(request, cache=cache, hedge=hedge, packing=packing)
         return _open(cls, request, None)
 
     @classmethod
@@ -1028,6 +1034,7 @@ class Repository(
         authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
         storage_options: Mapping[str, object] | None = None,
         cache: CacheOptions | None = None,
+        hedge: HedgePolicy | None = None,
         packing: Packing | None = None,
         check_clean_root: bool = True,
         probe: bool | None = None,
@@ -1038,7 +1045,7 @@ class Repository(
         repository that is created.
         """
         request = _request(location, storage_options, config, authorize_virtual_chunk_access)
-        request = replace(request, cache=cache, packing=packing)
+        request = replace(request, cache=cache, hedge=hedge, packing=packing)
         creation = Creation(spec_version, check_clean_root, probe)
         return _open(cls, request, creation, or_open=True)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from icechunk_async.engine.policies import policies_of
 from icechunk_async.format.config import (
     StorageConcurrencySettings,
     StorageSettings,
@@ -108,9 +109,10 @@ class TestStack(_Wrapped):
             ideal_concurrent_request_size=64, max_concurrent_requests_for_object=4
         )
         return with_policies(
-            Hedged(Observed(service), is_written_once),
+            Observed(service),
             Budget(4),
-            StorageSettings(concurrency=concurrency),
+            policies_of(StorageSettings(concurrency=concurrency), HedgePolicy(after_seconds=0)),
+            immutable=is_written_once,
         )
 
 

@@ -155,10 +155,10 @@ async def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch)
     """As when the library was installed without it."""
 
     def fail(point: EntryPoint) -> None:
-        raise ModuleNotFoundError("No module named 'aiofiles'", name="aiofiles")
+        raise ModuleNotFoundError("No module named 'aiobotocore'", name="aiobotocore")
 
     monkeypatch.setattr(registry, "_loaded", {})
     monkeypatch.setattr("importlib.metadata.EntryPoint.load", fail)
-    with pytest.raises(MissingDriverError, match=r"'aiofiles'.*pip install .*\[local\]"):
-        async with Repository.open("file:///data"):
+    with pytest.raises(MissingDriverError, match=r"'aiobotocore'.*pip install .*\[s3\]"):
+        async with Repository.open("s3://bucket/data"):
             pass

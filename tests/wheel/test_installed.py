@@ -32,22 +32,28 @@ def test_the_library_comes_from_the_wheel() -> None:
 
 def test_no_driver_comes_unasked() -> None:
     """The core stays small; what an extra brings is named when it is missing."""
-    assert importlib.util.find_spec("aiofiles") is None
+    assert importlib.util.find_spec("aiobotocore") is None
 
-    async def open_local() -> None:
-        async with icechunk_async.Repository.open("file:///nowhere"):
+    async def open_bucket() -> None:
+        async with icechunk_async.Repository.open("s3://bucket/nowhere"):
             pass
 
-    with pytest.raises(MissingDriverError, match=r"pip install 'icechunk-async\[local\]'"):
-        asyncio.run(open_local())
+    with pytest.raises(MissingDriverError, match=r"pip install 'icechunk-async\[s3\]'"):
+        asyncio.run(open_bucket())
 
 
-def test_a_repository_works_in_memory() -> None:
-    """From creation to reading back, with zarr."""
+@pytest.mark.parametrize("where", ["memory", "path", "file URL"])
+def test_a_repository_works_without_extras(where: str, tmp_path: Path) -> None:
+    """In memory and on a local disk, from creation to reading back, with zarr."""
+    location = {
+        "memory": "memory://wheel",
+        "path": str(tmp_path / "repository"),
+        "file URL": (tmp_path / "repository").as_uri(),
+    }[where]
     import zarr.api.asynchronous as zarr
 
     async def scenario() -> float:
-        async with icechunk_async.Repository.create("memory://wheel") as repository:
+        async with icechunk_async.Repository.create(location) as repository:
             session = await repository.writable_session("main")
             array = await zarr.create_array(session.store, name="a", shape=(4,), dtype="f4")
             await array.setitem(slice(None), 2.5)

@@ -18,10 +18,11 @@ from icechunk_async.engine.files.packs import Packing, Packs, stored_packing
 from icechunk_async.engine.history import opening
 from icechunk_async.engine.history.ref_files.history import RefFilesHistory, SeenRef
 from icechunk_async.engine.history.repo_info.history import RepoInfoHistory
+from icechunk_async.engine.policies import policies_of
 from icechunk_async.engine.virtual.chunks import open_virtual
 from icechunk_async.errors import UnsafeStorageError
 from icechunk_async.format.config import RepositoryConfig, merge
-from icechunk_async.format.layout import is_immutable
+from icechunk_async.format.layout import is_immutable, is_written_once
 from icechunk_async.format.manifest.writing import LocationDictionary
 from icechunk_async.storage import open_storage
 from icechunk_async.storage.cache.cached import Cached
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.virtual.chunks import VirtualAccess, VirtualChunks
     from icechunk_async.storage import Storage
     from icechunk_async.storage.cache.cached import CacheOptions
+    from icechunk_async.storage.policies.hedge import HedgePolicy
 
     type Location = str | os.PathLike[str] | Storage
 
@@ -99,6 +101,7 @@ class Request:
     cache: CacheOptions | None = None
     packing: Packing | None = None
     """None: as the repository says."""
+    hedge: HedgePolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,8 @@ async def open_location(request: Request) -> AsyncGenerator[Storage]:
 
 def early(request: Request, storage: Storage) -> Storage:
     """Return the storage for the first reads, which tell whose settings count from then on."""
-    return with_retries(storage, (request.config or RepositoryConfig()).effective_storage)
+    settings = (request.config or RepositoryConfig()).effective_storage
+    return with_retries(storage, policies_of(settings).retry)
 
 
 def check_safe(storage: Storage) -> None:
@@ -223,7 +227,8 @@ async def _assemble(
     stored = found.config if found is not None else None
     config = merge(stored or RepositoryConfig(), request.config or RepositoryConfig())
     budget = Budget(config.effective_max_concurrent_requests)
-    limited = with_policies(storage, budget, config.effective_storage)
+    policies = policies_of(config.effective_storage, request.hedge)
+    limited = with_policies(storage, budget, policies, immutable=is_written_once)
     cache = None
     if request.cache is not None:  # around the budget: what is here already needs no place
         immutable = partial(is_immutable, spec_version=spec_version)
@@ -266,9 +271,7 @@ async def _assemble(
             open_virtual(
                 containers,
                 request.authorized,
-                lambda source: with_policies(
-                    source, budget, config.effective_storage, immutable=lambda _: False
-                ),
+                lambda source: with_policies(source, budget, policies, immutable=lambda _: False),
             )
         )
         options = manifest_options(config, spec_version)

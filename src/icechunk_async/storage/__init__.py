@@ -7,6 +7,7 @@ from icechunk_async.storage.authoring import (
     listed,
 )
 from icechunk_async.storage.cache.cached import CacheOptions, CacheStatistics
+from icechunk_async.storage.policies.hedge import HedgePolicy
 from icechunk_async.storage.protocol import (
     ABSENT,
     MAX_KEY_BYTES,
@@ -51,6 +52,7 @@ __all__ = [
     "Data",
     "DeleteFailure",
     "Expected",
+    "HedgePolicy",
     "ListEntry",
     "ObjectInfo",
     "OpenBackend",

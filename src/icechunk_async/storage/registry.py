@@ -40,7 +40,6 @@ GROUP: Final = "icechunk_async.backends"
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _EXTRAS: Final = {
-    "file": "local",
     "s3": "s3",
     "gs": "gcs",
     "az": "azure",

@@ -61,7 +61,7 @@ def _hedged(
                 await hedged.get("chunks/a")
             assert slow.reads <= 210
             hedged.second_requests = hedged.second_answers = 0
-            hedged._allowed = 10.0 if policy is None else 0.0
+            hedged._credit = 10.0 if policy is None else 0.0
             slow.reads, slow.cancelled = 1000, 0
             await use(hedged, slow)
             assert slow.running == 0
@@ -193,8 +193,10 @@ def test_a_reader_that_leaves_ends_both() -> None:
     _hedged(use)
 
 
-@pytest.mark.parametrize("wrong", [{"quantile": 1.0}, {"max_share": -0.1}, {"min_reads": 0}])
-def test_shares_that_are_none_are_refused(wrong: dict[str, float]) -> None:
-    """When the policy is made."""
-    with pytest.raises(ValueError, match="between 0 and 1"):
+@pytest.mark.parametrize(
+    "wrong", [{"quantile": 1.0}, {"max_share": -0.1}, {"min_reads": 0}, {"after_seconds": -1.0}]
+)
+def test_a_policy_validates_its_values(wrong: dict[str, float]) -> None:
+    """Out of range values raise when the policy is made."""
+    with pytest.raises(ValueError, match=r"0 < quantile < 1|after_seconds"):
         HedgePolicy(**wrong)  # type: ignore[arg-type]

@@ -89,12 +89,12 @@ def test_the_backends_of_this_distribution_are_installed() -> None:
 
 async def test_a_missing_driver_names_what_to_install(backends: Callable[..., None]) -> None:
     """The module that is missing, and the command."""
-    backends(file="no_such_driver_module")
+    backends(s3="no_such_driver_module")
     with pytest.raises(MissingDriverError, match="'no_such_driver_module'") as caught:
-        async with open_storage("file:///x"):
+        async with open_storage("s3://bucket/x"):
             pass
     assert "pip install" in str(caught.value)
-    assert "[local]" in str(caught.value)
+    assert "[s3]" in str(caught.value)
     assert isinstance(caught.value, ImportError)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from icechunk_async import Repository
+from icechunk_async.engine.policies import policies_of
 from icechunk_async.errors import OutcomeUnknownError, ThrottledError
 from icechunk_async.format.config import (
     RepositoryConfig,
@@ -16,10 +17,11 @@ from icechunk_async.format.config import (
     StorageSettings,
     StorageTimeoutSettings,
 )
-from icechunk_async.storage import BlockingStorage, ByteRange, open_storage
+from icechunk_async.format.layout import is_written_once
+from icechunk_async.storage import BlockingStorage, ByteRange, HedgePolicy, open_storage
 from icechunk_async.storage.policies.limit import Budget, Limited
 from icechunk_async.storage.policies.retry import RetryPolicy
-from icechunk_async.storage.policies.stack import retry_policy, with_policies
+from icechunk_async.storage.policies.stack import Policies, with_policies
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import make_array, memory_url, read, write
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 QUICK = RepositoryConfig(
     storage=StorageSettings(retries=StorageRetriesSettings(max_tries=5, initial_backoff_ms=0))
 )
+
+
+def _wrap(storage: Storage, budget: Budget, settings: StorageSettings) -> Storage:
+    return with_policies(storage, budget, policies_of(settings), immutable=is_written_once)
 
 
 class Busy(WrappedStorage):
@@ -92,7 +98,7 @@ async def test_memory_and_local_disks_are_only_limited(tmp_path: Any) -> None:
     for url in (memory_url(), str(tmp_path)):
         async with open_storage(url) as plain:
             assert isinstance(plain, BlockingStorage)
-            wrapped = with_policies(plain, Budget(4), StorageSettings())
+            wrapped = _wrap(plain, Budget(4), StorageSettings())
             assert type(wrapped) is Limited
             assert wrapped.wrapped is plain
 
@@ -104,7 +110,7 @@ def test_a_pause_holds_no_place_of_the_budget() -> None:
         async def use(plain: Storage) -> float:
             await plain.put("key", b"x")
             slow_down = Scripted(plain, [ThrottledError("busy", retry_after_seconds=100)])
-            storage = with_policies(slow_down, Budget(1), StorageSettings())
+            storage = _wrap(slow_down, Budget(1), StorageSettings())
             loop = asyncio.get_running_loop()
             async with asyncio.TaskGroup() as group:
                 group.create_task(storage.get("key"))
@@ -129,7 +135,7 @@ def test_every_part_and_every_try_takes_a_place() -> None:
                 ideal_concurrent_request_size=100, max_concurrent_requests_for_object=10
             )
             late = LatencyStorage(plain, seconds=1)
-            storage = with_policies(late, Budget(2), StorageSettings(concurrency=concurrency))
+            storage = _wrap(late, Budget(2), StorageSettings(concurrency=concurrency))
             assert (await storage.get("key", ByteRange(0, 1000))).data == b"x" * 1000
             assert late.requests["get"] == 10
 
@@ -158,7 +164,7 @@ def test_a_throttling_service_is_asked_no_faster_than_it_answers() -> None:
             for number in range(400):
                 await plain.put(f"chunks/{number}", b"x")
             budget, service = Budget(64), Small(plain)
-            storage = with_policies(service, budget, StorageSettings())
+            storage = _wrap(service, budget, StorageSettings())
             async with asyncio.TaskGroup() as group:
                 for number in range(400):
                     group.create_task(storage.get(f"chunks/{number}"))
@@ -176,7 +182,7 @@ async def test_neighbouring_chunks_of_a_foreign_file_are_one_request() -> None:
     async with open_storage(memory_url()) as plain:
         await plain.put("file.nc", bytes(range(100)))
         late = LatencyStorage(plain, seconds=0)
-        storage = with_policies(late, Budget(8), StorageSettings(), immutable=lambda _: False)
+        storage = with_policies(late, Budget(8), Policies(), immutable=lambda _: False)
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(storage.get("file.nc", ByteRange(n, n + 10)))
@@ -188,12 +194,12 @@ async def test_neighbouring_chunks_of_a_foreign_file_are_one_request() -> None:
 
 def test_settings_say_how_often_and_how_long() -> None:
     """With the official engine's names and defaults."""
-    assert retry_policy(StorageSettings()) == RetryPolicy()
+    assert policies_of(StorageSettings()).retry == RetryPolicy()
     settings = StorageSettings(
         retries=StorageRetriesSettings(max_tries=3, initial_backoff_ms=20, max_backoff_ms=700),
         timeouts=StorageTimeoutSettings(operation_timeout_ms=1500),
     )
-    assert retry_policy(settings) == RetryPolicy(3, 0.02, 0.7, 1.5)
+    assert policies_of(settings).retry == RetryPolicy(3, 0.02, 0.7, 1.5)
 
 
 async def test_one_try_is_possible() -> None:
@@ -205,3 +211,53 @@ async def test_one_try_is_possible() -> None:
             async with Repository.open(busy, config=once):
                 pass
         assert busy.requests <= 3  # the three that opening sends at once
+
+
+class LateOnce(WrappedStorage):
+    """Serves the first read of a chunk after a minute, and every other read at once."""
+
+    def __init__(self, storage: Storage) -> None:
+        super().__init__(storage)
+        self.chunk_reads = 0
+        self.ref_reads = 0
+
+    async def before(self, operation: str, key: str) -> None:
+        """Count reads, and delay one."""
+        if not operation.startswith("get"):
+            return
+        if key.startswith("chunks/"):
+            self.chunk_reads += 1
+            if self.chunk_reads == 1:
+                await asyncio.sleep(60)
+        elif key == "repo":
+            self.ref_reads += 1
+            await asyncio.sleep(2)
+
+
+@pytest.mark.parametrize("hedge", [None, HedgePolicy(after_seconds=1)])
+def test_a_slow_read_is_hedged_once_if_the_repository_is_opened_so(
+    hedge: HedgePolicy | None,
+) -> None:
+    """Hedging is off by default; references, which change, are always read once."""
+
+    async def scenario() -> tuple[int, float]:
+        async def use(plain: Storage) -> tuple[int, float]:
+            async with Repository.create(plain) as repository:
+                session = await repository.writable_session("main")
+                await make_array(session, "a", (4,), (1,))
+                await write(session, "a/c/0", b"x" * 1000)
+                await session.commit("first")
+            late = LateOnce(plain)
+            async with Repository.open(late, hedge=hedge) as repository:
+                session = await repository.readonly_session("main")
+                refs = late.ref_reads
+                began = asyncio.get_running_loop().time()
+                assert await read(session, "a/c/0") == b"x" * 1000
+                seconds = asyncio.get_running_loop().time() - began
+                assert refs == late.ref_reads <= 2
+            return late.chunk_reads, seconds
+
+        return await with_memory(use)
+
+    (reads, seconds), _ = in_virtual_time(scenario)
+    assert (reads, seconds) == ((1, 60) if hedge is None else (2, 1))

@@ -28,10 +28,17 @@ from icechunk_async.engine.history.ref_files.migration import (
 from icechunk_async.engine.history.repo_info.edits import MAIN
 from icechunk_async.engine.history.repo_info.history import RepoState, read_state
 from icechunk_async.engine.open import Request, check_safe, open_location
+from icechunk_async.engine.policies import policies_of
 from icechunk_async.errors import ConflictError, OutcomeUnknownError, PreconditionFailedError
 from icechunk_async.format.config import RepositoryConfig, decode_config, encode_config
 from icechunk_async.format.envelope import FileType, pack
-from icechunk_async.format.layout import CONFIG, REPO_INFO, branch_key, snapshot_key
+from icechunk_async.format.layout import (
+    CONFIG,
+    REPO_INFO,
+    branch_key,
+    is_written_once,
+    snapshot_key,
+)
 from icechunk_async.format.repo_info import encode_repo_info
 from icechunk_async.storage import ABSENT
 from icechunk_async.storage.policies.limit import Budget
@@ -154,7 +161,8 @@ async def _open(
     with telemetry.span("migrate"):
         async with open_location(request) as storage:
             budget = Budget(config.effective_max_concurrent_requests)
-            yield with_policies(storage, budget, config.effective_storage)
+            policies = policies_of(config.effective_storage)
+            yield with_policies(storage, budget, policies, immutable=is_written_once)
 
 
 async def _report_only(job: _Job, state: RepoState | None) -> MigrationReport:

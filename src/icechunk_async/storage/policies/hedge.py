@@ -1,7 +1,8 @@
-"""A second request where the first takes unusually long.
+"""Hedged reads: a second request when the first takes unusually long.
 
-A few requests to a large service take many times longer than the others, for reasons that a
-second request does not share. What is read a thousand times at once waits for the slowest.
+A few requests to a large service take many times longer than the rest, for reasons that a second
+request does not share. A job that reads a thousand objects at once waits for the slowest of them,
+so cutting that tail shortens the whole job.
 """
 
 from __future__ import annotations
@@ -24,60 +25,81 @@ if TYPE_CHECKING:
 
 __all__ = ["HedgePolicy", "Hedged"]
 
+# Small reads measure the latency of a service, large ones its bandwidth: one threshold for both
+# would hedge every large read.
 _SMALL_BYTES: Final = 1 << 18
 _REMEMBERED: Final = 256
 _EVERY: Final = 16
-_SAVED: Final = 10.0
-"""Second requests that a calm time may save for a busy one."""
+_MAX_CREDIT: Final = 10.0
+"""Second requests that a calm period may save up. Without a bound, a service that becomes slow
+after a long calm would receive thousands of extra requests at the worst moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class HedgePolicy:
-    """When a read is sent once more, and how often at most."""
+    """When a slow read is sent a second time, and how often at most.
+
+    Pass it as ``Repository.open(..., hedge=HedgePolicy())``.
+    """
 
     quantile: float = 0.95
-    """Send again what takes longer than this share of the recent reads of its kind."""
+    """Hedge a read that takes longer than this fraction of the recent reads of similar size."""
     max_share: float = 0.05
-    """Second requests per read, at most."""
+    """Second requests per read, at most. 0 disables hedging."""
     min_reads: int = 32
-    """Reads of a kind to learn from before any is sent again."""
+    """Reads to measure before the first one is hedged."""
+    after_seconds: float | None = None
+    """Hedge after this fixed delay instead of a measured one."""
 
     def __post_init__(self) -> None:
-        """Refuse shares that are none."""
+        """Validate the values.
+
+        Raises:
+            ValueError: a fraction, a count or the delay is out of range.
+        """
         if not (0 < self.quantile < 1 and 0 <= self.max_share <= 1 and self.min_reads >= 1):
-            raise ValueError(f"shares between 0 and 1, and something to learn from, not {self}")
+            raise ValueError(
+                "A hedge policy needs 0 < quantile < 1, 0 <= max_share <= 1 and min_reads >= 1, "
+                f"not {self}."
+            )
+        if self.after_seconds is not None and not self.after_seconds >= 0:
+            raise ValueError(f"after_seconds must be at least 0 or None, not {self.after_seconds}.")
 
 
-class _Recent:
-    """How long the recent reads of one kind took."""
+class _Latencies:
+    """Durations of the recent reads of one size class."""
 
     def __init__(self, policy: HedgePolicy) -> None:
         self._policy = policy
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
-        self._since = 0
-        self.patience: float | None = None
-        """Seconds after which a read takes long; None while that is not known."""
+        self._since_update = 0
+        self.patience_seconds: float | None = policy.after_seconds
+        """Duration after which a read counts as slow; None until enough reads were measured."""
 
     def add(self, seconds: float) -> None:
+        if self._policy.after_seconds is not None:
+            return
         self._seconds.append(seconds)
-        self._since += 1
+        self._since_update += 1
         count = len(self._seconds)
-        if count >= self._policy.min_reads and (self.patience is None or self._since >= _EVERY):
-            self._since = 0
-            self.patience = sorted(self._seconds)[
-                min(count - 1, int(count * self._policy.quantile))
-            ]
+        if count < self._policy.min_reads:
+            return
+        # Sorting on every read would cost more than the read of a cached object.
+        if self.patience_seconds is None or self._since_update >= _EVERY:
+            self._since_update = 0
+            rank = min(count - 1, int(count * self._policy.quantile))
+            self.patience_seconds = sorted(self._seconds)[rank]
 
 
 class Hedged(PassingStorage):
-    """A storage that asks again when a read of an immutable object takes unusually long.
+    """A storage that repeats a read of an immutable object when the first request is slow.
 
-    Contracts are those of :class:`~icechunk_async.storage.Storage`. The first success is the
-    answer; the other request is cancelled and waited for. A read fails if both requests do. Small
-    and large reads are timed apart. Mutable objects are always read once: the second answer could
-    be older than the first.
+    Contracts are those of `icechunk_async.storage.Storage`. The first success wins; the other
+    request is cancelled and awaited. A read fails only if both requests fail. Objects that may
+    change are read once, because the second reply could be older than the first. Writes,
+    deletions, copies and listings are passed on unchanged.
 
-    Cost: a task per read, and up to ``max_share`` more requests.
+    Cost: one task per read, and up to ``max_share`` additional requests.
     """
 
     def __init__(
@@ -89,50 +111,53 @@ class Hedged(PassingStorage):
         """Wrap ``storage``.
 
         Args:
-            storage: whose reads may be sent again.
-            immutable: tells keys that are only ever written with the same bytes.
-            policy: when, and how often.
+            storage: the storage whose reads may be repeated.
+            immutable: returns whether the object of a key is only ever written with the same
+                bytes.
+            policy: when to hedge, and how often; the defaults if None.
         """
         super().__init__(storage)
         self._immutable = immutable
         self._policy = policy or HedgePolicy()
         self._lock = threading.Lock()  # held over no await
-        self._recent = {small: _Recent(self._policy) for small in (False, True)}
-        self._allowed = 0.0
+        self._latencies = {small: _Latencies(self._policy) for small in (False, True)}
+        # A fixed delay needs no measurements, so the very first slow read may be hedged.
+        self._credit = 0.0 if self._policy.after_seconds is None else 1.0
         self.second_requests = 0
-        """How many were sent."""
+        """Number of second requests sent."""
         self.second_answers = 0
-        """How many of them answered first."""
+        """Number of second requests that finished first."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Read an object or part of it."""
         if not self._immutable(key):
             return await self.wrapped.get(key, byte_range)
-        if isinstance(byte_range, PlacedRange):  # two requests cannot fill one place
+        if isinstance(byte_range, PlacedRange):  # two requests cannot fill one buffer
             byte_range = byte_range.unplaced()
-        recent = self._recent[_is_small(byte_range)]
+        latencies = self._latencies[_is_small(byte_range)]
         with self._lock:
-            self._allowed = min(_SAVED, self._allowed + self._policy.max_share)
+            self._credit = min(_MAX_CREDIT, self._credit + self._policy.max_share)
         now = asyncio.get_running_loop().time
         began = now()
-        if recent.patience is None:
+        if latencies.patience_seconds is None:
             retrieved = await self.wrapped.get(key, byte_range)
         else:
             retrieved, second = await first_of_two(
                 lambda: self.wrapped.get(key, byte_range),
-                after_seconds=recent.patience,
-                again=self._may_ask_again,
+                after_seconds=latencies.patience_seconds,
+                again=self._spend_credit,
             )
             self.second_answers += second
         with self._lock:
-            recent.add(now() - began)
+            latencies.add(now() - began)
         return retrieved
 
-    def _may_ask_again(self) -> bool:
+    def _spend_credit(self) -> bool:
+        """Return whether a second request may be sent, and count it."""
         with self._lock:
-            if self._allowed < 1:
+            if self._credit < 1 or self._policy.max_share == 0:
                 return False
-            self._allowed -= 1
+            self._credit -= 1
             self.second_requests += 1
             return True
 

@@ -1,71 +1,69 @@
-"""The policies that an opened repository puts around its storage, and in which order.
+"""The order in which an opened repository puts policies around its storage.
 
-Outermost first: coalesce, retry, limit, and last the backend. A read is joined with others before
-anything is counted or sent. Each try takes its own place of the budget, and a pause between tries
-holds none. The budget is next to the backend: it hears of each refusal, and counts what is
-sent, not what is asked for.
+Outermost first: coalesce, hedge, retry, limit, observe, backend. The cache goes around all of
+them, because a cached read must not wait for the budget.
 
-Storages that answer without an event loop, memory and local disks, are only limited: they neither
-throttle nor lose answers, and joining and splitting their reads costs more than it saves.
+* Coalescing comes first, so that joined reads are counted, hedged and sent once.
+* Hedging goes around retrying: a request that is slow because it pauses between tries is slow.
+* Each try takes its own place of the budget, and a pause between tries holds none.
+* The budget is next to the backend: it sees every refusal, and counts requests that are sent
+  rather than reads that are asked for.
+
+Storages that read without an event loop (memory and local disks) are only limited. They neither
+throttle nor lose replies, and joining or splitting their reads costs more than it saves.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from icechunk_async.format.layout import is_written_once
-from icechunk_async.storage import BlockingStorage
 from icechunk_async.storage.policies.coalesce import CoalescePolicy, Coalescing
+from icechunk_async.storage.policies.hedge import Hedged, HedgePolicy
 from icechunk_async.storage.policies.limit import Limited
 from icechunk_async.storage.policies.observe import traced
 from icechunk_async.storage.policies.retry import Retrying, RetryPolicy
+from icechunk_async.storage.protocol import BlockingStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from icechunk_async.format.config import StorageSettings
-    from icechunk_async.storage import Storage
     from icechunk_async.storage.policies.limit import Budget
+    from icechunk_async.storage.protocol import Storage
 
-__all__ = ["retry_policy", "with_policies", "with_retries"]
+__all__ = ["Policies", "with_policies", "with_retries"]
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """How requests to one storage are joined, hedged and repeated."""
+
+    coalesce: CoalescePolicy = field(default_factory=CoalescePolicy)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    hedge: HedgePolicy | None = None
+    """None: slow reads are not hedged."""
 
 
 def with_policies(
-    storage: Storage,
-    budget: Budget,
-    settings: StorageSettings,
-    *,
-    immutable: Callable[[str], bool] = is_written_once,
+    storage: Storage, budget: Budget, policies: Policies, *, immutable: Callable[[str], bool]
 ) -> Storage:
-    """Wrap a storage as its settings say, its requests counting against ``budget``."""
+    """Wrap a storage in its policies.
+
+    Args:
+        storage: the backend, or what a user has wrapped it in.
+        budget: limits the concurrent requests; storages may share one.
+        policies: what each policy is told.
+        immutable: returns whether the object of a key is only ever written with the same bytes.
+    """
     limited = Limited(traced(storage), budget)
     if isinstance(storage, BlockingStorage):
         return limited
-    retrying = Retrying(limited, retry_policy(settings), immutable=immutable)
-    concurrency = settings.effective_concurrency
-    return Coalescing(
-        retrying,
-        CoalescePolicy(
-            part_bytes=concurrency.effective_ideal_concurrent_request_size,
-            max_parts=concurrency.effective_max_concurrent_requests_for_object,
-        ),
-    )
+    reads: Storage = Retrying(limited, policies.retry, immutable=immutable)
+    if policies.hedge is not None:
+        reads = Hedged(reads, immutable, policies.hedge)
+    return Coalescing(reads, policies.coalesce)
 
 
-def with_retries(storage: Storage, settings: StorageSettings) -> Storage:
-    """Wrap a storage for the first reads, before its repository's own settings are known."""
-    if isinstance(storage, BlockingStorage):
-        return storage
-    return Retrying(storage, retry_policy(settings))
-
-
-def retry_policy(settings: StorageSettings) -> RetryPolicy:
-    """Return what the settings say about repeating requests."""
-    retries = settings.effective_retries
-    total_ms = settings.effective_timeouts.operation_timeout_ms
-    return RetryPolicy(
-        max_tries=retries.effective_max_tries,
-        initial_seconds=retries.effective_initial_backoff_ms / 1000,
-        max_seconds=retries.effective_max_backoff_ms / 1000,
-        total_seconds=None if total_ms is None else total_ms / 1000,
-    )
+def with_retries(storage: Storage, retry: RetryPolicy) -> Storage:
+    """Wrap a storage for the first reads, before the repository's own settings are known."""
+    return storage if isinstance(storage, BlockingStorage) else Retrying(storage, retry)

@@ -127,11 +127,13 @@ class Place(Displayed):
         return run(self._listed(settings or self.default_settings(), prefix or ""))
 
     async def _listed(self, settings: StorageSettings, prefix: str) -> list[StorageObjectInfo]:
+        from icechunk_async.engine.policies import policies_of  # noqa: PLC0415 - needs NumPy
         from icechunk_async.storage.policies.stack import with_retries  # noqa: PLC0415 - needs NumPy
 
         with translated():
             async with self.opened() as storage:
-                entries = with_retries(storage, settings.to_native()).list_prefix(prefix)
+                retry = policies_of(settings.to_native()).retry
+                entries = with_retries(storage, retry).list_prefix(prefix)
                 return [
                     StorageObjectInfo(it.key, it.size_bytes, it.last_modified)
                     async for it in entries
