@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from icechunk_async.engine.changes.grid import covers, in_grid
 from icechunk_async.errors import FormatError
+from icechunk_async.format.manifest.held import Absent
 from icechunk_async.format.manifest.refs import InlineChunk
 
 if TYPE_CHECKING:
@@ -79,8 +80,8 @@ def _find_in_base(
         return None
     for manifest_ref in node.array.manifests:
         if covers(manifest_ref.extents, coords):
-            known, found = assets.find_known(manifest_ref.manifest_id, node.id, coords)
-            if not known:
+            found = assets.find_in_memory(manifest_ref.manifest_id, node.id, coords)
+            if isinstance(found, Absent):
                 return Undecided(node, base)
             if found is not None:  # else another may have it: boxes can be too wide
                 return found

@@ -1,9 +1,9 @@
-"""Finding one reference in a manifest that is not decoded: bisection in its bytes.
+"""Manifests that are in memory whole and not decoded: as their file, or decompressed.
 
-Decoding a manifest of a million references takes a good part of a second, and many readers want
-only a few of them. What bisection finds is right, since its coordinates are those asked for. That
-something is missing is only known for sure of a file whose order was checked, so it is never
-answered here.
+Decoding a million references takes a good part of a second, and many readers want only a few of
+them, which bisection in the bytes finds. What it finds is right, since the coordinates are those
+asked for. That a chunk does not exist is certain only once the order of the references was checked,
+so that is never concluded here.
 """
 
 from __future__ import annotations
@@ -14,26 +14,75 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.envelope import FileType, unpack
 from icechunk_async.format.flatbuffers.buffer import Buffer
 from icechunk_async.format.flatbuffers.reading import Tables
 from icechunk_async.format.ids import ManifestId, NodeId
-from icechunk_async.format.manifest.reading import MAX_RANK, decode_rows, location_dictionary
+from icechunk_async.format.manifest.held import BYTES_PER_REF, EXPAND
+from icechunk_async.format.manifest.reading import (
+    MAX_RANK,
+    decode_manifest,
+    decode_rows,
+    location_dictionary,
+)
 
 if TYPE_CHECKING:
+    from icechunk_async.format.manifest.held import Absent
+    from icechunk_async.format.manifest.reading import Manifest
     from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
 
-__all__ = ["BYTES_PER_REF", "PackedManifest"]
+__all__ = ["ManifestFile", "PackedManifest", "open_manifest"]
 
-BYTES_PER_REF: Final = 40
-"""Roughly what a reference takes in a manifest that is not decoded."""
-
+_LARGE_BYTES: Final = 1 << 18
+"""Payloads from this size are decoded only once more than a few of their chunks are looked up."""
+_PEEKS: Final = 16
+"""Lookups by bisection, after which decoding pays."""
 _U16, _U32, _I32 = Struct("<H"), Struct("<I"), Struct("<i")
 _MAX_ARRAYS: Final = 64
 """Arrays that are looked through one by one; writers put one into a manifest."""
 
 
+def open_manifest(data: bytes | memoryview) -> Manifest | PackedManifest:
+    """Decompress the file of a manifest, and decode it if it is small.
+
+    Raises:
+        UnsupportedSpecVersionError, FormatError: the file cannot be read.
+    """
+    payload = unpack(data, FileType.MANIFEST).payload
+    return PackedManifest(payload) if len(payload) >= _LARGE_BYTES else decode_manifest(payload)
+
+
+class ManifestFile:
+    """A manifest as it is stored, such as one that was just written."""
+
+    is_whole = True
+    columns = None
+
+    def __init__(self, manifest_id: ManifestId, data: bytes | memoryview) -> None:
+        """Hold the bytes of the file; nothing is looked at."""
+        self.id = manifest_id
+        self._data = data
+
+    @property
+    def weight(self) -> int:
+        """As ``HeldManifest``."""
+        return 1 + len(self._data) // BYTES_PER_REF
+
+    def lookup(self, node_id: NodeId, coords: Coordinates) -> Absent:
+        """As ``HeldManifest``: nothing is known before the file is decompressed."""
+        del node_id, coords
+        return EXPAND
+
+    def expand(self) -> Manifest | PackedManifest:
+        """As ``HeldManifest``."""
+        return open_manifest(self._data)
+
+
 class PackedManifest:
-    """The bytes of a manifest, decompressed."""
+    """The FlatBuffer of a manifest, decompressed."""
+
+    is_whole = True
+    columns = None
 
     def __init__(self, payload: bytes | memoryview | Buffer) -> None:
         """Look at the root of ``payload``; nothing else is checked before it is needed.
@@ -42,13 +91,12 @@ class PackedManifest:
             FormatError: the root is damaged.
         """
         self._buffer = payload if isinstance(payload, Buffer) else Buffer(payload)
-        self.payload = self._view = self._buffer.payload
+        self._view = self._buffer.payload
         root = Tables.root(self._buffer)
         self.id = ManifestId(root.struct(0, ManifestId.size_bytes, field="id").tobytes())
         self.id_place = int(root.places(0, ManifestId.size_bytes, field="id")[0])
         """Where the id is in the payload."""
-        self.finds = 0
-        """How often :meth:`find` was asked."""
+        self._lookups = 0
         self._dictionary = location_dictionary(root)
         arrays = root.vector(1, 4, 4, required="arrays")
         self._arrays: dict[bytes, tuple[int, int]] = {}  # where references begin, how many
@@ -61,13 +109,25 @@ class PackedManifest:
 
     @property
     def weight(self) -> int:
-        """As how many references this counts in a cache."""
-        return len(self.payload) // BYTES_PER_REF
+        """As ``HeldManifest``."""
+        return len(self._view) // BYTES_PER_REF
+
+    def lookup(self, node_id: NodeId, coords: Coordinates) -> ChunkRef | Absent:
+        """As ``HeldManifest``: a few chunks that exist are found, then decoding pays."""
+        if self._lookups >= _PEEKS:
+            return EXPAND
+        self._lookups += 1
+        found = self.find(node_id, coords)
+        return EXPAND if found is None else found
+
+    def expand(self) -> Manifest:
+        """As ``HeldManifest``."""
+        return decode_manifest(self._view)
 
     def find(
         self, node_id: NodeId, coords: Coordinates, rows: range | None = None
     ) -> ChunkRef | None:
-        """Return the reference of a chunk; None if it was not found, whether or not it is there.
+        """Return the reference of a chunk; None if it was not found, whether or not it exists.
 
         Args:
             node_id: the array.
@@ -79,7 +139,6 @@ class PackedManifest:
 
         Cost: about twenty tables are looked at in a manifest of a million.
         """
-        self.finds += 1
         entry = self.entry(node_id, coords, rows)
         if entry is None:
             return None
@@ -88,7 +147,7 @@ class PackedManifest:
         return decode_rows(tables, columns, self._dictionary).ref(0)
 
     def entry(self, node_id: NodeId, coords: Coordinates, rows: range | None = None) -> int | None:
-        """Return where the vector of references refers to a chunk; else as :meth:`find`."""
+        """Return where the vector of references refers to a chunk; else as `find`."""
         first, count = self._arrays.get(bytes(node_id), (0, 0))
         low, high = (0, count) if rows is None else (rows.start, min(rows.stop, count))
         while low < high:
@@ -122,7 +181,7 @@ class PackedManifest:
         return value
 
     def _check(self, position: int, size: int) -> None:
-        """Make sure that bytes are there before they are read."""
+        """Make sure that bytes are in the buffer before they are read."""
         if not 0 <= position <= len(self._view) - size:
             raise _outside()
 

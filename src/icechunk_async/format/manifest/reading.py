@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.format.manifest.locations import StringPool
+    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
 
     type Column = npt.NDArray[Any]
     type Rows = npt.NDArray[np.int64] | slice
@@ -54,10 +55,35 @@ class Manifest:
     )
     """Those of other ranks, by array and rank."""
 
+    @property
+    def weight(self) -> int:
+        """As ``HeldManifest``; an empty manifest counts, too."""
+        return 1 + len(self)
+
+    @property
+    def is_whole(self) -> bool:
+        """As ``HeldManifest``: it is."""
+        return True
+
+    @property
+    def columns(self) -> Manifest:
+        """As ``HeldManifest``: itself."""
+        return self
+
+    def lookup(self, node_id: NodeId, coords: Coordinates) -> ChunkRef | None:
+        """Return the reference of a chunk; None if the manifest has none."""
+        refs = self.refs(node_id, len(coords))
+        row = refs.find(coords)
+        return None if row is None else refs.ref(row)
+
+    def expand(self) -> Manifest:
+        """As ``HeldManifest``: there is no fuller form."""
+        return self
+
     def refs(self, node_id: NodeId, rank: int) -> ChunkRefs:
         """Return the references of an array of ``rank`` axes.
 
-        Others that the file lists for it are no chunks of it: the official engine stores
+        References of another rank do not belong to the array: the official engine stores
         coordinates of any rank, and keeps them when an array changes its rank.
         """
         refs = self.arrays.get(node_id)

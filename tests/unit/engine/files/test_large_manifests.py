@@ -56,7 +56,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Manifest]:
         seen.append(decode_manifest(payload))
         return seen[-1]
 
-    monkeypatch.setattr("icechunk_async.engine.files.manifests.decode_manifest", noting)
+    monkeypatch.setattr("icechunk_async.format.manifest.packed.decode_manifest", noting)
     return seen
 
 

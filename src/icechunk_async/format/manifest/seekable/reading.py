@@ -1,20 +1,17 @@
 """Find references in a seekable manifest of which only a few pieces are in memory.
 
-It has its full length, but only what was put there takes room: the system gives pages when they are
-written to.
-
-Whatever reads the payload asks first whether the bytes are here, and an :class:`AbsentPiecesError`
-names the pieces to fetch; then the search begins anew.
+The buffer has the manifest's full length, but only pieces that were filled in take memory. Whatever
+reads the buffer asks first whether the bytes are present, and an `AbsentPiecesError` names the
+pieces to fetch; then the search starts again.
 
 An index can save time and nothing else. What is found has the coordinates that were asked for, in
-pieces whose checksums are right; that something is missing only the whole file tells.
+pieces whose checksums are right; that a chunk does not exist only the whole file tells.
 """
 
 from __future__ import annotations
 
 import contextlib
 import mmap
-from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +21,9 @@ import zstandard
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import HEADER_BYTES, FileType, check_header
 from icechunk_async.format.flatbuffers.buffer import Buffer, as_array
-from icechunk_async.format.manifest.packed import BYTES_PER_REF, PackedManifest
+from icechunk_async.format.manifest.held import BYTES_PER_REF, EXPAND, Absent
+from icechunk_async.format.manifest.packed import PackedManifest
+from icechunk_async.format.manifest.seekable.index import SeekIndex, index_size
 from icechunk_async.format.manifest.seekable.pieces import decompress_piece
 
 if TYPE_CHECKING:
@@ -34,30 +33,92 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.flatbuffers.buffer import Bytes, Places, Positions
     from icechunk_async.format.ids import ManifestId, NodeId
+    from icechunk_async.format.manifest.held import Extent
     from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
-    from icechunk_async.format.manifest.seekable.index import SeekIndex
 
-__all__ = ["AbsentPiecesError", "Extent", "PartialBuffer", "PartialManifest", "SeekableManifest"]
+__all__ = ["AbsentPiecesError", "SeekableManifest", "longer_tail", "open_seekable", "tail_extent"]
+
+_MIN_TAIL_BYTES: Final = 1 << 14
+_MAX_TAIL_BYTES: Final = 1 << 18
+_TAIL_SHARE: Final = 512
+"""Most indexes take less than one part in this many of their file."""
+_LOOKUPS: Final = 512
+"""A whole manifest is decoded in the time of one lookup for each this many of its references."""
+_MIN_LOOKUPS: Final = 64
+_SHARE: Final = 4
+"""At most one part in this many of a manifest is fetched piece by piece."""
+_MAX_SHAPES: Final = 8
+"""Pieces fetched for references of different shapes that lie in one stretch of rows."""
 
 
-class PartialBuffer(Buffer, ABC):
-    """Bytes some of which are here; what is found in them is handed out, and must not change.
+def tail_extent(size_bytes: int) -> Extent:
+    """Return the end of a file that most likely holds the whole index, if it has one."""
+    guess = min(max(size_bytes // _TAIL_SHARE, _MIN_TAIL_BYTES), _MAX_TAIL_BYTES, size_bytes)
+    return size_bytes - guess, size_bytes
+
+
+def longer_tail(size_bytes: int, tail: bytes | memoryview) -> Extent | None:
+    """Return the end of a file that holds the index; None if ``tail`` does, or there is none."""
+    size = index_size(tail)
+    return (
+        None
+        if size is None or not len(tail) < size <= size_bytes
+        else (size_bytes - size, size_bytes)
+    )
+
+
+def open_seekable(
+    manifest_id: ManifestId, size_bytes: int, tail: bytes | memoryview
+) -> SeekableManifest | None:
+    """Open a manifest, without any piece of it, by its index; None without a usable one.
+
+    Args:
+        manifest_id: which one.
+        size_bytes: the size of its file.
+        tail: the end of the file, with the whole index; see `longer_tail`.
+    """
+    if index_size(tail) is None:
+        return None
+    try:
+        return SeekableManifest(manifest_id, SeekIndex.decode(tail, size_bytes))
+    except (FormatError, MemoryError):  # an index may declare any size
+        return None
+
+
+class AbsentPiecesError(Exception):
+    """A search needs pieces that are not in memory; not an error of the repository."""
+
+    def __init__(self, pieces: Sequence[int]) -> None:
+        """Name the pieces."""
+        super().__init__(pieces)
+        self.pieces = pieces
+
+
+class _PartialBuffer(Buffer):
+    """A FlatBuffer of which some pieces are present. What was read from it does not change.
 
     Attributes:
-        data: the same, to be filled in.
+        data: the same memory, to be filled in.
+        present: by piece, whether it is there.
     """
 
-    def __init__(self, size_bytes: int) -> None:
-        """Begin with nothing of so many bytes."""
-        self.data = _untouched(size_bytes)
+    def __init__(self, index: SeekIndex) -> None:
+        self.present = bytearray(len(index))
+        self._cuts: list[int] = index.cuts.tolist()
+        self.data = _untouched(self._cuts[-1])
         super().__init__(memoryview(self.data).toreadonly())
 
-    @abstractmethod
     def need(self, position: int, size: int) -> None:
-        """Make sure that some bytes, which are in the buffer, are here; else raise."""
+        """Raise AbsentPiecesError unless bytes, known to be in the buffer, are present."""
+        if size:
+            first = bisect_right(self._cuts, position) - 1
+            last = bisect_left(self._cuts, position + size, first + 1)
+            absent = [piece for piece in range(first, last) if not self.present[piece]]
+            if absent:
+                raise AbsentPiecesError(absent)
 
     def shorts(self, position: int, count: int) -> tuple[int, ...]:
-        """Read 16-bit words in a row, all of which must be here."""
+        """Read consecutive 16-bit words, all of which must be present."""
         self.check_one(position, 2 * count, 2)
         self.need(position, 2 * count)
         return super().shorts(position, count)
@@ -67,13 +128,13 @@ class PartialBuffer(Buffer, ABC):
         return super()._read(positions, width)
 
     def rows(self, positions: Places, size: int) -> Bytes:
-        """Return bytes at each position, all of which must be here."""
+        """Return the bytes at each position, all of which must be present."""
         self.check(positions, size, 1)
         self.require(positions, size)
         return super().rows(positions, size)
 
     def require(self, positions: Places, sizes: Positions | int) -> None:
-        """Make sure that bytes known to be in the buffer are here."""
+        """Raise AbsentPiecesError unless all bytes, known to be in the buffer, are present."""
         found = as_array(positions)
         starts: list[int] = found.tolist()
         ends: list[int] = (found + sizes).tolist()
@@ -81,11 +142,11 @@ class PartialBuffer(Buffer, ABC):
             self.need(start, end - start)
 
 
-class PartialManifest(PackedManifest):
-    """The bytes of a manifest, some of them absent."""
+class _PartialManifest(PackedManifest):
+    """The FlatBuffer of a manifest, some of it absent."""
 
-    def __init__(self, buffer: PartialBuffer) -> None:
-        """Look at the root, which must be here."""
+    def __init__(self, buffer: _PartialBuffer) -> None:
+        """Look at the root, which must be present."""
         self._partial = buffer
         super().__init__(buffer)
 
@@ -95,9 +156,9 @@ class PartialManifest(PackedManifest):
 
 
 def _untouched(size: int) -> npt.NDArray[np.uint8]:
-    """Return zeros of which only what is written to takes memory, one small page at a time.
+    """Return zeros that take memory only where they are written, one small page at a time.
 
-    NumPy asks for huge pages, of which a piece would touch one or two and fill a part.
+    NumPy would ask for huge pages, of which each piece fills a part.
     """
     pages = mmap.mmap(-1, max(size, 1))
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -106,61 +167,50 @@ def _untouched(size: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(pages, np.uint8, size)
 
 
-_LOOKUPS: Final = 512
-"""A whole manifest is decoded in the time of a lookup for each so many of its references."""
-_MIN_LOOKUPS: Final = 64
-_MAX_SHAPES: Final = 8
-"""Pieces fetched for references of different shapes that lie in one stretch of rows."""
-_SHARE: Final = 4
-"""Nor is more than one part of so many fetched piece by piece."""
-
-type Extent = tuple[int, int]
-"""Bytes ``[start, stop)`` of a manifest's object."""
-
-
-class AbsentPiecesError(Exception):
-    """A search needs pieces that are not here; not an error of the repository."""
-
-    def __init__(self, pieces: Sequence[int]) -> None:
-        """Name the pieces."""
-        super().__init__(pieces)
-        self.pieces = pieces
-
-
-class _PiecedBuffer(PartialBuffer):
-    """A FlatBuffer of which some pieces are here."""
-
-    def __init__(self, index: SeekIndex) -> None:
-        self.present = bytearray(len(index))
-        self._cuts: list[int] = index.cuts.tolist()
-        super().__init__(self._cuts[-1])
-
-    def need(self, position: int, size: int) -> None:
-        if size:
-            first = bisect_right(self._cuts, position) - 1
-            last = bisect_left(self._cuts, position + size, first + 1)
-            absent = [piece for piece in range(first, last) if not self.present[piece]]
-            if absent:
-                raise AbsentPiecesError(absent)
-
-
 class SeekableManifest:
-    """A manifest that is looked into piece by piece. Usable from any thread."""
+    """A manifest that is searched piece by piece. Usable from any thread."""
+
+    is_whole = False
+    columns = None
 
     def __init__(self, manifest_id: ManifestId, index: SeekIndex) -> None:
         """Begin with nothing but the index."""
         self.id = manifest_id
         self.index = index
         self.finds = 0
-        """How often :meth:`find` was asked."""
+        """How often `find` succeeded or gave up."""
         self.present_bytes = 0
-        """What the pieces that are here take in memory."""
-        self._buffer = _PiecedBuffer(index)
-        self._packed: PartialManifest | None = None
+        """The memory that the present pieces take."""
+        self._buffer = _PartialBuffer(index)
+        self._packed: _PartialManifest | None = None
+        self._given_up = False
+
+    def lookup(self, node_id: NodeId, coords: Coordinates) -> ChunkRef | Absent:
+        """As ``HeldManifest``: a chunk that exists is found in two or three rounds of reads.
+
+        Reading and decoding the whole file is better once much was looked up, and is needed to
+        tell that a chunk does not exist, or what is wrong with a damaged manifest.
+        """
+        if self._given_up:
+            return EXPAND
+        try:
+            found = self.find(node_id, coords)
+        except AbsentPiecesError as absent:
+            wanted = sorted({*absent.pieces, *self.likely(node_id, coords)})
+            return Absent(tuple(self.extents(wanted)), self.fill)
+        except FormatError:
+            return EXPAND
+        # Only between lookups: one that has begun to read pieces may finish with them.
+        self._given_up = self.worn_out
+        return EXPAND if found is None else found
+
+    def expand(self) -> SeekableManifest:
+        """As ``HeldManifest``, for whole manifests; this one never is."""
+        raise AssertionError("a manifest in pieces has no fuller form without its file")
 
     @property
     def worn_out(self) -> bool:
-        """Whether so much was looked for that the whole file is better decoded."""
+        """Whether so much was looked up that decoding the whole file would have been faster."""
         count = sum(it.count for it in self.index.arrays.values())
         return (
             self.finds >= max(_MIN_LOOKUPS, count // _LOOKUPS)
@@ -169,20 +219,20 @@ class SeekableManifest:
 
     @property
     def weight(self) -> int:
-        """As how many references this counts in a cache."""
+        """As ``HeldManifest``."""
         return 1 + self.present_bytes // BYTES_PER_REF
 
     def likely(self, node_id: NodeId, coords: Coordinates) -> list[int]:
-        """Return the pieces that are not here and that :meth:`find` will probably want."""
+        """Return the absent pieces that `find` will probably want."""
         pieces = self.index.likely(node_id, self.index.rows(node_id, coords))
         return [piece for piece in pieces if not self._buffer.present[piece]]
 
     def find(self, node_id: NodeId, coords: Coordinates) -> ChunkRef | None:
-        """Return the reference of a chunk; None if it was not found, whether or not it is there.
+        """Return the reference of a chunk; None if it was not found, whether or not it exists.
 
         Raises:
-            AbsentPiecesError: the search goes on once these pieces are here.
-            FormatError: what the pieces hold is damaged, or another manifest.
+            AbsentPiecesError: call again once these pieces are present.
+            FormatError: the pieces are damaged, or belong to another manifest.
         """
         rows = self.index.rows(node_id, coords)
         try:
@@ -196,32 +246,32 @@ class SeekableManifest:
     def entry(self, node_id: NodeId, coords: Coordinates) -> int | None:
         """Return where the vector of references refers to a chunk.
 
-        Errors and doubt as with :meth:`find`.
+        Errors, and the meaning of None, as `find`.
         """
         return self._opened().entry(node_id, coords, self.index.rows(node_id, coords))
 
     def id_place(self) -> int:
-        """Return where in the payload the manifest's id is. Errors as :meth:`find`."""
+        """Return where in the payload the manifest's id is. Errors as `find`."""
         return self._opened().id_place
 
     def piece(self, number: int) -> bytes:
-        """Copy a piece of the payload, which must be here."""
+        """Copy a piece of the payload, which must be present."""
         start, stop = self.index.cuts[number : number + 2].tolist()
         self._buffer.need(start, stop - start)
         return self._buffer.data[start:stop].tobytes()
 
-    def _opened(self) -> PartialManifest:
+    def _opened(self) -> _PartialManifest:
         if self._packed is None:
-            packed = PartialManifest(self._buffer)
+            packed = _PartialManifest(self._buffer)
             if packed.id != self.id:
                 raise FormatError(f"Manifest {self.id} calls itself {packed.id}.")
             self._packed = packed
         return self._packed
 
     def _pieces_of(self, node_id: NodeId, rows: range) -> list[int]:
-        """Return the absent pieces among those of some rows, where the vector tells them.
+        """Return the absent pieces that hold some rows, if the vector of references is present.
 
-        References of different shapes lie apart, and a search would come upon one after another.
+        References of different shapes lie apart, so a search would need one round for each.
         """
         fences = self.index.arrays.get(node_id)
         if fences is None:
@@ -254,14 +304,14 @@ class SeekableManifest:
         return extents
 
     def fill(self, extent: Extent, data: bytes | memoryview) -> None:
-        """Put the pieces in place that lie in an extent of the object.
+        """Decompress the pieces in an extent of the object into place.
 
         Args:
-            extent: one that :meth:`extents` answered.
+            extent: one that `extents` returned.
             data: the bytes there.
 
         Raises:
-            FormatError: they are not what the index says; what was here before still is.
+            FormatError: they are not what the index says; pieces present before are kept.
 
         Cost: time for decompression; other threads may run meanwhile.
         """
@@ -285,7 +335,7 @@ class SeekableManifest:
             )
             self._buffer.data[at:end] = np.frombuffer(raw, np.uint8)
             if not self._buffer.present[piece]:
-                self._buffer.present[piece] = 1  # after the bytes: others may look already
+                self._buffer.present[piece] = 1  # after the bytes: other threads may be reading
                 self.present_bytes += end - at
 
     def _check_headers(self, view: memoryview) -> None:
