@@ -15,9 +15,13 @@ from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.files.packs import METADATA_NAME, stored_item, with_packing
 from icechunk_async.engine.files.preload import preload
 from icechunk_async.engine.history import opening
-from icechunk_async.engine.history.protocol import Expiration, unsupported_by_spec_1
-from icechunk_async.engine.history.repo_info import edits
-from icechunk_async.engine.history.repo_info.edits import FeatureFlag
+from icechunk_async.engine.history.protocol import (
+    Expiration,
+    FeatureFlag,
+    check_moves_allowed,
+    check_online,
+    state_for,
+)
 from icechunk_async.engine.open import (
     Creation,
     Origin,
@@ -52,8 +56,8 @@ if TYPE_CHECKING:
     from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
     from icechunk_async.engine.virtual.chunks import VirtualAccess
     from icechunk_async.format.json.metadata import JSON
-    from icechunk_async.format.operations_log import Update, UpdateDetail
-    from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo
+    from icechunk_async.format.operations_log import Update
+    from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import ManifestFileInfo, Snapshot
     from icechunk_async.storage import Storage
     from icechunk_async.storage.cache.cached import CacheOptions, CacheStatistics
@@ -248,7 +252,7 @@ class HistoryOperations(RefOperations):
         Raises:
             UnsupportedBySpecError: format version 1 keeps no such log.
         """
-        async for update in self._opened.history.operations():
+        async for update in state_for(self._opened.history, "operations_log").operations():
             yield update
 
     async def ancestry_graph(
@@ -377,7 +381,7 @@ class AdministrationOperations:
         Raises:
             UnsupportedBySpecError: the repository is of format version 1.
         """
-        return (await self._opened.history.repo_info()).metadata
+        return (await state_for(self._opened.history, "metadata").info()).metadata
 
     async def set_metadata(self, metadata: Mapping[str, JSON]) -> None:
         """Replace the repository's own metadata, JSON values by name.
@@ -391,7 +395,7 @@ class AdministrationOperations:
         Cancellation: the metadata may have been replaced.
         """
         check_safe(self._opened.storage)
-        await self._opened.history.change(edits.replace_metadata(metadata))
+        await state_for(self._opened.history, "metadata").replace_metadata(metadata)
 
     async def update_metadata(self, metadata: Mapping[str, JSON]) -> dict[str, JSON]:
         """Lay items over the repository's own metadata, name by name; answer all of it.
@@ -399,17 +403,7 @@ class AdministrationOperations:
         Errors and cancellation as :meth:`set_metadata`.
         """
         check_safe(self._opened.storage)
-        edit = edits.merge_metadata(metadata)
-        merged: dict[str, JSON] = {}
-
-        def remembering(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
-            nonlocal merged
-            changed, detail = edit(info)
-            merged = changed.metadata
-            return changed, detail
-
-        await self._opened.history.change(remembering)
-        return merged
+        return await state_for(self._opened.history, "metadata").merge_metadata(lambda _: metadata)
 
     @property
     def packing(self) -> Packing:
@@ -430,10 +424,8 @@ class AdministrationOperations:
         Cancellation: it may have been stored.
         """
         check_safe(self._opened.storage)
-        await self._opened.history.change(
-            lambda info: edits.merge_metadata(
-                {METADATA_NAME: with_packing(stored_item(info), self.packing)}
-            )(info)
+        await state_for(self._opened.history, "metadata").merge_metadata(
+            lambda info: {METADATA_NAME: with_packing(stored_item(info), self.packing)}
         )
 
     async def get_status(self) -> RepoStatus:
@@ -442,7 +434,7 @@ class AdministrationOperations:
         Raises:
             UnsupportedBySpecError: the repository is of format version 1.
         """
-        stored = (await self._opened.history.repo_info()).status
+        stored = (await state_for(self._opened.history, "status").info()).status
         return RepoStatus(stored.availability, clock.from_us(stored.set_at), stored.reason)
 
     async def set_status(self, status: RepoStatus) -> None:
@@ -466,7 +458,7 @@ class AdministrationOperations:
         check_safe(self._opened.storage)
         set_at = clock.now_us() if status.set_at is None else clock.to_us(status.set_at)
         stored = StoredStatus(status.availability, set_at, status.limited_availability_reason)
-        await self._opened.history.change(edits.change_status(stored), despite_status=True)
+        await state_for(self._opened.history, "status").set_status(stored)
 
     async def feature_flags(self) -> list[FeatureFlag]:
         """Return every feature flag: ``move_node``, ``create_tag`` and ``delete_tag``.
@@ -474,7 +466,7 @@ class AdministrationOperations:
         Raises:
             UnsupportedBySpecError: the repository is of format version 1.
         """
-        return edits.feature_flags(await self._opened.history.repo_info())
+        return await state_for(self._opened.history, "feature_flags").feature_flags()
 
     async def enabled_feature_flags(self) -> list[FeatureFlag]:
         """Return the feature flags that are on."""
@@ -498,10 +490,9 @@ class AdministrationOperations:
 
         Cancellation: the flag may have been set.
         """
-        if self._opened.history.spec_version == 1:
-            raise unsupported_by_spec_1("feature flags")
+        state = state_for(self._opened.history, "feature_flags")
         check_safe(self._opened.storage)
-        await self._opened.history.change(edits.set_feature_flag(name, setting))
+        await state.set_feature_flag(name, setting)
 
     async def list_manifest_files(self, snapshot_id: SnapshotId | str) -> list[ManifestFileInfo]:
         """Return the manifests that a snapshot uses, by id.
@@ -1180,7 +1171,7 @@ class Repository(
         """
         check_safe(self.storage)
         base = await self._load_tip(branch, None)
-        await self._opened.history.check_writable()
+        check_online(self._opened.history)
         return self._session(base, branch=branch, mode=SessionMode.WRITABLE)
 
     async def rearrange_session(self, branch: str) -> Session:
@@ -1195,9 +1186,9 @@ class Repository(
         Cost: one request more than :meth:`writable_session`.
         """
         check_safe(self.storage)
-        await self._opened.history.check_moves_allowed()
+        await check_moves_allowed(self._opened.history)
         base = await self._load_tip(branch, None)
-        await self._opened.history.check_writable()
+        check_online(self._opened.history)
         return self._session(base, branch=branch, mode=SessionMode.REARRANGE)
 
     async def _load_tip(self, branch: str | None, tag: str | None) -> Snapshot:

@@ -12,12 +12,12 @@ import pytest
 from icechunk_async import Repository
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async.engine.commit.conflicts import BasicConflictSolver
-from icechunk_async.engine.upkeep.migrate import upgrade
 from icechunk_async.errors import IcechunkError, OutcomeUnknownError
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.faults import FaultRates, FaultyStorage
 from icechunk_async.testing.histories import Attempt, Outcome, find_anomalies
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
+from icechunk_async.upkeep import upgrade
 from tests.helpers import make_array, memory_url, write
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from icechunk_async.engine.commit.conflicts import ConflictKind
-from icechunk_async.engine.upkeep.migrate import upgrade
 from icechunk_async.errors import FormatError, SnapshotNotFoundError
 from icechunk_async.format.envelope import HEADER_BYTES
+from icechunk_async.upkeep import upgrade
 from tests.interop.answers import Policy, Settings
 from tests.interop.comparing import ENGINES, check_garbage, collect, views_agree
 from tests.interop.edits import Edit, apply, array, attributes, delete_node, group, write

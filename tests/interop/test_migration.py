@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from icechunk_async.engine.upkeep.migrate import upgrade
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.wrapping import WrappedStorage
+from icechunk_async.upkeep import upgrade
 from tests.interop.answers import Settings
 from tests.interop.comparing import ENGINES, check_garbage, collect, views_agree
 from tests.interop.edits import apply, attributes, group, write

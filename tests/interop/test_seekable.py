@@ -9,12 +9,12 @@ import pytest
 
 from icechunk_async import Repository
 from icechunk_async.engine.files import manifests as manifest_files
-from icechunk_async.engine.upkeep.migrate import upgrade
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.manifest.locations import Strings
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.manifest.seekable import writing as manifest_seek_write
 from icechunk_async.format.manifest.seekable.index import index_size
+from icechunk_async.upkeep import upgrade
 from tests.helpers import array_document, write
 from tests.interop.answers import Settings
 from tests.interop.comparing import ENGINES, check_garbage, collect, views_agree

@@ -21,7 +21,7 @@ from icechunk_async.config import (
     StorageSettings,
     VirtualChunkContainer,
 )
-from icechunk_async.engine.history.repo_info.history import read_state
+from icechunk_async.engine.history.repo_info.file import read_info
 from icechunk_async.errors import (
     ConflictError,
     FeatureDisabledError,
@@ -166,7 +166,7 @@ async def test_a_repository_set_offline_by_others_is_read_and_not_written_to() -
         with pytest.raises(InvalidInputError, match="READ_ONLY"):
             await repository.set_status(RepoStatus(RepoAvailability.OFFLINE))
         found = await storage.get("repo")
-        info = read_state(found).info
+        info = read_info(found).info
         object.__setattr__(info, "status", StoredStatus(Availability.OFFLINE, 7, "gone"))
         data = pack(encode_repo_info(info), FileType.REPO_INFO, 2)
         await storage.put("repo", data, if_version=found.version)

@@ -293,7 +293,7 @@ async def migrate(
     JSON keys: dry_run, url, already_migrated, branches, tags, snapshots, unused_files (of version
     1: deleted, or kept if that was asked for).
     """
-    from icechunk_async.engine.upkeep.migrate import upgrade  # noqa: PLC0415  # slow to import
+    from icechunk_async.upkeep import upgrade  # noqa: PLC0415  # slow to import
 
     with showing_progress() as progress:
         report = await upgrade(

@@ -14,10 +14,10 @@ from icechunk_async._runtime.concurrency import Background
 from icechunk_async.credentials._refresh import Credential
 from icechunk_async.engine.commit.flush import ManifestOptions
 from icechunk_async.engine.files.assets import Assets
-from icechunk_async.engine.files.packs import Packing, Packs, stored_packing
+from icechunk_async.engine.files.packs import Packing, Packs
 from icechunk_async.engine.history import opening
-from icechunk_async.engine.history.ref_files.history import RefFilesHistory, SeenRef
-from icechunk_async.engine.history.repo_info.history import RepoInfoHistory
+from icechunk_async.engine.history.refusals import repository_exists
+from icechunk_async.engine.history.way import HistorySettings
 from icechunk_async.engine.policies import policies_of
 from icechunk_async.engine.virtual.chunks import open_virtual
 from icechunk_async.errors import UnsafeStorageError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from icechunk_async.engine.history import History
-    from icechunk_async.engine.history.opening import Found
+    from icechunk_async.engine.history.way import Found
     from icechunk_async.engine.virtual.chunks import VirtualAccess, VirtualChunks
     from icechunk_async.storage import Storage
     from icechunk_async.storage.cache.cached import CacheOptions
@@ -206,7 +206,7 @@ async def open_parts(
             found = await opening.find(reads)
         if found is not None:
             if creation is not None and not or_open:
-                raise opening.exists(storage, "a repository")
+                raise repository_exists(storage, "a repository")
             version = found.spec_version
         elif creation is None:
             raise opening.missing(storage)
@@ -252,17 +252,8 @@ async def _assemble(
         retries.effective_initial_backoff_ms,
         retries.effective_max_backoff_ms,
     )
-    history: History
-    if isinstance(found.state, SeenRef):
-        history = RefFilesHistory(limited, assets, found.state, backoff=backoff)
-    else:
-        history = RepoInfoHistory(
-            limited,
-            found.state,
-            backoff=backoff,
-            max_updates=config.effective_num_updates_per_repo_info_file,
-            compression_level=level,
-        )
+    settings = HistorySettings(backoff, config.effective_num_updates_per_repo_info_file, level)
+    history = found.open(limited, assets, settings)
     async with AsyncExitStack() as stack:
         if cache is not None:
             stack.callback(cache.close)
@@ -276,14 +267,8 @@ async def _assemble(
         )
         options = manifest_options(config, spec_version)
         background = await stack.enter_async_context(Background())
-        packing = request.packing or _stored_packing(found)
+        packing = request.packing or found.packing or Packing.off()
         yield Opened(limited, config, assets, history, virtual, options, background, cache, packing)
-
-
-def _stored_packing(found: Found) -> Packing:
-    state = found.state
-    stored = None if isinstance(state, SeenRef) else stored_packing(state.info)
-    return stored or Packing.off()
 
 
 def manifest_options(config: RepositoryConfig, spec_version: int) -> ManifestOptions:

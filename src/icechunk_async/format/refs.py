@@ -32,7 +32,7 @@ def decode_ref(data: bytes | memoryview) -> SnapshotId:
         raise FormatError(
             "A ref was closed by the migration of its repository to format version 2. Open the "
             "repository again; if that fails as well the migration was interrupted, and "
-            "icechunk_async.engine.upkeep.migrate.upgrade puts the repository in order."
+            "icechunk_async.upkeep.upgrade puts the repository in order."
         )
     try:
         document = json.loads(bytes(data))

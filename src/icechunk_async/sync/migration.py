@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from icechunk_async.engine.upkeep.migrate import upgrade
 from icechunk_async.errors import SessionStateError
 from icechunk_async.sync.errors import ErrorKind, translated
 from icechunk_async.sync.portal import run
 from icechunk_async.sync.refusals import refusal
 from icechunk_async.sync.repository import Repository
+from icechunk_async.upkeep import upgrade
 
 if TYPE_CHECKING:
     from icechunk_async.sync.handles import RepositoryHandle

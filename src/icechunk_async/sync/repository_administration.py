@@ -12,7 +12,7 @@ from icechunk_async.sync.asking import Asking
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from icechunk_async.engine.history.repo_info.edits import FeatureFlag as Flag
+    from icechunk_async.engine.history.protocol import FeatureFlag as Flag
 
 
 __all__ = ["AdministrationOperations"]

@@ -21,8 +21,7 @@ from icechunk_async._runtime.concurrency import gather
 from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.commit.flush import Flusher
 from icechunk_async.engine.commit.rebase import rebase
-from icechunk_async.engine.history import Amend, Commit, Detach
-from icechunk_async.engine.history.protocol import unsupported_by_spec_1
+from icechunk_async.engine.history import Amend, Commit, Detach, check_moves_allowed
 from icechunk_async.errors import (
     ConflictError,
     IcechunkError,
@@ -225,10 +224,9 @@ class Publishing:
 
         Cancellation: the amendment may have been published.
         """
-        unsupported = self._history.spec_version == 1  # which is said before all else
+        unsupported = not self._history.capabilities.amend  # which is said before all else
         with self._publishing("amend", allow_empty=allow_empty or unsupported) as branch:
-            if unsupported:
-                raise unsupported_by_spec_1("amendments of commits")
+            self._history.capabilities.require("amend")
             if self._doubtful and (landed := await self._find_landed(branch)):
                 return self._finish(landed)
             base = self.workspace.base
@@ -315,7 +313,7 @@ class Publishing:
         workspace = self.workspace
         base = workspace.base
         if self._mode is SessionMode.REARRANGE:
-            await self._history.check_moves_allowed()
+            await check_moves_allowed(self._history)
         await workspace.store_packs()
         log = logged(SnapshotId.random())
         flush, pack_log = self._flusher.flush, workspace.assets.pack_transaction_log

@@ -1,12 +1,40 @@
-"""Where branches, tags and ancestry live: one module per way of publishing a snapshot."""
+"""Where branches, tags and ancestry live, and how a snapshot becomes the tip of a branch.
 
+`protocol` is what others use: `History`, and `RepositoryState` for ways that keep more than refs.
+`opening` lists the ways and finds the one that a storage uses; each way has a folder. `diff` and
+`graph` show what a history holds.
+"""
+
+from icechunk_async.engine.history.capabilities import Capabilities
 from icechunk_async.engine.history.protocol import (
+    MAIN,
     Amend,
     Commit,
     Detach,
+    Expiration,
+    FeatureFlag,
     History,
     Publication,
+    RepositoryState,
     StoredConfig,
+    check_moves_allowed,
+    check_online,
+    state_for,
 )
 
-__all__ = ["Amend", "Commit", "Detach", "History", "Publication", "StoredConfig"]
+__all__ = [
+    "MAIN",
+    "Amend",
+    "Capabilities",
+    "Commit",
+    "Detach",
+    "Expiration",
+    "FeatureFlag",
+    "History",
+    "Publication",
+    "RepositoryState",
+    "StoredConfig",
+    "check_moves_allowed",
+    "check_online",
+    "state_for",
+]

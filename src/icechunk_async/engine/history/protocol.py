@@ -1,39 +1,50 @@
-"""What the engine asks of a history: refs, ancestry, and making a snapshot the tip of a branch.
+"""What the engine needs of a way of publishing: references, ancestry, and publishing snapshots.
 
-``Repository`` and ``Session`` know histories only through this protocol.
+The rest of the library knows the ways only through `History` and `RepositoryState`, so that it
+never asks which one it has: what a way lacks is in its `Capabilities`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-from icechunk_async.errors import UnsupportedBySpecError
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from collections.abc import Set as AbstractSet
 
-    from icechunk_async.engine.history.repo_info.edits import Edit
+    from icechunk_async.engine.history.capabilities import Capabilities, Feature
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.ids import SnapshotId
-    from icechunk_async.format.operations_log import Update
+    from icechunk_async.format.json.metadata import JSON
+    from icechunk_async.format.operations_log import RepoStatus, Update
     from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo
     from icechunk_async.format.snapshot import Snapshot
 
 __all__ = [
+    "MAIN",
+    "MOVE_NODE",
     "Amend",
     "Commit",
     "Detach",
     "Expiration",
+    "FeatureFlag",
     "History",
     "Kept",
     "ParentOf",
     "Publication",
+    "RepositoryState",
     "StoredConfig",
-    "unsupported_by_spec_1",
+    "check_moves_allowed",
+    "check_online",
+    "state_for",
 ]
+
+MAIN: Final = "main"
+"""The branch that every repository has."""
+MOVE_NODE: Final = "move_node"
+"""The feature flag of `Repository.rearrange_session`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +55,12 @@ class Commit:
     parent_id: SnapshotId
     snapshot: Snapshot
     sources: frozenset[SnapshotId] = frozenset()
-    """Other snapshots that must be known still: some of what the new one needs is theirs."""
+    """Other snapshots that must still exist, because the new one refers to chunks of theirs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amend:
-    """Put a snapshot in the place of the tip of a branch, ``replaced_id``."""
+    """Replace the tip of a branch, ``replaced_id``, by a snapshot."""
 
     branch: str
     replaced_id: SnapshotId
@@ -60,7 +71,7 @@ class Amend:
 
 @dataclass(frozen=True, slots=True)
 class Detach:
-    """Make a snapshot known without any branch; its parent is ``parent_id``."""
+    """Publish a snapshot that no branch holds; its parent is ``parent_id``."""
 
     parent_id: SnapshotId
     snapshot: Snapshot
@@ -70,12 +81,12 @@ class Detach:
 
 type Publication = Commit | Amend | Detach
 type ParentOf = Callable[[SnapshotId], Awaitable[SnapshotId | None]]
-"""Reads a snapshot's file and answers its parent, for histories that keep parents there."""
+"""Reads a snapshot's file and returns its parent, for ways that keep parents there only."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredConfig:
-    """The persisted configuration; what it was read from, so that a change can be noticed."""
+    """The stored configuration, and what it was read from, so that a change can be noticed."""
 
     config: RepositoryConfig | None
     state: object = None
@@ -83,7 +94,7 @@ class StoredConfig:
 
 @dataclass(frozen=True, slots=True)
 class Expiration:
-    """Which snapshots leave the history, and whether refs to them go as well."""
+    """Which snapshots leave the history, and whether refs to them are deleted."""
 
     older_than_us: int
     """By the writers' clocks; microseconds since the epoch."""
@@ -93,24 +104,116 @@ class Expiration:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What garbage collection must keep; all else that is old can be deleted."""
+    """What garbage collection must keep; everything else that is old can be deleted."""
 
     snapshots: frozenset[SnapshotId]
-    """These, and whatever they need."""
+    """These, and all files that they refer to."""
     logs: frozenset[SnapshotId]
     """The snapshots whose transaction logs are kept."""
 
 
-class History(Protocol):
-    """Refs and ancestry of one repository.
+@dataclass(frozen=True, slots=True)
+class FeatureFlag:
+    """Whether a repository allows an operation."""
 
-    Methods that change something raise ``OutcomeUnknownError`` where the storage gave no answer
-    and reading back did not tell either; otherwise an error means that nothing changed.
+    id: int
+    name: str
+    default_enabled: bool
+    setting: bool | None
+    """None while the flag is not set, so that the default counts."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the operation is allowed."""
+        return self.default_enabled if self.setting is None else self.setting
+
+
+class RepositoryState(Protocol):
+    """What a way of publishing knows about a repository besides references and ancestry.
+
+    Methods that change something do so in one atomic step, and raise as those of `History` do;
+    besides, ``RepositoryReadOnlyError`` while the repository's status forbids changes.
+    """
+
+    async def info(self) -> RepoInfo:
+        """Return the whole state, as of now."""
+        ...
+
+    async def replace_metadata(self, metadata: Mapping[str, JSON]) -> None:
+        """Replace the repository's metadata.
+
+        Raises:
+            InvalidInputError: a value is not JSON; nothing changed.
+        """
+        ...
+
+    async def merge_metadata(
+        self, items_for: Callable[[RepoInfo], Mapping[str, JSON]]
+    ) -> dict[str, JSON]:
+        """Lay items over the repository's metadata and return all of it.
+
+        Args:
+            items_for: returns the items for the newest state; called again after a lost race.
+        """
+        ...
+
+    async def set_status(self, status: RepoStatus) -> None:
+        """Replace the repository's status, whatever it is."""
+        ...
+
+    def check_online(self) -> None:
+        """Refuse changes while the status, as last seen, forbids them.
+
+        Raises:
+            RepositoryReadOnlyError: it does.
+        """
+        ...
+
+    async def feature_flags(self) -> list[FeatureFlag]:
+        """Return every known feature flag, as of now."""
+        ...
+
+    async def set_feature_flag(self, name: str, setting: bool | None) -> None:  # noqa: FBT001
+        """Switch a feature on (True), off (False), or back to its default (None).
+
+        Raises:
+            InvalidInputError: there is no such flag; nothing changed.
+        """
+        ...
+
+    async def check_feature(self, name: str) -> None:
+        """Refuse an operation whose feature flag is off now.
+
+        Raises:
+            FeatureDisabledError: it is.
+        """
+        ...
+
+    def operations(self) -> AsyncIterator[Update]:
+        """Iterate over the operations log, newest first."""
+        ...
+
+
+class History(Protocol):
+    """References and ancestry of one repository, and publishing.
+
+    Methods that change something raise ``OutcomeUnknownError`` if the storage gave no answer and
+    reading back did not settle it; any other error means that nothing changed.
     """
 
     @property
     def spec_version(self) -> int:
-        """The version that new files are written to."""
+        """The version of the format that new files are written in."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this way of publishing can do beyond this protocol."""
+        ...
+
+    @property
+    def state(self) -> RepositoryState | None:
+        """What is known besides references; None if this way keeps none. See `state_for`."""
         ...
 
     async def branches(self) -> Mapping[str, SnapshotId]:
@@ -138,56 +241,9 @@ class History(Protocol):
         ...
 
     def last_seen(self, branch: str | None, tag: str | None) -> SnapshotId | None:
-        """Return where a branch or tag was when it was last read; None if never.
+        """Return where a branch or tag was when it was last read; None if it never was.
 
-        Worth trying before the answer of :meth:`branch_tip` is there, not instead of it.
-        """
-        ...
-
-    async def check_writable(self) -> None:
-        """Refuse if the repository's status forbids changes, as last seen.
-
-        Raises:
-            RepositoryReadOnlyError: it does.
-        """
-        ...
-
-    async def check_moves_allowed(self) -> None:
-        """Refuse if nodes cannot be moved in this repository.
-
-        Raises:
-            UnsupportedBySpecError: this format version cannot express it.
-            FeatureDisabledError: the feature flag ``move_node`` is off.
-        """
-        ...
-
-    async def check_feature(self, name: str) -> None:
-        """Refuse if a feature flag of the repository forbids an operation, as last seen.
-
-        Raises:
-            FeatureDisabledError: it does.
-        """
-        ...
-
-    async def repo_info(self) -> RepoInfo:
-        """Return everything about the repository that can change, as of now.
-
-        Raises:
-            UnsupportedBySpecError: this history keeps it in no such form.
-        """
-        ...
-
-    async def change(self, edit: Edit, *, despite_status: bool = False) -> None:
-        """Change the repo info as ``edit`` says, in one atomic step.
-
-        Args:
-            edit: takes the newest repo info and answers the next, or refuses; applied again
-                where somebody else was first.
-            despite_status: change it even while the repository's status forbids changes.
-
-        Raises:
-            RepositoryReadOnlyError: the status forbids changes.
-            UnsupportedBySpecError: this history has no repo info.
+        A guess to work with while `branch_tip` is on its way, not a replacement for it.
         """
         ...
 
@@ -202,7 +258,7 @@ class History(Protocol):
     async def reset_branch(
         self, name: str, snapshot_id: SnapshotId, *, expected: SnapshotId | None = None
     ) -> None:
-        """Move a branch to another snapshot; only from ``expected`` where that is given.
+        """Move a branch to another snapshot, only from ``expected`` if that is given.
 
         Raises:
             BranchNotFoundError, SnapshotNotFoundError, ConflictError: nothing changed.
@@ -251,42 +307,33 @@ class History(Protocol):
         ...
 
     async def publish(self, publication: Publication, store: Callable[[], Awaitable[None]]) -> None:
-        """Store a snapshot's files, then make it known in one atomic step.
+        """Store a snapshot's files, then make the snapshot known in one atomic step.
 
         Args:
             publication: what to make known.
-            store: stores every file that the snapshot needs; awaited once, together with
-                whatever this history can prepare meanwhile.
+            store: stores every file that the snapshot needs. It is awaited once, concurrently
+                with what this way can prepare.
 
         Raises:
             ConflictError: the branch is not where the publication expects it.
             BranchNotFoundError: the branch is gone.
-            SnapshotNotFoundError: the parent, or another source of what the snapshot needs, has
-                expired or been collected.
+            SnapshotNotFoundError: the parent, or a source of chunks, expired or was collected.
 
-        Cost: two requests that follow one another, where nobody else writes.
+        Cost: two requests one after the other, if no other writer interferes.
 
         Cancellation: the snapshot may have been published.
         """
         ...
 
-    def operations(self) -> AsyncIterator[Update]:
-        """Iterate over the operations log, newest first.
-
-        Raises:
-            UnsupportedBySpecError: this way of publishing keeps none.
-        """
-        ...
-
     async def load_config(self) -> StoredConfig:
-        """Read the persisted configuration."""
+        """Read the stored configuration."""
         ...
 
     async def save_config(self, config: RepositoryConfig, replacing: StoredConfig) -> None:
-        """Persist a configuration.
+        """Store a configuration.
 
         Raises:
-            ConflictError: somebody changed it since ``replacing`` was loaded.
+            ConflictError: the stored one changed since ``replacing`` was loaded.
         """
         ...
 
@@ -294,8 +341,8 @@ class History(Protocol):
         """Drop old snapshots from the history; their files stay until they are collected.
 
         Args:
-            rule: which.
-            dry_run: only find out.
+            rule: which ones.
+            dry_run: change nothing.
 
         Returns:
             The snapshots that are dropped.
@@ -303,7 +350,7 @@ class History(Protocol):
         Raises:
             RepositoryReadOnlyError: the repository's status forbids changes.
 
-        Cancellation: all of it may have happened; under spec 1, part of it.
+        Cancellation: all of it may have happened; in format 1, part of it.
         """
         ...
 
@@ -314,28 +361,50 @@ class History(Protocol):
     async def release(
         self, old: AbstractSet[SnapshotId], parent_of: ParentOf, *, dry_run: bool
     ) -> Kept:
-        """Make snapshots unknown that are old and that no branch and no tag leads to.
+        """Drop snapshots from the history that are old and that no branch and no tag leads to.
 
-        Under spec 2 nothing can come to refer to them after this. Under spec 1 nothing can
-        prevent that; this only answers what refs lead to now.
+        In format 2 nothing can refer to them afterwards. Format 1 has nothing to drop them from
+        and cannot prevent new refs to them: there this only finds out what refs lead to now.
 
         Args:
             old: snapshots whose files are old enough to be deleted, listed before this call.
-            parent_of: see :data:`ParentOf`.
-            dry_run: change nothing, and answer what would be kept.
+            parent_of: see `ParentOf`.
+            dry_run: change nothing, and return what would be kept.
 
         Raises:
             RepositoryReadOnlyError: the repository's status forbids changes.
 
-        Cancellation: it may have happened. What is unknown and still there is garbage.
+        Cancellation: it may have happened. A dropped snapshot whose files still exist is garbage.
         """
         ...
 
 
-def unsupported_by_spec_1(what: str) -> UnsupportedBySpecError:
-    """Return the error for what only format version 2 can express."""
-    return UnsupportedBySpecError(
-        f"A repository of format version 1 has no {what}. Format version 2 has: migrate the "
-        "repository with icechunk_async.engine.upkeep.migrate.upgrade.",
-        what=what,
-    )
+def state_for(history: History, feature: Feature) -> RepositoryState:
+    """Return the repository's state, for an operation that needs a feature.
+
+    Raises:
+        UnsupportedBySpecError: the repository's way of publishing lacks the feature.
+    """
+    history.capabilities.require(feature)
+    assert history.state is not None, f"{history.capabilities.way} promises {feature} without state"
+    return history.state
+
+
+def check_online(history: History) -> None:
+    """Refuse changes while the repository's status, as last seen, forbids them.
+
+    Raises:
+        RepositoryReadOnlyError: it does.
+    """
+    if history.state is not None:
+        history.state.check_online()
+
+
+async def check_moves_allowed(history: History) -> None:
+    """Refuse to move nodes if the repository cannot express it, or forbids it now.
+
+    Raises:
+        UnsupportedBySpecError: its way of publishing cannot express moves.
+        FeatureDisabledError: the feature flag ``move_node`` is off.
+    """
+    await state_for(history, "move_nodes").check_feature(MOVE_NODE)

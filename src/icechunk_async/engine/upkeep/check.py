@@ -281,8 +281,8 @@ async def survey_history(opened: Opened, progress: ProgressCallback = no_progres
     await bounded_map(parent_of, [it for it in snapshots if it not in broken], limit=_AT_ONCE)
     manifests = await survey.discover(())
     logs = set(snapshots) - {INITIAL_SNAPSHOT_ID}
-    if opened.history.spec_version > 1:
-        known = (await opened.history.repo_info()).snapshots
+    if opened.history.state is not None:
+        known = (await opened.history.state.info()).snapshots
         logs |= {log for it in snapshots for log in known[it].pruned_ancestor_logs if it in known}
     missing = await _missing_logs(opened.storage, logs)
     found = [*(broken[it] for it in sorted(broken)), *missing]

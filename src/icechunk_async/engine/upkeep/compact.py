@@ -10,9 +10,10 @@ import numpy as np
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.progress import Progress
 from icechunk_async.engine.commit.conflicts import Resolution
-from icechunk_async.engine.commit.publisher import SessionMode
+from icechunk_async.engine.commit.publisher import Publishing, SessionMode
 from icechunk_async.engine.files.chunks import read_native, store_native
 from icechunk_async.engine.files.packs import Packing, Packs
+from icechunk_async.engine.history import check_online
 from icechunk_async.engine.open import check_safe
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.engine.upkeep.sweep import object_name, pages
@@ -20,7 +21,6 @@ from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.id_set import parse_ids
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind, NativeChunk
 from icechunk_async.format.transaction_log import TransactionLog
-from icechunk_async.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,7 +112,7 @@ class CompactReport:
     """The commit; None if there was nothing to do, and after a dry run."""
 
 
-class _Compaction(Session):
+class _Compaction(Publishing):
     """A session whose commit touches nothing: chunks lie elsewhere and are the same.
 
     So it is no conflict for anyone.
@@ -147,7 +147,7 @@ async def compact(
         )
     if not dry_run:
         check_safe(opened.storage)
-        await opened.history.check_writable()
+        check_online(opened.history)
     # First what there is: an object that comes later is not looked at, and not sparse either.
     shares = await _stored(opened.storage)
     base = await opened.assets.snapshot(await opened.history.branch_tip(branch))
@@ -197,7 +197,6 @@ def _session(
         branch=branch,
         mode=SessionMode.WRITABLE,
         default_metadata=metadata,
-        origin=None,
     )
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from icechunk_async._runtime import clock
-from icechunk_async.engine.history.protocol import unsupported_by_spec_1
 from icechunk_async.errors import ObjectNotFoundError, SnapshotNotFoundError
 from icechunk_async.format.envelope import FileType, unpack, written_by
 from icechunk_async.format.flatbuffers.buffer import Buffer
@@ -137,8 +136,7 @@ def _node(node: Node) -> dict[str, JSON]:
 
 async def inspect_repo_info(opened: Opened) -> dict[str, JSON]:
     """Return what the repo info file holds; not all of its operations log, if that is long."""
-    if opened.history.spec_version == 1:
-        raise unsupported_by_spec_1("repo info file")
+    opened.history.capabilities.require("repo_info_file")
     header, envelope = await _load(opened, REPO_INFO, FileType.REPO_INFO)
     info = decode_repo_info(envelope)
     return {
@@ -258,8 +256,8 @@ async def inspect_transaction_log(opened: Opened, snapshot_id: SnapshotId) -> di
     header, envelope = await _load(opened, transaction_key(snapshot_id), FileType.TRANSACTION_LOG)
     own = decode_transaction_log(envelope.payload)
     pruned: tuple[SnapshotId, ...] = ()
-    if opened.history.spec_version > 1:
-        known = (await opened.history.repo_info()).snapshots.get(snapshot_id)
+    if opened.history.state is not None:
+        known = (await opened.history.state.info()).snapshots.get(snapshot_id)
         pruned = () if known is None else known.pruned_ancestor_logs
     log = TransactionLog(snapshot_id)
     merged: list[str] = []

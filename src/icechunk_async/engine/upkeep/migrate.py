@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.history import opening
+from icechunk_async.engine.history.outcomes import create_object, read_if_there
+from icechunk_async.engine.history.protocol import MAIN
 from icechunk_async.engine.history.ref_files import migration
 from icechunk_async.engine.history.ref_files.migration import (
     RefFiles,
     close_branches,
     load_infos,
     open_branches,
-    read_if_there,
     read_refs,
     swap,
 )
-from icechunk_async.engine.history.repo_info.edits import MAIN
-from icechunk_async.engine.history.repo_info.history import RepoState, read_state
+from icechunk_async.engine.history.repo_info.file import Seen, read_info
 from icechunk_async.engine.open import Request, check_safe, open_location
 from icechunk_async.engine.policies import policies_of
-from icechunk_async.errors import ConflictError, OutcomeUnknownError, PreconditionFailedError
+from icechunk_async.errors import ConflictError
 from icechunk_async.format.config import RepositoryConfig, decode_config, encode_config
 from icechunk_async.format.envelope import FileType, pack
 from icechunk_async.format.layout import (
@@ -40,7 +40,6 @@ from icechunk_async.format.layout import (
     snapshot_key,
 )
 from icechunk_async.format.repo_info import encode_repo_info
-from icechunk_async.storage import ABSENT
 from icechunk_async.storage.policies.limit import Budget
 from icechunk_async.storage.policies.stack import with_policies
 
@@ -137,7 +136,7 @@ async def upgrade(
             check_safe(storage)
         job = _Job(storage, delete_unused_v1_files, progress or no_progress)
         found = await read_if_there(storage, REPO_INFO)
-        state = None if found is None else read_state(found)
+        state = None if found is None else read_info(found)
         if dry_run:
             return await _report_only(job, state)
         if state is None:
@@ -165,7 +164,7 @@ async def _open(
             yield with_policies(storage, budget, policies, immutable=is_written_once)
 
 
-async def _report_only(job: _Job, state: RepoState | None) -> MigrationReport:
+async def _report_only(job: _Job, state: Seen | None) -> MigrationReport:
     """Return what would be done."""
     storage = job.storage
     files = await read_refs(storage)
@@ -193,7 +192,7 @@ async def _begin(job: _Job) -> MigrationReport:
             f"Somebody wrote to the repository while its migration was prepared; nothing was "
             f"changed. {error.message} Stop all writers and call upgrade again."
         ) from error
-    return await _finish(job, RepoState(info, await _create(storage, _encode(info))), files)
+    return await _finish(job, Seen(info, await _create(storage, _encode(info))), files)
 
 
 async def _plan(job: _Job, files: RefFiles) -> RepoInfo:
@@ -223,7 +222,7 @@ async def _same_config(storage: Storage, info: RepoInfo) -> bool:
     return _new_config(await read_if_there(storage, CONFIG)) == info.raw_config
 
 
-async def _finish(job: _Job, state: RepoState, files: RefFiles) -> MigrationReport:
+async def _finish(job: _Job, state: Seen, files: RefFiles) -> MigrationReport:
     """Make sure that nobody wrote, let the new repo info be written to, and delete old files."""
     storage = job.storage
     try:
@@ -272,7 +271,7 @@ def _check_none_late(expected: RefFiles, found: RefFiles) -> None:
         )
 
 
-async def _undo(storage: Storage, state: RepoState) -> None:
+async def _undo(storage: Storage, state: Seen) -> None:
     """Open the branches again and remove the repo info, which nobody could write to.
 
     Raises:
@@ -335,15 +334,10 @@ def _encode(info: RepoInfo) -> bytes:
 
 async def _create(storage: Storage, data: bytes) -> Version:
     """Write the repo info where there is none."""
-    try:
-        return await storage.put(REPO_INFO, data, if_version=ABSENT)
-    except PreconditionFailedError as error:
+    version = await create_object(storage, REPO_INFO, data)
+    if version is None:
         raise ConflictError(
             "Somebody else is migrating the repository, or has just done it; nothing was changed. "
             "Call upgrade again to see, but not while they are at work."
-        ) from error
-    except OutcomeUnknownError:
-        found = await read_if_there(storage, REPO_INFO)
-        if found is None or bytes(found.data) != data:
-            raise
-        return found.version
+        )
+    return version

@@ -11,8 +11,7 @@ from icechunk_async._runtime.concurrency import gather
 from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
 from icechunk_async.engine.commit.flush import Flusher
 from icechunk_async.engine.commit.publisher import carried_from
-from icechunk_async.engine.history import Amend, Commit
-from icechunk_async.engine.history.protocol import unsupported_by_spec_1
+from icechunk_async.engine.history import Amend, Commit, check_online
 from icechunk_async.engine.open import check_safe
 from icechunk_async.errors import (
     InvalidInputError,
@@ -69,10 +68,10 @@ async def begin_rewriting(
         )
     check_safe(opened.storage)
     history, assets = opened.history, opened.assets
-    if commit_method == "amend" and history.spec_version == 1:
-        raise unsupported_by_spec_1("amendments of commits")
+    if commit_method == "amend":
+        history.capabilities.require("amend")
     base = await assets.snapshot(await history.branch_tip(branch))
-    await history.check_writable()
+    check_online(history)
     log = await _amended_log(opened, base) if commit_method == "amend" else None
     return Rewriting(branch, base, log)
 

@@ -303,7 +303,7 @@ async def test_other_sessions_do_not_move(tree: Repository) -> None:
 async def test_spec_1_has_no_moves() -> None:
     """It says so and names the way out."""
     async with Repository.create(memory_url(), spec_version=1) as repository:
-        with pytest.raises(UnsupportedBySpecError, match=r"migrate\.upgrade"):
+        with pytest.raises(UnsupportedBySpecError, match=r"upkeep\.upgrade"):
             await repository.rearrange_session("main")
 
 

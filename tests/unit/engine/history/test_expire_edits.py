@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from icechunk_async.engine.history.protocol import Expiration
-from icechunk_async.engine.history.repo_info.expire import cut_history, expire, release
+from icechunk_async.engine.history.ref_files.upkeep import cut_history
+from icechunk_async.engine.history.repo_info.edits import expire, release
 from icechunk_async.errors import FormatError
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.operations_log import Availability, RepoInitialized, RepoStatus, Update

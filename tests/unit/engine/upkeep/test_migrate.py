@@ -14,7 +14,6 @@ from anyio.lowlevel import checkpoint
 from icechunk_async import Repository
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async._runtime.progress import Progress
-from icechunk_async.engine.upkeep.migrate import upgrade
 from icechunk_async.errors import (
     ConflictError,
     FormatError,
@@ -31,6 +30,7 @@ from icechunk_async.testing.cancellation import at_every_wait
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from icechunk_async.testing.wrapping import WrappedStorage
+from icechunk_async.upkeep import upgrade
 from tests.helpers import memory_url, objects, write
 from tests.unit.engine.upkeep.old_repository import (
     OldRepository,

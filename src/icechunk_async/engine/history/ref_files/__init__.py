@@ -1,1 +1,1 @@
-"""Spec 1: one small object a branch or tag; ancestry is in the snapshots themselves."""
+"""Format 1: one small object for each branch or tag; ancestry is in the snapshots themselves."""

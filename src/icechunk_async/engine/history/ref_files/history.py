@@ -10,19 +10,31 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import bounded_map, gather
-from icechunk_async.engine.history.doubt import Doubt
+from icechunk_async.engine.history.capabilities import Capabilities
+from icechunk_async.engine.history.outcomes import Doubt, create_object, read_if_there
 from icechunk_async.engine.history.protocol import (
+    MAIN,
     Amend,
     Commit,
     Detach,
     Kept,
     StoredConfig,
-    unsupported_by_spec_1,
 )
-from icechunk_async.engine.history.ref_files import upkeep as spec1_upkeep
-from icechunk_async.engine.history.repo_info import edits
+from icechunk_async.engine.history.ref_files import upkeep
+from icechunk_async.engine.history.refusals import (
+    branch_exists,
+    branch_moved,
+    branch_not_reset,
+    config_changed,
+    no_branch,
+    no_snapshot,
+    no_tag,
+    refuse_main,
+    source_is_gone,
+    tag_exists,
+    tag_was_deleted,
+)
 from icechunk_async.errors import (
-    BranchNotFoundError,
     ConflictError,
     FormatError,
     InvalidRefNameError,
@@ -53,14 +65,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from collections.abc import Set as AbstractSet
 
-    from icechunk_async._runtime.backoff import Backoff
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.engine.history.protocol import Expiration, ParentOf, Publication
-    from icechunk_async.engine.history.repo_info.edits import Edit
+    from icechunk_async.engine.history.way import HistorySettings
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.ids import SnapshotId
-    from icechunk_async.format.operations_log import Update
-    from icechunk_async.format.repo_info import RepoInfo
     from icechunk_async.storage import Expected, Storage, Version
 
     type _Refusal = Callable[[str, SnapshotId, SnapshotId | None], ConflictError]
@@ -80,23 +89,30 @@ class SeenRef:
     version: Version
 
 
-class RefFilesHistory:
-    """A :class:`~icechunk_async.engine.history.History` of spec 1.
+_CAPABILITIES: Final = Capabilities(
+    "format version 1",
+    "Format version 2 has: migrate the repository with icechunk_async.upkeep.upgrade.",
+)
 
-    The last state seen of each branch is remembered: a commit tries on top of it without
-    reading first.
+
+class RefFilesHistory:
+    """A `History` of format 1.
+
+    The last state seen of each branch is kept: a commit tries on top of it without reading first.
     """
 
     spec_version = 1
+    capabilities = _CAPABILITIES
+    state = None
 
     def __init__(
-        self, storage: Storage, assets: Assets, main: SeenRef, *, backoff: Backoff
+        self, storage: Storage, assets: Assets, main: SeenRef, settings: HistorySettings
     ) -> None:
         """Read and write the refs of ``storage``; ``main`` was just read or written."""
         self._storage = storage
         self._assets = assets
-        self._backoff = backoff
-        self._seen = {edits.MAIN: main}
+        self._backoff = settings.backoff
+        self._seen = {MAIN: main}
 
     async def branches(self) -> dict[str, SnapshotId]:
         """Return every branch and its tip. Cost: a listing, and one request a branch."""
@@ -120,7 +136,7 @@ class RefFilesHistory:
         """Return the snapshot of a tag. Cost: two requests at once."""
         target = await self._read_tag(name)
         if target is None:
-            raise TagNotFoundError(f"There is no tag {name!r}, or it was deleted.", tag=name)
+            raise no_tag(name)
         return target
 
     def last_seen(self, branch: str | None, tag: str | None) -> SnapshotId | None:
@@ -128,31 +144,12 @@ class RefFilesHistory:
         ref = self._seen.get(branch) if branch is not None and tag is None else None
         return None if ref is None else ref.target
 
-    async def check_writable(self) -> None:
-        """Do nothing: spec 1 has no repository status."""
-
-    async def check_moves_allowed(self) -> None:
-        """Refuse: spec 1 has no place for moves."""
-        raise unsupported_by_spec_1("moves of nodes")
-
-    async def check_feature(self, name: str) -> None:
-        """Do nothing: spec 1 has no feature flags."""
-
-    async def repo_info(self) -> RepoInfo:
-        """Refuse: spec 1 has no repo info."""
-        raise unsupported_by_spec_1("repository metadata, status or feature flags")
-
-    async def change(self, edit: Edit, *, despite_status: bool = False) -> None:
-        """Refuse: spec 1 has no repo info."""
-        del edit, despite_status
-        await self.repo_info()
-
     async def create_branch(self, name: str, snapshot_id: SnapshotId) -> None:
         """Create a branch."""
         _check_name(name)
         await self._assets.snapshot(snapshot_id)
-        if not await self._create(branch_key(name), encode_ref(snapshot_id)):
-            raise edits.branch_exists(name)
+        if await create_object(self._storage, branch_key(name), encode_ref(snapshot_id)) is None:
+            raise branch_exists(name)
 
     async def reset_branch(
         self, name: str, snapshot_id: SnapshotId, *, expected: SnapshotId | None = None
@@ -160,12 +157,12 @@ class RefFilesHistory:
         """Move a branch to another snapshot."""
         ref, _ = await gather(self._branch(name), self._assets.snapshot(snapshot_id))
         if expected is not None and ref.target != expected:
-            raise edits.not_reset(name, expected, ref.target)
-        await self._move(name, ref, snapshot_id, edits.not_reset)
+            raise branch_not_reset(name, expected, ref.target)
+        await self._move(name, ref, snapshot_id, branch_not_reset)
 
     async def delete_branch(self, name: str) -> None:
         """Delete a branch."""
-        edits.refuse_main(name)
+        refuse_main(name)
         await self._branch(name)
         for failure in await self._storage.delete([branch_key(name)]):
             raise failure.error
@@ -175,15 +172,15 @@ class RefFilesHistory:
         """Create a tag."""
         _check_name(name)
         await self._assets.snapshot(snapshot_id)
-        if await self._exists(tombstone_key(name)):
-            raise edits.tag_was_deleted(name)
-        if not await self._create(tag_key(name), encode_ref(snapshot_id)):
-            raise edits.tag_exists(name)
+        if await read_if_there(self._storage, tombstone_key(name)) is not None:
+            raise tag_was_deleted(name)
+        if await create_object(self._storage, tag_key(name), encode_ref(snapshot_id)) is None:
+            raise tag_exists(name)
 
     async def delete_tag(self, name: str) -> None:
         """Delete a tag for good: a tombstone is put beside it."""
         await self.tag_target(name)
-        if not await self._create(tombstone_key(name), b""):
+        if await create_object(self._storage, tombstone_key(name), b"") is None:
             raise TagNotFoundError(f"The tag {name!r} was deleted already.", tag=name)
 
     async def snapshot_info(self, snapshot_id: SnapshotId) -> SnapshotInfo:
@@ -233,15 +230,15 @@ class RefFilesHistory:
                 if ref is None or ref.target != parent_id:
                     ref = await self._branch(branch)
                     if ref.target != parent_id:
-                        raise edits.moved(branch, parent_id, ref.target)
+                        raise branch_moved(branch, parent_id, ref.target)
                 await self._check_sources(publication.sources - {parent_id})
                 await store()
-                await self._move(branch, ref, snapshot.id, edits.moved)
+                await self._move(branch, ref, snapshot.id, branch_moved)
             case Amend():
-                raise unsupported_by_spec_1("amendments of commits")
+                self.capabilities.require("amend")
             case Detach(parent_id):
                 if not await self._is_stored(parent_id):
-                    raise edits.unknown_snapshot(parent_id)
+                    raise no_snapshot(parent_id)
                 await self._check_sources(publication.sources - {parent_id})
                 await store()
                 await self._storage.sync()
@@ -250,7 +247,7 @@ class RefFilesHistory:
         """Refuse if a snapshot was collected. Cost: a request for each."""
         for source in sorted(sources):
             if not await self._is_stored(source):
-                raise edits.source_is_gone(source)
+                raise source_is_gone(source)
 
     async def _is_stored(self, snapshot_id: SnapshotId) -> bool:
         """Return whether a snapshot's file is there now, whatever is cached."""
@@ -260,15 +257,10 @@ class RefFilesHistory:
             return False
         return True
 
-    def operations(self) -> AsyncIterator[Update]:
-        """Refuse: spec 1 keeps no operations log."""
-        raise unsupported_by_spec_1("operations log")
-
     async def load_config(self) -> StoredConfig:
         """Read ``config.yaml``. Cost: one request."""
-        try:
-            retrieved = await self._storage.get(CONFIG)
-        except ObjectNotFoundError:
+        retrieved = await read_if_there(self._storage, CONFIG)
+        if retrieved is None:
             return StoredConfig(None, ABSENT)
         return StoredConfig(decode_config(retrieved.data, 1), retrieved.version)
 
@@ -285,7 +277,7 @@ class RefFilesHistory:
         except (PreconditionFailedError, ObjectNotFoundError) as error:
             if await self._holds(CONFIG, data):
                 return  # an earlier try of ours landed without an answer
-            raise edits.config_changed() from error
+            raise config_changed() from error
         except OutcomeUnknownError as error:
             with Doubt(error):
                 if not await self._holds(CONFIG, data):
@@ -293,11 +285,11 @@ class RefFilesHistory:
 
     async def expire(self, rule: Expiration, *, dry_run: bool) -> frozenset[SnapshotId]:
         """Drop old snapshots. Cost: reads all there are, and writes one for each ref."""
-        return await spec1_upkeep.expire(self, self._storage, self._assets, rule, dry_run=dry_run)
+        return await upkeep.expire(self, self._storage, self._assets, rule, dry_run=dry_run)
 
     async def reachable(self, parent_of: ParentOf) -> frozenset[SnapshotId]:
         """Return every snapshot that a branch or tag leads to. Cost: reads them all."""
-        return await spec1_upkeep.reachable(self, self._storage, parent_of)
+        return await upkeep.reachable(self, self._storage, parent_of)
 
     async def release(
         self, old: AbstractSet[SnapshotId], parent_of: ParentOf, *, dry_run: bool
@@ -319,52 +311,29 @@ class RefFilesHistory:
     async def _branch(self, name: str) -> SeenRef:
         ref = await self._read_branch(name)
         if ref is None:
-            raise BranchNotFoundError(f"There is no branch {name!r}.", branch=name)
+            raise no_branch(name)
         return ref
 
     async def _read_branch(self, name: str) -> SeenRef | None:
-        """Read a branch as of now and remember it."""
-        try:
-            retrieved = await self._storage.get(branch_key(name))
-        except ObjectNotFoundError:
+        """Read a branch as of now and remember it; return None if it is gone."""
+        retrieved = await read_if_there(self._storage, branch_key(name))
+        if retrieved is None:
             self._seen.pop(name, None)
             return None
         ref = self._seen[name] = SeenRef(decode_ref(retrieved.data), retrieved.version)
         return ref
 
     async def _read_tag(self, name: str) -> SnapshotId | None:
-        """Return a tag's target; a tombstone hides it."""
-        found, deleted = await gather(self._read(tag_key(name)), self._exists(tombstone_key(name)))
-        return None if found is None or deleted else decode_ref(found)
-
-    async def _read(self, key: str) -> bytes | memoryview | None:
-        try:
-            return (await self._storage.get(key)).data
-        except ObjectNotFoundError:
-            return None
-
-    async def _exists(self, key: str) -> bool:
-        return await self._read(key) is not None
+        """Return a tag's snapshot; None if there is no such tag, or a tombstone beside it."""
+        found, tombstone = await gather(
+            read_if_there(self._storage, tag_key(name)),
+            read_if_there(self._storage, tombstone_key(name)),
+        )
+        return None if found is None or tombstone is not None else decode_ref(found.data)
 
     async def _holds(self, key: str, data: bytes) -> bool:
-        found = await self._read(key)
-        return found is not None and bytes(found) == data
-
-    async def _create(self, key: str, data: bytes) -> bool:
-        """Create an object; answer whether it was not there before.
-
-        A lost answer is settled by reading back: what we find there, if it is what we wrote,
-        is what the caller asked for.
-        """
-        try:
-            await self._storage.put(key, data, if_version=ABSENT)
-        except PreconditionFailedError:
-            return False
-        except OutcomeUnknownError as error:
-            with Doubt(error):
-                if not await self._holds(key, data):
-                    raise
-        return True
+        found = await read_if_there(self._storage, key)
+        return found is not None and bytes(found.data) == data
 
     async def _move(self, branch: str, ref: SeenRef, target: SnapshotId, refusal: _Refusal) -> None:
         """Compare-and-set a branch from ``ref`` to ``target``."""

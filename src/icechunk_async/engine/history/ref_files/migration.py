@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime.backoff import Backoff
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.progress import Progress, no_progress
-from icechunk_async.engine.history.repo_info.edits import MAIN
+from icechunk_async.engine.history.outcomes import read_if_there
+from icechunk_async.engine.history.protocol import MAIN
 from icechunk_async.errors import (
     ConflictError,
     FormatError,
@@ -73,7 +74,6 @@ __all__ = [
     "load_infos",
     "migrated",
     "open_branches",
-    "read_if_there",
     "read_refs",
     "same_refs",
     "swap",
@@ -142,7 +142,7 @@ async def _load(storage: Storage, snapshot_id: SnapshotId) -> SnapshotInfo:
 
 _UNDER_WAY: Final = (
     "The repository is being migrated from format version 1. If nobody does that any more, it was "
-    "interrupted: call icechunk_async.engine.upkeep.migrate.upgrade again."
+    "interrupted: call icechunk_async.upkeep.upgrade again."
 )
 _REF_DELAY_US: Final = 1000
 """How long after its snapshot a ref is taken to be created, and then deleted."""
@@ -386,11 +386,3 @@ async def swap(storage: Storage, key: str, data: bytes, version: Version) -> Ver
             raise ConflictError(f"{key!r} {state}: somebody else is writing to the repository.")
         await _SWAP.wait(attempt)
     raise doubt or ConflictError(f"{key!r} could not be replaced: others keep writing it.")
-
-
-async def read_if_there(storage: Storage, key: str) -> Retrieved | None:
-    """Read an object; answer None if there is none."""
-    try:
-        return await storage.get(key)
-    except ObjectNotFoundError:
-        return None

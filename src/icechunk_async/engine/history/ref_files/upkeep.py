@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import bounded_map, gather
-from icechunk_async.engine.history.ref_files.migration import read_if_there
-from icechunk_async.engine.history.repo_info import expire as expire_edits
-from icechunk_async.engine.history.repo_info.edits import MAIN
-from icechunk_async.errors import ConflictError, NotFoundError, RepositoryNotFoundError
+from icechunk_async.engine.history.outcomes import read_if_there
+from icechunk_async.engine.history.protocol import MAIN
+from icechunk_async.errors import (
+    ConflictError,
+    FormatError,
+    NotFoundError,
+    RepositoryNotFoundError,
+)
 from icechunk_async.format.envelope import FileType, unpack
 from icechunk_async.format.layout import REPO_INFO, snapshot_key
 from icechunk_async.format.repo_info import SnapshotInfo
@@ -23,9 +28,62 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.storage import Storage
 
-__all__ = ["expire", "reachable"]
+__all__ = ["Cut", "cut_history", "expire", "reachable"]
 
 _AT_ONCE: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What expiration does to a history of spec 1."""
+
+    parents: Mapping[SnapshotId, SnapshotId]
+    """Snapshots that get another parent."""
+    released: frozenset[SnapshotId]
+    """What is no longer part of some history, and old tips that became children of the root: so
+    the official engine has it."""
+
+
+def cut_history(
+    tips: Iterable[SnapshotId], infos: Mapping[SnapshotId, SnapshotInfo], older_than_us: int
+) -> Cut:
+    """Decide how to shorten the histories of refs.
+
+    In each the oldest snapshot that is not old, or the tip where all are, becomes a child of the
+    root.
+
+    Args:
+        tips: where branches and tags point, in the order in which they are looked at.
+        infos: all that the tips lead to.
+        older_than_us: what is old.
+    """
+    parents: dict[SnapshotId, SnapshotId] = {}
+    released: set[SnapshotId] = set()
+    for tip in tips:
+        line = list(_line(tip, infos, parents))
+        root = line[-1]
+        recent = [it for it in line if infos[it].flushed_at >= older_than_us]
+        last = recent[-1] if recent else tip
+        between = line[line.index(last) + 1 : -1]
+        if between:
+            parents[last] = root
+            released.update(between if recent else [tip, *between])
+    return Cut(parents, frozenset(released))
+
+
+def _line(
+    tip: SnapshotId,
+    infos: Mapping[SnapshotId, SnapshotInfo],
+    parents: Mapping[SnapshotId, SnapshotId],
+) -> Iterable[SnapshotId]:
+    current: SnapshotId | None = tip
+    for _ in range(len(infos)):
+        if current is None:
+            return
+        yield current
+        current = parents.get(current, infos[current].parent_id)
+    if current is not None:
+        raise FormatError(f"The ancestry of snapshot {tip} forms a circle.")
 
 
 async def expire(
@@ -45,7 +103,7 @@ async def expire(
         return it.parent_id
 
     await _walk(tips, parent_of)
-    cut = expire_edits.cut_history(tips, infos, rule.older_than_us)
+    cut = cut_history(tips, infos, rule.older_than_us)
     if dry_run:
         return cut.released
 

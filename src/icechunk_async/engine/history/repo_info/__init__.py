@@ -1,1 +1,1 @@
-"""Spec 2: one repo info object holds refs, ancestry, configuration and the operations log."""
+"""Format 2: one object holds refs, ancestry, configuration, status and the operations log."""

@@ -1,30 +1,40 @@
-"""Changes of a repo info as values: each takes one and returns the next, or refuses (spec 2).
+"""Changes of a repo info as values: each takes one and returns the next, or refuses (format 2).
 
-The caller reads the repo info, applies one of these, and writes the result if nobody else wrote
-meanwhile; else it reads and applies again.
+The caller reads the repo info, applies one of these, and writes the result if no other writer was
+first; otherwise it reads and applies again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async.engine.history.protocol import Amend, Commit, Detach
+from icechunk_async.engine.history.protocol import (
+    MAIN,
+    MOVE_NODE,
+    Amend,
+    Commit,
+    Detach,
+    FeatureFlag,
+)
+from icechunk_async.engine.history.refusals import (
+    branch_exists,
+    branch_moved,
+    branch_not_reset,
+    config_changed,
+    no_branch,
+    no_snapshot,
+    no_tag,
+    refuse_main,
+    source_is_gone,
+    tag_exists,
+    tag_was_deleted,
+)
 from icechunk_async.errors import (
-    BranchExistsError,
-    BranchNotFoundError,
-    ConflictError,
     FeatureDisabledError,
-    IcechunkError,
     InvalidInputError,
-    InvalidRefNameError,
-    NotFoundError,
     RepositoryReadOnlyError,
     SessionStateError,
-    SnapshotNotFoundError,
-    TagDeletedError,
-    TagExistsError,
-    TagNotFoundError,
 )
 from icechunk_async.format.json.metadata import encode_items
 from icechunk_async.format.operations_log import (
@@ -47,9 +57,10 @@ from icechunk_async.format.operations_log import (
 from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Set as AbstractSet
 
-    from icechunk_async.engine.history.protocol import Publication
+    from icechunk_async.engine.history.protocol import Expiration, Publication
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.operations_log import RepoStatus
@@ -58,11 +69,6 @@ if TYPE_CHECKING:
     type Edit = Callable[[RepoInfo], tuple[RepoInfo, UpdateDetail]]
 
 __all__ = [
-    "CREATE_TAG",
-    "DELETE_TAG",
-    "MAIN",
-    "MOVE_NODE",
-    "FeatureFlag",
     "change_status",
     "check_feature",
     "check_online",
@@ -71,6 +77,7 @@ __all__ = [
     "create_tag",
     "delete_branch",
     "delete_tag",
+    "expire",
     "feature_flags",
     "find_branch",
     "find_snapshot",
@@ -78,37 +85,19 @@ __all__ = [
     "merge_metadata",
     "publication_edit",
     "push_update",
+    "reachable",
+    "release",
     "replace_metadata",
     "reset_branch",
     "set_feature_flag",
-    "source_is_gone",
-    "unknown_snapshot",
     "with_backup",
 ]
 
-
 _SPEC: Final = 2
-MOVE_NODE: Final = "move_node"
-CREATE_TAG: Final = "create_tag"
-DELETE_TAG: Final = "delete_tag"
+_CREATE_TAG: Final = "create_tag"
+_DELETE_TAG: Final = "delete_tag"
 # Name -> id and default. The official engine reserves the ids 1 and 2.
-_FEATURES: Final = {MOVE_NODE: (3, True), CREATE_TAG: (4, True), DELETE_TAG: (5, True)}
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureFlag:
-    """Whether a repository allows an operation."""
-
-    id: int
-    name: str
-    default_enabled: bool
-    setting: bool | None
-    """None where nobody decided, so that the default counts."""
-
-    @property
-    def enabled(self) -> bool:
-        """Whether the operation is allowed."""
-        return self.default_enabled if self.setting is None else self.setting
+_FEATURES: Final = {MOVE_NODE: (3, True), _CREATE_TAG: (4, True), _DELETE_TAG: (5, True)}
 
 
 def feature_flags(info: RepoInfo) -> list[FeatureFlag]:
@@ -203,9 +192,6 @@ def change_status(status: RepoStatus) -> Edit:
     return edit
 
 
-MAIN = "main"
-
-
 def check_online(info: RepoInfo) -> None:
     """Refuse changes while the repository's status forbids them."""
     if info.status.availability is not Availability.ONLINE:
@@ -246,16 +232,7 @@ def find_snapshot(info: RepoInfo, snapshot_id: SnapshotId) -> SnapshotInfo:
     try:
         return info.snapshots[snapshot_id]
     except KeyError:
-        raise unknown_snapshot(snapshot_id) from None
-
-
-def unknown_snapshot(snapshot_id: SnapshotId) -> SnapshotNotFoundError:
-    """Return the error for a snapshot that is not there."""
-    return SnapshotNotFoundError(
-        f"There is no snapshot {snapshot_id} in this repository. It may have expired; 'ancestry' "
-        "lists the snapshots of a branch.",
-        snapshot_id=str(snapshot_id),
-    )
+        raise no_snapshot(snapshot_id) from None
 
 
 def find_branch(branches: Mapping[str, SnapshotId], name: str) -> SnapshotId:
@@ -263,7 +240,7 @@ def find_branch(branches: Mapping[str, SnapshotId], name: str) -> SnapshotId:
     try:
         return branches[name]
     except KeyError:
-        raise _missing(BranchNotFoundError, "branch", name, branches) from None
+        raise no_branch(name, branches) from None
 
 
 def find_tag(tags: Mapping[str, SnapshotId], name: str) -> SnapshotId:
@@ -271,17 +248,7 @@ def find_tag(tags: Mapping[str, SnapshotId], name: str) -> SnapshotId:
     try:
         return tags[name]
     except KeyError:
-        raise _missing(TagNotFoundError, "tag", name, tags) from None
-
-
-def _missing(
-    cls: type[NotFoundError], what: str, name: str, known: Mapping[str, object]
-) -> IcechunkError:
-    names = ", ".join(sorted(known)[:20]) or "none"
-    return cls(
-        f"There is no {what} {name!r}. The repository has: {names}.",
-        **{what: name},
-    )
+        raise no_tag(name, tags) from None
 
 
 def create_branch(name: str, snapshot_id: SnapshotId) -> Edit:
@@ -296,20 +263,13 @@ def create_branch(name: str, snapshot_id: SnapshotId) -> Edit:
     return edit
 
 
-def branch_exists(name: str) -> BranchExistsError:
-    """Return the error for a branch's name that is taken."""
-    return BranchExistsError(
-        f"There is a branch {name!r} already. Choose another name, or reset it.", branch=name
-    )
-
-
 def reset_branch(name: str, snapshot_id: SnapshotId, expected: SnapshotId | None) -> Edit:
     """Return the edit that moves a branch."""
 
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
         tip = find_branch(info.branches, name)
         if expected is not None and tip != expected:
-            raise not_reset(name, expected, tip)
+            raise branch_not_reset(name, expected, tip)
         find_snapshot(info, snapshot_id)
         branches = {**info.branches, name: snapshot_id}
         return replace(info, branches=branches), BranchReset(name, tip)
@@ -329,19 +289,11 @@ def delete_branch(name: str) -> Edit:
     return edit
 
 
-def refuse_main(name: str) -> None:
-    """Refuse to delete the branch that every repository has."""
-    if name == MAIN:
-        raise InvalidRefNameError(
-            f"The branch {MAIN!r} cannot be deleted: every repository has it. You can reset it."
-        )
-
-
 def create_tag(name: str, snapshot_id: SnapshotId) -> Edit:
     """Return the edit that adds a tag."""
 
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
-        check_feature(info, CREATE_TAG)
+        check_feature(info, _CREATE_TAG)
         if name in info.tags:
             raise tag_exists(name)
         if name in info.deleted_tags:
@@ -352,27 +304,11 @@ def create_tag(name: str, snapshot_id: SnapshotId) -> Edit:
     return edit
 
 
-def tag_exists(name: str) -> TagExistsError:
-    """Return the error for a tag's name that is taken."""
-    return TagExistsError(
-        f"There is a tag {name!r} already, and tags do not move. Choose another name.", tag=name
-    )
-
-
-def tag_was_deleted(name: str) -> TagDeletedError:
-    """Return the error for a name that cannot be used again."""
-    return TagDeletedError(
-        f"A tag {name!r} was deleted, and its name is never used again, so that nobody takes one "
-        "release for another. Choose another name.",
-        tag=name,
-    )
-
-
 def delete_tag(name: str) -> Edit:
     """Return the edit that removes a tag for good."""
 
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
-        check_feature(info, DELETE_TAG)
+        check_feature(info, _DELETE_TAG)
         target = find_tag(info.tags, name)
         tags = {tag: it for tag, it in info.tags.items() if tag != name}
         deleted = info.deleted_tags | {name}
@@ -390,40 +326,6 @@ def config_edit(raw_config: bytes, expected: bytes | None) -> Edit:
         return replace(info, raw_config=raw_config), ConfigChanged()
 
     return edit
-
-
-def config_changed() -> ConflictError:
-    """Return the error for a configuration that somebody else replaced."""
-    return ConflictError(
-        "Somebody changed the repository's configuration since it was read; nothing was saved. "
-        "Open the repository again and repeat the change.",
-        code="config-updated",
-    )
-
-
-def moved(branch: str, expected: SnapshotId, actual: SnapshotId | None) -> ConflictError:
-    """Return the error for a branch that is not where it was expected."""
-    found = f"is now at {actual}" if actual is not None else "is gone"
-    return ConflictError(
-        f"Branch {branch!r} was expected at snapshot {expected} and {found}: another writer was "
-        "first; nothing was published. Rebase the session (rebase_with=...), or begin a new one.",
-        branch=branch,
-        expected_parent=str(expected),
-        actual_parent=None if actual is None else str(actual),
-    )
-
-
-def not_reset(branch: str, expected: SnapshotId, actual: SnapshotId | None) -> ConflictError:
-    """Return the error for a branch that was to be reset and is not where it was expected."""
-    found = f"is now at {actual}" if actual is not None else "is gone"
-    return ConflictError(
-        f"Branch {branch!r} was expected at snapshot {expected} and {found}: another writer was "
-        "first; the branch was not reset. Look at what it holds before you reset it again.",
-        branch=branch,
-        expected_parent=str(expected),
-        actual_parent=None if actual is None else str(actual),
-        code="branch-update-conflict",
-    )
 
 
 def publication_edit(publication: Publication) -> Edit:
@@ -460,20 +362,10 @@ def publication_edit(publication: Publication) -> Edit:
     return edit
 
 
-def source_is_gone(source: SnapshotId) -> SnapshotNotFoundError:
-    """Return the error for changes that took over references of a snapshot which is gone."""
-    return SnapshotNotFoundError(
-        f"The session moved chunks to other places while it stood on snapshot {source}, which has "
-        "expired or been collected since, and so may have been the chunks. Nothing was published. "
-        "Move them again in a new session, and expire no snapshot that an open session began at.",
-        snapshot_id=str(source),
-    )
-
-
 def _expect_tip(info: RepoInfo, branch: str, expected: SnapshotId) -> None:
     tip = find_branch(info.branches, branch)
     if tip != expected:
-        raise moved(branch, expected, tip)
+        raise branch_moved(branch, expected, tip)
 
 
 def _entry(snapshot: Snapshot, parent_id: SnapshotId) -> SnapshotInfo:
@@ -486,3 +378,83 @@ def _publish(info: RepoInfo, entry: SnapshotInfo, branch: str | None) -> RepoInf
     snapshots = {**info.snapshots, entry.id: entry}
     branches = info.branches if branch is None else {**info.branches, branch: entry.id}
     return replace(info, snapshots=snapshots, branches=branches)
+
+
+def expire(info: RepoInfo, rule: Expiration) -> tuple[RepoInfo, frozenset[SnapshotId]]:
+    """Drop old snapshots, except roots and the tips of refs that stay.
+
+    Returns:
+        The repo info without them, and their ids.
+
+    Raises:
+        FeatureDisabledError: tags would go, and the repository forbids to delete tags.
+    """
+    old = {
+        it.id
+        for it in info.snapshots.values()
+        if it.parent_id is not None and it.flushed_at < rule.older_than_us
+    }
+    tags, branches = info.tags, info.branches
+    if rule.delete_tags:
+        tags = {name: tip for name, tip in tags.items() if tip not in old}
+    if len(tags) < len(info.tags):
+        check_feature(info, _DELETE_TAG)
+    if rule.delete_branches:
+        branches = {name: tip for name, tip in branches.items() if name == MAIN or tip not in old}
+    dropped = frozenset(old - {*tags.values(), *branches.values()})
+    deleted = info.deleted_tags | (info.tags.keys() - tags.keys())
+    kept_refs = replace(info, tags=tags, branches=branches, deleted_tags=deleted)
+    return _drop(kept_refs, dropped, to_root=True), dropped
+
+
+def _drop(info: RepoInfo, dropped: Collection[SnapshotId], *, to_root: bool) -> RepoInfo:
+    """Leave snapshots out; those whose parent is among them get another.
+
+    Args:
+        info: the history; no ref points at what is dropped.
+        dropped: what to leave out.
+        to_root: make the root their parent, not the nearest ancestor that is kept.
+    """
+    kept: dict[SnapshotId, SnapshotInfo] = {}
+    for it in info.snapshots.values():
+        if it.id in dropped:
+            continue
+        adopt = it.parent_id in dropped
+        kept[it.id] = _with_other_parent(info, it, dropped, to_root=to_root) if adopt else it
+    return replace(info, snapshots=kept)
+
+
+def _with_other_parent(
+    info: RepoInfo, orphan: SnapshotInfo, dropped: Collection[SnapshotId], *, to_root: bool
+) -> SnapshotInfo:
+    """Give a snapshot another parent; it remembers the logs of all between, oldest first."""
+    _, *passed = info.ancestry(orphan.id)
+    places = [place for place, it in enumerate(passed) if it.id not in dropped]
+    parent = None
+    if places:
+        place = places[-1 if to_root else 0]
+        parent, passed = passed[place].id, passed[:place]
+    logs = [log for it in reversed(passed) for log in (*it.pruned_ancestor_logs, it.id)]
+    logs += orphan.pruned_ancestor_logs
+    return replace(orphan, parent_id=parent, pruned_ancestor_logs=tuple(logs))
+
+
+def reachable(info: RepoInfo) -> set[SnapshotId]:
+    """Return every snapshot that a branch or a tag leads to."""
+    found: set[SnapshotId] = set()
+    for tip in {*info.tags.values(), *info.branches.values()}:
+        for it in info.ancestry(tip):
+            if it.id in found:
+                break
+            found.add(it.id)
+    return found
+
+
+def release(info: RepoInfo, old: AbstractSet[SnapshotId]) -> RepoInfo:
+    """Drop old snapshots that no branch and no tag leads to.
+
+    Args:
+        info: the history.
+        old: what may go. A snapshot that is not among them may be about to get a branch.
+    """
+    return _drop(info, (info.snapshots.keys() & old) - reachable(info), to_root=False)

@@ -1,0 +1,69 @@
+"""What a way of publishing can do beyond references and commits, and the refusal of the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from icechunk_async.errors import UnsupportedBySpecError
+
+__all__ = ["Capabilities", "Feature"]
+
+type Feature = Literal[
+    "amend",
+    "move_nodes",
+    "metadata",
+    "status",
+    "feature_flags",
+    "operations_log",
+    "repo_info_file",
+]
+
+_NOUNS: Final[dict[Feature, str]] = {
+    "amend": "amendments of commits",
+    "move_nodes": "moves of nodes",
+    "metadata": "metadata for the repository itself",
+    "status": "repository status",
+    "feature_flags": "feature flags",
+    "operations_log": "operations log",
+    "repo_info_file": "repo info file",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What repositories can do that are published in one way.
+
+    Every way has branches, tags, ancestry, a stored configuration and commits; these are extras.
+    """
+
+    way: str
+    """Names the way in messages, such as ``format version 1``."""
+    instead: str = ""
+    """A sentence for messages: what to do to get what is missing."""
+    amend: bool = False
+    """A snapshot can take the place of a branch's tip, see `Session.amend`."""
+    move_nodes: bool = False
+    """A commit can record that nodes moved, see `Repository.rearrange_session`."""
+    metadata: bool = False
+    """The repository has properties besides those of its commits."""
+    status: bool = False
+    """The repository can be closed to changes, for all writers at once."""
+    feature_flags: bool = False
+    """Single operations can be forbidden to all writers."""
+    operations_log: bool = False
+    """The repository remembers what was done to it besides commits."""
+    repo_info_file: bool = False
+    """Refs, ancestry and settings are in one file, see `Repository.inspect_repo_info`."""
+
+    def require(self, feature: Feature) -> None:
+        """Refuse what this way cannot do.
+
+        Raises:
+            UnsupportedBySpecError: it says what is missing and what to do instead.
+        """
+        if not getattr(self, feature):
+            what = _NOUNS[feature]
+            raise UnsupportedBySpecError(
+                f"A repository of {self.way} has no {what}. {self.instead}".rstrip(), what=what
+            )

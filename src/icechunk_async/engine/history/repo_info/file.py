@@ -1,0 +1,181 @@
+"""The repo info object: read it, and replace it by an edited one, over and over if others write.
+
+Every change reads the object, edits it as a value, keeps a backup copy of what it replaces, and
+writes the result on condition that no other writer was first (spec, "Repo info file").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from icechunk_async._runtime import clock
+from icechunk_async._runtime.concurrency import gather
+from icechunk_async.engine.history.outcomes import Doubt
+from icechunk_async.engine.history.repo_info import edits
+from icechunk_async.errors import (
+    ConflictError,
+    ObjectNotFoundError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    RepositoryNotFoundError,
+)
+from icechunk_async.format.envelope import FileType, pack, unpack
+from icechunk_async.format.layout import REPO_INFO, backup_key, new_backup_name
+from icechunk_async.format.repo_info import decode_repo_info, encode_repo_info
+
+if TYPE_CHECKING:
+    from icechunk_async.engine.history.repo_info.edits import Edit
+    from icechunk_async.engine.history.way import HistorySettings
+    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.repo_info import RepoInfo
+    from icechunk_async.storage import Retrieved, Storage, Version
+
+__all__ = ["RepoInfoFile", "Seen", "read_info"]
+
+type _Store = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A repo info and the version of the object that it was read from."""
+
+    info: RepoInfo
+    version: Version
+
+
+def read_info(retrieved: Retrieved) -> Seen:
+    """Decode what was read under the key of the repo info."""
+    info = decode_repo_info(unpack(retrieved.data, FileType.REPO_INFO))
+    return Seen(info, retrieved.version)
+
+
+class RepoInfoFile:
+    """The repo info of an open repository.
+
+    The newest state seen is kept: a change tries on top of it without reading first.
+    """
+
+    def __init__(self, storage: Storage, seen: Seen, settings: HistorySettings) -> None:
+        """Begin with a state just read or written."""
+        self._storage = storage
+        self._seen = seen
+        self._settings = settings
+
+    @property
+    def seen(self) -> Seen:
+        """The newest state seen so far."""
+        return self._seen
+
+    async def refresh(self) -> Seen:
+        """Return the state as of now. Cost: one conditional request."""
+        seen = self._seen
+        try:
+            retrieved = await self._storage.get_if_changed(REPO_INFO, seen.version)
+        except ObjectNotFoundError as error:
+            raise RepositoryNotFoundError(
+                f"The repository at {self._storage.description.url!r} was removed: its "
+                f"{REPO_INFO!r} object is gone."
+            ) from error
+        return seen if retrieved is None else self._remember(read_info(retrieved))
+
+    async def read_backup(self, name: str) -> RepoInfo | None:
+        """Return what a backup holds; None if it was removed."""
+        try:
+            retrieved = await self._storage.get(backup_key(name))
+        except ObjectNotFoundError:
+            return None
+        return read_info(retrieved).info
+
+    def _remember(self, seen: Seen) -> Seen:
+        """Keep the newer of two states; there is no await between comparing and keeping."""
+        if seen.info.updates[0].updated_at >= self._seen.info.updates[0].updated_at:
+            self._seen = seen
+        return seen
+
+    async def preview(self, edit: Edit) -> None:
+        """Apply an edit to the state as of now, and write nothing."""
+        info = (await self.refresh()).info
+        edits.check_online(info)
+        edit(info)
+
+    async def update(
+        self,
+        edit: Edit,
+        *,
+        store: _Store | None = None,
+        known: Seen | None = None,
+        snapshot_id: SnapshotId | None = None,
+        despite_status: bool = False,
+    ) -> None:
+        """Apply an edit to the newest state and write it; again if another writer was first.
+
+        Args:
+            edit: refuses, or returns the next state.
+            store: stores files that the edit refers to; awaited once.
+            known: a state to try first, without reading.
+            snapshot_id: the snapshot that the edit adds, if it adds one.
+            despite_status: write even while the repository's status forbids changes.
+
+        Cost: two requests one after the other if no other writer interferes, and one before them
+        without ``known``.
+        """
+        backoff = self._settings.backoff
+        attempts: list[str] = []
+        seen = known or await self.refresh()
+        with Doubt() as doubt:
+            for attempt in range(1, backoff.max_tries + 1):
+                if not despite_status:
+                    edits.check_online(seen.info)
+                next_info, detail = edit(seen.info)
+                backup = new_backup_name(REPO_INFO)
+                attempts.append(backup)
+                next_info = edits.push_update(
+                    next_info, detail, clock.now_us(), backup, self._settings.max_updates
+                )
+                if store is None:
+                    ready = await self._back_up(seen, backup)
+                else:
+                    ready, _ = await gather(self._back_up(seen, backup), store())
+                    store = None
+                try:
+                    if ready:
+                        self._remember(Seen(next_info, await self._write(next_info, seen)))
+                        return
+                except PreconditionFailedError:
+                    pass  # another writer was first
+                except OutcomeUnknownError as error:
+                    doubt.begin(error, seen.version)
+                seen = await self.refresh()
+                if _landed(seen.info, attempts, snapshot_id):
+                    return
+                doubt.settle(seen.version)
+                await backoff.wait(attempt)
+            raise doubt.error or ConflictError(
+                f"The repository changed each of {backoff.max_tries} times that this change was "
+                "tried; nothing was changed. Try again when fewer writers are at work."
+            )
+
+    async def _back_up(self, seen: Seen, name: str) -> bool:
+        """Copy the object that is about to be replaced; return whether it was still that one."""
+        try:
+            await self._storage.copy(REPO_INFO, backup_key(name), if_version=seen.version)
+        except (PreconditionFailedError, OutcomeUnknownError):
+            return False
+        return True
+
+    async def _write(self, info: RepoInfo, seen: Seen) -> Version:
+        level = self._settings.compression_level
+        data = pack(encode_repo_info(info), FileType.REPO_INFO, 2, level=level)
+        return await self._storage.put(REPO_INFO, data, if_version=seen.version)
+
+
+def _landed(info: RepoInfo, attempts: list[str], snapshot_id: SnapshotId | None) -> bool:
+    """Return whether one of our writes is part of this state.
+
+    Each attempt takes a backup under a new name, and the log names the backups of those that
+    landed.
+    """
+    backups = {info.before_updates, *(update.backup_path for update in info.updates)}
+    return not backups.isdisjoint(attempts) or snapshot_id in info.snapshots

@@ -1,0 +1,77 @@
+"""A way of publishing as a value: how to recognise, create and open repositories that use it.
+
+A new way is a folder beside ``repo_info`` and ``ref_files`` whose ``way.py`` defines one of these,
+and a line in `opening.WAYS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from icechunk_async._runtime.backoff import Backoff
+    from icechunk_async.engine.files.assets import Assets
+    from icechunk_async.engine.files.packs import Packing
+    from icechunk_async.engine.history.protocol import History
+    from icechunk_async.format.config import RepositoryConfig
+    from icechunk_async.format.snapshot import Snapshot
+    from icechunk_async.storage import Storage
+
+__all__ = ["Creating", "Found", "HistorySettings", "Way"]
+
+
+@dataclass(frozen=True, slots=True)
+class HistorySettings:
+    """What the configuration in force says about publishing."""
+
+    backoff: Backoff
+    """How long to wait after lost races."""
+    max_updates: int
+    """Entries of the operations log that are kept in the repo info."""
+    compression_level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A repository that was found or created, not yet opened."""
+
+    spec_version: int
+    config: RepositoryConfig | None
+    """The stored configuration."""
+    open: Callable[[Storage, Assets, HistorySettings], History]
+    """Opens the history at the state that was just read or written, without a request."""
+    packing: Packing | None = None
+    """The stored setting; None if the repository stores none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Creating:
+    """A repository to create."""
+
+    storage: Storage
+    assets: Assets
+    snapshot: Snapshot
+    """The first snapshot; not stored yet."""
+    config: RepositoryConfig | None
+    packing: Packing | None
+    """Stored if the way has a place for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of publishing snapshots."""
+
+    spec_version: int
+    marker: str
+    """The key of the object that every such repository has."""
+    detect: Callable[[Storage], Awaitable[Callable[[], Found] | None]]
+    """Reads what decides whether a storage holds such a repository. Decoding is left to the result,
+    because objects that another way left behind may not decode."""
+    create: Callable[[Creating], Awaitable[Found]]
+    """Creates a repository.
+
+    Raises ``RepositoryExistsError`` if another writer was first.
+    """

@@ -1,0 +1,20 @@
+"""What keeps a repository small and whole returns, and the upgrade of its format.
+
+The operations themselves are methods of `Repository`.
+"""
+
+from icechunk_async.engine.upkeep.check import BrokenReference, ReferenceReport
+from icechunk_async.engine.upkeep.collect import GarbageReport
+from icechunk_async.engine.upkeep.compact import CompactReport
+from icechunk_async.engine.upkeep.migrate import MigrationReport, upgrade
+from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
+
+__all__ = [
+    "BrokenReference",
+    "ChunkStorageStats",
+    "CompactReport",
+    "GarbageReport",
+    "MigrationReport",
+    "ReferenceReport",
+    "upgrade",
+]
