@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.upkeep.check import ReferenceReport
     from icechunk_async.engine.upkeep.collect import GarbageReport
     from icechunk_async.engine.upkeep.compact import CompactReport
+    from icechunk_async.engine.upkeep.copy import CopyReport
     from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
     from icechunk_async.engine.virtual.chunks import VirtualAccess
     from icechunk_async.format.json.metadata import JSON
@@ -839,6 +840,51 @@ class UpkeepOperations:
 
         with telemetry.span("check_references"):
             return await check_references(self._opened, progress or no_progress)
+
+    async def copy_to(
+        self,
+        destination: Location,
+        *,
+        storage_options: Mapping[str, object] | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> CopyReport:
+        """Copy the whole repository to another storage, or bring an earlier copy up to date.
+
+        Every object is copied byte for byte, with its name: ids, times and messages stay, and
+        virtual chunks still refer to where they did. The references come last, so the destination
+        shows the repository as it was when the copy began, and never a part of a snapshot. A copy
+        that was interrupted is continued by calling this again. Writers need not stop.
+
+        Args:
+            destination: URL, path or open storage: empty, or with an earlier copy.
+            storage_options: keyword arguments for the storage of a URL, see ``open_storage``.
+            progress: told how many objects were looked at.
+
+        Returns:
+            How many objects and bytes were copied, and how many were there already.
+
+        Raises:
+            RepositoryExistsError: the destination holds something that no copy put there, or
+                somebody committed to the copy; nothing was written.
+            ConflictError: somebody else changed the copy meanwhile, or garbage collection deletes
+                objects as fast as they are copied; the destination shows what it did before.
+            UnsafeStorageError: this storage cannot list, or the destination cannot be written
+                safely; nothing was written.
+            OutcomeUnknownError: no answer came when the references were written; copy again.
+
+        Cost: at most five requests, besides listing the references of format version 1, if nothing
+        changed. Else all objects are listed on both sides, and each that is missing is read and
+        written once. Memory: 256 MiB, or one object if that is larger.
+
+        Cancellation: the destination shows what it did before, or the new state (format version
+        1: each branch and tag by itself).
+        """
+        from icechunk_async.engine.upkeep.copy import copy_to  # noqa: PLC0415 -- not without need
+
+        with telemetry.span("copy_to"):
+            return await copy_to(
+                self._opened, destination, storage_options or {}, progress or no_progress
+            )
 
 
 def _limits(snapshots: int, manifests: int, manifest_bytes: int) -> Limits:
