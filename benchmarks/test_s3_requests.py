@@ -27,8 +27,8 @@ from benchmarks.s3_peers import (
 from benchmarks.s3_server import KEYS
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.storage import open_storage
+from icechunk_async_s3.connections import prepare
 from icechunk_async_s3.options import make_options
-from icechunk_async_s3.wiring import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence

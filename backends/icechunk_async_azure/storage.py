@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from icechunk_async.storage import Capabilities, StorageDescription
 from icechunk_async_azure.clients import Clients, Tuning
-from icechunk_async_azure.copying import copy
-from icechunk_async_azure.deleting import delete
-from icechunk_async_azure.listing import list_entries
 from icechunk_async_azure.options import check_number, login_of, place_of
-from icechunk_async_azure.reading import read, read_if_changed
+from icechunk_async_azure.reading import list_entries, read, read_if_changed
 from icechunk_async_azure.requests import Requests
-from icechunk_async_azure.writing import owned, write
+from icechunk_async_azure.writing import copy, delete, owned, write
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable

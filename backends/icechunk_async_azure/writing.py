@@ -1,19 +1,21 @@
-"""Writes: the condition travels with the bytes, and a doubt is settled by reading back.
+"""Writes, copies and deletions of blobs, with or without a condition.
 
-Each write has an id of its own in the blob's metadata, under the name that the official engine
-uses. After a refusal, and when no answer comes, the blob tells whether this write landed.
+Each conditional write carries a unique id in the blob's metadata, so that after a lost reply the
+blob tells whether this very write landed.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
+import anyio
 from azure.core import MatchConditions
-from azure.storage.blob import BlobBlock
+from azure.storage.blob import BlobBlock, BlobSasPermissions, generate_blob_sas
 
 from icechunk_async.errors import (
     IcechunkError,
@@ -21,17 +23,18 @@ from icechunk_async.errors import (
     OutcomeUnknownError,
     PreconditionFailedError,
     StorageClosedError,
+    StorageError,
     StorageUnavailableError,
     ThrottledError,
 )
-from icechunk_async.storage import Absent, Version
+from icechunk_async.storage import Absent, ByteRange, DeleteFailure, Version
 from icechunk_async_azure.clients import released
 from icechunk_async_azure.failures import FOREIGN, code_of, status_of, was_not_applied
-from icechunk_async_azure.parallel import for_each
+from icechunk_async_azure.reading import read
 from icechunk_async_azure.requests import is_etag
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from azure.storage.blob import BlobProperties
 
@@ -39,7 +42,49 @@ if TYPE_CHECKING:
     from icechunk_async_azure.clients import Client
     from icechunk_async_azure.requests import Requests
 
-__all__ = ["BLOCK_BYTES", "Write", "owned", "settle", "write", "write_blocks"]
+__all__ = [
+    "BLOCK_BYTES",
+    "Write",
+    "copy",
+    "copy_through",
+    "delete",
+    "for_each",
+    "owned",
+    "settle",
+    "write",
+    "write_blocks",
+]
+
+
+async def for_each[T](
+    work: Callable[[T], Awaitable[object]], items: Iterable[T], *, limit: int
+) -> None:
+    """Await ``work`` of every item, at most ``limit`` at a time.
+
+    Raises:
+        IcechunkError: what failed first; what was under way was finished, nothing more was begun.
+
+    Cancellation: what is under way is cancelled and waited for.
+    """
+    pending = iter(items)
+    failures: list[IcechunkError] = []
+
+    async def worker() -> None:
+        for item in pending:  # shared: each item goes to one worker
+            if failures:
+                return
+            try:
+                await work(item)
+            except IcechunkError as error:
+                failures.append(error)
+
+    # A backend may use nothing of the library but the contract and its errors.
+    async with anyio.create_task_group() as tasks:  # noqa: TID251
+        for _ in range(limit):
+            tasks.start_soon(worker)
+    if failures:
+        raise failures[0]
+
 
 BLOCK_BYTES: Final = 16 * 1024 * 1024
 """Larger objects are sent in blocks of this size, which one commit makes an object."""
@@ -260,3 +305,140 @@ def _unknown(task: Write, failure: IcechunkError) -> OutcomeUnknownError:
         "know.",
         **{**failure.context, "key": task.key},
     )
+
+
+_COPY_TRIES: Final = 10
+_SIGNED_FOR: Final = timedelta(hours=1)
+_NOT_BY_THE_SERVICE: Final = frozenset({400, 401, 403, 409, 413, 501})
+"""Answers to a copy that the service cannot make: too large (over 256 MiB), a source that the
+account's firewall or these credentials hide from the service, an emulator without copies."""
+
+
+async def copy(requests: Requests, source: str, target: str, if_version: Version | None) -> Version:
+    """Copy an object, whole and of one version, in one request where the service can."""
+    source_name, target_name = requests.name(source), requests.name(target)
+    task = replace(Write.of(target, if_version), action="copy", subject=source)
+    if if_version is not None and not is_etag(if_version):
+        raise task.refused("is at no such version")  # '*' would match any
+    client = await requests.client("copy", source)
+    source_url = client.blob(source_name).url
+    conditions: dict[str, Any] = {}
+    if if_version is not None:
+        conditions["source_etag"] = if_version.token
+        conditions["source_match_condition"] = MatchConditions.IfNotModified
+    bearer = await requests.ask(client.proof.bearer(), "copy", key=source)
+    if bearer is not None:
+        conditions["source_authorization"] = bearer
+    request = client.blob(target_name).start_copy_from_url(
+        _signed(requests, client, source_url, source_name),
+        metadata=task.metadata,
+        requires_sync=True,  # a copy that is only begun would show a part of an object
+        **conditions,
+    )
+    try:
+        return await settle(requests, client, task, request)
+    except ObjectNotFoundError as error:
+        missing = ObjectNotFoundError(
+            f"Could not copy {source!r}: there is no such object.", key=source
+        )
+        missing.__cause__ = error.__cause__
+    except PreconditionFailedError:
+        raise
+    except StorageError as error:
+        if error.context.get("status") not in _NOT_BY_THE_SERVICE:
+            raise
+        return await copy_through(requests, source, target, if_version)
+    raise missing
+
+
+async def copy_through(
+    requests: Requests, source: str, target: str, if_version: Version | None
+) -> Version:
+    """Copy an object by reading and writing it; memory: a few blocks."""
+    task = replace(Write.of(target, if_version), action="copy", subject=source)
+    for _ in range(_COPY_TRIES):
+        client = await requests.client("copy", source)
+        found = await requests.properties(client, source, action="copy")
+        version = Version(found.etag)
+        if if_version not in (None, version):
+            raise task.refused(f"is at {version}")
+        if found.size <= BLOCK_BYTES:
+            whole = await read(requests, source, None)
+            if whole.version == version:
+                return await write(requests, target, bytes(whole.data), None)
+            continue
+        try:
+            return await _copy_blocks(requests, client, (source, target), version, found.size)
+        except _ReplacedError:
+            continue
+    raise StorageUnavailableError(
+        f"Could not copy {source!r}: it was replaced {_COPY_TRIES} times meanwhile. Try again.",
+        key=source,
+    )
+
+
+class _ReplacedError(StorageError):
+    """The source is no longer at the version that is being copied."""
+
+
+async def _copy_blocks(
+    requests: Requests, client: Client, keys: tuple[str, str], version: Version, size: int
+) -> Version:
+    source, target = keys
+
+    async def block(start: int) -> bytes:
+        part = await read(requests, source, ByteRange(start, min(start + BLOCK_BYTES, size)))
+        if part.version != version:
+            raise _ReplacedError(f"{source!r} was replaced.", key=source)
+        return bytes(part.data)
+
+    task = replace(Write.of(target, None), action="copy")
+    return await write_blocks(requests, client, task, range(0, size, BLOCK_BYTES), block)
+
+
+def _signed(requests: Requests, client: Client, url: str, name: str) -> str:
+    """Return a URL that the service itself may read the source from."""
+    credential = client.proof.credential
+    login = requests.clients.login
+    match login.kind:
+        case "key":
+            token = generate_blob_sas(
+                login.account_name or "",
+                requests.place.container,
+                name,
+                account_key=str(login.secret),
+                permission=BlobSasPermissions(read=True),
+                expiry=datetime.now(UTC) + _SIGNED_FOR,
+            )
+            return f"{url}?{token}"
+        case "sas" | "sas-callback":
+            return f"{url}?{credential.signature}"
+        case _:
+            return url
+
+
+_AT_ONCE: Final = 16
+
+
+async def delete(requests: Requests, keys: Iterable[str]) -> list[DeleteFailure]:
+    """Delete objects; answer those that could not be deleted, in the order of ``keys``."""
+    names = {key: requests.name(key) for key in keys}  # all are checked before one is deleted
+    if not names:
+        requests.clients.check_open()
+        return []
+    failures: dict[str, IcechunkError] = {}
+
+    async def delete_one(key: str) -> None:
+        try:
+            client = await requests.client("delete", key)
+            request: Any = client.blob(names[key]).delete_blob()
+            await requests.ask(request, "delete", key=key)
+        except ObjectNotFoundError:
+            pass
+        except StorageClosedError:
+            raise
+        except IcechunkError as error:
+            failures[key] = error
+
+    await for_each(delete_one, names, limit=min(_AT_ONCE, len(names)))
+    return [DeleteFailure(key, failures[key]) for key in names if key in failures]

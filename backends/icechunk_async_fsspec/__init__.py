@@ -14,7 +14,7 @@ import fsspec  # type: ignore[import-untyped, unused-ignore]
 
 from icechunk_async.errors import InvalidInputError, InvalidURLError, MissingDriverError
 from icechunk_async.storage import StorageDescription
-from icechunk_async_fsspec.blocking import Folder
+from icechunk_async_fsspec.folder import Folder
 from icechunk_async_fsspec.probe import why_not_exclusive
 from icechunk_async_fsspec.storage import FsspecStorage, capabilities
 

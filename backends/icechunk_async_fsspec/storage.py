@@ -9,7 +9,7 @@ from icechunk_async.storage import Capabilities, ThreadedStorage, check_key
 
 if TYPE_CHECKING:
     from icechunk_async.storage import Retrieved, StorageDescription, Version
-    from icechunk_async_fsspec.blocking import Folder
+    from icechunk_async_fsspec.folder import Folder
 
 __all__ = ["FsspecStorage", "capabilities"]
 

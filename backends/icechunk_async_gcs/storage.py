@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from icechunk_async.errors import UnsafeStorageError
 from icechunk_async.storage import Capabilities
-from icechunk_async_gcs import deleting, listing, reading, writing
+from icechunk_async_gcs import reading, writing
 from icechunk_async_gcs.authority import authority_for
 from icechunk_async_gcs.options import (
     CONNECT_TIMEOUT_SECONDS,
@@ -141,7 +141,7 @@ class GCSStorage:
     async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
         """Delete objects, a hundred with each request."""
         self._check_writable()
-        return await deleting.delete(self._service, self._location, keys)
+        return await writing.delete(self._service, self._location, keys)
 
     async def list_prefix(
         self,
@@ -151,7 +151,7 @@ class GCSStorage:
         delimiter: Literal["/"] | None = None,
     ) -> AsyncIterator[ListEntry]:
         """List objects, up to a thousand with each request."""
-        async for entry in listing.list_prefix(
+        async for entry in reading.list_prefix(
             self._service, self._location, prefix, start_after, delimiter
         ):
             yield entry

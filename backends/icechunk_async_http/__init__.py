@@ -10,9 +10,8 @@ from yarl import URL
 
 from icechunk_async.errors import InvalidInputError, InvalidURLError
 from icechunk_async.storage import StorageDescription
-from icechunk_async_http.sessions import Sessions
 from icechunk_async_http.storage import HTTPStorage
-from icechunk_async_http.transport import Transport, check_headers
+from icechunk_async_http.transport import Sessions, Transport, check_headers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping

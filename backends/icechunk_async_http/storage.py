@@ -21,16 +21,21 @@ from icechunk_async.storage import (
     check_key,
     slice_range,
 )
-from icechunk_async_http.answers import UNKNOWN, error_of, range_header, strong_etag
-from icechunk_async_http.bodies import read_part, read_whole
+from icechunk_async_http.answers import (
+    UNKNOWN,
+    error_of,
+    range_header,
+    read_part,
+    read_whole,
+    strong_etag,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     import aiohttp
 
-    from icechunk_async_http.sessions import Sessions
-    from icechunk_async_http.transport import Transport
+    from icechunk_async_http.transport import Sessions, Transport
 
 __all__ = ["HTTPStorage"]
 

@@ -1,8 +1,8 @@
-"""Blocking calls on a few threads, where a hop costs more than the call.
+"""Blocking calls on a few threads, where the hop to a thread costs more than the call.
 
-Calls that are made in one turn of an event loop travel together: the first one schedules a flush
-for the end of the turn, one job on a thread does many of them, and their results come back in one
-callback. A thread that finds its calls to be slow asks for another thread to share them with.
+Calls made in one turn of an event loop travel together: the first schedules a flush for the end of
+the turn, one job on a thread does many of them, and their results return in one callback. A thread
+whose calls turn out to be slow asks for a second thread to share them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
+import numpy as np
 from aiofiles.os import wrap  # type: ignore[import-untyped, unused-ignore]
 
 from icechunk_async.errors import StorageClosedError
@@ -24,7 +25,9 @@ from icechunk_async.errors import StorageClosedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Lane"]
+    from icechunk_async.storage import Data
+
+__all__ = ["Lane", "Loan", "TakenBackError"]
 
 _PATIENCE_SECONDS: Final = 0.003
 """A thread that has been at work for so long hands over what it has."""
@@ -171,3 +174,41 @@ def _closed() -> StorageClosedError:
         "The storage was closed while it was in use. Wait for its operations before the "
         "'async with' block ends."
     )
+
+
+_LARGE_BYTES: Final = 1 << 16
+
+
+class TakenBackError(Exception):
+    """The owner has its bytes back, and nobody hears of the write any more."""
+
+
+class Loan:
+    """What is to be written for an owner that waits."""
+
+    __slots__ = ("_is_lent", "_taken_back", "data")
+
+    def __init__(self, data: Data) -> None:
+        """Lend ``data`` where that is sound and worth it, else a copy.
+
+        Only arrays are lent as they are: as long as someone looks at a ``bytearray``, its owner
+        cannot resize it.
+        """
+        view = memoryview(data)
+        is_fixed = type(view.obj) is bytes
+        self._is_lent = view.nbytes >= _LARGE_BYTES and isinstance(view.obj, np.ndarray)
+        self._taken_back = False
+        self.data = data if self._is_lent or is_fixed else bytes(data)
+
+    def end(self) -> None:
+        """Take back what was lent; copies, and what nobody can change, may be written on."""
+        self._taken_back = self._is_lent
+
+    def check(self) -> None:
+        """Go on only with bytes that were all read while they were lent.
+
+        Raises:
+            TakenBackError: some may be something else by now.
+        """
+        if self._taken_back:
+            raise TakenBackError

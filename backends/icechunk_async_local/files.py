@@ -32,7 +32,7 @@ from icechunk_async.storage import (
     slice_range,
 )
 from icechunk_async_local.failures import MISSING, explain, missing, refuse_link
-from icechunk_async_local.kept_folders import KeptFolders
+from icechunk_async_local.paths import KeptFolders
 from icechunk_async_local.publishing import draft, refused
 from icechunk_async_local.versions import modified_at, version_of
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from icechunk_async.storage import Capabilities
+    from icechunk_async_local.batching import Loan
     from icechunk_async_local.durability import Ledger
-    from icechunk_async_local.lending import Loan
     from icechunk_async_local.paths import Place, Tree
     from icechunk_async_local.publishing import Publisher
 

@@ -1,10 +1,7 @@
-"""Which kind of file system a directory is on, and what Linux does there.
+"""What a file system can promise: its identity, its locks, and a trial of both.
 
-Three things cannot be found out by trying: whether a lock on a directory holds on the other
-machines that mount it (the Linux clients of NFS, SMB and FUSE keep such locks to themselves),
-whether ``syncfs`` reaches the device (FUSE answers without asking), and whether opening a file that
-the kernel knows asks another machine or program nevertheless. Kinds that are not listed
-here are not trusted.
+Promises cannot be read off a file system's name alone (the same NFS export may or may not pass
+locks on), so a directory is tried when it is opened.
 """
 
 from __future__ import annotations
@@ -13,20 +10,39 @@ import ctypes
 import errno
 import os
 import platform
+import secrets
 import sys
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from icechunk_async.errors import InvalidURLError, StorageUnavailableError
+from icechunk_async.storage import Capabilities
+from icechunk_async_local.paths import RESERVED_PREFIX
+
+if sys.platform != "win32":
+    import fcntl
+
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Generator
 
 __all__ = [
+    "Abilities",
     "begin_writing_out",
     "can_sync_at_once",
     "has_common_locks",
     "identity_of",
+    "locked",
     "opens_without_requests",
+    "probe",
+    "remove_abandoned",
     "sync_file_system",
+    "try_lock",
+    "unlock",
 ]
 
 _EXT, _XFS, _BTRFS, _F2FS = 0xEF53, 0x58465342, 0x9123683E, 0xF2F52010
@@ -125,3 +141,274 @@ def _kind(directory: int) -> int | None:
 @cache
 def _libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
+
+
+_FIRST_PAUSE_SECONDS: Final = 50e-6
+_LONGEST_PAUSE_SECONDS: Final = 0.01
+
+
+def try_lock(directory: int, *, exclusive: bool) -> bool:
+    """Lock an open directory if that needs no waiting.
+
+    Raises:
+        OSError: there are no locks here.
+    """
+    if sys.platform == "win32":
+        raise NotImplementedError
+    try:
+        fcntl.flock(directory, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unlock(directory: int) -> None:
+    """Let others have the lock.
+
+    Closing the descriptor would not do: a child process that was forked in this moment has a
+    copy of it until it starts its own program.
+    """
+    if sys.platform != "win32":
+        fcntl.flock(directory, fcntl.LOCK_UN)
+
+
+@contextmanager
+def locked(
+    directory: int, path: Callable[[], str], *, exclusive: bool, timeout_seconds: float
+) -> Generator[None]:
+    """Hold the lock of an open directory; those who share it keep out only who wants it alone.
+
+    Args:
+        directory: an open directory.
+        path: answers where it is, for a message.
+        exclusive: keep out all others.
+        timeout_seconds: how long to wait for them.
+
+    Raises:
+        StorageUnavailableError: others held it all the time.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    pause = _FIRST_PAUSE_SECONDS
+    while not try_lock(directory, exclusive=exclusive):
+        if time.monotonic() >= deadline:
+            raise StorageUnavailableError(
+                f"Another writer has held the lock on {path()!r} for {timeout_seconds:g} s"
+                f"{_holders(directory)}. Look for a stopped or hanging process, end it (that "
+                "frees the lock), then try again.",
+                path=path(),
+            )
+        # Jitter, so that writers who collided do not collide again.
+        time.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))
+        pause = min(pause * 1.5, _LONGEST_PAUSE_SECONDS)
+    try:
+        yield
+    finally:
+        unlock(directory)
+
+
+def _holders(directory: int) -> str:
+    """Name the processes that hold the lock, where the system tells."""
+    inode = os.fstat(directory).st_ino
+    try:
+        table = Path("/proc/locks").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+    lines = [line.split() for line in table.splitlines()]
+    found = {
+        fields[4]
+        for fields in lines
+        if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode)
+    }
+    return f" (process {', '.join(sorted(found))})" if found else ""
+
+
+_RESERVED: Final = RESERVED_PREFIX.decode()
+_ABANDONED_AFTER_SECONDS: Final = 24 * 60 * 60
+_MOST_LOOKED_AT: Final = 1000
+_ODD_TIME_NS: Final = 1_000_000_123_457_000  # 2001, with microseconds
+
+_ONE_MACHINE: Final = (
+    "If no other machine ever writes here, open it with single_machine=True; otherwise keep the "
+    "repository on a local disk or in a bucket"
+)
+
+_fine: Final[set[tuple[int, int]]] = set()
+"""File systems where everything was seen to work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What works in a directory."""
+
+    links: bool
+    """A second name for a file is made in one step, unless the name is taken."""
+    locks: bool
+    """A directory can be locked against everyone who writes there."""
+    exact_times: bool
+    """Files keep the microseconds of their times."""
+
+
+@dataclass(slots=True)
+class _Findings:
+    links: str | None = None
+    locks: str | None = None
+    times: str | None = None
+
+
+def probe(
+    url: str, root: Path, *, single_machine: bool, read_only: bool = False
+) -> tuple[Abilities, Capabilities]:
+    """Try what a directory can do, in a folder that is removed again.
+
+    A root that does not exist yet is not made: to look whether there is a repository must leave
+    no trace. Its nearest existing parent, on whose file system it will be, is tried instead.
+
+    Raises:
+        InvalidURLError: there is something else than a directory.
+    """
+    place = root
+    while not os.path.lexists(place):
+        place = place.parent
+    if not place.is_dir():
+        raise InvalidURLError(
+            f"{url!r} cannot be opened: {str(place)!r} is not a directory. Give the path "
+            "of a directory, or of one to be made.",
+            url=url,
+        )
+    if read_only:
+        return _no_writes("it was opened with read_only=True. Open it without, to write")
+    if not os.access(place, os.W_OK | os.X_OK):
+        return _read_only(place, "this user may not write there, or it is mounted read-only")
+    try:
+        identity = identity_of(place)
+        if identity is not None and identity in _fine:
+            found = _Findings()
+        else:
+            found = _try_in(place, single_machine=single_machine)
+            if identity is not None and found == _Findings():
+                _fine.add(identity)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            full = "the disk is full, so it could not be tried. Make room and open it again"
+            found = _Findings(full, full, full)
+        else:
+            return _read_only(place, f"a trial failed with: {error.strerror}")
+    abilities = Abilities(found.links is None, found.locks is None, found.times is None)
+    return abilities, _capabilities(found)
+
+
+def remove_abandoned(root: Path) -> None:
+    """Remove old unfinished files directly below the root, where it has few entries.
+
+    Those of killed writers in other folders stay: to look for them there would mean to list
+    every chunk. They are hidden from listings and may be deleted when they are a day old.
+    """
+    oldest = time.time_ns() - _ABANDONED_AFTER_SECONDS * 10**9
+    with suppress(OSError), os.scandir(root) as entries:
+        for entry in islice(entries, _MOST_LOOKED_AT):
+            if not entry.name.startswith(_RESERVED):
+                continue
+            with suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_mtime_ns >= oldest:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    _remove_folder(root / entry.name)
+                else:
+                    (root / entry.name).unlink()
+
+
+def _capabilities(found: _Findings) -> Capabilities:
+    reasons: dict[str, str] = {}
+    if found.links is not None and found.locks is not None:
+        reasons["conditional_create"] = f"{found.links}; and {found.locks}"
+    update = found.locks or found.times
+    if update is not None:
+        reasons["conditional_update"] = update
+    return Capabilities(
+        conditional_create="conditional_create" not in reasons,
+        conditional_update="conditional_update" not in reasons,
+        verified=True,
+        reasons=reasons,
+    )
+
+
+def _read_only(place: Path, problem: str) -> tuple[Abilities, Capabilities]:
+    return _no_writes(f"{str(place)!r} cannot be written: {problem}. Check its mode and its mount")
+
+
+def _no_writes(reason: str) -> tuple[Abilities, Capabilities]:
+    names = ("writable", "conditional_create", "conditional_update")
+    return Abilities(links=False, locks=False, exact_times=False), Capabilities(
+        writable=False,
+        conditional_create=False,
+        conditional_update=False,
+        reasons=dict.fromkeys(names, reason),
+    )
+
+
+def _try_in(place: Path, *, single_machine: bool) -> _Findings:
+    folder = place / f"{_RESERVED}probe-{secrets.token_hex(8)}"
+    folder.mkdir(0o700)
+    try:
+        first = folder / "first"
+        first.touch(0o600, exist_ok=False)
+        return _Findings(
+            links=_try_links(first, folder / "second"),
+            times=_try_times(first),
+            locks=_try_locks(folder, single_machine=single_machine),
+        )
+    finally:
+        _remove_folder(folder)
+
+
+def _try_links(first: Path, second: Path) -> str | None:
+    try:
+        os.link(first, second, follow_symlinks=False)
+    except (OSError, NotImplementedError) as error:
+        return f"the file system makes no hard links ({error}). Use another file system"
+    with suppress(FileExistsError):
+        os.link(first, second, follow_symlinks=False)
+        return "the file system links over existing files. Use another file system"
+    return None
+
+
+def _try_times(first: Path) -> str | None:
+    os.utime(first, ns=(_ODD_TIME_NS, _ODD_TIME_NS))
+    if first.stat().st_mtime_ns == _ODD_TIME_NS:
+        return None
+    return (
+        "the file system does not keep the microseconds of a file's time, so that two states of "
+        "an object could not be told apart. Use another file system"
+    )
+
+
+def _try_locks(folder: Path, *, single_machine: bool) -> str | None:
+    one = os.open(folder, os.O_RDONLY)
+    try:
+        other = os.open(folder, os.O_RDONLY)
+        try:
+            taken = try_lock(one, exclusive=True)
+            kept_out = taken and not try_lock(other, exclusive=True)
+            unlock(one)
+            common = single_machine or has_common_locks(one)
+        finally:
+            os.close(other)
+    except (OSError, NotImplementedError) as error:
+        return f"directories cannot be locked here ({error}). Use another file system"
+    finally:
+        os.close(one)
+    if not kept_out:
+        return "locks on directories keep nobody out here. Use another file system"
+    if not common:
+        return (
+            "on this kind of file system a lock on a directory may not hold on other machines. "
+            + _ONE_MACHINE
+        )
+    return None
+
+
+def _remove_folder(folder: Path) -> None:
+    with suppress(OSError):
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()

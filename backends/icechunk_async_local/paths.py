@@ -1,6 +1,7 @@
-"""From a URL to a directory, and from a key to a place below it that no link leads out of.
+"""Paths: from keys to files below the root, and folders kept open between reads.
 
-Paths are bytes: keys are UTF-8 whatever the locale says, and other file names stay what they are.
+Every step opens a name in an open directory and follows no link, so that no key leads out of the
+storage, also while others move directories about.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from icechunk_async.storage import check_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-__all__ = ["RESERVED_PREFIX", "Place", "Tree", "is_plain", "is_reserved", "place_of", "root_of"]
+__all__ = [
+    "RESERVED_PREFIX",
+    "KeptFolders",
+    "Place",
+    "Tree",
+    "is_plain",
+    "is_reserved",
+    "place_of",
+    "root_of",
+]
 
 RESERVED_PREFIX: Final = b".icechunk-tmp-"
 """How the names of unfinished files begin; no key may use it, and no listing shows it."""
@@ -207,3 +217,52 @@ def _make_root(root: Path, made: Callable[[Path], None]) -> None:
         except FileExistsError:
             continue  # another writer was faster
         made(path.parent)
+
+
+_MOST: Final = 16
+
+
+class _Folder:
+    """An open folder, which is closed when nobody uses it any more."""
+
+    __slots__ = ("descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.descriptor)
+
+
+class KeptFolders:
+    """Opens files of a few folders that are kept open. Any thread may call, also at the same time.
+
+    What is put in place of such a folder is only seen once a file is missing in it: this is for
+    files that never change and whose names are never given again.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        """Keep nothing yet."""
+        self._tree = tree
+        self._open: dict[tuple[bytes, ...], _Folder] = {}
+
+    def open_file(self, folders: tuple[bytes, ...], name: bytes, flags: int) -> int:
+        """Open a file as ``Tree.open_file`` does and answer its descriptor."""
+        if not folders:
+            return self._tree.open_file(folders, name, flags)
+        # Whoever uses a folder holds it, so that another thread cannot close it meanwhile.
+        folder = self._open.get(folders)
+        if folder is None:
+            folder = _Folder(self._tree.open_folder(folders))
+            if len(self._open) >= _MOST:
+                self._open.clear()
+            self._open[folders] = folder
+        try:
+            return os.open(name, flags | self._tree.nofollow, dir_fd=folder.descriptor)
+        except OSError:
+            self._open.pop(folders, None)
+            raise
+
+    def close(self) -> None:
+        """Let go of all folders."""
+        self._open.clear()

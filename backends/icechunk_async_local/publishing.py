@@ -23,7 +23,7 @@ from icechunk_async.errors import (
 )
 from icechunk_async.storage import ABSENT, Version
 from icechunk_async_local.durability import flush
-from icechunk_async_local.locks import locked
+from icechunk_async_local.filesystems import locked
 from icechunk_async_local.paths import RESERVED_PREFIX
 from icechunk_async_local.versions import next_time_us, time_us, version_of
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from icechunk_async.storage import Absent, Expected
+    from icechunk_async_local.filesystems import Abilities
     from icechunk_async_local.paths import Place, Tree
-    from icechunk_async_local.probe import Abilities
 
 __all__ = ["Draft", "Publisher", "draft", "refused"]
 

@@ -17,14 +17,13 @@ from icechunk_async.errors import (
 )
 from icechunk_async.storage import StorageDescription
 from icechunk_async_local.at_once import ReadsAtOnce
-from icechunk_async_local.batching import Lane
+from icechunk_async_local.batching import Lane, Loan
 from icechunk_async_local.durability import Ledger
 from icechunk_async_local.failures import explain
 from icechunk_async_local.files import Files
-from icechunk_async_local.lending import Loan
+from icechunk_async_local.filesystems import probe, remove_abandoned
 from icechunk_async_local.listing import PAGE_ENTRIES, next_page, states_in, walk
 from icechunk_async_local.paths import Tree, is_plain, place_of, root_of
-from icechunk_async_local.probe import probe, remove_abandoned
 from icechunk_async_local.publishing import Publisher
 
 if TYPE_CHECKING:
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
         Version,
     )
     from icechunk_async.storage.extensions import ObjectStates
+    from icechunk_async_local.filesystems import Abilities
     from icechunk_async_local.paths import Place
-    from icechunk_async_local.probe import Abilities
 
 __all__ = ["LocalStorage", "open_local"]
 

@@ -37,15 +37,17 @@ from icechunk_async.storage import (
     check_key,
 )
 from icechunk_async_obstore.failures import Reason, read_report, translate
-from icechunk_async_obstore.listing import (
+from icechunk_async_obstore.options import Service, condition, is_possible, version_of
+from icechunk_async_obstore.reading import (
     Ordered,
     first_offset,
     folder_of,
     groups_and_objects,
     is_sendable,
+    look,
+    read_body,
+    read_range,
 )
-from icechunk_async_obstore.reading import look, read_body, read_range
-from icechunk_async_obstore.versions import Service, condition, is_possible, version_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence

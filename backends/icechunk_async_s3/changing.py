@@ -12,8 +12,7 @@ from icechunk_async.errors import (
 )
 from icechunk_async.storage import DeleteFailure, Version
 from icechunk_async_s3.failures import LostReplyError, Refusal, explain
-from icechunk_async_s3.transport import RefusedError
-from icechunk_async_s3.versions import condition, is_etag, version_of
+from icechunk_async_s3.transport import RefusedError, condition, is_etag, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

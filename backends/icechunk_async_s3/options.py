@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from icechunk_async.errors import InvalidInputError, InvalidObjectKeyError, InvalidURLError
 from icechunk_async.storage import MAX_KEY_BYTES, check_key
-from icechunk_async_s3.checksums import CHECKSUMS
+from icechunk_async_s3.signing import CHECKSUMS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

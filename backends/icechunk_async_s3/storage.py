@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from icechunk_async.errors import UnsafeStorageError
 from icechunk_async.storage import Absent, Capabilities, StorageDescription
-from icechunk_async_s3.bodies import as_bytes
 from icechunk_async_s3.changing import Changer
-from icechunk_async_s3.listing import walk
-from icechunk_async_s3.loops import Connections
+from icechunk_async_s3.connections import Connections
 from icechunk_async_s3.options import make_options, place_of
-from icechunk_async_s3.reading import Reader
-from icechunk_async_s3.transport import Transport
-from icechunk_async_s3.versions import is_etag
+from icechunk_async_s3.reading import Reader, walk
+from icechunk_async_s3.transport import Transport, as_bytes, is_etag
 from icechunk_async_s3.writing import Writer
 
 if TYPE_CHECKING:

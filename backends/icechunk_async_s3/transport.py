@@ -1,34 +1,113 @@
-"""One signed request to one object, over plain HTTP: the path that every small request takes."""
+"""The transport: one signed request to one object over plain HTTP.
+
+Reads, writes and looks at single objects go through aiohttp directly. aiobotocore needs several
+times the processor time of its HTTP library for each request, and it repeats requests by itself,
+which makes a conditional write that landed look refused. Rare operations (listing, deleting,
+copying, uploads in parts) still go through aiobotocore, see `Transport.call`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
+import numpy as np
 from yarl import URL
 
-from icechunk_async.errors import StorageClosedError
-from icechunk_async_s3.bodies import body_to_send, receive
-from icechunk_async_s3.checksums import checksum_header, content_sha256
+from icechunk_async.errors import StorageClosedError, StorageError
+from icechunk_async.storage import Version
+from icechunk_async_s3.connections import sent_always
 from icechunk_async_s3.failures import LostReplyError, Refusal, explain, lost, not_sent, of_driver
-from icechunk_async_s3.signing import EMPTY_SHA256, UNSIGNED_PAYLOAD, encode_key, encode_query, sign
-from icechunk_async_s3.stock import sent_always
+from icechunk_async_s3.signing import (
+    EMPTY_SHA256,
+    UNSIGNED_PAYLOAD,
+    checksum_header,
+    content_sha256,
+    encode_key,
+    encode_query,
+    sign,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from aiohttp import ClientResponse
 
     from icechunk_async.errors import IcechunkError
+    from icechunk_async.storage import Data
+    from icechunk_async_s3.connections import Connection, Connections, Wiring
     from icechunk_async_s3.keys import S3Credentials
-    from icechunk_async_s3.loops import Connections
     from icechunk_async_s3.options import Options, Place
-    from icechunk_async_s3.wiring import Connection, Wiring
 
     type Body = bytes | memoryview
 
-__all__ = ["RefusedError", "Reply", "Transport"]
+__all__ = [
+    "RefusedError",
+    "Reply",
+    "Transport",
+    "as_bytes",
+    "body_to_send",
+    "condition",
+    "is_etag",
+    "parse_etag",
+    "receive",
+    "version_of",
+]
+
+_PIECE_BYTES: Final = 256 * 1024
+
+
+def as_bytes(data: Data) -> Body:
+    """Return what is to be written, item by item a byte; not copied where that is safe.
+
+    Of an array, which is what zarr writes, the bytes are copied as they are sent, see
+    :func:`body_to_send`. What could be resized by its owner, who must not be hindered once a write
+    was cancelled, is copied here.
+    """
+    if isinstance(data, bytes):
+        return data
+    if (
+        isinstance(data, memoryview)
+        and isinstance(data.obj, bytes | np.ndarray)
+        and data.c_contiguous
+    ):
+        return data.cast("B") if data.nbytes else b""
+    return bytes(data)
+
+
+def body_to_send(body: Body) -> bytes | AsyncIterator[Body]:
+    """Return a body for aiohttp; a large one in pieces, between which the loop does other things.
+
+    A connection that is given up still sends what it was given. That must not change any more, so
+    it is given copies of what its owner may change after a cancellation: of a large body one piece,
+    which the processor has at hand when it is sent.
+    """
+    return bytes(body) if len(body) <= _PIECE_BYTES else _pieces(memoryview(body))
+
+
+async def _pieces(view: memoryview) -> AsyncIterator[Body]:
+    fixed = isinstance(view.obj, bytes)
+    for start in range(0, len(view), _PIECE_BYTES):
+        piece = view[start : start + _PIECE_BYTES]
+        yield piece if fixed else bytes(piece)
+
+
+async def receive(response: ClientResponse, into: memoryview | None) -> Body:
+    """Return the body of an answer: ``into``, filled, if it is a part of exactly that length."""
+    if into is None or response.status != 206 or response.content_length != len(into):
+        return await response.read()
+    filled = 0
+    async for piece, _ in response.content.iter_chunks():
+        into[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    # A connection that ends early is an error of aiohttp's, and it takes no more than was told.
+    assert filled == len(into)
+    return into
+
 
 _HASHED_HERE_BYTES: Final = 256 * 1024
 """Larger bodies are hashed on a thread, which takes longer but leaves the loop free."""
@@ -266,3 +345,38 @@ async def _hashed[T](digest: Callable[[], T], body: Body) -> T:
     if len(body) <= _HASHED_HERE_BYTES:
         return digest()
     return await asyncio.to_thread(digest)
+
+
+_ETAG: Final = re.compile(r"[!#-)+-~]|[!#-~]{2,}")
+"""What stands between the quotes; a lone ``*`` would mean any version."""
+
+
+def parse_etag(value: str) -> str:
+    """Return an ETag without quotes and without the mark of weakness that some proxies add."""
+    return value.removeprefix("W/").strip('"')
+
+
+def version_of(headers: Mapping[str, str], asked: str, place: Place) -> Version:
+    """Return the version that an answer tells.
+
+    Raises:
+        StorageError: it tells none, so that nothing could be written safely.
+    """
+    etag = parse_etag(headers.get("etag", ""))
+    if not etag:
+        raise StorageError(
+            f"{asked} {place.url!r}: the server's answer has no ETag, without which no version is "
+            "known. Use a server that answers ETags.",
+            url=place.url,
+        )
+    return Version(etag)
+
+
+def is_etag(version: Version) -> bool:
+    """Return whether a server may have answered this version."""
+    return _ETAG.fullmatch(version.token) is not None
+
+
+def condition(version: Version, *, quoted: bool) -> str:
+    """Return a version as it stands in ``If-Match`` and ``If-None-Match``."""
+    return f'"{version.token}"' if quoted else version.token

@@ -37,7 +37,7 @@ from icechunk_async.format.repo_info import (
 )
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
-from icechunk_async_local import batching, locks
+from icechunk_async_local import batching, filesystems
 from icechunk_async_local.at_once import ReadsAtOnce
 from icechunk_async_local.durability import Ledger
 from tests.helpers import make_array, memory_url, write
@@ -339,7 +339,7 @@ async def test_deleting_files_takes_few_locks(
     async with open_storage(tmp_path) as storage:
         for key in keys:
             await storage.put(key, b"x")
-        count(locks, "try_lock")
+        count(filesystems, "try_lock")
         count(Ledger, "changed")
         assert await storage.delete(keys) == []
         assert asked.count("try_lock") <= 10

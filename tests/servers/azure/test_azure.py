@@ -43,7 +43,7 @@ from icechunk_async.testing.proxy_plan import (
     SlowBody,
     Truncate,
 )
-from icechunk_async_azure import copying, writing
+from icechunk_async_azure import writing
 from tests.servers.azure.azurite_server import ACCOUNT, KEY
 from tests.servers.azure.conftest import options, service
 from tests.servers.process import free_port
@@ -231,7 +231,6 @@ class TestLargeObjects:
     @pytest.fixture(autouse=True)
     def _small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(writing, "BLOCK_BYTES", 1000)
-        monkeypatch.setattr(copying, "BLOCK_BYTES", 1000)
 
     async def test_conditions_hold_for_blocks(self, storage: Storage) -> None:
         """They are looked at when the blocks become the object."""

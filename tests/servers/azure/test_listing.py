@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.storage import ObjectInfo
-from icechunk_async_azure.listing import list_entries, lowest_start
 from icechunk_async_azure.options import Place
+from icechunk_async_azure.reading import list_entries, lowest_start
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -10,7 +10,7 @@ import pytest
 from icechunk_async.credentials import AzureBearerToken, AzureSasToken
 from icechunk_async.errors import InvalidInputError, InvalidURLError
 from icechunk_async.storage import open_storage
-from icechunk_async_azure.credentials import Proof
+from icechunk_async_azure.clients import Proof
 from icechunk_async_azure.options import Place, login_of, place_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from aiohttp import web
 from icechunk_async.errors import IcechunkError, StorageUnavailableError
 from icechunk_async.storage import ByteRange, open_storage
 from icechunk_async.storage.extensions import PlacedRange
-from icechunk_async_s3.bodies import as_bytes, body_to_send
+from icechunk_async_s3.transport import as_bytes, body_to_send
 from tests.servers.s3.running import KEYS
 from tests.unit.backends.loopback import serving
 

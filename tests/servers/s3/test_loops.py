@@ -7,11 +7,11 @@ import gc
 import warnings
 from typing import TYPE_CHECKING
 
-from icechunk_async_s3.loops import Connections
+from icechunk_async_s3.connections import Connections
 from icechunk_async_s3.options import make_options, place_of
 
 if TYPE_CHECKING:
-    from icechunk_async_s3.wiring import Connection
+    from icechunk_async_s3.connections import Connection
 
 OPTIONS = {"anonymous": True, "region": "us-east-1"}
 

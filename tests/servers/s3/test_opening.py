@@ -13,10 +13,8 @@ import pytest
 
 from icechunk_async.errors import InvalidInputError, StorageError
 from icechunk_async.storage import open_storage
-from icechunk_async_s3.loops import Connections
+from icechunk_async_s3.connections import Connections, Stock, prepare
 from icechunk_async_s3.options import make_options, place_of
-from icechunk_async_s3.stock import Stock
-from icechunk_async_s3.wiring import prepare
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +35,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Stock]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    monkeypatch.setattr("icechunk_async_s3.routes._places", OrderedDict())
+    monkeypatch.setattr("icechunk_async_s3.connections._places", OrderedDict())
     stocks: list[Stock] = []
     make = Stock._make
 
@@ -135,7 +133,7 @@ async def test_a_client_that_cannot_be_made_is_tried_again(
         first = (await storage._connections.here()).wiring  # type: ignore[attr-defined]
         stock = Stock(make_options(None, NOWHERE), "bucket", first.keys)
         with monkeypatch.context() as patch:
-            patch.setattr("icechunk_async_s3.stock._config", _fails)
+            patch.setattr("icechunk_async_s3.connections._config", _fails)
             with pytest.raises(InvalidInputError, match="'bucket'"):
                 await stock.client()
         assert await stock.client()

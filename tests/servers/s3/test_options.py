@@ -10,8 +10,8 @@ import pytest
 from icechunk_async.errors import InvalidInputError, InvalidObjectKeyError, InvalidURLError
 from icechunk_async.storage import open_storage
 from icechunk_async_s3 import S3Credentials
+from icechunk_async_s3.connections import prepare
 from icechunk_async_s3.options import make_options, place_of
-from icechunk_async_s3.wiring import prepare
 
 SECRET = "wJalrXUtnFEMI-not-a-secret"  # noqa: S105
 

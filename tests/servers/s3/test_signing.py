@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async_s3 import S3Credentials
-from icechunk_async_s3.checksums import content_sha256
-from icechunk_async_s3.signing import encode_key, encode_query, sign
+from icechunk_async_s3.signing import content_sha256, encode_key, encode_query, sign
 
 KEYS = st.text(
     st.sampled_from("ab/ %+~.-_*'()!@$&=:;,?#[]\\\"<>|^`{}é日😀\x7f")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from icechunk_async_local import probe
+from icechunk_async_local import filesystems
 
 
 @pytest.fixture(autouse=True)
 def nothing_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget which file systems were seen to work."""
-    monkeypatch.setattr(probe, "_fine", set[tuple[int, int]]())
+    monkeypatch.setattr(filesystems, "_fine", set[tuple[int, int]]())

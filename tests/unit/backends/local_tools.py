@@ -13,8 +13,8 @@ import pytest
 from icechunk_async.storage import ObjectInfo
 from icechunk_async_local.durability import Ledger
 from icechunk_async_local.files import Files
+from icechunk_async_local.filesystems import probe
 from icechunk_async_local.paths import Tree, place_of
-from icechunk_async_local.probe import probe
 from icechunk_async_local.publishing import Publisher
 
 if TYPE_CHECKING:

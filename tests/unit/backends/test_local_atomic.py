@@ -19,7 +19,7 @@ import pytest
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import PreconditionFailedError, StorageUnavailableError
 from icechunk_async.storage import ABSENT, open_storage
-from icechunk_async_local import locks, publishing
+from icechunk_async_local import filesystems, publishing
 from icechunk_async_local.paths import RESERVED_PREFIX, place_of
 from tests.unit.backends.local_tools import everything, failing, make_files, read, write
 
@@ -184,7 +184,7 @@ def test_a_lock_that_is_held_too_long_is_reported(tmp_path: Path) -> None:
     version = write(files, "refs/a", b"1")
     folder = os.open(tmp_path / "refs", os.O_RDONLY)
     try:
-        assert locks.try_lock(folder, exclusive=True)
+        assert filesystems.try_lock(folder, exclusive=True)
         for expected in (None, version):
             with pytest.raises(StorageUnavailableError) as caught:
                 write(files, "refs/a", b"2", expected)
@@ -192,7 +192,7 @@ def test_a_lock_that_is_held_too_long_is_reported(tmp_path: Path) -> None:
             assert f"(process {os.getpid()})" in str(caught.value)
         failures = files.delete([place_of("refs/a")])
         assert [type(failure.error) for failure in failures] == [StorageUnavailableError]
-        locks.unlock(folder)
+        filesystems.unlock(folder)
         assert read(files, "refs/a") == b"1"
         write(files, "refs/a", b"2", version)
     finally:
@@ -206,7 +206,7 @@ def test_plain_writes_share_the_lock(tmp_path: Path) -> None:
     write(files, "chunks/a", b"1")
     folder = os.open(tmp_path / "chunks", os.O_RDONLY)
     try:
-        assert locks.try_lock(folder, exclusive=False)
+        assert filesystems.try_lock(folder, exclusive=False)
         write(files, "chunks/b", b"2")
         files.copy(place_of("chunks/b"), place_of("chunks/c"), None)
         assert files.delete([place_of("chunks/a")]) == []
@@ -221,7 +221,7 @@ def test_a_lock_is_waited_for(tmp_path: Path) -> None:
     files = make_files(tmp_path)
     version = write(files, "a", b"1")
     folder = os.open(tmp_path, os.O_RDONLY)
-    assert locks.try_lock(folder, exclusive=True)
+    assert filesystems.try_lock(folder, exclusive=True)
     timer = threading.Timer(0.05, os.close, (folder,))
     timer.start()
     write(files, "a", b"2", version)

@@ -18,7 +18,7 @@ import pytest
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.errors import ObjectNotFoundError, StorageClosedError
 from icechunk_async.storage import BlockingStorage, open_storage
-from icechunk_async_local import at_once, locks
+from icechunk_async_local import at_once, filesystems
 from icechunk_async_local.batching import Lane, _Call, _hand_over
 from icechunk_async_local.files import Files
 
@@ -308,7 +308,7 @@ async def test_reads_do_not_wait_for_locks(tmp_path: Path) -> None:
     async with open_storage(tmp_path) as storage:
         version = await storage.put("refs/main", b"1")
         folder = os.open(tmp_path / "refs", os.O_RDONLY)
-        assert locks.try_lock(folder, exclusive=True)
+        assert filesystems.try_lock(folder, exclusive=True)
 
         async def read_then_release() -> None:
             for _ in range(100):

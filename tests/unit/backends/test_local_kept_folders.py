@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from icechunk_async.storage import open_storage
 from icechunk_async_local import LocalStorage
-from icechunk_async_local.kept_folders import KeptFolders
-from icechunk_async_local.paths import Tree
+from icechunk_async_local.paths import KeptFolders, Tree
 
 if TYPE_CHECKING:
     import pytest

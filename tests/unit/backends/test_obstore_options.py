@@ -17,8 +17,8 @@ from icechunk_async.errors import (
     PreconditionFailedError,
 )
 from icechunk_async.storage import Version, open_storage, reopen
-from icechunk_async_obstore.listing import first_offset, folder_of
-from icechunk_async_obstore.versions import Service, condition, is_possible
+from icechunk_async_obstore.options import Service, condition, is_possible
+from icechunk_async_obstore.reading import first_offset, folder_of
 from tests.unit.backends.loopback import serving
 
 SECRETS: dict[str, dict[str, object]] = {

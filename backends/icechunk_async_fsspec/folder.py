@@ -1,12 +1,24 @@
-"""The operations on one file system, each a plain function that blocks."""
+"""A directory of an fsspec file system as blocking functions, its states and its errors."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
-from icechunk_async.errors import ObjectNotFoundError, PreconditionFailedError
+from icechunk_async.errors import (
+    IcechunkError,
+    ObjectNotFoundError,
+    OutcomeUnknownError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    StorageError,
+    StorageFullError,
+    StorageUnavailableError,
+    UnreachableError,
+)
 from icechunk_async.errors import StorageUnavailableError as Unavailable
 from icechunk_async.storage import (
     ABSENT,
@@ -18,13 +30,113 @@ from icechunk_async.storage import (
     Version,
     slice_range,
 )
-from icechunk_async_fsspec.failures import translate
-from icechunk_async_fsspec.states import modified, size_of, version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Folder"]
+__all__ = ["Folder", "modified", "size_of", "translate", "version"]
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def translate(
+    error: BaseException, operation: str, key: str, *, writes: bool = False
+) -> IcechunkError:
+    """Return the error that says what was asked, what was found and what to do.
+
+    Where ``writes``, a failure that may hide a success is an ``OutcomeUnknownError``.
+    """
+    asked = f"Could not {operation} {key!r}"
+    match error:
+        case IcechunkError():
+            return error
+        case FileNotFoundError() | NotADirectoryError() | IsADirectoryError() if not writes:
+            return ObjectNotFoundError(f"There is no object {key!r}.", key=key)
+        case PermissionError():
+            return PermissionDeniedError(
+                f"{asked}: the file system refuses. Check the credentials and what they allow.",
+                key=key,
+            )
+        case OSError(errno=number) if number in _FULL:
+            return StorageFullError(f"{asked}: there is no room left. Make some.", key=key)
+        case NotImplementedError() | NotADirectoryError() | IsADirectoryError():
+            return StorageError(
+                f"{asked}: the file system cannot do that. Use another one, or another key.",
+                key=key,
+            )
+        case _ if writes:
+            return OutcomeUnknownError(
+                f"{asked}: it failed with {type(error).__name__}, and may have landed. Read it "
+                "back before writing again.",
+                key=key,
+            )
+        case ConnectionError():
+            return UnreachableError(
+                f"{asked}: no connection. Check the host, and the network between.", key=key
+            )
+        case TimeoutError():
+            return StorageUnavailableError(f"{asked}: no answer in time. Try again.", key=key)
+        case _:
+            return StorageError(
+                f"{asked}: the file system failed with {type(error).__name__}. Check its options.",
+                key=key,
+            )
+
+
+_IDENTITIES: Final = ("generation", "ETag", "etag", "e_tag", "sha", "md5Hash", "content_md5")
+_TIMES: Final = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
+_SAY_NOTHING: Final = frozenset({"name", "size", "type", "Key", "Size", "atime", "accessed"})
+
+
+def version(info: Mapping[str, Any], key: str) -> Version:
+    """Return the state of an object: what the service calls it, or all that is told of it.
+
+    Raises:
+        StorageError: nothing is told by which a change could be seen.
+    """
+    for name in _IDENTITIES:
+        if info.get(name):
+            return Version(f"{name} {info[name]}")
+    told = sorted((name, repr(value)) for name, value in info.items() if name not in _SAY_NOTHING)
+    if not any(value != "None" for _, value in told):
+        raise StorageError(
+            f"The file system tells only the size of {key!r}, so that a change of it could not be "
+            "seen. Use one that tells when objects were modified.",
+            key=key,
+        )
+    told.append(("size", str(size_of(info, key))))
+    return Version(hashlib.sha256(repr(told).encode()).hexdigest())
+
+
+def size_of(info: Mapping[str, Any], key: str) -> int:
+    """Return the size of an object in bytes.
+
+    Raises:
+        StorageError: the file system does not tell.
+    """
+    size = info.get("size")
+    if isinstance(size, int) and size >= 0:
+        return size
+    raise StorageError(
+        f"The file system does not tell the size of {key!r}. Use one that does.", key=key
+    )
+
+
+def modified(info: Mapping[str, Any]) -> datetime | None:
+    """Return when an object was written, where the file system tells."""
+    for name in _TIMES:
+        value = info.get(name)
+        if isinstance(value, int | float) and value > 0:
+            return datetime.fromtimestamp(value, UTC)
+        if isinstance(value, str):
+            try:
+                value = datetime.fromisoformat(value)
+            except ValueError:
+                continue
+        if isinstance(value, datetime):
+            return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+    return None
+
 
 _FAILURES: Final = (Exception,)
 """File systems raise whatever they like."""

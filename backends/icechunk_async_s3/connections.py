@@ -1,0 +1,558 @@
+"""Connections: where a bucket is, and one HTTP session and client for each event loop.
+
+Clients belong to the event loop that created them, so a storage that is used from several loops
+has one connection for each. Finding a bucket (endpoint, region, certificates, proxies) is left to
+botocore, asked once and remembered, because building its client takes tens of milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
+from aiobotocore.session import AioSession
+from botocore import UNSIGNED
+from botocore import exceptions as botocore_errors
+from botocore.httpsession import get_cert_path
+from botocore.utils import get_environ_proxies
+
+from icechunk_async.errors import InvalidInputError, StorageClosedError
+from icechunk_async_s3.keys import CallbackKeys, ChainKeys, FixedKeys, S3Credentials
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Coroutine, Generator
+
+    from icechunk_async_s3.keys import KeySource
+    from icechunk_async_s3.options import Options, Place
+
+__all__ = [
+    "Connection",
+    "Connections",
+    "Route",
+    "Stock",
+    "Wiring",
+    "connect",
+    "find_route",
+    "given_keys",
+    "prepare",
+    "rewire",
+    "sent_always",
+]
+
+_ANY_KEY = "icechunk-async"
+
+
+class _SendsOnce(AIOHTTPSession):
+    """aiobotocore's HTTP, without aiohttp's habit of sending a request again by itself.
+
+    A conditional copy that was sent twice may answer that it was refused although it landed.
+    """
+
+    async def _get_session(self, proxy_url: str | None) -> aiohttp.ClientSession:
+        session = await super()._get_session(proxy_url)
+        # There is no public switch.
+        session._retry_connection = False  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        return session
+
+
+class Stock:
+    """The client of one event loop, made on a thread when it is first needed.
+
+    Most loops only read and write, which needs none.
+    """
+
+    def __init__(self, options: Options, bucket: str, given: KeySource | None) -> None:
+        """Make nothing yet.
+
+        Args:
+            options: of the storage.
+            bucket: for messages.
+            given: the keys that the options name; None to search the usual chain.
+        """
+        self._options = options
+        self._bucket = bucket
+        self._given = given
+        self._known_session: Any = None
+        self._manager: Any = None
+        self._client: Any = None
+        self._making: asyncio.Future[Any] | None = None
+
+    async def client(self) -> Any:
+        """Return the client of the running loop.
+
+        Raises:
+            InvalidInputError: botocore cannot make sense of an option or of the configuration.
+
+        Cancellation: what was begun goes on on its thread, for the next who asks.
+        """
+        if self._client is None:
+            if self._making is None:
+                self._making = asyncio.get_running_loop().run_in_executor(None, self._make)
+            try:
+                await asyncio.shield(self._making)
+            except Exception:
+                self._making = None
+                raise
+        return self._client
+
+    async def close(self) -> None:
+        """Close what the client opened."""
+        if self._manager is not None:
+            await self._manager.__aexit__(None, None, None)
+
+    def where(self) -> tuple[str, str, str | None]:
+        """Return the bucket's URL, its region, and a file of authorities; not on an event loop.
+
+        Raises:
+            InvalidInputError: botocore cannot make sense of an option or of the configuration.
+        """
+        client = self._make()
+        with self._translated():
+            try:
+                _run(client.head_object(Bucket=self._bucket, Key=_ANY_KEY))
+                raise AssertionError("the request was sent")  # it cannot be: see _reveal
+            except _RevealedError as revealed:
+                url = revealed.url
+            region = client.meta.region_name
+            return (
+                url.partition("?")[0].removesuffix(_ANY_KEY),
+                region if region not in (None, "aws-global") else "us-east-1",
+                self._session().get_config_variable("ca_bundle"),
+            )
+
+    def chain(self) -> ChainKeys:
+        """Return the keys that the usual chain finds; not on an event loop."""
+        with self._translated():
+            return ChainKeys(_run(self._session().get_credentials()))
+
+    def _session(self) -> Any:
+        if self._known_session is None:
+            session: Any = AioSession(profile=self._options.profile)
+            session.register_component("data_loader", _loader())
+            if isinstance(self._given, CallbackKeys):
+                session.register_component("credential_provider", _Provider(self._given))
+            self._known_session = session
+        return self._known_session
+
+    def _make(self) -> Any:
+        if self._client is None:
+            with self._translated():
+                manager = self._session().create_client(
+                    "s3",
+                    region_name=self._options.region,
+                    endpoint_url=self._options.endpoint_url,
+                    config=_config(self._options),
+                    **self._fixed(),
+                )
+                client = _run(manager.__aenter__())
+                events = client.meta.events
+                events.register_first("request-created.s3.HeadObject", _reveal)
+                events.register("before-sign.s3", _HeaderAdder(sent_always(self._options)))
+                self._manager, self._client = manager, client
+        return self._client
+
+    def _fixed(self) -> dict[str, str | None]:
+        keys = self._given.last if isinstance(self._given, FixedKeys) else None
+        if keys is None:
+            return {}
+        return {
+            "aws_access_key_id": keys.access_key_id,
+            "aws_secret_access_key": keys.secret_access_key,
+            "aws_session_token": keys.session_token,
+        }
+
+    @contextmanager
+    def _translated(self) -> Generator[None]:
+        try:
+            yield
+        except (botocore_errors.BotoCoreError, ValueError) as error:
+            raise InvalidInputError(
+                f"No S3 client can be made for bucket {self._bucket!r}: {error}. Correct the "
+                "options, or the AWS configuration in the environment."
+            ) from error
+
+
+def given_keys(options: Options) -> KeySource | None:
+    """Return the keys that options name, for one event loop; None to search the usual chain."""
+    if options.access_key_id is not None and options.secret_access_key is not None:
+        return FixedKeys(
+            S3Credentials(options.access_key_id, options.secret_access_key, options.session_token)
+        )
+    if options.anonymous:
+        return FixedKeys(None)
+    return None if options.credentials is None else CallbackKeys(options.credentials)
+
+
+def sent_always(options: Options) -> dict[str, str]:
+    """Return the headers that go with every request."""
+    headers = dict(options.extra_headers)
+    if options.requester_pays:
+        headers["x-amz-request-payer"] = "requester"
+    return headers
+
+
+@cache
+def _loader() -> Any:
+    """Return what reads botocore's service descriptions, so that they are read once a process."""
+    loader: Any = AioSession().get_component("data_loader")
+    return loader
+
+
+def _run[T](coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run one of aiobotocore's, which also read files, on a loop that may be blocked."""
+    with ThreadPoolExecutor(1) as aside:
+        return aside.submit(asyncio.run, coroutine).result()
+
+
+def _config(options: Options) -> AioConfig:
+    return AioConfig(
+        http_session_cls=_SendsOnce,
+        signature_version=UNSIGNED if options.anonymous else "s3v4",
+        s3={"addressing_style": "path"} if options.force_path_style else None,
+        # Policies above the backend retry; a retry in here would make a copy that landed fail.
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        # Many servers that speak the protocol do not know the newer checksums.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        connect_timeout=options.connect_timeout_seconds or None,
+        read_timeout=options.network_stream_timeout_seconds or None,
+        max_pool_connections=64,
+    )
+
+
+class _Provider:
+    """Answers one set of credentials where aiobotocore would search the chain."""
+
+    def __init__(self, keys: CallbackKeys) -> None:
+        self._keys = keys
+
+    async def load_credentials(self) -> CallbackKeys:
+        return self._keys
+
+
+class _HeaderAdder:
+    def __init__(self, headers: dict[str, str]) -> None:
+        self._headers = headers
+
+    def __call__(self, request: Any, **_: object) -> None:
+        for name, value in self._headers.items():
+            request.headers[name] = value
+
+
+class _RevealedError(Exception):
+    """Brings out where aiobotocore would send a request, which is then not sent."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.url = url
+
+
+def _reveal(request: Any, **_: object) -> None:
+    """Stop the one operation that is never used otherwise, before it is signed."""
+    raise _RevealedError(request.url)
+
+
+_AWS_DOMAINS: Final = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
+_KEPT: Final = 64
+_SETTINGS: Final = ("AWS_", "BOTO", "HOME")
+"""With what the names of settings begin that may change an answer."""
+_KEYS: Final = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
+"""They do not change where a bucket is, and are not to be kept."""
+_FILES: Final = (
+    ("AWS_CONFIG_FILE", "~/.aws/config"),
+    ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The way to a bucket; plain data but for the TLS context, and the same for all loops."""
+
+    base_url: str
+    """The bucket's URL, ending in ``/``; keys follow."""
+    path: str
+    """Of ``base_url``."""
+    host: str
+    """As it stands in the ``Host`` header."""
+    region: str
+    is_aws: bool
+    """Whether the bucket is at AWS, and not at a server that speaks the protocol."""
+    tls: ssl.SSLContext | None
+    proxy: str | None
+
+
+_Where = tuple[str, str, str | None]
+_places: OrderedDict[object, _Where] = OrderedDict()
+_contexts: dict[object, ssl.SSLContext] = {}
+
+
+def find_route(options: Options, bucket: str, stock: Stock) -> Route:
+    """Return the way to a bucket; reads files, so not on an event loop.
+
+    Args:
+        options: of the storage.
+        bucket: its name.
+        stock: asked where no answer is remembered, which takes tens of milliseconds.
+
+    Raises:
+        InvalidInputError: botocore cannot make sense of an option or of the configuration.
+    """
+    known_by = _decisive(options, bucket)
+    found = _places.get(known_by)
+    if found is None:
+        found = stock.where()
+        _places[known_by] = found
+        while len(_places) > _KEPT:
+            _places.popitem(last=False)
+    base_url, region, authorities = found
+    parts = urlsplit(base_url)
+    secure = parts.scheme == "https"
+    name = parts.hostname or ""
+    shown = f"[{name}]" if ":" in name else name
+    return Route(
+        base_url,
+        "/" + base_url.split("/", 3)[3],
+        shown if parts.port in (None, 443 if secure else 80) else f"{shown}:{parts.port}",
+        region,
+        name.endswith(_AWS_DOMAINS),
+        _tls(authorities or get_cert_path(True)) if secure else None,  # noqa: FBT003
+        get_environ_proxies(base_url).get("https" if secure else "http"),
+    )
+
+
+def _decisive(options: Options, bucket: str) -> object:
+    """Return all that botocore's answer depends on."""
+    settings = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_SETTINGS) and name not in _KEYS
+    }
+    files = [_state(Path(settings.get(name, default)).expanduser()) for name, default in _FILES]
+    return (
+        bucket,
+        options.endpoint_url,
+        options.region,
+        options.force_path_style,
+        options.anonymous,
+        options.profile,
+        frozenset(settings.items()),
+        *files,
+    )
+
+
+def _state(path: Path) -> object:
+    """Return what changes when a file does."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _tls(authorities: Any) -> ssl.SSLContext:
+    """Return what trusts the authorities in a file; reading them takes 20 milliseconds."""
+    known_by = (authorities, _state(Path(authorities)))
+    context = _contexts.get(known_by)
+    if context is None:
+        context = ssl.create_default_context(cafile=authorities)
+        if len(_contexts) >= _KEPT:
+            _contexts.clear()
+        _contexts[known_by] = context
+    return context
+
+
+_KEEP_ALIVE_SECONDS: Final = 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """What one loop needs before its first request."""
+
+    route: Route
+    keys: KeySource
+    stock: Stock
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A wiring with the HTTP session of its loop."""
+
+    wiring: Wiring
+    http: aiohttp.ClientSession
+
+
+def prepare(options: Options, bucket: str) -> Wiring:
+    """Find out where the bucket is and whose requests these are; reads files.
+
+    Not to be called on an event loop, but used on one.
+
+    Raises:
+        InvalidInputError: botocore cannot make sense of an option or of the AWS configuration.
+    """
+    given = given_keys(options)
+    stock = Stock(options, bucket, given)
+    return Wiring(find_route(options, bucket, stock), given or stock.chain(), stock)
+
+
+def rewire(route: Route, options: Options, bucket: str) -> Wiring | None:
+    """Return the same for another loop, at once; None where the usual chain has to be searched."""
+    given = given_keys(options)
+    return None if given is None else Wiring(route, given, Stock(options, bucket, given))
+
+
+async def connect(wiring: Wiring, options: Options) -> AsyncGenerator[Connection]:
+    """Return the one connection of the running loop, and close it when the generator is closed.
+
+    A loop that ends closes its asynchronous generators, and so also the sockets of a storage that
+    is open longer than the loop runs.
+    """
+    connector = aiohttp.TCPConnector(
+        limit=0,  # the budget of the repository counts requests
+        keepalive_timeout=_KEEP_ALIVE_SECONDS,
+        ssl=wiring.route.tls or True,
+    )
+    http = aiohttp.ClientSession(
+        connector=connector,
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("Content-Type", "Accept", "Accept-Encoding", "User-Agent"),
+        timeout=aiohttp.ClientTimeout(
+            sock_connect=options.connect_timeout_seconds or None,
+            sock_read=options.network_stream_timeout_seconds or None,
+        ),
+    )
+    # aiohttp would send a write again, and the second answer would be taken for the first.
+    http._retry_connection = False  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    try:
+        yield Connection(wiring, http)
+    finally:
+        try:
+            await http.close()
+        finally:
+            await wiring.stock.close()
+
+
+class _Entry:
+    """What one loop has. Only its own loop touches it, but for closing."""
+
+    def __init__(self, wiring: asyncio.Future[Wiring]) -> None:
+        self.wiring = wiring
+        self.keeper: AsyncGenerator[Connection] | None = None
+        self.connection: Connection | None = None
+
+
+class Connections:
+    """The connections of one storage, by event loop."""
+
+    def __init__(self, place: Place, options: Options) -> None:
+        """Make none yet."""
+        self._place = place
+        self._options = options
+        self._route: Route | None = None  # found out by the loop that comes first
+        self._entries: dict[asyncio.AbstractEventLoop, _Entry] = {}
+        self._lock = threading.Lock()  # held over no await
+        self._closed = False
+
+    def check_open(self) -> None:
+        """Refuse use after the end.
+
+        Raises:
+            StorageClosedError: the storage's block has ended.
+        """
+        if self._closed:
+            raise StorageClosedError(
+                f"{self._place.url!r} was used after its 'async with' block ended. Open it again."
+            )
+
+    async def here(self) -> Connection:
+        """Return the connection of the running loop.
+
+        Raises:
+            StorageClosedError: the storage's block has ended.
+            InvalidInputError: no client can be made with these options.
+
+        Cancellation: what was begun goes on on its thread, for the next who asks.
+        """
+        self.check_open()
+        loop = asyncio.get_running_loop()
+        entry = self._entries.get(loop)
+        if entry is not None and entry.connection is not None:
+            return entry.connection
+        if entry is None:
+            entry = self._begin(loop)
+        try:
+            wiring = await asyncio.shield(entry.wiring)
+        except Exception:
+            with self._lock:
+                self._entries.pop(loop, None)
+            raise
+        self.check_open()
+        self._route = wiring.route
+        if entry.connection is None:  # making it does not wait, so nobody comes in between
+            entry.keeper = connect(wiring, self._options)
+            entry.connection = await anext(entry.keeper)
+        return entry.connection
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> _Entry:
+        with self._lock:
+            for other in [it for it in self._entries if it.is_closed()]:
+                del self._entries[other]
+            entry = _Entry(self._wire(loop))
+            self._entries[loop] = entry
+            return entry
+
+    def _wire(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Wiring]:
+        options, bucket = self._options, self._place.bucket
+        if self._route is not None and (wiring := rewire(self._route, options, bucket)):
+            known: asyncio.Future[Wiring] = loop.create_future()
+            known.set_result(wiring)
+            return known
+        return loop.run_in_executor(None, partial(prepare, options, bucket))
+
+    async def close(self) -> None:
+        """Close the connection of this loop, and have other loops close theirs.
+
+        They are not waited for: a loop that is blocked would never answer.
+        """
+        self._closed = True
+        here = asyncio.get_running_loop()
+        with self._lock:
+            entries, self._entries = self._entries, {}
+        for loop, entry in entries.items():
+            keeper = entry.keeper
+            if keeper is None or loop.is_closed():
+                continue
+            if loop is here:
+                await keeper.aclose()
+                continue
+            with suppress(RuntimeError):  # it has ended just now, and closed its generators
+                loop.call_soon_threadsafe(_begin_closing, loop, keeper)
+
+
+_closing: set[asyncio.Task[None]] = set()
+"""Keeps the tasks alive: a loop does not."""
+
+
+def _begin_closing(loop: asyncio.AbstractEventLoop, keeper: AsyncGenerator[Connection]) -> None:
+    # Made only here: a loop that stopped without being closed never gets to it.
+    task = loop.create_task(_close(keeper))
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+
+
+async def _close(keeper: AsyncGenerator[Connection]) -> None:
+    with suppress(RuntimeError):  # the loop itself is closing it
+        await keeper.aclose()
