@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from icechunk_async.spark.stream.rows import ChangePart
+from icechunk_async.spark.stream.changes import ChangePart
 from icechunk_async.spark.stream.source import AdmittingReader, stream_reader, stream_schema
 
 if TYPE_CHECKING:

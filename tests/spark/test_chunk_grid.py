@@ -54,7 +54,7 @@ def test_regions_that_could_harm_are_refused() -> None:
         ([(slice(0, 8),), (slice(4, 10),)], "0 and 1 have chunks in common"),
         ([(slice(0, 6),)], "inside of a chunk"),
         ([(slice(0, 12),)], "not within"),
-        ([(slice(0, 4, 2),)], "step by step"),
+        ([(slice(0, 4, 2),)], "step other than 1"),
         ([(slice(0, 4), slice(0, 1))], "2 axes"),
     ]
     for regions, words in cases:

@@ -15,9 +15,9 @@ from anyio import to_thread
 
 from icechunk_async.errors import InvalidInputError, VirtualSourceChangedError
 from icechunk_async.spark import ingest_virtual
+from icechunk_async.spark.engine import opened_of
 from icechunk_async.spark.ingest.scan import SourceState
 from icechunk_async.spark.ingest.tasks import ScanOptions, load_values, scan_source
-from icechunk_async.spark.jobs.job import opened_of
 from icechunk_async.sync.portal import run
 from icechunk_async.zarr.virtual.kerchunk import location_of
 from tests.spark.here import session_here

@@ -14,13 +14,13 @@ import pytest
 import zarr
 
 from icechunk_async.errors import InvalidInputError, InvalidMetadataError
+from icechunk_async.spark.engine import opened_of
 from icechunk_async.spark.ingest.grib import Message, grid_of, read_index
 from icechunk_async.spark.ingest.hdf5 import scan_hdf5
 from icechunk_async.spark.ingest.plan import to_units
 from icechunk_async.spark.ingest.scan import Scanned, SourceState, divided
 from icechunk_async.spark.ingest.source import RemoteFile
 from icechunk_async.spark.ingest.tasks import ScanOptions, _decode, load_values, scan_source
-from icechunk_async.spark.jobs.job import opened_of
 from icechunk_async.sync.portal import run
 from tests.spark.sources import open_for
 

@@ -17,7 +17,8 @@ from icechunk_async.spark import (
     rewrite_manifests,
     storage_statistics,
 )
-from icechunk_async.spark.jobs.job import Shipped, run_job
+from icechunk_async.spark.engine import Engine
+from icechunk_async.spark.tasks import run_job
 from icechunk_async.sync import (
     ManifestConfig,
     ManifestSplitCondition,
@@ -215,14 +216,14 @@ def test_a_task_has_its_share_of_the_budget(
         def cpus(self) -> int:
             return 1
 
-    monkeypatch.setattr("icechunk_async.spark.budget.TaskContext.get", Task)
-    shipped = Shipped(repository)
+    monkeypatch.setattr("icechunk_async.spark.engine.TaskContext.get", Task)
+    engine = Engine.of(repository)
     table = run_job(
         session_here(),
-        shipped,
+        engine,
         [0, 1],
         budget_in_a_task,
         "number long, requests long",
         phase="asking",
     )
-    assert table.column("requests").to_pylist() == [shipped.budget.requests // 4] * 2
+    assert table.column("requests").to_pylist() == [engine.budget().requests // 4] * 2

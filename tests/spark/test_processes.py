@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 import zarr
 
-from icechunk_async.spark.budget import Budget, tasks_at_a_time
-from icechunk_async.spark.datasets import ask
+from icechunk_async.spark.engine import Budget, tasks_at_a_time
 from icechunk_async.spark.options import ReadOptions
 from icechunk_async.spark.read.reader import Reading
 from icechunk_async.spark.write.cooperative import CooperativeWrite, run_tasks
@@ -91,11 +90,11 @@ def test_reading_tasks_share_the_budget(spark: SparkSession, place: str) -> None
 
     def tell(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            yield pa.RecordBatch.from_pydict({"requests": [ask(options, requests)]})
+            yield pa.RecordBatch.from_pydict({"requests": [options.engine.ask(requests)]})
 
     rows = spark.range(0, 2, 1, 2).mapInArrow(tell, "requests long").collect()
     assert {row.requests for row in rows} == {50}
-    assert ask(options, requests) == 100
+    assert options.engine.ask(requests) == 100
 
 
 def test_importing_starts_nothing() -> None:
@@ -125,7 +124,7 @@ def test_workers_are_used_again_and_open_once(spark: SparkSession, place: str) -
         import threading
 
         for _ in batches:
-            opened = ask(options, identity), ask(options, identity)
+            opened = options.engine.ask(identity), options.engine.ask(identity)
             portals = [it for it in threading.enumerate() if "portal" in it.name]
             row = {
                 "worker": [os.getpid()],

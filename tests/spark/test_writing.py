@@ -16,8 +16,7 @@ from icechunk_async.errors import (
     OutsideGridError,
 )
 from icechunk_async.spark.options import WriteOptions
-from icechunk_async.spark.write.plan import WritePlan
-from icechunk_async.spark.write.rows import write_batches
+from icechunk_async.spark.write.rows import WritePlan, write_batches
 from tests.spark.weather import commits, dataset, load, make, table
 
 if TYPE_CHECKING:

@@ -1,11 +1,15 @@
-"""Apache Spark reads versioned arrays as tables, and writes to them.
+"""Apache Spark: read versioned arrays as tables, write to them, stream commits, run upkeep.
 
-:func:`register` makes the format ``icechunk`` known to a Spark session::
+`register` makes the format ``icechunk`` known to a Spark session::
 
     icechunk_async.spark.register(spark)
     spark.read.format("icechunk").option("branch", "main").load("s3://bucket/climate")
 
-Importing this package starts nothing, and needs PySpark only once something of it is used.
+Importing this package starts nothing, and imports PySpark only once a public name is used.
+
+`source` is the data source, with the rooms `read`, `write` and `stream` behind it. `jobs` and
+`ingest` run upkeep and ingestion as Spark jobs. All of them use `options` (what users may ask for),
+`engine` (the repository in the driver and in tasks), `tasks` (work divided over a job) and `grid`.
 """
 
 from __future__ import annotations
@@ -22,10 +26,10 @@ if TYPE_CHECKING:
     )
     from icechunk_async.spark.jobs.check import check_references
     from icechunk_async.spark.jobs.garbage import garbage_collect
-    from icechunk_async.spark.jobs.job import JobReport
     from icechunk_async.spark.jobs.manifests import rewrite_manifests, storage_statistics
-    from icechunk_async.spark.read.reader import PlannedRead, watch_reads
-    from icechunk_async.spark.source import IcechunkSource, register
+    from icechunk_async.spark.read.reader import PlannedRead
+    from icechunk_async.spark.source import IcechunkSource, register, watch_reads
+    from icechunk_async.spark.tasks import JobReport
     from icechunk_async.spark.write.by_chunk import repartition_by_chunk
     from icechunk_async.spark.write.compute import Input, NewArray, map_chunks, write_region
     from icechunk_async.spark.write.cooperative import Answer, CooperativeWrite, run_tasks
@@ -66,42 +70,29 @@ __all__ = [
     "write_rows",
 ]
 
-_HOMES: Final = {
-    "Answer": "icechunk_async.spark.write.cooperative",
-    "CooperativeWrite": "icechunk_async.spark.write.cooperative",
-    "IcechunkSource": "icechunk_async.spark.source",
-    "Input": "icechunk_async.spark.write.compute",
-    "NewArray": "icechunk_async.spark.write.compute",
-    "PlannedRead": "icechunk_async.spark.read.reader",
-    "Published": "icechunk_async.spark.write.transactions",
-    "Transaction": "icechunk_async.spark.write.transactions",
-    "map_chunks": "icechunk_async.spark.write.compute",
-    "publish": "icechunk_async.spark.write.transactions",
-    "published_version": "icechunk_async.spark.write.transactions",
-    "Ingested": "icechunk_async.spark.ingest.ingest",
-    "JobReport": "icechunk_async.spark.jobs.job",
-    "check_references": "icechunk_async.spark.jobs.check",
-    "garbage_collect": "icechunk_async.spark.jobs.garbage",
-    "ingest_virtual": "icechunk_async.spark.ingest.ingest",
-    "ingested_files": "icechunk_async.spark.ingest.ingest",
-    "list_sources": "icechunk_async.spark.ingest.ingest",
-    "register": "icechunk_async.spark.source",
-    "repartition_by_chunk": "icechunk_async.spark.write.by_chunk",
-    "run_tasks": "icechunk_async.spark.write.cooperative",
-    "watch_reads": "icechunk_async.spark.read.reader",
-    "write_region": "icechunk_async.spark.write.compute",
-    "write_rows": "icechunk_async.spark.write.rows",
-    "rewrite_manifests": "icechunk_async.spark.jobs.manifests",
-    "storage_statistics": "icechunk_async.spark.jobs.manifests",
+_NAMES: Final = {
+    "ingest.ingest": ("Ingested", "ingest_virtual", "ingested_files", "list_sources"),
+    "jobs.check": ("check_references",),
+    "jobs.garbage": ("garbage_collect",),
+    "jobs.manifests": ("rewrite_manifests", "storage_statistics"),
+    "read.reader": ("PlannedRead",),
+    "source": ("IcechunkSource", "register", "watch_reads"),
+    "tasks": ("JobReport",),
+    "write.by_chunk": ("repartition_by_chunk",),
+    "write.compute": ("Input", "NewArray", "map_chunks", "write_region"),
+    "write.cooperative": ("Answer", "CooperativeWrite", "run_tasks"),
+    "write.rows": ("write_rows",),
+    "write.transactions": ("Published", "Transaction", "publish", "published_version"),
 }
+_MODULES: Final = {name: module for module, names in _NAMES.items() for name in names}
 
-if not TYPE_CHECKING:  # else every misspelt name would have a type
+if not TYPE_CHECKING:  # type checkers would accept any name otherwise
 
     def __getattr__(name: str) -> object:
         """Import a public name."""
-        if name not in _HOMES:
+        if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
     def __dir__() -> list[str]:
         """List the public names, imported or not."""

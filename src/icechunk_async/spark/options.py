@@ -1,16 +1,23 @@
-"""Options of readers, writers and streams: checked, as plain data."""
+"""Options of readers, writers and streams: one table, and requests parsed by it.
+
+`OPTIONS` names every option once. Parsing, error messages and the page *Options of the Spark
+source* are served from it.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
 
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.ids import SnapshotId
+from icechunk_async.spark.engine import Engine
 from icechunk_async.spark.read.pushdown import parse_where
 from icechunk_async.spark.write.transactions import Transaction
 from icechunk_async.storage.registry import normalize_url
@@ -20,9 +27,9 @@ from icechunk_async.sync.storage import Storage
 from icechunk_async.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from icechunk_async.spark.budget import Budget
+    from icechunk_async.spark.engine import Budget
     from icechunk_async.spark.read.pushdown import Predicate
     from icechunk_async.sync.conflicts import ConflictSolver
 
@@ -30,43 +37,428 @@ __all__ = [
     "CHANGE_COLUMNS",
     "EARLIEST",
     "LATEST",
+    "OPTIONS",
     "STORAGE",
+    "Option",
     "ReadOptions",
     "StreamOptions",
+    "Use",
     "WriteOptions",
-    "given_options",
     "names_stream_options",
+    "parse_options",
     "storage_options",
 ]
 
-
 STORAGE: Final = "storage."
-"""Begins the names of options for the storage backend."""
+"""Prefix of options that go to the storage backend."""
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+CHANGE_COLUMNS: Final = pa.schema(
+    [
+        ("_change", pa.string()),
+        ("_snapshot_id", pa.string()),
+        ("_written_at", pa.timestamp("us", tz="UTC")),
+    ]
+)
+"""Columns added by the option `changes` = `all`: the kind of change, and its commit."""
+
 _VIRTUAL: Final = "virtual-chunk-access"
 _REFS: Final = ("branch", "tag", "snapshot-id")
-_KNOWN: Final = (
-    "path",
-    *_REFS,
-    "as-of-timestamp",
-    "from-snapshot-id",
-    "group",
-    "arrays",
-    "where",
-    "layout",
-    "table",
-    "decode",
-    "nan-as-null",
-    "push-filters",
-    "partition-bytes",
-    "batch-rows",
-    _VIRTUAL,
-)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SECRET: Final = ("secret", "password", "token", "key", "credential")
+
+
+class Use(Enum):
+    """The four ways in which Spark uses a source."""
+
+    READ = "spark.read"
+    READ_STREAM = "spark.readStream"
+    WRITE = "df.write"
+    WRITE_STREAM = "df.writeStream"
+
+
+_READING: Final = frozenset({Use.READ, Use.READ_STREAM})
+_WRITING: Final = frozenset({Use.WRITE, Use.WRITE_STREAM})
+_ALL: Final = _READING | _WRITING
+
+
+def _text(name: str, text: str) -> str:
+    del name
+    return text
+
+
+def _path(name: str, text: str) -> str:
+    del name
+    return text.strip("/")
+
+
+def _names(name: str, text: str) -> tuple[str, ...]:
+    del name
+    return tuple(it for it in (part.strip() for part in text.split(",")) if it)
+
+
+def _one_of(*known: str) -> Callable[[str, str], str]:
+    def parse(name: str, text: str) -> str:
+        if text.lower() not in known:
+            raise InvalidInputError(
+                f"The option {name!r} cannot be {text!r}. Give one of {', '.join(known)}."
+            )
+        return text.lower()
+
+    return parse
+
+
+def _flag(name: str, text: str) -> bool:
+    return _one_of("true", "false")(name, text) == "true"
+
+
+def _positive(name: str, text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise InvalidInputError(f"The option {name!r} must be a positive number, not {text!r}.")
+    return int(text)
+
+
+def _count(name: str, text: str) -> int:
+    if not text.isdigit():
+        raise InvalidInputError(f"The option {name!r} must be a number, not {text!r}.")
+    return int(text)
+
+
+def _time(name: str, text: str) -> datetime:
+    """Parse ISO 8601, in UTC unless it names a zone, or milliseconds since the epoch."""
+    try:
+        if text.lstrip("-").isdigit() and len(text) > len("20260131"):
+            return _EPOCH + timedelta(milliseconds=int(text))
+        moment = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        raise InvalidInputError(
+            f"The option {name!r} cannot be {text!r}. Give ISO 8601 such as "
+            "2026-01-31T12:00:00Z, or milliseconds since 1970."
+        ) from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _where(name: str, text: str) -> tuple[Predicate, ...]:
+    del name
+    return parse_where(text)
+
+
+def _access(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        # The text is not shown: it may hold credentials.
+        raise InvalidInputError(
+            f"The option {name!r} must be a JSON object of URL prefixes, such as "
+            '{"s3://bucket/": null}, and its value is not.'
+        )
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
+def _values(name: str, text: str) -> tuple[Any, ...]:
+    try:
+        values: Any = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, list):
+        raise InvalidInputError(
+            f"The option {name!r} must be a JSON list of coordinates, not {text!r}."
+        )
+    return tuple(values)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+def _start(name: str, text: str) -> str:
+    if text.lower() in {EARLIEST, LATEST}:
+        return text.lower()
+    try:
+        return str(SnapshotId.parse(text))
+    except ValueError:
+        raise InvalidInputError(
+            f"The option {name!r} cannot be {text!r}. Give the id of a snapshot, {EARLIEST} or "
+            f"{LATEST}."
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of the source.
+
+    Attributes:
+        name: as users write it; Spark hands it over in lower case.
+        uses: where it is accepted.
+        meaning: one line of Markdown for the documentation.
+        parse: turns name and text into the value, or raises `InvalidInputError`.
+        default: text of the default; None if there is no default value.
+        shown: the default in words, where its text would not say it.
+        alias: another name of the option.
+    """
+
+    name: str
+    uses: frozenset[Use]
+    meaning: str
+    parse: Callable[[str, str], Any] = _text
+    default: str | None = None
+    shown: str = ""
+    alias: str = ""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The names under which Spark may hand it over."""
+        return tuple(it.lower() for it in (self.name, self.alias) if it)
+
+    def value(self, given: Mapping[str, str]) -> Any:
+        """Return the parsed value, or the parsed default."""
+        for key in self.keys:
+            if key in given:
+                return self.parse(self.name, given[key])
+        return None if self.default is None else self.parse(self.name, self.default)
+
+
+_BATCH: Final = frozenset({Use.READ})
+_STREAM: Final = frozenset({Use.READ_STREAM})
+_ONE_WRITE: Final = frozenset({Use.WRITE})
+
+OPTIONS: Final = (
+    Option("path", _ALL, "URL of the repository: the argument of `load`, `save` or `start`"),
+    Option(
+        "branch", _ALL, "the branch to read the tip of, to follow, or to commit to", shown="`main`"
+    ),
+    Option("tag", _BATCH, "read the snapshot of a tag"),
+    Option("snapshot-id", _BATCH, "read this snapshot"),
+    Option(
+        "as-of-timestamp",
+        _BATCH,
+        "read what was the tip of the branch then: ISO 8601, in UTC unless it names a zone, or "
+        "milliseconds since 1970",
+        _time,
+    ),
+    Option(
+        "from-snapshot-id",
+        _BATCH,
+        "with `table` = `changes`: the older of the two snapshots",
+        shown="the parent",
+    ),
+    Option("group", _ALL, "the group of the arrays", _path, "", "the root"),
+    Option(
+        "arrays",
+        _READING,
+        "arrays to read, separated by commas; all must have the same dimensions",
+        _names,
+        shown="those with the most dimensions",
+    ),
+    Option("where", _READING, "conditions on dimensions, to read fewer chunks", _where, "", "none"),
+    Option(
+        "layout",
+        _READING,
+        "`rows`: a row for each cell; `chunks`: a row for each chunk",
+        _one_of("rows", "chunks"),
+        "rows",
+    ),
+    Option(
+        "table",
+        _BATCH,
+        f"read about the repository: {', '.join(f'`{it}`' for it in TABLES)}",
+        _one_of(*TABLES),
+    ),
+    Option(
+        "decode",
+        _READING,
+        "decode CF times, scales, offsets and fill values as xarray does",
+        _flag,
+        "true",
+    ),
+    Option(
+        "nan-as-null",
+        _READING,
+        "NaN becomes null, which aggregates of SQL skip",
+        _flag,
+        "true",
+    ),
+    Option(
+        "push-filters",
+        _READING,
+        "prune chunks by the filters of a query; only for data frames that are used once",
+        _flag,
+        "false",
+    ),
+    Option(
+        "partition-bytes",
+        _READING,
+        "rows of one task, in bytes; always whole chunks",
+        _positive,
+        str(128 << 20),
+    ),
+    Option("batch-rows", _READING, "rows handed to Spark at once", _positive, str(1 << 17)),
+    Option(
+        _VIRTUAL,
+        _READING,
+        'containers of virtual chunks to read, as JSON: `{"s3://archive/": null}`',
+        _access,
+        "{}",
+        "none",
+    ),
+    Option(
+        "starting-snapshot",
+        _STREAM,
+        "where a new query begins: after the snapshot with this id, at the first commit of the "
+        f"branch (`{EARLIEST}`), or with commits from now on (`{LATEST}`)",
+        _start,
+        EARLIEST,
+    ),
+    Option(
+        "max-commits-per-trigger",
+        _STREAM,
+        "commits in one batch; needs PySpark 4.2",
+        _positive,
+        shown="no limit",
+    ),
+    Option(
+        "changes",
+        _STREAM,
+        "`appended`: only new rows; `all`: also changed and removed rows, with columns that say so",
+        _one_of("appended", "all"),
+        "appended",
+    ),
+    Option(
+        "append-dim",
+        _WRITING,
+        'with `mode("append")`: the dimension to append along; else use `mode("overwrite")`',
+    ),
+    Option(
+        "append-values",
+        _ONE_WRITE,
+        "coordinates to append, as a JSON list, if they do not continue in equal steps",
+        _values,
+    ),
+    Option(
+        "if-written",
+        _ONE_WRITE,
+        'with `mode("overwrite")`: `error` or `ignore` if an array has values. Spark does not '
+        "pass its own modes of these names to data sources",
+        _one_of("replace", "error", "ignore"),
+        "replace",
+    ),
+    Option("message", _WRITING, "message of the commit", default="Written by Spark"),
+    Option(
+        "rebase",
+        _WRITING,
+        "after commits of others: `detect` conflicts, or refuse in any case (`none`)",
+        _one_of("detect", "none"),
+        "detect",
+    ),
+    Option(
+        "txnAppId",
+        _WRITING,
+        "name of the application or query, to write each version once; required for streams",
+        alias="appId",
+    ),
+    Option(
+        "txnVersion",
+        _ONE_WRITE,
+        "number of the write, counting up; a stream uses the number of its batch",
+        _count,
+    ),
+    Option(
+        "executor-cores",
+        _WRITING,
+        "tasks of one executor that share its budget of requests",
+        _count,
+        "0",
+        "what Spark says",
+    ),
+    Option("checkpointLocation", frozenset({Use.WRITE_STREAM}), "Spark's own checkpoint"),
+)
+"""Every option. Those that begin with `storage.` are not listed: they are the backend's."""
+
+
+def parse_options(options: Mapping[str, str], use: Use) -> dict[str, Any]:
+    """Return the values of all options of a use, by name, with defaults filled in.
+
+    Args:
+        options: names and values as Spark hands them over; case of names does not matter.
+        use: what they are for.
+
+    Raises:
+        InvalidInputError: an option is unknown or does not go with this use, a value is not
+            valid, or no repository is named.
+    """
+    given = {name.lower(): text for name, text in options.items()}
+    known = {key: it for it in OPTIONS for key in it.keys}
+    mine = [it for it in OPTIONS if _accepts(it, use)]
+    for key in given:
+        if key.startswith(STORAGE):
+            continue
+        if key not in known:
+            raise _unknown(key, use, mine)
+        if known[key] not in mine:
+            raise _misplaced(known[key], use)
+    if "path" not in given:
+        method = {Use.WRITE: "save", Use.WRITE_STREAM: "start"}.get(use, "load")
+        raise InvalidInputError(f"No repository was named. Give its URL: {method}('s3://...').")
+    return {it.name: it.value(given) for it in mine}
+
+
+def _accepts(option: Option, use: Use) -> bool:
+    # One writer parses for batches and streams; the sink itself refuses what is for one write.
+    return use in option.uses or (use in _WRITING and not option.uses.isdisjoint(_WRITING))
+
+
+def _unknown(key: str, use: Use, known: list[Option]) -> InvalidInputError:
+    names = [it.name for it in known if it.name != "path"]
+    near = get_close_matches(key, [it.lower() for it in names], 1)
+    guess = next((it for it in names if near and it.lower() == near[0]), None)
+    return InvalidInputError(
+        f"Unknown option {key!r} for {use.value} with the format 'icechunk'. "
+        f"{'' if guess is None else f'Did you mean {guess!r}? '}"
+        f"Known are {', '.join(names)}, and {STORAGE}<name> for the storage."
+    )
+
+
+def _misplaced(option: Option, use: Use) -> InvalidInputError:
+    method = use.value.partition(".")[2]
+    advice = f"It is for {' and '.join(sorted(it.value for it in option.uses))}."
+    if use is Use.READ_STREAM and option.uses == _BATCH:
+        advice = (
+            "A stream follows a branch: name that with 'branch', and where to begin with "
+            "'starting-snapshot'; or use read."
+        )
+    return InvalidInputError(f"The option {option.name!r} does not go with {method}. {advice}")
+
+
+def storage_options(options: Mapping[str, str]) -> dict[str, object]:
+    """Return the options of the storage backend.
+
+    A value that is JSON is parsed (`true` is a boolean, `"true"` is text); any other is text.
+    Identifiers and secrets are text even if they consist of digits.
+    """
+    found: dict[str, object] = {}
+    for name, text in options.items():
+        key = name.lower()
+        if key.startswith(STORAGE):
+            found[key.removeprefix(STORAGE)] = _storage_value(key, text)
+    return found
+
+
+def _storage_value(name: str, text: str) -> object:
+    if any(it in name for it in _SECRET) and not text.startswith(('"', "{")):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def names_stream_options(options: Mapping[str, str]) -> bool:
+    """Return whether any option is for streams only; Spark asks for a schema without saying."""
+    own = {key for it in OPTIONS if it.uses == _STREAM for key in it.keys}
+    return any(name.lower() in own for name in options)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """One request to read; it pickles with its secrets and shows none."""
+    """A request to read. It pickles with its secrets and does not print them."""
 
     url: str
     branch: str | None = None
@@ -74,64 +466,67 @@ class ReadOptions:
     snapshot_id: str | None = None
     as_of: datetime | None = None
     from_snapshot_id: str | None = None
-    """With the table ``changes``: the older of two snapshots."""
+    """With the table `changes`: the older of two snapshots."""
     group: str = ""
     arrays: tuple[str, ...] | None = None
-    """Those to read; None leaves it to the group."""
+    """Arrays to read; None for the group's arrays with the most dimensions."""
     where: tuple[Predicate, ...] = ()
-    """What rows must fulfil, exactly."""
+    """Conditions that every row fulfils."""
     layout: str = "rows"
     table: str | None = None
     decode: bool = True
-    """Decode CF times, scales, offsets and fill values as xarray does."""
     nan_as_null: bool = True
     push_filters: bool = False
-    """Off, since Spark 4.3 has one plan for all uses of a data frame: what one of them pushed
-    would be missing from the others."""
+    """Off by default: Spark 4.3 keeps one plan for all uses of a data frame, so rows that one
+    query's filters pruned would be missing from the others."""
     partition_bytes: int = 128 << 20
     batch_rows: int = 1 << 17
     storage: Mapping[str, object] = field(default_factory=dict[str, object], repr=False)
     virtual: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     budget: Budget | None = None
-    """Requests that all tasks of an executor may have under way, once it is known."""
+    """Requests shared by the tasks of an executor, once it is known."""
 
     @classmethod
-    def parse(cls, options: Mapping[str, str], *, snapshot_id: str | None = None) -> Self:
-        """Read the options of ``spark.read``; their names' case does not count.
+    def parse(
+        cls, options: Mapping[str, str], *, snapshot_id: str | None = None, use: Use = Use.READ
+    ) -> Self:
+        """Parse the options of `spark.read`.
 
         Args:
-            options: names and values as Spark gives them.
-            snapshot_id: read this snapshot, whatever the options name.
+            options: names and values as Spark hands them over.
+            snapshot_id: read this snapshot instead of what the options name.
+            use: `spark.readStream` for streams.
 
         Raises:
-            InvalidInputError: an option is unknown, or its value is none of its kind.
+            InvalidInputError: an option is unknown, its value is not valid, or options
+                contradict each other.
         """
-        given = given_options(options, _KNOWN, "reading", "load")
+        given = parse_options(options, use)
         parsed = cls(
             url=normalize_url(given["path"]),
-            branch=given.get("branch"),
+            branch=given["branch"],
             tag=given.get("tag"),
             snapshot_id=given.get("snapshot-id"),
-            as_of=_time(given.get("as-of-timestamp")),
+            as_of=given.get("as-of-timestamp"),
             from_snapshot_id=given.get("from-snapshot-id"),
-            group=given.get("group", "").strip("/"),
-            arrays=_names(given.get("arrays")),
-            where=parse_where(given.get("where", "")),
-            layout=_choice("layout", given.get("layout", "rows"), ("rows", "chunks")),
-            table=_choice("table", given["table"], TABLES) if "table" in given else None,
-            decode=_flag("decode", given.get("decode", "true")),
-            nan_as_null=_flag("nan-as-null", given.get("nan-as-null", "true")),
-            push_filters=_flag("push-filters", given.get("push-filters", "false")),
-            partition_bytes=_count("partition-bytes", given.get("partition-bytes", "134217728")),
-            batch_rows=_count("batch-rows", given.get("batch-rows", "131072")),
-            storage=storage_options(given),
-            virtual=_access(given.get(_VIRTUAL)),
+            group=given["group"],
+            arrays=given["arrays"],
+            where=given["where"],
+            layout=given["layout"],
+            table=given.get("table"),
+            decode=given["decode"],
+            nan_as_null=given["nan-as-null"],
+            push_filters=given["push-filters"],
+            partition_bytes=given["partition-bytes"],
+            batch_rows=given["batch-rows"],
+            storage=storage_options(options),
+            virtual=given[_VIRTUAL],
         )
         parsed.check_refs()
         return parsed if snapshot_id is None else parsed.pinned(snapshot_id)
 
     def check_refs(self) -> None:
-        """Raise InvalidInputError if more than one state of the repository is named."""
+        """Raise InvalidInputError if the options name more than one state of the repository."""
         named = [
             name
             for name, value in zip(_REFS, (self.branch, self.tag, self.snapshot_id), strict=True)
@@ -153,275 +548,27 @@ class ReadOptions:
             )
 
     def pinned(self, snapshot_id: str) -> Self:
-        """Return the request for one snapshot, whatever happens to branches and tags."""
+        """Return the same request for one snapshot, independent of branches and tags."""
         return replace(self, branch=None, tag=None, as_of=None, snapshot_id=snapshot_id)
 
-
-def given_options(
-    options: Mapping[str, str], known: tuple[str, ...], what: str, method: str
-) -> dict[str, str]:
-    """Return options with their names in lower case, once all are known and ``path`` is there.
-
-    Args:
-        options: names and values as Spark gives them.
-        known: the names, ``path`` first; the storage's own are known as well.
-        what: is done with them, for messages.
-        method: is given the path, likewise.
-
-    Raises:
-        InvalidInputError: an option is unknown, or no repository is named.
-    """
-    given = {name.lower(): value for name, value in options.items()}
-    unknown = [it for it in given if it not in known and not it.startswith(STORAGE)]
-    if unknown:
-        raise InvalidInputError(
-            f"Unknown option {unknown[0]!r} for {what} the format 'icechunk'. Known are "
-            f"{', '.join(known[1:])}, and {STORAGE}<name> for the storage."
-        )
-    if "path" not in given:
-        raise InvalidInputError(f"No repository was named. Give its URL: {method}('s3://...').")
-    return given
-
-
-def storage_options(given: Mapping[str, str]) -> dict[str, object]:
-    """Return the options of the storage backend.
-
-    A value that is JSON is that, any other is a string: ``true`` is none, ``"true"`` is one.
-    Ids and secrets of digits only are strings all the same.
-    """
-    found: dict[str, object] = {}
-    for name, text in given.items():
-        key = name.lower()
-        if key.startswith(STORAGE):
-            found[key.removeprefix(STORAGE)] = _value(key, text)
-    return found
-
-
-_SECRET: Final = ("secret", "password", "token", "key", "credential")
-
-
-def _value(name: str, text: str) -> object:
-    if any(it in name for it in _SECRET) and not text.startswith(('"', "{")):
-        return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _names(text: str | None) -> tuple[str, ...] | None:
-    if text is None:
-        return None
-    return tuple(name for name in (it.strip() for it in text.split(",")) if name)
-
-
-def _choice(name: str, text: str, known: tuple[str, ...]) -> str:
-    if text.lower() not in known:
-        raise InvalidInputError(
-            f"The option {name!r} cannot be {text!r}. Give one of {', '.join(known)}."
-        )
-    return text.lower()
-
-
-def _flag(name: str, text: str) -> bool:
-    return _choice(name, text, ("true", "false")) == "true"
-
-
-def _count(name: str, text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise InvalidInputError(f"The option {name!r} must be a positive number, not {text!r}.")
-    return number
-
-
-def _time(text: str | None) -> datetime | None:
-    """Read ISO 8601, UTC unless it says otherwise, or milliseconds since the epoch."""
-    if text is None:
-        return None
-    try:
-        if text.lstrip("-").isdigit() and len(text) > len("20260131"):
-            return _EPOCH + timedelta(milliseconds=int(text))
-        moment = datetime.fromisoformat(text)
-    except (ValueError, OverflowError):
-        raise InvalidInputError(
-            f"The option 'as-of-timestamp' cannot be {text!r}. Give ISO 8601 such as "
-            "2026-01-31T12:00:00Z, or milliseconds since 1970."
-        ) from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-
-
-def _access(text: str | None) -> dict[str, Any]:
-    """Read which containers of virtual chunks may be read: JSON, options by URL prefix."""
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        # The text is not shown: it may hold credentials.
-        raise InvalidInputError(
-            f"The option {_VIRTUAL!r} must be a JSON object of URL prefixes, such as "
-            '{"s3://bucket/": null}; it is none.'
-        )
-    return value  # pyright: ignore[reportUnknownVariableType]
-
-
-_APP: Final = ("txnappid", "appid")
-_VERSION: Final = "txnversion"
-_KNOWN_TO_WRITERS: Final = (
-    "path",
-    "branch",
-    "group",
-    "append-dim",
-    "append-values",
-    "if-written",
-    "message",
-    "rebase",
-    "checkpointlocation",
-    "executor-cores",
-    *_APP,
-    _VERSION,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class WriteOptions:
-    """One request to write; it pickles with its secrets and shows none."""
-
-    storage: Storage
-    branch: str = "main"
-    group: str = ""
-    append_dim: str | None = None
-    append_values: tuple[Any, ...] | None = None
-    """The coordinates to append, where they do not go on in equal steps."""
-    if_written: str = "replace"
-    message: str = "Written by Spark"
-    rebase: bool = True
-    app_id: str | None = None
-    version: int | None = None
-    cores: int = 0
-    """Tasks that run at a time in one executor, and share its budget of requests; 0 where each
-    task is to ask Spark."""
-
-    @classmethod
-    def parse(cls, options: Mapping[str, str]) -> Self:
-        """Read the options of ``df.write``; their names' case does not count.
-
-        Raises:
-            InvalidInputError: an option is unknown, or its value is none of its kind.
-        """
-        given = given_options(options, _KNOWN_TO_WRITERS, "writing", "save")
-        apps = [given[name] for name in _APP if name in given]
-        values = given.get("append-values")
-        return cls(
-            storage=Storage.from_url(normalize_url(given["path"]), **storage_options(given)),
-            branch=given.get("branch", "main"),
-            group=given.get("group", "").strip("/"),
-            append_dim=given.get("append-dim"),
-            append_values=None if values is None else _values(values),
-            if_written=_given_choice(given, "if-written", ("replace", "error", "ignore")),
-            message=given.get("message", "Written by Spark"),
-            rebase=_given_choice(given, "rebase", ("detect", "none")) == "detect",
-            app_id=apps[0] if apps else None,
-            version=_number("txnVersion", given[_VERSION]) if _VERSION in given else None,
-            cores=_number("executor-cores", given.get("executor-cores", "0")),
-        )
-
     @property
-    def transaction(self) -> Transaction | None:
-        """What names the write.
-
-        Raises:
-            InvalidInputError: only one of its two options is given.
-        """
-        if self.app_id is None and self.version is None:
-            return None
-        if self.app_id is None or self.version is None:
-            raise InvalidInputError(
-                "The options 'txnAppId' and 'txnVersion' go together: who writes, and a number "
-                "that counts up. Give both or none."
-            )
-        return Transaction(self.app_id, self.version)
-
-    @property
-    def solver(self) -> ConflictSolver | None:
-        """What decides conflicts with commits that came meanwhile."""
-        return ConflictDetector() if self.rebase else None
-
-    def path_of(self, name: str) -> str:
-        """Return the path of an array of the group."""
-        return f"{self.group}/{name}" if self.group else name
-
-    def open(self) -> Repository:
-        """Open the repository."""
-        return Repository.open(self.storage)
-
-
-def _given_choice(given: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
-    text = given.get(name, known[0]).lower()
-    if text not in known:
-        raise InvalidInputError(
-            f"The option {name!r} cannot be {text!r}. Give one of {', '.join(known)}."
-        )
-    return text
-
-
-def _number(name: str, text: str) -> int:
-    if not text.isdigit():
-        raise InvalidInputError(f"The option {name!r} must be a number, not {text!r}.")
-    return int(text)
-
-
-def _values(text: str) -> tuple[Any, ...]:
-    try:
-        values: Any = json.loads(text)
-    except ValueError:
-        values = None
-    if not isinstance(values, list):
-        raise InvalidInputError(
-            f"The option 'append-values' must be a JSON list of coordinates, not {text!r}."
-        )
-    return tuple(values)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-
-
-EARLIEST: Final = "earliest"
-LATEST: Final = "latest"
-_STARTING: Final = "starting-snapshot"
-_LIMIT: Final = "max-commits-per-trigger"
-_CHANGES: Final = "changes"
-_OWN: Final = (_STARTING, _LIMIT, _CHANGES)
-_OTHERS: Final = ("tag", "snapshot-id", "as-of-timestamp", "from-snapshot-id", "table")
-
-CHANGE_COLUMNS: Final = pa.schema(
-    [
-        ("_change", pa.string()),
-        ("_snapshot_id", pa.string()),
-        ("_written_at", pa.timestamp("us", tz="UTC")),
-    ]
-)
-"""What is told of each row with the option ``changes`` = ``all``: its kind, and its commit."""
-
-
-def names_stream_options(options: Mapping[str, str]) -> bool:
-    """Return whether some of these options go with streams only."""
-    return any(name.lower() in _OWN for name in options)
+    def engine(self) -> Engine:
+        """The repository to read, with this task's share of the budget."""
+        config = None if self.budget is None else self.budget.of_task()
+        return Engine.at(Storage.from_url(self.url, **self.storage), config, self.virtual or None)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """One request to stream; it pickles with its secrets and shows none.
+    """A request to stream. It pickles with its secrets and does not print them.
 
     Attributes:
         read: what to read of each snapshot.
-        branch: whose commits.
-        starting: the snapshot after which the stream begins: its id, the first one of the
-            branch, or the tip of when the query begins.
-        max_commits: of one batch at most; None for no limit.
-        every_change: also rows that a commit changed or removed, with columns that tell.
+        branch: the branch whose commits are followed.
+        starting: where a new query begins: the id of the snapshot before its first commit,
+            `earliest` or `latest`.
+        max_commits: the most commits of one batch; None for no limit.
+        every_change: also return rows that a commit changed or removed.
     """
 
     read: ReadOptions
@@ -432,49 +579,102 @@ class StreamOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
-        """Read the options of ``spark.readStream``; their names' case does not count.
+        """Parse the options of `spark.readStream`.
 
         Raises:
             InvalidInputError: an option is unknown or does not go with streams, or its value is
-                none of its kind.
+                not valid.
         """
-        given = {name.lower(): value for name, value in options.items()}
-        for name in _OTHERS:
-            if name in given:
-                raise InvalidInputError(
-                    f"The option {name!r} does not go with readStream, which follows a branch. "
-                    f"Name that with 'branch', and where to begin with {_STARTING!r}; or use read."
-                )
-        read = ReadOptions.parse({k: v for k, v in given.items() if k not in _OWN})
-        starting = given.get(_STARTING, EARLIEST)
-        if starting.lower() in {EARLIEST, LATEST}:
-            starting = starting.lower()
-        else:
-            starting = _snapshot_id(starting)
-        limit = given.get(_LIMIT)
-        if limit is not None and not (limit.isdigit() and int(limit)):
-            raise InvalidInputError(
-                f"The option {_LIMIT!r} must be a positive number, not {limit!r}."
-            )
-        changes = given.get(_CHANGES, "appended").lower()
-        if changes not in {"appended", "all"}:
-            raise InvalidInputError(
-                f"The option {_CHANGES!r} cannot be {changes!r}. Give one of appended, all."
-            )
+        read = ReadOptions.parse(options, use=Use.READ_STREAM)
+        given = parse_options(options, Use.READ_STREAM)
         return cls(
             read=read,
             branch=read.branch or "main",
-            starting=starting,
-            max_commits=None if limit is None else int(limit),
-            every_change=changes == "all",
+            starting=given["starting-snapshot"],
+            max_commits=given["max-commits-per-trigger"],
+            every_change=given["changes"] == "all",
         )
 
 
-def _snapshot_id(text: str) -> str:
-    try:
-        return str(SnapshotId.parse(text))
-    except ValueError:
-        raise InvalidInputError(
-            f"The option {_STARTING!r} cannot be {text!r}. Give the id of a snapshot, {EARLIEST} "
-            f"or {LATEST}."
-        ) from None
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """A request to write. It pickles with its secrets and does not print them."""
+
+    storage: Storage
+    branch: str = "main"
+    group: str = ""
+    append_dim: str | None = None
+    append_values: tuple[Any, ...] | None = None
+    """Coordinates to append; None if they continue in equal steps."""
+    if_written: str = "replace"
+    message: str = "Written by Spark"
+    rebase: bool = True
+    app_id: str | None = None
+    version: int | None = None
+    cores: int = 0
+    """Tasks of one executor that share its budget of requests; 0 if each has to ask Spark."""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Self:
+        """Parse the options of `df.write` and `df.writeStream`.
+
+        Raises:
+            InvalidInputError: an option is unknown, or its value is not valid.
+        """
+        given = parse_options(options, Use.WRITE)
+        storage = Storage.from_url(normalize_url(given["path"]), **storage_options(options))
+        return cls(
+            storage=storage,
+            branch=given["branch"] or "main",
+            group=given["group"],
+            append_dim=given["append-dim"],
+            append_values=given["append-values"],
+            if_written=given["if-written"],
+            message=given["message"],
+            rebase=given["rebase"] == "detect",
+            app_id=given["txnAppId"],
+            version=given["txnVersion"],
+            cores=given["executor-cores"],
+        )
+
+    @property
+    def transaction(self) -> Transaction | None:
+        """The name of the write, or None.
+
+        Raises:
+            InvalidInputError: only one of its two options is given.
+        """
+        if self.app_id is None and self.version is None:
+            return None
+        if self.app_id is None or self.version is None:
+            raise InvalidInputError(
+                "The options 'txnAppId' and 'txnVersion' go together: the name of the writer, "
+                "and a number that counts up. Give both or none."
+            )
+        return Transaction(self.app_id, self.version)
+
+    @property
+    def solver(self) -> ConflictSolver | None:
+        """The solver of conflicts with commits made since the write began; None refuses them."""
+        return ConflictDetector() if self.rebase else None
+
+    def check_mode(self, *, overwrite: bool) -> None:
+        """Raise InvalidInputError if the save mode and the options contradict each other."""
+        if overwrite and self.append_dim is not None:
+            raise InvalidInputError(
+                "mode('overwrite') replaces values, and the option 'append-dim' appends. Use "
+                "mode('append'), or leave the option out."
+            )
+        if not overwrite and self.append_dim is None:
+            raise InvalidInputError(
+                "mode('append') needs to know along which dimension: option('append-dim', "
+                "'time'). To write to places that the arrays have, use mode('overwrite')."
+            )
+
+    def path_of(self, name: str) -> str:
+        """Return the path of an array of the group."""
+        return f"{self.group}/{name}" if self.group else name
+
+    def open(self) -> Repository:
+        """Open the repository."""
+        return Repository.open(self.storage)

@@ -1,14 +1,17 @@
-"""The data source ``icechunk`` of Spark: what PySpark asks for readers and writers.
+"""The data source `icechunk` of Spark: what PySpark asks for readers and writers.
 
-Nothing alive is kept on a source or a reader: PySpark pickles them between short-lived processes.
+PySpark pickles sources and readers between short-lived processes, so they hold plain data only.
+Parts are imported when a query needs them: each process would pay seconds for all.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from pyspark.accumulators import AccumulatorParam
 from pyspark.sql.datasource import DataSource
 
+from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.options import ReadOptions, names_stream_options
 
 if TYPE_CHECKING:
@@ -24,20 +27,21 @@ if TYPE_CHECKING:
 
     from icechunk_async.spark.read.reader import PlannedRead
 
-__all__ = ["IcechunkSource", "register"]
+__all__ = ["IcechunkSource", "register", "watch_reads"]
 
 _REDACTION: Final = "spark.sql.redaction.options.regex"
-_USUAL: Final = "(?i)url"
+_DEFAULT_REDACTION: Final = "(?i)url"
 _HIDDEN: Final = r"(?i)storage\.|virtual-chunk-access"
+_KEPT_READS: Final = 1000
 
 
 class IcechunkSource(DataSource):
     """Arrays, chunks and history of an Icechunk repository as tables."""
 
     _pinned: str | None = None
-    """Snapshot that the schema was taken from; the rows then come from the same one."""
+    """Snapshot that the schema was taken from, so that rows come from the same one."""
     planned: ClassVar[Accumulator[list[PlannedRead]] | None] = None
-    """Where to tell what is read, in a session that is watched."""
+    """Receives planned reads in a session that watches them."""
 
     @classmethod
     def name(cls) -> str:
@@ -45,34 +49,30 @@ class IcechunkSource(DataSource):
         return "icechunk"
 
     def schema(self) -> StructType:
-        """Return the columns of what the options name, and stay with the snapshot of now."""
-        from icechunk_async.spark.read.reader import Reading  # noqa: PLC0415 -- not for writing
-
+        """Return the columns for the options, and pin the current snapshot."""
         if names_stream_options(self.options):
             columns: StructType = _part("stream.source").stream_schema(self.options)
             return columns
-        reading = Reading.begin(self._read_options())
+        reading = _part("read.reader").Reading.begin(self._read_options())
         self._pinned = reading.options.snapshot_id
-        return reading.spark_schema()
+        found: StructType = reading.spark_schema()
+        return found
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query."""
-        from icechunk_async.spark.read.reader import (  # noqa: PLC0415 -- not without need
-            IcechunkReader,
-            PushingReader,
-        )
-
         options = self._read_options()
         pushing = options.push_filters and options.table is None and options.layout == "rows"
-        kind = PushingReader if pushing else IcechunkReader
-        return kind(options, schema, self.planned)
+        module = _part("read.reader")
+        kind = module.PushingReader if pushing else module.IcechunkReader
+        reader: DataSourceReader = kind(options, schema, self.planned)
+        return reader
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
         """Return the writer of a batch."""
-        made: DataSourceWriter = _part("write.rows").batch_writer(
+        writer: DataSourceWriter = _part("write.rows").batch_writer(
             self.options, schema, overwrite=overwrite
         )
-        return made
+        return writer
 
     def streamWriter(  # noqa: N802 -- PySpark's name
         self,
@@ -80,40 +80,87 @@ class IcechunkSource(DataSource):
         overwrite: bool,  # noqa: FBT001
     ) -> DataSourceStreamWriter:
         """Return the sink of a streaming query."""
-        made: DataSourceStreamWriter = _part("stream.sink").stream_writer(
+        writer: DataSourceStreamWriter = _part("stream.sink").stream_writer(
             self.options, schema, overwrite=overwrite
         )
-        return made
+        return writer
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Return the source of a streaming query."""
-        made: DataSourceStreamReader = _part("stream.source").stream_reader(self.options, schema)
-        return made
+        reader: DataSourceStreamReader = _part("stream.source").stream_reader(self.options, schema)
+        return reader
 
     def _read_options(self) -> ReadOptions:
         return ReadOptions.parse(self.options, snapshot_id=self._pinned)
 
 
 def _part(name: str) -> Any:
-    """Import what only some queries need."""
+    """Import a module that only some queries need."""
     from importlib import import_module  # noqa: PLC0415
 
     return import_module(f"icechunk_async.spark.{name}")
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format ``icechunk`` known to a Spark session.
+    """Make the format `icechunk` known to a Spark session.
 
-    Spark finds it by itself in processes where this package is installed; this is for sessions
-    that looked before it was, and for those of Spark Connect.
+    Spark finds the format by itself in processes that start after this package was installed.
+    Register it in sessions that started before, and in those of Spark Connect.
 
-    It also keeps the options that may hold secrets out of the plans that the session shows, where
-    Spark prints the options of streams: it adds them to ``spark.sql.redaction.options.regex``.
+    Spark prints the options of streams in query plans. Registering also adds the options that may
+    hold secrets to `spark.sql.redaction.options.regex`.
 
     Args:
-        spark: the session; one of Spark Connect will do.
+        spark: the session, also one of Spark Connect.
     """
     spark.dataSource.register(IcechunkSource)
-    hidden = spark.conf.get(_REDACTION, _USUAL) or ""
+    hidden = spark.conf.get(_REDACTION, _DEFAULT_REDACTION) or ""
     if _HIDDEN not in hidden:
         spark.conf.set(_REDACTION, f"{hidden}|{_HIDDEN}" if hidden else _HIDDEN)
+
+
+class _Latest(AccumulatorParam[list["PlannedRead"]]):
+    """Gathers planned reads in the driver, and forgets the oldest."""
+
+    def zero(self, value: list[PlannedRead]) -> list[PlannedRead]:
+        """Return the empty start of each task."""
+        del value
+        return []
+
+    def addInPlace(  # noqa: N802 -- PySpark's name
+        self, value1: list[PlannedRead], value2: list[PlannedRead]
+    ) -> list[PlannedRead]:
+        """Append, and keep the latest."""
+        return [*value1, *value2][-_KEPT_READS:]
+
+
+def watch_reads(spark: SparkSession) -> Accumulator[list[PlannedRead]]:
+    """Register the format `icechunk` like `register`, and record which reads queries plan.
+
+    Each query for rows is recorded once, at its first action. The Python process that plans its
+    partitions reports through a Spark accumulator, so the record is there when the action
+    returns. Call `register` again to stop.
+
+    Args:
+        spark: the session; Spark Connect has no accumulators.
+
+    Returns:
+        The accumulator. Its `value` holds the latest 1,000 reads, the oldest first.
+
+    Raises:
+        InvalidInputError: the session is one of Spark Connect. Nothing is registered.
+    """
+    if not hasattr(spark, "sparkContext"):
+        raise InvalidInputError(
+            "Spark Connect has no accumulators, through which planned reads reach the driver. Set "
+            "spark.sql.pyspark.worker.logging.enabled to true and read "
+            "spark.tvf.python_worker_logs() instead."
+        )
+    register(spark)
+    gathered: Accumulator[list[PlannedRead]] = spark.sparkContext.accumulator([], _Latest())
+
+    class WatchedSource(IcechunkSource):
+        planned = gathered
+
+    spark.dataSource.register(WatchedSource)
+    return gathered

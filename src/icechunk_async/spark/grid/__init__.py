@@ -1,1 +1,4 @@
-"""Where rows and chunks lie along the dimensions of arrays; pure."""
+"""Geometry of arrays, without I/O: boxes of cells, chunk grids, and the cells of coordinates.
+
+Reading and streams divide work by `boxes`; writing places rows by `axes` and `chunks`.
+"""

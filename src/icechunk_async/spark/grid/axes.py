@@ -1,4 +1,4 @@
-"""Coordinates of rows find their places along the dimensions of arrays; pure."""
+"""Find the indices of coordinates along the dimensions of arrays; pure."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Equal steps by which a coordinate goes on after its last value.
+    """Equal steps by which a coordinate continues after its last value.
 
     Attributes:
-        last: the last value that is there.
-        step: from one value to the next; not zero.
-        most: how many may follow.
+        last: the last existing value.
+        step: the difference from one value to the next; not zero.
+        most: how many values may follow.
     """
 
     last: Any
@@ -45,7 +45,7 @@ class Steps:
 
     @classmethod
     def after(cls, values: Column, most: int) -> Steps | None:
-        """Return the steps that a coordinate has; None if they differ, or there is none."""
+        """Return the steps of a coordinate; None if they differ or there is no step."""
         if len(values) < 2 or values.dtype.kind not in "iufM":
             return None
         signed = values.astype(np.int64) if values.dtype.kind in "iu" else values
@@ -59,7 +59,7 @@ class Steps:
         return cls(signed[-1], steps[0], most) if equal and steps[0] != zero else None
 
     def number(self, values: Column) -> npt.NDArray[np.int64]:
-        """Return how many steps after the last each value lies; -1 for what is no such place."""
+        """Return how many steps each value is after the last one; -1 if it is not on a step."""
         if values.dtype.kind == "f":
             steps = (values.astype(np.float64) - self.last) / self.step
             number = np.rint(steps)
@@ -72,20 +72,19 @@ class Steps:
         return np.where(good, number, -1).astype(np.int64)
 
     def values(self, count: int) -> Column:
-        """Return the next values."""
+        """Return the next `count` values."""
         return np.asarray(self.last + self.step * np.arange(1, count + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The places along one dimension.
+    """The indices along one dimension.
 
     Attributes:
-        name: of the dimension, and of the column.
-        values: the coordinate of every place; for an append, only those that are there already
-            if ``steps`` tells how it goes on. They may be in any order.
-        first: places before this one are not written to.
-        steps: how the coordinate goes on.
+        name: name of the dimension, and of its column.
+        values: the coordinate at every index, in any order; with `steps`, only existing ones.
+        first: the first index that may be written to.
+        steps: how the coordinate continues after `values`, for an append.
     """
 
     name: str
@@ -94,12 +93,12 @@ class Axis:
     steps: Steps | None = None
 
     def finder(self) -> PlaceFinder:
-        """Return what finds places; make one for many rows."""
+        """Return a finder of indices; make one for many rows, since it sorts."""
         return PlaceFinder(self)
 
 
 class PlaceFinder:
-    """Finds the places of coordinates along an axis; in time in proportion to these."""
+    """Finds the indices of coordinates along an axis."""
 
     def __init__(self, axis: Axis) -> None:
         """Sort the coordinates of the axis."""
@@ -110,11 +109,12 @@ class PlaceFinder:
         self._sorted = self._values[self._order]
 
     def places(self, given: Column) -> npt.NDArray[np.int64]:
-        """Return the place of each coordinate.
+        """Return the index of each coordinate.
 
         Raises:
-            MissingCoordinatesError: one is NaN or NaT.
-            OutsideGridError: one is no coordinate of this dimension, or may not be written to.
+            MissingCoordinatesError: a coordinate is NaN or NaT.
+            OutsideGridError: a coordinate does not exist in this dimension, or its index may not
+                be written to.
             InvalidInputError: they are of another kind than those of the dimension.
         """
         axis = self._axis
@@ -128,8 +128,8 @@ class PlaceFinder:
             )
         with np.errstate(invalid="ignore"):
             wanted = given.astype(self._values.dtype)
-        # A coordinate of another type is rounded as the dimension's are stored, but never to a
-        # whole number or within the range of a smaller one.
+        # Floats are rounded to the precision in which the dimension stores them, so that 0.1 is
+        # found in float32; a value that an integer type cannot hold must not match anything.
         known = np.ones(len(given), bool) if wanted.dtype.kind == "f" else wanted == given
         places = np.full(len(given), -1, np.int64)
         if len(self._sorted):
@@ -164,7 +164,7 @@ class PlaceFinder:
                 "which the arrays have already, and this write appends. Use mode('overwrite') to "
                 "replace values."
                 if there
-                else f"which is none of the {len(axis.values)} coordinates of that dimension"
+                else f"which is not among the {len(axis.values)} coordinates of that dimension"
                 + (" and does not follow them in equal steps." if axis.steps else ".")
                 + " Filter such rows, or make the arrays larger first."
             ),
@@ -174,10 +174,10 @@ class PlaceFinder:
 
 
 def check_unambiguous(name: str, values: Column) -> None:
-    """Make sure that a dimension has no coordinate twice.
+    """Check that a dimension has no coordinate twice.
 
     Raises:
-        AmbiguousCoordinatesError: it has.
+        AmbiguousCoordinatesError: a coordinate occurs more than once.
     """
     found, times = np.unique(
         values.astype(object) if values.dtype.kind in "UT" else values, return_counts=True
@@ -185,9 +185,9 @@ def check_unambiguous(name: str, values: Column) -> None:
     if (times > 1).any():
         value = found[times > 1][0]
         raise AmbiguousCoordinatesError(
-            f"The dimension {name!r} has the coordinate {value!s} {times.max()} times, so that a "
-            "row with it has no one place. Rows cannot be written to such arrays; write regions "
-            "with write_region or xarray.",
+            f"The dimension {name!r} has the coordinate {value!s} {times.max()} times, so the cell "
+            "of a row is ambiguous. Rows cannot be written to such arrays; write regions with "
+            "write_region or xarray.",
             dimension=name,
             value=str(value),
         )

@@ -1,4 +1,4 @@
-"""Boxes of cells: from conditions or changes to parts of a table, sized by rows."""
+"""Boxes of cells: made from conditions or changes, and cut into parts of a table by size."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ __all__ = [
 
 type Span = tuple[int, int]
 type Box = tuple[Span, ...]
-"""Elements along each dimension, half-open."""
+"""A half-open range along each dimension."""
 
 _MAX_BOXES: Final = 1024
 
 
 def num_rows(box: Box) -> int:
-    """Count the cells of a box."""
+    """Return how many cells a box has."""
     return prod(stop - start for start, stop in box)
 
 
 def num_chunks(boxes: Iterable[Box], chunks: Sequence[int]) -> int:
-    """Count the chunks that boxes touch."""
+    """Return how many chunks boxes touch."""
     return sum(
         prod(
             -(-stop // size) - start // size
@@ -62,9 +62,9 @@ def num_chunks(boxes: Iterable[Box], chunks: Sequence[int]) -> int:
 
 
 def spans_of(mask: npt.NDArray[np.bool_], chunk: int) -> list[Span]:
-    """Return the ranges of one dimension that hold its matches.
+    """Return ranges of one dimension that cover all matches of a mask.
 
-    Chunks without a match lie in none; ranges end at the first and last match of their chunks.
+    Chunks without a match are in no range. Each range begins and ends at a match.
     """
     starts = np.arange(0, len(mask), chunk)
     if not len(starts) or not mask.any():
@@ -80,9 +80,9 @@ def spans_of(mask: npt.NDArray[np.bool_], chunk: int) -> list[Span]:
 
 
 def boxes_of(spans: Sequence[Sequence[Span]]) -> list[Box]:
-    """Return the boxes that ranges of each dimension make, in the order of the array's cells.
+    """Return the product of the ranges of each dimension as boxes, in C order.
 
-    Where there would be very many, ranges are joined: a plan stays small, and more is read.
+    If there would be too many, ranges are joined: the plan stays small, and more is read.
     """
     joined = [list(it) for it in spans]
     while prod(map(len, joined)) > _MAX_BOXES:
@@ -94,14 +94,14 @@ def boxes_of(spans: Sequence[Sequence[Span]]) -> list[Box]:
 def cut(
     box: Box, chunks: Sequence[int], max_rows: int, breaks: Sequence[int] = ()
 ) -> Iterator[Box]:
-    """Cut a box into parts of whole chunks with at most so many rows, or of one chunk.
+    """Cut a box into parts of whole chunks with at most `max_rows` rows, or of one chunk.
 
     Args:
-        box: what to cut; none of its parts is empty if it is not.
-        chunks: elements of a chunk along each dimension.
+        box: the box; if it is not empty, no part is.
+        chunks: shape of the chunks.
         max_rows: rows of a part.
-        breaks: places of the first dimension, ascending, where parts better end: where one
-            manifest ends and another begins.
+        breaks: ascending indices of the first dimension at which parts should rather end: the
+            boundaries between manifests.
     """
     yield from _cut(box, chunks, max_rows, breaks, 0)
 
@@ -123,7 +123,7 @@ def _cut(
 
 
 def _pieces(start: int, stop: int, chunk: int, count: int, breaks: Sequence[int]) -> Iterator[Span]:
-    """Cut a range into runs of ``count`` chunks; one ends at a break that it has half-way."""
+    """Cut a range into runs of `count` chunks; a run ends at a break in its second half."""
     while start < stop:
         end = (start // chunk + count) * chunk
         half = start + (end - start + 1) // 2
@@ -135,7 +135,7 @@ def _pieces(start: int, stop: int, chunk: int, count: int, breaks: Sequence[int]
 
 
 def grouped(boxes: Iterable[Box], max_rows: int) -> Iterator[tuple[Box, ...]]:
-    """Put small boxes together, in order, until they have so many rows."""
+    """Group boxes in order, each group with at most `max_rows` rows or one box."""
     group: list[Box] = []
     rows = 0
     for box in boxes:
@@ -150,11 +150,11 @@ def grouped(boxes: Iterable[Box], max_rows: int) -> Iterator[tuple[Box, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The cells of a table, and the chunks they are stored in."""
+    """The cells of a table, and the chunks in which they are stored."""
 
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
-    """Of the array with the coarsest ones; the last one along a dimension may be smaller."""
+    """The largest chunks of all arrays; the last one along a dimension may be smaller."""
     breaks: tuple[int, ...] = ()
 
     def parts(
@@ -163,8 +163,8 @@ class Grid:
         """Return groups of boxes, each for one partition.
 
         Args:
-            masks: for each dimension what may match; None is all of it.
-            max_rows: rows of a partition; more only where one chunk has more.
+            masks: for each dimension the indices that may match; None for all.
+            max_rows: rows of a partition; more only if one chunk has more.
         """
         spans: list[list[Span]] = []
         for length, chunk, mask in zip(self.shape, self.chunks, masks, strict=True):
@@ -177,7 +177,7 @@ class Grid:
 
 
 def runs(mask: npt.NDArray[np.bool_]) -> list[Span]:
-    """Return the ranges where a mask is true."""
+    """Return the ranges in which a mask is true."""
     padded = np.concatenate([[False], mask, [False]])
     edges = np.flatnonzero(padded[1:] != padded[:-1]).reshape(-1, 2)
     return [(start, stop) for start, stop in edges.tolist()]
@@ -189,12 +189,12 @@ def is_many(kept: Sequence[npt.NDArray[np.bool_]]) -> bool:
 
 
 def limited(kept: Sequence[npt.NDArray[np.bool_]], *, instead: bool) -> list[npt.NDArray[np.bool_]]:
-    """Return masks that make few boxes: where they would make many, a dimension is all one.
+    """Return masks that make few boxes, by setting whole dimensions to one value.
 
     Args:
         kept: the masks.
-        instead: whether such a dimension keeps all or nothing. Boxes then have places that they
-            should not, and who reads them leaves out what `windows` tells.
+        instead: the value. The boxes then cover too many cells, and readers of the boxes leave
+            out cells by what `windows` returns.
     """
     masks = list(kept)
     while is_many(masks):
@@ -204,7 +204,7 @@ def limited(kept: Sequence[npt.NDArray[np.bool_]], *, instead: bool) -> list[npt
 
 
 def windows(kept: Sequence[npt.NDArray[np.bool_]], boxes: Sequence[Box]) -> tuple[Window, ...]:
-    """Return the part of each mask that boxes span, as plain data of a bit for each place."""
+    """Return the part of each mask that boxes span, packed as one bit for each index."""
     found: list[Window] = []
     for axis, mask in enumerate(kept):
         start = min(box[axis][0] for box in boxes)
@@ -214,10 +214,10 @@ def windows(kept: Sequence[npt.NDArray[np.bool_]], boxes: Sequence[Box]) -> tupl
 
 
 def kept_cells(kept: Sequence[Window], box: Box) -> npt.NDArray[np.bool_]:
-    """Tell of each cell of a box, in C order, whether every dimension keeps its place."""
+    """Return a mask of the cells of a box, in C order, that every dimension keeps."""
     cells = np.ones((), np.bool_)
     for (first, packed), (start, stop) in zip(kept, box, strict=True):
-        # What follows the end of a mask is not kept.
+        # Indices beyond the end of a mask are not kept.
         bits = np.zeros(stop - start, np.bool_)
         known = np.unpackbits(np.frombuffer(packed, np.uint8))[start - first : stop - first]
         bits[: len(known)] = known
@@ -226,16 +226,16 @@ def kept_cells(kept: Sequence[Window], box: Box) -> npt.NDArray[np.bool_]:
 
 
 def inside(kept: Sequence[npt.NDArray[np.bool_]]) -> list[Box]:
-    """Return the boxes of places that every dimension keeps."""
+    """Return the boxes of cells that every dimension keeps."""
     return list(product(*map(runs, kept)))
 
 
 def outside(kept: Sequence[npt.NDArray[np.bool_]], shape: Sequence[int]) -> Iterator[Box]:
-    """Return the boxes of places that some dimension does not keep; none twice.
+    """Return disjoint boxes of the cells that some dimension does not keep.
 
     Args:
-        kept: for each dimension which of its first places are; what follows is not.
-        shape: of the whole.
+        kept: for each dimension a mask of its first indices; later ones are not kept.
+        shape: shape of the whole.
     """
     for axis, (mask, length) in enumerate(zip(kept, shape, strict=True)):
         lost = np.ones(length, np.bool_)
@@ -252,14 +252,14 @@ def cells_of_chunks(
     grid: Sequence[int],
     shape: Sequence[int],
 ) -> npt.NDArray[np.int64]:
-    """Return which cells of a table's grid some chunks of an array lie in; ``(n, dimensions)``.
+    """Return the chunks of a table's grid that overlap chunks of an array; ``(n, dimensions)``.
 
     Args:
-        chunks: coordinates of the chunks, ``(n, rank)``.
-        sizes: elements of a chunk of the array along each of its axes.
-        axes: of each of its axes the number of the table's dimension; all are named.
-        grid: elements of the grid along each dimension, at least those of the array's chunks.
-        shape: of the table; what lies outside is left out.
+        chunks: coordinates of the array's chunks, ``(n, rank)``.
+        sizes: chunk shape of the array.
+        axes: for each axis of the array the number of the table's dimension, each once.
+        grid: chunk shape of the table, at least as large as that of the array.
+        shape: shape of the table; chunks outside are left out.
     """
     count = len(chunks)
     if not count or not sizes:
@@ -273,16 +273,17 @@ def cells_of_chunks(
     within = (start < ends).all(axis=1)
     first = start[within] // steps
     last = (np.minimum(start[within] + lengths, ends) - 1) // steps
-    # A chunk is no longer than a cell of the grid, so that it lies in two of them at most.
+    # A chunk of the array is not larger than one of the grid, so it overlaps at most two along
+    # each dimension: those of its first and its last element.
     sides = product(*([first[:, axis], last[:, axis]] for axis in range(len(grid))))
     return np.unique(np.concatenate([np.stack(side, axis=1) for side in sides]), axis=0)
 
 
 def boxes_of_cells(cells: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Put cells together to boxes that have exactly these; ``(n, dimensions, 2)``, half-open.
+    """Join cells into half-open boxes that cover exactly these; ``(n, dimensions, 2)``.
 
     Args:
-        cells: coordinates, ``(n, dimensions)``, each once.
+        cells: distinct coordinates, ``(n, dimensions)``.
     """
     found = np.stack([cells, cells.astype(np.int64) + 1], axis=2).astype(np.int64)
     for axis in reversed(range(found.shape[1])):
@@ -291,7 +292,7 @@ def boxes_of_cells(cells: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _joined(boxes: npt.NDArray[np.int64], axis: int) -> npt.NDArray[np.int64]:
-    """Join boxes that follow each other along one axis and are alike along the others."""
+    """Join boxes that are adjacent along one axis and equal along the others."""
     if len(boxes) < 2:
         return boxes
     others = np.delete(boxes, axis, axis=1).reshape(len(boxes), -1)
@@ -306,7 +307,7 @@ def _joined(boxes: npt.NDArray[np.int64], axis: int) -> npt.NDArray[np.int64]:
 
 
 def clipped(boxes: Iterable[Box], limits: Sequence[Box]) -> Iterator[Box]:
-    """Return the parts of boxes that lie in others; none is empty."""
+    """Return the non-empty intersections of boxes with some limits."""
     for box in boxes:
         for limit in limits:
             part = tuple(

@@ -1,4 +1,4 @@
-"""Chunks of an array by number, where each lies, and which rows belong to which; pure."""
+"""Chunks of an array by number, the region of each, and the rows of each; pure."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ type Region = tuple[slice, ...]
 
 @dataclass(frozen=True, slots=True)
 class ChunkGrid:
-    """Where the chunks of an array begin and end; of an array with shards, these.
+    """The chunk grid of an array, or its grid of shards if it has them.
 
     Attributes:
-        edges: along each axis, the places where chunks begin, and the length of the array.
+        edges: along each axis the indices at which chunks begin, and the length of the array.
     """
 
     edges: tuple[npt.NDArray[np.int64], ...]
@@ -39,7 +39,7 @@ class ChunkGrid:
         """Return the grid of an array."""
         try:
             sizes = array.shards or array.chunks
-        except NotImplementedError:  # chunks that differ in size
+        except NotImplementedError:  # Zarr has no single chunk shape for an irregular grid
             return cls(
                 tuple(
                     np.minimum(np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]), length)
@@ -49,31 +49,31 @@ class ChunkGrid:
         return cls(tuple(map(_equal, sizes, array.shape)))
 
     def grown(self, axis: int, size: int, length: int) -> ChunkGrid:
-        """Return the grid of an array that is made longer along an axis of equal chunks."""
+        """Return the grid with another length along an axis of regular chunks."""
         return ChunkGrid((*self.edges[:axis], _equal(size, length), *self.edges[axis + 1 :]))
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many chunks there are along each axis."""
+        """The number of chunks along each axis."""
         return tuple(len(edges) - 1 for edges in self.edges)
 
     @property
     def chunks(self) -> int:
-        """How many chunks there are."""
+        """The number of chunks."""
         return prod(self.counts)
 
     def region(self, chunk: int) -> Region:
-        """Return where a chunk lies, given its number in C order; of a last one, what is left."""
+        """Return the region of a chunk, given its number in C order, clipped to the array."""
         return tuple(
             slice(int(edges[at]), int(edges[at + 1]))
             for at, edges in zip(np.unravel_index(chunk, self.counts), self.edges, strict=True)
         )
 
     def chunks_in(self, region: Region) -> npt.NDArray[np.int64]:
-        """Return the numbers of the chunks that a region consists of.
+        """Return the numbers of the chunks of a region.
 
         Raises:
-            InvalidInputError: it is outside of the array, or ends inside of a chunk.
+            InvalidInputError: the region is outside of the array, or cuts a chunk.
         """
         if len(region) != len(self.edges):
             raise InvalidInputError(
@@ -91,35 +91,35 @@ class ChunkGrid:
         stop = int(edges[-1]) if place.stop is None else place.stop
         if place.step not in (None, 1) or not 0 <= start <= stop <= edges[-1]:
             raise InvalidInputError(
-                f"Along axis {axis} the region {place} is not within 0 and {int(edges[-1])}, "
-                "step by step."
+                f"Along axis {axis} the region {place} is not within 0 and {int(edges[-1])}, or "
+                "has a step other than 1."
             )
         first, last = np.searchsorted(edges, [start, stop])
         if edges[first] != start or edges[last] != stop:
             raise InvalidInputError(
                 f"Along axis {axis} the region from {start} to {stop} begins or ends inside of a "
-                "chunk, so that the rest of it could be lost to another task. Let it begin and "
-                f"end at multiples of the chunks: near are {int(edges[max(first - 1, 0)])} and "
+                "chunk, so another task could overwrite the rest of that chunk. Begin and end it "
+                f"at multiples of the chunks: near are {int(edges[max(first - 1, 0)])} and "
                 f"{int(edges[last])}."
             )
         return np.arange(first, last, dtype=np.int64)
 
 
 def _equal(size: int, length: int) -> npt.NDArray[np.int64]:
-    """Return the edges of equal chunks."""
+    """Return the edges of regular chunks."""
     return np.minimum(np.arange(0, length + size, size, dtype=np.int64), length)
 
 
 def share(number: int, parts: int, part: int) -> range:
-    """Return one of the parts of ``range(number)``, whose sizes differ by one at most."""
+    """Return one of `parts` parts of ``range(number)``; their sizes differ by at most one."""
     return range(number * part // parts, number * (part + 1) // parts)
 
 
 def check_disjoint(grid: ChunkGrid, regions: Sequence[Region]) -> None:
-    """Make sure that regions consist of whole chunks, and that no two have one in common.
+    """Check that regions consist of whole chunks, and that no two share one.
 
     Raises:
-        InvalidInputError: they do not.
+        InvalidInputError: a region cuts a chunk, or two regions share one.
     """
     owners = np.full(grid.chunks, -1, np.int64)
     for number, region in enumerate(regions):
@@ -129,7 +129,7 @@ def check_disjoint(grid: ChunkGrid, regions: Sequence[Region]) -> None:
             other = int(taken[taken >= 0][0])
             raise InvalidInputError(
                 f"The regions {other} and {number} have chunks in common: {regions[other]} and "
-                f"{region}. Each chunk can be written by one task."
+                f"{region}. Only one task may write a chunk."
             )
         owners[chunks] = number
 
@@ -139,9 +139,9 @@ class Block:
     """The rows of one chunk.
 
     Attributes:
-        chunk: its number, in C order.
-        cells: places of the rows in the chunk, in C order.
-        values: columns by name.
+        chunk: number of the chunk, in C order.
+        cells: index of each row's cell within the chunk, in C order.
+        values: columns of the rows, by name.
         whole: whether every cell of the chunk has a row.
     """
 
@@ -152,10 +152,10 @@ class Block:
 
 
 class ChunkAssembly:
-    """Collects rows by chunk, and gives each chunk away as soon as all its cells have rows."""
+    """Collects rows by chunk, and yields each chunk as soon as all its cells have rows."""
 
     def __init__(self, grid: ChunkGrid, array: str) -> None:
-        """Begin without rows; ``array`` is named in messages."""
+        """Begin without rows; `array` is the name for messages."""
         self._grid = grid
         self._array = array
         self._waiting: dict[int, list[tuple[npt.NDArray[np.int64], dict[str, Column]]]] = {}
@@ -165,14 +165,14 @@ class ChunkAssembly:
     def add(
         self, places: list[npt.NDArray[np.int64]], columns: Mapping[str, Column]
     ) -> Iterator[Block]:
-        """Take rows, and give the chunks that they complete.
+        """Add rows, and yield the chunks that they complete.
 
         Args:
-            places: for each axis the place of every row.
+            places: for each axis the index of every row.
             columns: values of the rows.
 
         Raises:
-            DuplicateRowsError: two rows are for one cell.
+            DuplicateRowsError: two rows have the same cell.
         """
         if not len(places[0]):
             return
@@ -196,10 +196,10 @@ class ChunkAssembly:
                 yield self._take(chunk)
 
     def rest(self) -> Iterator[Block]:
-        """Give the chunks that have rows for some of their cells.
+        """Yield the chunks that have rows for some of their cells.
 
         Raises:
-            DuplicateRowsError: two rows are for one cell.
+            DuplicateRowsError: two rows have the same cell.
         """
         for chunk in sorted(self._waiting):
             yield self._take(chunk)

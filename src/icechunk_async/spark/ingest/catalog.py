@@ -1,7 +1,7 @@
-"""What was ingested so far: one row a file, kept as an array beside the data.
+"""The record of ingested files: one row for each, kept as an array beside the data.
 
-It is part of each commit, so that what it says is true of every snapshot. Anybody can read it: the
-array holds the bytes of an Arrow stream.
+It is written in the same commit as the data, so it is true of every snapshot. The array holds the
+bytes of an Arrow stream, which other programs can read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["CATALOG", "Catalog", "Entry"]
 
 CATALOG: Final = "_ingest"
-"""Name of the group, below that of the data."""
+"""Name of the catalog's group, below that of the data."""
 _FILES: Final = "files"
 _ABOUT: Final = (
     "The files that were ingested into the group above, as the bytes of an Arrow IPC stream. "
@@ -34,17 +34,17 @@ _ABOUT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file."""
+    """One ingested file."""
 
     location: str
     stamp: str
-    """Of the state in which it was ingested."""
+    """Stamp of its state when it was ingested; see `SourceState.stamp`."""
     group: str
-    """Path of the group that its arrays are in."""
+    """Path of the group of its arrays."""
     start: int
-    """Where it begins along the dimension of concatenation."""
+    """Index at which it begins along the dimension of concatenation."""
     count: int
-    """How many steps of it the file has; 0 where files are not concatenated."""
+    """Length of the file along that dimension; 0 if files are not concatenated."""
     references: int
 
 
@@ -58,16 +58,16 @@ _SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """All files, in the order of their data."""
+    """All ingested files, in the order of their data."""
 
     entries: tuple[Entry, ...] = ()
     concat_dim: str | None = None
     arrays: tuple[str, ...] = ()
-    """Paths of the arrays that files were concatenated to, relative to the group."""
+    """Paths of the concatenated arrays, relative to the group."""
     loaded: tuple[str, ...] = ()
-    """Those of them whose data was copied."""
+    """Those of the arrays whose data was copied."""
     attributes: Mapping[str, Sequence[str]] = field(default_factory=dict["str", "Sequence[str]"])
-    """Names of the attributes that the groups of concatenated files were given, by path."""
+    """Names of the attributes that groups got from concatenated files, by path."""
     by_location: dict[str, Entry] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -81,10 +81,10 @@ class Catalog:
 
     @classmethod
     def read(cls, store: Store, group: str) -> Self:
-        """Read it from a session; one without entries where nothing was ingested.
+        """Read the catalog from a session; it has no entries if nothing was ingested.
 
         Raises:
-            FormatError: what is there is something else.
+            FormatError: the array in its place is not a catalog.
         """
         path = f"{group}/{CATALOG}/{_FILES}".strip("/")
         try:
@@ -105,12 +105,12 @@ class Catalog:
             )
         except (KeyError, TypeError, ValueError, pa.ArrowInvalid) as error:
             raise FormatError(
-                f"The array {path!r} is not the list of ingested files that is to be there. "
-                "Delete it to begin anew, or ingest into another group."
+                f"The array {path!r} is not a list of ingested files. Delete it to start over, or "
+                "ingest into another group."
             ) from error
 
     def write(self, store: Store, group: str) -> None:
-        """Write it in a session."""
+        """Write the catalog in a session."""
         table = self.table()
         sink = pa.BufferOutputStream()
         with ipc.new_stream(sink, table.schema) as writer:

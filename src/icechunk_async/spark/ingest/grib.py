@@ -1,7 +1,7 @@
-"""GRIB 2 files by their indexes: each message becomes a chunk that a codec for GRIB decodes.
+"""GRIB 2 files by their indexes: each message becomes a chunk, decoded by a GRIB codec.
 
-An index (``.idx`` of wgrib2, ``.index`` of ECMWF) tells where messages are and what they are
-about; the grid is read from the first message of each variable.
+An index (``.idx`` of wgrib2, ``.index`` of ECMWF) lists where messages are and what they contain.
+The grid is read from the first message of each variable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Grid", "Message", "grib_file", "grid_of", "read_index", "scan_grib_i
 _HEAD_BYTES: Final = 16 << 10
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9]+")
 _ROWS_AND_COLUMNS: Final = frozenset({0, 1, 2, 3, 10, 20, 30, 40, 41, 42, 43})
-"""Templates of grids that begin with the numbers of columns and rows (WMO, section 3)."""
+"""Grid templates that begin with the numbers of columns and rows (WMO, section 3)."""
 _LATITUDE_LONGITUDE: Final = frozenset({0, 40})
 
 
@@ -39,14 +39,14 @@ class Message:
     variable: str
     level: str
     about: str
-    """Reference time, forecast and whatever else tells it from others of its variable."""
+    """Reference time, forecast, and other fields that distinguish it within its variable."""
     offset: int
     length: int | None
-    """None for the last one: to the end of the file."""
+    """None for the last message, which extends to the end of the file."""
 
     @property
     def name(self) -> str:
-        """The name of the array that it is part of."""
+        """The name of its array."""
         return _NO_NAME.sub("_", f"{self.variable}_{self.level}").strip("_")
 
 
@@ -60,10 +60,10 @@ class Grid:
 
 
 def read_index(text: str, url: str) -> list[Message]:
-    """Read an index of wgrib2 or of ECMWF.
+    """Parse an index of wgrib2 or of ECMWF.
 
     Raises:
-        InvalidInputError: it is neither, or names messages of several fields.
+        InvalidInputError: the text is neither, or lists messages with several fields.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     try:
@@ -74,7 +74,7 @@ def read_index(text: str, url: str) -> list[Message]:
         raise InvalidInputError(f"The index {url!r} names no messages.")
     if len({it.offset for it in found}) < len(found):
         raise InvalidInputError(
-            f"The index {url!r} has messages of several fields, of which codecs decode only the "
+            f"The index {url!r} has messages with several fields, of which codecs decode only the "
             "first. Split them, for example with 'wgrib2 -submsg_uv' or grib_copy."
         )
     return found
@@ -108,10 +108,10 @@ def _of_ecmwf(lines: Sequence[str]) -> list[Message]:
 
 
 def grid_of(head: bytes, url: str) -> Grid:
-    """Read the grid of a message from its beginning.
+    """Parse the grid of a message from its first bytes.
 
     Raises:
-        InvalidInputError: it is no message of GRIB 2, or of a grid without rows and columns.
+        InvalidInputError: they are not a GRIB 2 message, or its grid has no rows and columns.
     """
     if head[:4] != b"GRIB" or head[7:8] != b"\x02":
         raise InvalidInputError(f"{url!r} has no message of GRIB 2 where its index says so.")
@@ -129,34 +129,34 @@ def grid_of(head: bytes, url: str) -> Grid:
                 )
             return Grid(rows, columns, template)
         at += max(size, 5)
-    raise InvalidInputError(f"A message of {url!r} does not begin with its grid.")
+    raise InvalidInputError(f"A message of {url!r} has no grid in its first bytes.")
 
 
 async def grib_file(index: Source) -> Source:
-    """Return the file that an index is of. Cost: one request."""
+    """Open the file of an index. Cost: one request."""
     return await Source.open(index.virtual, _file_of(index.url))
 
 
 async def scan_grib_index(index: Source, file: Source, codec: Mapping[str, Any] | None) -> Scanned:
-    """Read an index and the beginnings of some messages.
+    """Read an index, and the first bytes of one message of each variable and level.
 
     Args:
         index: the index.
-        file: what it is of; see :func:`grib_file`.
-        codec: decodes messages; that of the package ``gribberish`` for None.
+        file: the file of the index; see `grib_file`.
+        codec: the codec that decodes messages; None for that of the package ``gribberish``.
 
     Raises:
-        InvalidInputError: no such codec is there, or see :func:`read_index` and :func:`grid_of`.
+        InvalidInputError: the codec is not registered, or see `read_index` and `grid_of`.
 
-    Cost: a request for each variable and level.
+    Cost: one request for each variable and level.
     """
     chosen = dict(codec or _codec(""))
     try:
         get_codec_class(str(chosen.get("name")))
     except UnknownCodecError:
         raise InvalidInputError(
-            f"No codec {chosen.get('name')!r} is registered with Zarr, so messages of GRIB could "
-            "not be decoded. Install the package 'gribberish' where tasks run and where arrays "
+            f"No codec {chosen.get('name')!r} is registered with Zarr, so GRIB messages could not "
+            "be decoded. Install the package 'gribberish' where tasks run and where arrays "
             "are read, or name a codec in grib_codec=."
         ) from None
     messages = read_index((await index.read()).decode(), index.url)
@@ -181,7 +181,7 @@ def _codec(variable: str) -> dict[str, Any]:
 
 
 def _file_of(url: str) -> str:
-    """Return the file that an index is of."""
+    """Return the URL of the file of an index."""
     if url.endswith(".idx"):
         return url.removesuffix(".idx")
     return f"{url.removesuffix('.index')}.grib2"

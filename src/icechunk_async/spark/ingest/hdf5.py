@@ -1,7 +1,7 @@
-"""HDF5 and NetCDF-4 files: where in the file each chunk is, and which codecs decode it.
+"""HDF5 and NetCDF-4 files: the location of each chunk, and the codecs that decode it.
 
-A file is understood whole or refused with a reason: an array that could not be read later would
-be worse than none.
+A file is refused with a reason unless all of it is understood: an array that cannot be read later
+would be worse than none.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ def scan_hdf5(
 
     Args:
         file: the file.
-        url: where it is.
-        state: in which state.
-        concat_dim: arrays stored in one piece are divided into steps of this dimension, if it is
-            their first, so that files of different lengths go together.
-        skip: paths of arrays and groups that are left out, whatever they are.
+        url: its URL.
+        state: its state.
+        concat_dim: contiguous arrays get chunks of length 1 along this dimension, if it is their
+            first, so that files of different lengths go together.
+        skip: paths of arrays and groups to leave out.
 
     Raises:
         InvalidInputError: an array cannot be referred to; the message says why.
-        InvalidMetadataError: an array has a type or a filter that Zarr format 3 has not.
+        InvalidMetadataError: Zarr format 3 does not have the type or a filter of an array.
         OSError: the file is damaged.
     """
     groups: dict[str, Mapping[str, Any]] = {}
@@ -144,29 +144,29 @@ def _array(
             return ScannedArray(document, _chunked(path, dataset, chunks))
         case layout if layout == _CONTIGUOUS:
             return ScannedArray(document, _contiguous(dataset, chunks))
-        case _:  # compact: within the metadata, at no place of its own
+        case _:  # compact: stored inside of the metadata, so there is no range to refer to
             data = np.ascontiguousarray(dataset[()]).astype(dtype, copy=False)
             origin = (0,) * len(chunks)
             return ScannedArray(document, Places.none(len(chunks)), {origin: data.tobytes()})
 
 
 def _dtype(path: str, dataset: Any) -> np.dtype[Any]:
-    """Return the type of the elements as they are stored.
+    """Return the type of the stored elements.
 
     Raises:
-        InvalidInputError: there is none in Zarr, or elements are somewhere else in the file.
+        InvalidInputError: Zarr has no such type, or elements are stored outside of chunks.
     """
     dtype: np.dtype[Any] = dataset.dtype
     if dtype.kind in "biufcS" and dtype.fields is None:
         return dtype
     what = "text of varying length" if _h5py().check_string_dtype(dtype) else f"of type {dtype}"
     raise _refused(
-        path, f"its elements are {what}, which are not stored in its chunks as Zarr does"
+        path, f"its elements are {what}, which HDF5 does not store in chunks the way Zarr does"
     )
 
 
 def _dimension(dataset: Any, axis: int, unnamed: dict[int, str]) -> str:
-    """Return the name of a dimension; one without a scale is named by its length."""
+    """Return the name of a dimension; without a scale, a name for its length."""
     scales = dataset.dims[axis]
     if len(scales):
         return str(scales[0].name).rpartition("/")[2]
@@ -177,7 +177,7 @@ def _dimension(dataset: Any, axis: int, unnamed: dict[int, str]) -> str:
 
 
 def _chunks(dataset: Any, names: Sequence[str], concat_dim: str | None) -> tuple[int, ...]:
-    """Return the shape of chunks; what is stored in one piece can be divided at will."""
+    """Return the chunk shape; contiguous data can be divided freely."""
     if dataset.chunks is not None:
         return tuple(dataset.chunks)
     if dataset.id.get_create_plist().get_layout() != _CONTIGUOUS:
@@ -254,14 +254,14 @@ def _blosc(values: Sequence[int]) -> dict[str, Any]:
 
 
 def _attributes(holder: Any) -> dict[str, Any]:
-    """Return attributes that JSON can hold; those of NaN or infinite numbers mean nothing there."""
+    """Return the attributes that JSON can express."""
     names = [name for name in holder.attrs if name not in _INTERNAL and name != "_FillValue"]
     found = {name: _plain(holder.attrs[name]) for name in names}
     return {name: it for name, it in found.items() if it is not None}
 
 
 def _plain(value: Any) -> Any:
-    """Return an attribute as JSON."""
+    """Return an attribute as a JSON value, or None."""
     if isinstance(value, _h5py().Empty):
         return ""
     return plain(value)

@@ -1,7 +1,7 @@
-"""Files of others become references in a repository: one task a file, one commit for all.
+"""Ingest files as virtual references: scanned in tasks, written in one commit.
 
-It can be run again: files that did not change are only looked at, and where none did there is no
-commit. What was ingested, in which state, is part of each commit.
+An ingest can be repeated: unchanged files cost one request each, and without changes there is no
+commit. The catalog of ingested files and their states is part of each commit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from icechunk_async.errors import IngestError, InvalidInputError
 from icechunk_async.format.paths import ancestors, check_path
+from icechunk_async.spark.engine import Engine, opened_of
 from icechunk_async.spark.ingest.catalog import Catalog, Entry
 from icechunk_async.spark.ingest.plan import Answered, groups_of, plan_concat, plan_groups
 from icechunk_async.spark.ingest.scan import Scanned
@@ -27,8 +28,9 @@ from icechunk_async.spark.ingest.write import (
     write_concatenated,
     write_groups,
 )
-from icechunk_async.spark.jobs.job import Shipped, opened_of, run_job
+from icechunk_async.spark.tasks import run_job
 from icechunk_async.spark.write.transactions import Published, publish
+from icechunk_async.sync import Repository
 from icechunk_async.zarr.virtual.kerchunk import location_of
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from icechunk_async.spark.ingest.plan import Mode, Plan, Template
     from icechunk_async.spark.ingest.scan import Guard
     from icechunk_async.spark.ingest.tasks import Kind
-    from icechunk_async.sync import Repository, Session
+    from icechunk_async.sync import Session
     from icechunk_async.sync.conflicts import ConflictSolver
 
 __all__ = [
@@ -72,12 +74,12 @@ REPORT: Final = pa.schema(
 
 
 def references_of(entry: Entry | None) -> int:
-    """Return how many references a file had."""
+    """Return how many references a file had before."""
     return 0 if entry is None else entry.references
 
 
 def report_of(plan: Plan, answers: Mapping[str, Answered], files: Sequence[str]) -> pa.Table:
-    """Return what became of each file."""
+    """Return a row for each file: its status, the reason, and its place."""
     rows: list[tuple[Any, ...]] = []
     placed = {it.location: it for it in plan.placed}
     for location in dict.fromkeys([*files, *placed]):
@@ -99,7 +101,7 @@ def report_of(plan: Plan, answers: Mapping[str, Answered], files: Sequence[str])
 
 
 def check_report(report: pa.Table, on_error: str) -> None:
-    """Raise IngestError if some files failed and that is not to be only reported."""
+    """Raise IngestError if a file failed and `on_error` is ``"fail"``."""
     if on_error != "fail":
         return
     failed = [row for row in report.to_pylist() if row["reason"] is not None]
@@ -116,16 +118,15 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 @dataclass(frozen=True)
 class Ingested:
-    """How an ingest ended.
+    """The result of an ingest.
 
     Attributes:
-        published: the snapshot; ``committed`` is False where nothing had changed.
-        report: one row a file: ``location``, ``status``, ``reason``, ``group``, ``start`` and
-            ``count`` along the dimension of concatenation, ``references`` (chunks), and the
-            ``milliseconds`` that its scan took. The status is ``ingested``, ``unchanged``,
-            ``failed`` (it is no part of the output), ``kept`` (it cannot be ingested as it is now,
-            and what was ingested before stays) or ``removed``.
-        frame: the same as a data frame.
+        published: the snapshot; `committed` is False if nothing had changed.
+        report: one row for each file: `location`, `status`, `reason`, `group`, `start` and `count`
+            along the dimension of concatenation, `references` (chunks), and the `milliseconds`
+            of its scan. The status is `ingested`, `unchanged`, `failed` (not part of the output),
+            `kept` (it cannot be ingested now, and its earlier references stay) or `removed`.
+        frame: the report as a data frame.
     """
 
     published: Published
@@ -134,7 +135,7 @@ class Ingested:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many files have which status."""
+        """The number of files with each status."""
         return dict(Counter(self.report.column("status").to_pylist()))
 
 
@@ -160,62 +161,64 @@ def ingest_virtual(
     rebase_with: ConflictSolver | None = None,
     progress: ProgressCallback | None = None,
 ) -> Ingested:
-    """Refer to the chunks of many files, which stay where they are, in one commit.
+    """Write references to the chunks of many files, which stay in place, in one commit.
 
     Args:
         spark: a session, also one of Spark Connect.
-        repository: an open one that is authorised to read the files' containers, or its URL if
-            they need no credentials. Containers are declared in its configuration.
-        files: URLs or absolute paths: of HDF5 and NetCDF-4 files, Zarr stores (``.zarr``), kerchunk
+        repository: an open repository that is authorised to read the files' containers, or its
+            URL if they need no credentials. Its configuration declares the containers.
+        files: URLs or absolute paths of HDF5 and NetCDF files, Zarr stores (``.zarr``), kerchunk
             references (``.json``, ``.parq``) and indexes of GRIB files (``.idx``, ``.index``).
-        branch: is committed to.
-        group: what the output is put into; made where it is missing.
+        branch: the branch to commit to.
+        group: the group of the output; created if it is missing.
         concat_dim: concatenate the files along this dimension, in their order. Chunks keep their
-            shape, so each file but the last must end where a chunk ends. Without it each file
+            shape, so each file but the last must end at the end of a chunk. Without it each file
             becomes a group.
-        group_of: answers the group for a file, relative to ``group``; by default the file's name
-            without its ending.
-        mode: ``"append"``: files that were not ingested before come after those that were, and
-            changed ones take their own place again. ``"overwrite"``: the files are all there is to
-            be, in this order; what is not among them is removed.
-        kind: what the files are; by default their names tell, and else they are HDF5 or NetCDF.
+        group_of: returns the group for a file, relative to `group`; by default the name of the
+            file without its suffix.
+        mode: ``"append"`` adds new files after those ingested before, and updates changed ones in
+            place. ``"overwrite"`` makes these files the whole output, in this order, and removes
+            others.
+        kind: format of the files; by default known from their names, otherwise HDF5 or NetCDF.
         skip: paths of arrays and groups within the files to leave out.
-        load: paths of arrays to copy, and not to refer to. By default, where files are
-            concatenated, those with no other axis, and their bounds.
-        guard: what references record so that readers notice a changed file: its ETag or, where
-            others would see another one (local files) or with ``"last-modified"``, the time of its
-            last change in whole seconds.
-        grib_codec: the Zarr codec that decodes messages of GRIB, as in ``zarr.json``; by default
+        load: paths of arrays to copy instead of referring to them. By default, with `concat_dim`,
+            those that have no other dimension, and their bounds.
+        guard: what references record so that readers notice a changed file: its ETag, or the time
+            of its last change in whole seconds. The latter is used for ``"last-modified"``, and
+            where readers would not see the same ETag, as for local files.
+        grib_codec: the Zarr codec that decodes GRIB messages, as in ``zarr.json``; by default
             that of the package ``gribberish``.
-        on_error: whether to leave out files that cannot be read, or not to commit anything.
-        files_per_task: files of one task; more for very many small ones.
-        message: of the commit.
-        metadata: of the commit.
-        rebase_with: decides conflicts with commits that came meanwhile.
-        progress: told how many files were looked at; called from a thread.
+        on_error: leave out files that cannot be read (``"report"``), or commit nothing
+            (``"fail"``).
+        files_per_task: files of one task; increase it for very many small files.
+        message: message of the commit.
+        metadata: properties of the commit.
+        rebase_with: decides conflicts with commits made since the start.
+        progress: called with the number of scanned files, from a thread.
 
     Raises:
         VirtualContainerError: no container covers a location.
-        InvalidInputError: arguments contradict each other or what was ingested before; or the
-            group of a file would lie within that of another.
-        IngestError: with ``on_error="fail"``: some files cannot be ingested.
-        NodeExistsError: something that was not ingested is in the output's place.
+        InvalidInputError: arguments contradict each other or earlier ingests, or the group of a
+            file would be inside of another file's.
+        IngestError: with ``on_error="fail"``, some files cannot be ingested.
+        NodeExistsError: a node that was not ingested is in the place of the output.
         ConflictError: another writer was first.
         PySparkException: a task failed too often.
 
-    After an error nothing is visible. Cost: one task and one request for each unchanged file; of
-    references of kerchunk, one for each object that they refer to. The driver
-    holds all new references in columns, some 30 bytes each.
+    After an error nothing is visible. Cost: one request for each unchanged file, and for kerchunk
+    references one for each object that they refer to. The driver holds all new references in
+    columns, about 30 bytes each.
     """
     if files_per_task < 1:
         raise InvalidInputError(f"files_per_task must be at least 1, not {files_per_task}.")
     loaded = None if load is None else tuple(load)
     options = ScanOptions(kind, concat_dim, tuple(skip), loaded, grib_codec)
-    shipped = Shipped(repository)
+    repo = Repository.open(repository) if isinstance(repository, str) else repository
+    engine = Engine.of(repo)
     root = check_path(group)
-    session = shipped.repository.writable_session(branch)
-    ingest = _Ingest(spark, shipped, session, root, options, files_per_task, progress)
-    locations = _locations(shipped, files)
+    session = repo.writable_session(branch)
+    ingest = _Ingest(spark, engine, session, root, options, files_per_task, progress)
+    locations = _locations(engine, files)
     catalog = ingest.catalog()
     groups: dict[str, str] = {}
     if concat_dim is None:
@@ -247,7 +250,7 @@ def ingest_virtual(
         return Ingested(Published(session.snapshot_id, committed=False), report, frame)
     ingest.write(plan, catalog, guard)
     published = publish(
-        shipped.repository,
+        repo,
         session,
         message or f"Ingested {sum(it.scanned is not None for it in plan.placed)} files",
         metadata=metadata,
@@ -257,10 +260,9 @@ def ingest_virtual(
 
 
 def ingested_files(repository: Repository, *, group: str = "/", branch: str = "main") -> pa.Table:
-    """Return which files were ingested into a group, in the order of their data.
+    """Return the files that were ingested into a group, in the order of their data.
 
-    Columns: ``location``, ``stamp`` (of its state), ``group``, ``start``, ``count``,
-    ``references``.
+    Columns: `location`, `stamp` (of its state), `group`, `start`, `count` and `references`.
     """
     session = repository.readonly_session(branch)
     return Catalog.read(session.store, check_path(group)).table()
@@ -270,20 +272,17 @@ def list_sources(repository: Repository | str, prefix: str, pattern: str = "*") 
     """Return the URLs of objects below a prefix, in ascending order.
 
     Args:
-        repository: one that is authorised to read the prefix's container.
+        repository: a repository that is authorised to read the container of the prefix.
         prefix: a URL, or an absolute path ending in ``/``.
-        pattern: what keys match below the prefix, as in ``"*.nc"``; ``*`` stands for ``/``, too.
+        pattern: pattern for keys below the prefix, such as ``"*.nc"``; ``*`` also matches ``/``.
 
     Raises:
-        VirtualContainerError, VirtualAccessError: no container covers it, or it may not be read.
+        VirtualContainerError, VirtualAccessError: no container covers the prefix, or it may not
+            be read.
         StorageError: the store failed, or cannot list.
 
-    Cost: a request for each 1000 objects or so.
+    Cost: one request for about 1000 objects.
     """
-    from icechunk_async.sync import Repository  # noqa: PLC0415 -- annotations aside, only here
-    from icechunk_async.sync.portal import run  # noqa: PLC0415
-
-    repo = Repository.open(repository) if isinstance(repository, str) else repository
     start = _location(prefix)
 
     async def found(native: AsyncRepository) -> list[str]:
@@ -294,22 +293,22 @@ def list_sources(repository: Repository | str, prefix: str, pattern: str = "*") 
             if fnmatch(location.removeprefix(virtual.locations.expand(start)), pattern)
         ]
 
-    return sorted(run(repo._repository.ask(found)))  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    return sorted(Engine.of(repository).ask(found))
 
 
 @dataclass
 class _Ingest:
-    """One ingest on the driver."""
+    """One ingest, on the driver."""
 
     spark: SparkSession
-    shipped: Shipped
+    engine: Engine
     session: Session
     group: str
     options: ScanOptions
     files_per_task: int
     progress: ProgressCallback | None
     template: Template | None = None
-    """What files were concatenated to before."""
+    """The arrays to which files were concatenated before."""
 
     @property
     def concat_dim(self) -> str | None:
@@ -317,7 +316,7 @@ class _Ingest:
         return self.options.concat_dim
 
     def catalog(self) -> Catalog:
-        """Return what was ingested and is there still."""
+        """Return the catalog, without entries whose output does not exist any more."""
         for above in ancestors(self.group):
             self._check_outside(above)
         found = Catalog.read(self.session.store, self.group)
@@ -334,18 +333,18 @@ class _Ingest:
         return found
 
     def _check_outside(self, above: str) -> None:
-        """Refuse to write into a group that an ingest further up replaces as a whole."""
+        """Refuse to write into a group that belongs to a file of an ingest further up."""
         outer = Catalog.read(self.session.store, above)
         for it in outer.entries if outer.concat_dim is None else ():
             if check_path(it.group) in (self.group, *ancestors(self.group)):
                 raise InvalidInputError(
-                    f"{self.group!r} lies in the group {it.group!r} of {it.location!r}, which was "
-                    "ingested and is replaced as a whole when that file changes. Ingest into "
-                    "another group."
+                    f"{self.group!r} is inside of the group {it.group!r}, which was ingested from "
+                    f"{it.location!r} and is replaced as a whole when that file changes. Ingest "
+                    "into another group."
                 )
 
     def scan(self, wanted: Sequence[tuple[str, Entry | None]]) -> dict[str, Answered]:
-        """Look at files, and scan those without an entry or that changed since."""
+        """Scan files that have no entry or changed since; return the result for each location."""
         size = self.files_per_task
         files = [(location, None if it is None else it.stamp) for location, it in wanted]
         parts = [
@@ -354,7 +353,7 @@ class _Ingest:
         ]
         table = run_job(
             self.spark,
-            self.shipped,
+            self.engine,
             parts,
             scan_files,
             COLUMNS,
@@ -374,14 +373,14 @@ class _Ingest:
         return answers
 
     def write(self, plan: Plan, catalog: Catalog, guard: Guard) -> None:
-        """Put everything into the session."""
+        """Write the files and the new catalog to the session."""
         arrays: tuple[str, ...] = ()
         loaded: tuple[str, ...] = ()
         attributes: Mapping[str, Sequence[str]] = {}
         if self.concat_dim is None:
             write_groups(self.session, plan, guard)
         else:
-            assert plan.template is not None  # there is something to write
+            assert plan.template is not None  # a plan with changes has one
             attributes = write_concatenated(
                 self.session,
                 plan,
@@ -415,10 +414,10 @@ def _location(given: str) -> str:
     return location_of(given, {})
 
 
-def _locations(shipped: Shipped, files: Iterable[str]) -> list[str]:
-    """Return the URLs of files as they are stored, each once."""
+def _locations(engine: Engine, files: Iterable[str]) -> list[str]:
+    """Return the URLs of files in the form that is stored; refuse duplicates."""
     if isinstance(files, str):
-        raise InvalidInputError("files= is one text. Give a list of URLs.")
+        raise InvalidInputError("files= is a single text. Give a list of URLs.")
     urls = [_location(it) for it in files]
 
     async def normalized(native: AsyncRepository) -> list[str]:
@@ -428,7 +427,7 @@ def _locations(shipped: Shipped, files: Iterable[str]) -> list[str]:
             for it in urls
         ]
 
-    found = list(dict.fromkeys(shipped.ask(normalized)))
+    found = list(dict.fromkeys(engine.ask(normalized)))
     if len(found) < len(urls):
         raise InvalidInputError(f"{len(urls) - len(found)} of the files are given twice.")
     return found

@@ -1,4 +1,4 @@
-"""Kerchunk's references, as JSON or as a directory of Parquet files."""
+"""Kerchunk references, as JSON or as a directory of Parquet files."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ __all__ = ["scan_kerchunk", "scan_kerchunk_parquet"]
 
 _AT_ONCE: Final = 32
 _WHOLE: Final = 0
-"""In Parquet a length of 0 stands for all of an object."""
+"""The length that means a whole object in Parquet references."""
 
 
 async def scan_kerchunk(virtual: VirtualChunks, document: bytes) -> Scanned:
-    """Read a document of references.
+    """Parse a JSON document of references, and look up the objects that they refer to.
 
     Raises:
-        InvalidInputError, InvalidMetadataError: as ``write_kerchunk_references``.
-        VirtualChunkError: an object that is referred to is gone, or its container not authorised.
+        InvalidInputError, InvalidMetadataError: as for `write_kerchunk_references`.
+        VirtualChunkError: an object does not exist, or its container is not authorised.
 
-    Cost: a request for each distinct object that is referred to.
+    Cost: one request for each distinct object.
     """
     return await _scanned(virtual, read_references(document, path="/"))
 
@@ -75,10 +75,10 @@ async def _states(virtual: VirtualChunks, urls: tuple[str, ...]) -> tuple[Source
 
 
 async def scan_kerchunk_parquet(virtual: VirtualChunks, listing: ZarrListing) -> Scanned:
-    """Read a directory of references, each array's in files of a fixed number of rows.
+    """Read a directory of references, in which files of each array have a fixed number of rows.
 
-    Errors and cost as :func:`scan_kerchunk`; and a request for each file. No object is made per
-    reference, but for those of inline chunks.
+    Errors and cost are those of `scan_kerchunk`, plus one request for each file. References stay
+    in columns; only inline chunks become Python objects.
     """
     data = (await virtual.fetch(listing.urls[".zmetadata"])).data
     try:
@@ -86,7 +86,7 @@ async def scan_kerchunk_parquet(virtual: VirtualChunks, listing: ZarrListing) ->
         metadata, rows = whole["metadata"], int(whole["record_size"])
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidInputError(
-            f"{listing.root!r} holds no references of kerchunk: {error!r:.200}."
+            f"{listing.root!r} holds no kerchunk references: {error!r:.200}."
         ) from error
     found = read_references(metadata, path="/")
     codes: dict[str, int] = {}
@@ -112,7 +112,7 @@ async def scan_kerchunk_parquet(virtual: VirtualChunks, listing: ZarrListing) ->
 
 
 def _files(listing: ZarrListing, path: str) -> list[tuple[int, str]]:
-    """Return the files of an array and their numbers, in order."""
+    """Return the numbers and keys of an array's files, in order."""
     found: list[tuple[int, str]] = []
     for key in listing.urls:
         folder, _, name = key.rpartition("/")
@@ -123,7 +123,7 @@ def _files(listing: ZarrListing, path: str) -> list[tuple[int, str]]:
 
 
 class _Part:
-    """What one file holds."""
+    """The references of one file."""
 
     def __init__(self, places: Places, inline: dict[tuple[int, ...], bytes]) -> None:
         self.places = places

@@ -1,4 +1,4 @@
-"""NetCDF files of the classic format: a header, and variables in one piece or record by record.
+"""NetCDF files of the classic format: a header, then contiguous variables and records.
 
 The format, in its three versions with offsets and sizes of 32 and 64 bits, is specified in the
 NetCDF User's Guide, "NetCDF Classic Format Specification".
@@ -52,7 +52,7 @@ _FILLS: Final[Mapping[str, Any]] = {
     "f4": 9.969209968386869e36,
     "f8": 9.969209968386869e36,
 }
-"""What was never written, where a variable has no ``_FillValue``."""
+"""Default fill values of variables without ``_FillValue``."""
 _MAX_HEADER_BYTES: Final = 16 << 20
 
 
@@ -68,11 +68,11 @@ class _Variable:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of one record, or of all if there are none; not padded."""
+        """Bytes of one record without padding, or of the whole variable if it has no records."""
         return math.prod(self.shape[self.has_records :]) * self.dtype.itemsize
 
     def end(self, records: int, stride: int) -> int:
-        """Return the byte after the last one, if there is any."""
+        """Return the end of the variable in the file; 0 if it is empty."""
         if not self.record_bytes or (self.has_records and not records):
             return 0
         return self.begin + self.has_records * (records - 1) * stride + self.record_bytes
@@ -85,24 +85,24 @@ def scan_netcdf3(
 
     Args:
         file: the file.
-        url: where it is.
-        state: in which state.
-        concat_dim: as for ``scan_hdf5``; a chunk of what is stored by record is one record.
+        url: its URL.
+        state: its state.
+        concat_dim: as for `scan_hdf5`; chunks of variables with records are single records.
 
     Raises:
-        InvalidInputError: the file is damaged or not whole.
+        InvalidInputError: the file is damaged or truncated.
     """
     header = _Header(file, url, state.size_bytes)
     variables, attributes, records = header.read()
     stride = _record_stride(variables)
-    if records is None:  # the writer had not ended: as many as there are
+    if records is None:  # the writer did not finish: as many as fit into the file
         begins = [it.begin for it in variables if it.has_records]
         records = (state.size_bytes - min(begins)) // stride if begins and stride else 0
     arrays: dict[str, ScannedArray] = {}
     for it in variables:
         end = it.end(records, stride)
         if end > state.size_bytes:
-            raise header.damaged(f"{it.name!r} goes on to byte {end}, and the file does not")
+            raise header.damaged(f"{it.name!r} ends at byte {end}, beyond the end of the file")
         if it.name in arrays:
             raise header.damaged(f"it has two variables {it.name!r}")
         arrays[it.name] = _array(it, records, stride, concat_dim)
@@ -110,7 +110,7 @@ def scan_netcdf3(
 
 
 def _record_stride(variables: Sequence[_Variable]) -> int:
-    """Return the bytes from one record to the next; of a single variable they are not padded."""
+    """Return the bytes from one record to the next; those of a single variable have no padding."""
     sizes = [it.record_bytes for it in variables if it.has_records]
     return sizes[0] if len(sizes) == 1 else sum(-(-size // 4) * 4 for size in sizes)
 
@@ -120,7 +120,7 @@ def _array(variable: _Variable, records: int, stride: int, concat_dim: str | Non
     if variable.has_records:
         shape = (records, *shape[1:])
     if dtype.kind == "S" and len(shape) > variable.has_records and shape[-1]:
-        # Text: as long as its last dimension.
+        # Characters along the last dimension become text of that length.
         shape, dims, dtype = shape[:-1], dims[:-1], np.dtype(f"S{shape[-1]}")
     if variable.has_records:
         chunks = (1, *(max(1, size) for size in shape[1:]))
@@ -153,7 +153,7 @@ def _array(variable: _Variable, records: int, stride: int, concat_dim: str | Non
 
 
 class _Header:
-    """Reads a header from front to back; every count is compared with the bytes there are."""
+    """Parses a header; every count is checked against the remaining bytes."""
 
     def __init__(self, file: BinaryIO | RemoteFile, url: str, size: int) -> None:
         self._file = file
@@ -163,17 +163,17 @@ class _Header:
         self._begin = ">i"
 
     def damaged(self, why: str) -> InvalidInputError:
-        """Return the error for what no such file has."""
+        """Return the error for a damaged file."""
         return InvalidInputError(
             f"{self._url!r} is a damaged file of the classic format of NetCDF: {why}. Get it "
             "again, or leave it out."
         )
 
     def read(self) -> tuple[list[_Variable], dict[str, Any], int | None]:
-        """Return the variables, the attributes, and how many records there are, if it is told."""
+        """Return the variables, the attributes, and the number of records if it is known."""
         version = self._take(4)[3]
         if version not in _VERSIONS:
-            raise self.damaged(f"it says to have version {version}, of 1, 2 and 5")
+            raise self.damaged(f"its version is {version}, not 1, 2 or 5")
         self._wide = version == 5
         self._begin = ">i" if version == 1 else ">q"
         told = self._take(8 if self._wide else 4)
@@ -208,7 +208,7 @@ class _Header:
         if found not in (0, tag) or (not found and count):
             raise self.damaged(f"a list begins with {found}, not {tag}")
         if count > self._left // 4:
-            raise self.damaged(f"a list is to have {count} entries")
+            raise self.damaged(f"a list claims {count} entries")
         return count
 
     def _padded(self, size: int) -> bytes:
@@ -217,7 +217,7 @@ class _Header:
     def _name(self) -> str:
         name = self._padded(self._count()).decode(errors="replace")
         if not name or "/" in name or name in (".", ".."):
-            raise self.damaged(f"it has something of the name {name!r}")
+            raise self.damaged(f"it has the name {name!r}")
         return name
 
     def _dtype(self) -> np.dtype[Any]:
@@ -241,15 +241,15 @@ class _Header:
         name = self._name()
         count = self._count()
         if count > self._left // 4:
-            raise self.damaged(f"{name!r} is to have {count} dimensions")
+            raise self.damaged(f"{name!r} claims {count} dimensions")
         numbers = [self._count() for _ in range(count)]
         if any(it >= len(dims) for it in numbers):
-            raise self.damaged(f"{name!r} has a dimension that there is not")
+            raise self.damaged(f"{name!r} has an unknown dimension")
         shape = tuple(dims[it][1] for it in numbers)
         if 0 in shape[1:]:
             raise self.damaged(f"{name!r} has records that are not along its first dimension")
         attributes, dtype = self._attributes(), self._dtype()
-        self._count()  # its size, which is known from its shape, and may be too large for its field
+        self._count()  # the size, which may overflow this field; the shape gives it
         begin = self._int(self._begin)
         if begin < 0:
             raise self.damaged(f"{name!r} begins at {begin}")

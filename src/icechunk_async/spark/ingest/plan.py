@@ -1,4 +1,4 @@
-"""Which files go where: pure decisions of an ingest."""
+"""Decide where each file goes in the output; pure."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def groups_of(
     """Return the group of each file.
 
     Args:
-        root: what all of them are put into.
+        root: the group of the output.
         locations: the files.
-        group_of: answers the group for a file, relative to ``root``.
+        group_of: returns the group for a file, relative to `root`.
         others: files that were ingested before and stay.
 
     Raises:
-        InvalidInputError: one would be the root or hold the catalog, or see :func:`check_apart`.
+        InvalidInputError: a group is the root or contains the catalog, or see `check_apart`.
     """
     found = {it: check_path(f"{root}/{(group_of or _stem)(it).strip('/')}") for it in locations}
     catalog = check_path(f"{root}/{CATALOG}")
@@ -62,13 +62,13 @@ def groups_of(
 
 
 def check_apart(groups: Iterable[tuple[str, str]]) -> None:
-    """Refuse groups that hold each other: who replaces the outer one would delete the inner one.
+    """Check that groups are disjoint: replacing an outer one would delete an inner one.
 
     Args:
-        groups: files and the path of the group of each.
+        groups: files, and the path of each one's group.
 
     Raises:
-        InvalidInputError: two are the same, or one lies within the other; the message names both.
+        InvalidInputError: two groups are the same, or one is inside of the other.
     """
     taken: dict[str, str] = {}
     for location, group in groups:
@@ -99,24 +99,24 @@ _DECODING: Final = (
     *("units", "calendar", "scale_factor", "add_offset"),
     *("_FillValue", "missing_value", "_Unsigned"),
 )
-"""Attributes without which the numbers of an array mean something else."""
+"""Attributes that change the meaning of stored numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What a task found out about a file."""
+    """The result of a task for one file."""
 
     stamp: str | None
     reason: str | None
-    """Why it could not be scanned."""
+    """Why it could not be scanned, or None."""
     scanned: Scanned | None
-    """What it holds; None also if it is unchanged."""
+    """Its contents; None if it is unchanged or could not be scanned."""
     milliseconds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A file that stays or becomes part of the output."""
+    """A file of the output, and its place."""
 
     location: str
     stamp: str
@@ -124,32 +124,32 @@ class Placed:
     start: int
     count: int
     scanned: Scanned | None
-    """What it holds; None if what is there stays."""
+    """Its contents; None if it stays as it was ingested before."""
     old: Entry | None
-    """How it was ingested before."""
+    """Its earlier entry, if it was ingested before."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """What is to be done."""
+    """The decisions of one ingest."""
 
     placed: list[Placed] = field(default_factory=list[Placed])
     refused: dict[str, str] = field(default_factory=dict[str, str])
-    """Files that cannot be part of the output, and why."""
+    """Files that cannot be part of the output, and the reasons."""
     removed: list[Entry] = field(default_factory=list["Entry"])
-    """Files that were part of the output and are not listed any more."""
+    """Files of the output that are not listed any more."""
     moved: list[str] = field(default_factory=list[str])
-    """Unchanged files that are to be scanned all the same, since they come to lie elsewhere."""
+    """Unchanged files that must be scanned again, since their place changes."""
     template: Template | None = None
 
     @property
     def is_unchanged(self) -> bool:
-        """Return whether the output stays as it is."""
+        """Whether the output does not change."""
         return not self.removed and all(it.scanned is None for it in self.placed)
 
 
 def order_of(catalog: Catalog, files: Sequence[str], mode: Mode) -> list[str]:
-    """Return the files of the output in their order."""
+    """Return the files of the output, in order."""
     if mode == "overwrite":
         return list(files)
     return list(dict.fromkeys([*(it.location for it in catalog.entries), *files]))
@@ -157,7 +157,7 @@ def order_of(catalog: Catalog, files: Sequence[str], mode: Mode) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What all files that are concatenated have in common."""
+    """The metadata that all concatenated files share."""
 
     dim: str
     documents: Mapping[str, Document]
@@ -165,27 +165,27 @@ class Template:
 
     @classmethod
     def of(cls, scanned: Scanned, dim: str) -> Template:
-        """Return that of a file."""
+        """Return the template that a file defines."""
         loaded = {path for path, it in scanned.arrays.items() if it.values is not None}
         documents = {path: it.document for path, it in scanned.arrays.items()}
         return cls(dim, documents, frozenset(loaded))
 
     def axis(self, path: str) -> int | None:
-        """Return the axis of an array along which files are concatenated; None if there is none."""
+        """Return the axis of an array along which files are concatenated, or None."""
         names: list[str | None] = self.documents[path].get("dimension_names") or []
         return names.index(self.dim) if self.dim in names else None
 
     def concatenated(self) -> dict[str, int]:
-        """Return the arrays that files are concatenated to, and along which axis."""
+        """Return the paths of concatenated arrays, and the axis of each."""
         found = {path: self.axis(path) for path in self.documents}
         return {path: axis for path, axis in found.items() if axis is not None}
 
     def misfit(self, scanned: Scanned) -> str | None:
-        """Tell why a file does not fit to the others; None if it does."""
+        """Return why a file does not fit the others, or None if it does."""
         if missing := self.documents.keys() - scanned.arrays.keys():
             return f"it has no array {min(missing)!r}, which the others have"
         if more := scanned.arrays.keys() - self.documents.keys():
-            return f"it has an array {min(more)!r}, which the others have not"
+            return f"it has an array {min(more)!r}, which the others do not have"
         for path, array in scanned.arrays.items():
             why = self._array_misfit(path, array)
             if why is not None:
@@ -212,7 +212,7 @@ class Template:
 
 
 def _decoding_misfit(mine: Document, theirs: Document, *, is_loaded: bool) -> str | None:
-    """Tell why the numbers of an array would be misread where its chunks are those of another."""
+    """Return why chunks of one file would be misread with the metadata of another, or None."""
     for name in () if is_loaded else ("codecs", "fill_value", "chunk_grid"):
         if mine.get(name) != theirs.get(name):
             return f"has other {name} than the others: {theirs.get(name)!r}, not {mine.get(name)!r}"
@@ -231,7 +231,7 @@ def to_units(array: ScannedArray, document: Document) -> Any:
     """Return the values of a copied array in the units of the others.
 
     Raises:
-        InvalidInputError: the type cannot hold them.
+        InvalidInputError: the array's type cannot hold them.
     """
     values: Any = array.values
     mine, theirs = attributes_of(document), attributes_of(array.document)
@@ -242,8 +242,8 @@ def to_units(array: ScannedArray, document: Document) -> Any:
     converted = np.asarray(cftime.date2num(moments, mine["units"], calendar))
     if values.dtype.kind in "iu" and not np.array_equal(converted, np.round(converted)):
         raise InvalidInputError(
-            f"its times are in {theirs['units']!r}, and those of the others in {mine['units']!r}, "
-            "of which they are no whole numbers"
+            f"its times are in {theirs['units']!r}, and are not whole numbers of "
+            f"{mine['units']!r}, the units of the others"
         )
     return converted.astype(values.dtype)
 
@@ -258,16 +258,16 @@ def plan_concat(
     mode: Mode,
     existing: Template | None,
 ) -> Plan:
-    """Decide where each file lies along the dimension of concatenation.
+    """Decide where each file goes along the dimension of concatenation.
 
     Args:
-        catalog: what was ingested.
-        files: what is to be ingested, in this order.
-        answers: what tasks found out.
+        catalog: the files ingested so far.
+        files: the files to ingest, in order.
+        answers: results of tasks, by location.
         dim: the dimension.
-        group: of the output.
-        mode: whether ``files`` are all, or come after what is there.
-        existing: what is there; None if nothing is.
+        group: the group of the output.
+        mode: whether `files` are the whole output, or come after earlier files.
+        existing: the arrays of earlier ingests, if there are any.
 
     Raises:
         InvalidInputError: a file that cannot be read now would have to be moved.
@@ -287,7 +287,7 @@ def plan_concat(
         if answer is not None:
             scanned, why = answer.scanned, answer.reason
         if scanned is not None:
-            assert plan.template is not None  # this file could be it
+            assert plan.template is not None  # a scanned file defines one
             count, why = _fit(plan.template, scanned, start)
             scanned = scanned if why is None else None
         if why is not None:
@@ -308,16 +308,16 @@ def plan_concat(
 
 def _stuck(location: str, why: str) -> InvalidInputError:
     return InvalidInputError(
-        f"{location!r} was ingested before and would have to be placed anew with the others, but "
-        f"cannot be: {why} Nothing was changed. Repair it, or leave it out with mode='overwrite'."
+        f"{location!r} was ingested before and would have to move with the others, but cannot be "
+        f"read: {why} Nothing was changed. Repair it, or leave it out with mode='overwrite'."
     )
 
 
 def _fit(template: Template, scanned: Scanned, start: int) -> tuple[int, str | None]:
-    """Return how many steps a file has, or why it cannot begin at a place."""
+    """Return the length of a file, or why it cannot begin at an index."""
     why = template.misfit(scanned)
     if why is not None:
-        return 0, f"It does not fit to the others: {why}."
+        return 0, f"It does not fit the others: {why}."
     count, why = _count(template, scanned)
     why = why or _misaligned(template, start)
     return count, None if why is None else f"It cannot be concatenated: {why}."
@@ -339,7 +339,7 @@ def _first(order: Iterable[str], answers: Mapping[str, Answered], dim: str) -> T
 
 
 def _count(template: Template, scanned: Scanned) -> tuple[int, str | None]:
-    """Return how many steps a file has, or why nobody can tell."""
+    """Return the length of a file, or why it is not known."""
     lengths = {
         scanned.arrays[path].shape[axis]
         for path, axis in template.concatenated().items()
@@ -353,7 +353,7 @@ def _count(template: Template, scanned: Scanned) -> tuple[int, str | None]:
 
 
 def _misaligned(template: Template, start: int) -> str | None:
-    """Tell why no file can begin at a place; what is copied can begin anywhere."""
+    """Return why no file can begin at an index, or None; copied arrays can begin anywhere."""
     for path, axis in template.concatenated().items():
         if path not in template.loaded:
             chunk = chunk_shape(template.documents[path])[axis]
@@ -373,11 +373,11 @@ def plan_groups(
     *,
     mode: Mode,
 ) -> Plan:
-    """Decide which file becomes which group.
+    """Decide which group each file becomes.
 
     Raises:
-        InvalidInputError: a file that cannot be read now stays in a group that another is to
-            have, or that lies within or around it.
+        InvalidInputError: a file that cannot be read now stays in a group that is the same as
+            another file's, inside of it, or around it.
     """
     plan = Plan()
     order = order_of(catalog, files, mode)
@@ -400,7 +400,7 @@ def plan_groups(
 
 
 def with_shape(document: Document, axis: int, size: int) -> Document:
-    """Return the metadata of an array that has another length along an axis."""
+    """Return metadata with another length along an axis."""
     shape = list(document["shape"])
     shape[axis] = size
     return {**document, "shape": shape}

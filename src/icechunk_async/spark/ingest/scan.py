@@ -1,4 +1,4 @@
-"""What scanners of files share: data stored in one piece, fill values, attributes as JSON."""
+"""Scanned sources: their groups, arrays and chunk locations, and helpers of the scanners."""
 
 from __future__ import annotations
 
@@ -53,32 +53,32 @@ _MICROSECONDS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """In which state an object was when it was looked at."""
+    """The state of an object when it was read or listed."""
 
     size_bytes: int
     version: str
-    """Another text once the object was written again, by us alone; empty if it was only listed."""
+    """Version token, which changes with every write; empty if the object was only listed."""
     etag: str | None
-    """The ETag that every reader sees."""
+    """The ETag, if every reader of the repository sees the same."""
     modified_us: int | None
-    """Microseconds since the epoch, by the store's clock."""
+    """Time of the last change in microseconds since the epoch, by the store's clock."""
 
     @property
     def stamp(self) -> str:
-        """Text that is another one once the object has changed."""
+        """A text that differs once the object has changed."""
         return f"{self.version}/{self.modified_us or 0}/{self.size_bytes}"
 
     def holds_for(self, read: SourceState) -> bool:
-        """Return whether the object still was in this state when something of it was read."""
+        """Return whether a read found the object in this state."""
         if self.version:
             return self.stamp == read.stamp
         times = {self.modified_us}
-        if self.modified_us is not None:  # listings of some stores are finer than replies
+        if self.modified_us is not None:  # some stores list finer times than they send with reads
             times.add(self.modified_us // _MICROSECONDS * _MICROSECONDS)
         return self.size_bytes == read.size_bytes and read.modified_us in times
 
     def guard(self, kind: Guard) -> tuple[str | None, int]:
-        """Return the ETag and the time, in whole seconds, that references are guarded with."""
+        """Return the ETag and the time in whole seconds that references record as guards."""
         if kind == "auto" and self.etag is not None:
             return self.etag, 0
         if kind == "none" or self.modified_us is None:
@@ -88,18 +88,18 @@ class SourceState:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the chunks of one array are, a row a chunk."""
+    """Locations of the chunks of one array, one row each."""
 
     coords: npt.NDArray[np.uint32]
     """``(n, rank)``."""
     codes: npt.NDArray[np.uint32]
-    """Index into ``Scanned.urls``."""
+    """Index into `Scanned.urls`."""
     offsets: npt.NDArray[np.uint64]
     lengths: npt.NDArray[np.uint64]
 
     @classmethod
     def none(cls, rank: int) -> Self:
-        """Return no places."""
+        """Return an empty table."""
         return cls.of_one(np.empty((0, rank), np.uint32), [], [])
 
     @classmethod
@@ -109,7 +109,7 @@ class Places:
         offsets: npt.NDArray[Any] | Sequence[int],
         lengths: npt.NDArray[Any] | Sequence[int],
     ) -> Self:
-        """Return places in the first URL."""
+        """Return locations in the first URL."""
         return cls(
             coords.astype(np.uint32),
             np.zeros(len(coords), np.uint32),
@@ -118,7 +118,7 @@ class Places:
         )
 
     def __len__(self) -> int:
-        """Count the chunks."""
+        """Return the number of chunks."""
         return len(self.coords)
 
 
@@ -127,47 +127,47 @@ class ScannedArray:
     """An array of a source."""
 
     document: Document
-    """Its metadata, format 3."""
+    """Its metadata in Zarr format 3."""
     places: Places
     inline: Mapping[Coordinates, bytes] = field(default_factory=dict[Any, bytes])
-    """Encoded chunks that no reference can be made to."""
+    """Encoded chunks that cannot be referred to."""
     values: npt.NDArray[Any] | None = None
-    """The whole array, where it is to be copied and not referred to."""
+    """The whole array, if it is to be copied instead of referred to."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """The shape."""
         return tuple(self.document["shape"])
 
     @property
     def dimensions(self) -> tuple[str | None, ...]:
-        """The names of its dimensions."""
+        """The names of the dimensions."""
         return tuple(self.document.get("dimension_names") or [None] * len(self.shape))
 
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """What a source holds; paths are relative to its root, which is the empty path."""
+    """The contents of a source; paths are relative to its root, the empty path."""
 
     groups: Mapping[str, Mapping[str, Any]]
-    """Attributes of each group; the root is among them."""
+    """Attributes of each group, the root included."""
     arrays: Mapping[str, ScannedArray]
     urls: tuple[str, ...]
     states: tuple[SourceState, ...]
-    """Of each URL."""
+    """The state of each URL's object."""
 
     def to_bytes(self) -> bytes:
-        """Return it as plain data."""
+        """Return plain data, for the way from a task to the driver."""
         return zstandard.compress(pickle.dumps(self, protocol=5), 1)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read what :meth:`to_bytes` wrote."""
+        """Read the result of `to_bytes`."""
         found: Self = pickle.loads(zstandard.decompress(data))  # noqa: S301 -- our own tasks'
         return found
 
     def stamp_with(self, index: str) -> str:
-        """Return a stamp of an index, given its own, and of all objects that it refers to."""
+        """Return one stamp for an index, whose own is given, and all objects that it refers to."""
         digest = blake2b(index.encode(), digest_size=16)
         for url, state in sorted(zip(self.urls, self.states, strict=True), key=itemgetter(0)):
             digest.update(f"\0{url}\0{state.stamp}".encode())
@@ -175,11 +175,11 @@ class Scanned:
 
     @property
     def num_references(self) -> int:
-        """Count the chunks that are referred to."""
+        """The number of chunks that are referred to."""
         return sum(len(it.places) for it in self.arrays.values() if it.values is None)
 
     def without(self, skip: Sequence[str]) -> Scanned:
-        """Return the same without some arrays or groups."""
+        """Return the contents without some arrays or groups."""
         left_out = {it.strip("/") for it in skip}
 
         def kept(path: str) -> bool:
@@ -193,10 +193,10 @@ class Scanned:
         )
 
     def check(self) -> None:
-        """Refuse places that no chunk can have, before anything is stored.
+        """Validate chunk locations before anything is stored.
 
         Raises:
-            InvalidInputError: a chunk lies outside of its array, or has no bytes.
+            InvalidInputError: a chunk is outside of its array, or has no bytes.
         """
         for path, array in self.arrays.items():
             if array.values is not None:
@@ -217,10 +217,10 @@ class Scanned:
         """Return the references of an array.
 
         Args:
-            places: where its chunks are.
-            normalize: checks a URL and answers it as it is stored.
-            guard: what to record, so that readers notice a changed source.
-            first: coordinates at which the chunk ``(0, ...)`` comes to lie.
+            places: locations of its chunks.
+            normalize: checks a URL, and returns it in the form that is stored.
+            guard: what references record, so that readers notice a changed source.
+            first: coordinates to which the chunk ``(0, ...)`` is moved.
         """
         distinct, objects = np.unique(places.codes, return_inverse=True)
         used: list[int] = distinct.tolist()
@@ -257,14 +257,14 @@ def document_of(
     """Return metadata of format 3 for an array described in format 2.
 
     Args:
-        path: the array, for messages.
+        path: path of the array, for messages.
         array: its description.
         attributes: its attributes.
-        names: of its dimensions.
-        mask: the value that stands for missing data. The fill value does not by itself.
+        names: names of its dimensions.
+        mask: the value of missing data, if any; the fill value alone does not mean that.
 
     Raises:
-        InvalidMetadataError: it has a data type or a codec that format 3 cannot express.
+        InvalidMetadataError: format 3 cannot express its data type or a codec.
     """
     given = {**attributes, "_ARRAY_DIMENSIONS": list(names)}
     document: Document = json.loads(array_document(path, array, given))
@@ -282,17 +282,17 @@ def attributes_of(document: Document) -> dict[str, Any]:
 
 
 def encode_document(document: Document) -> bytes:
-    """Return metadata as it is stored."""
+    """Return metadata as bytes of JSON."""
     return json.dumps(document, separators=(",", ":")).encode()
 
 
 def chunk_shape(document: Document) -> tuple[int, ...]:
-    """Return the shape of the chunks; the grid must be regular."""
+    """Return the chunk shape; the grid must be regular."""
     return tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
 
 
 def grid(document: Document) -> tuple[int, ...]:
-    """Return how many chunks there are along each axis."""
+    """Return the number of chunks along each axis."""
     return tuple(
         -(-size // chunk)
         for size, chunk in zip(document["shape"], chunk_shape(document), strict=True)
@@ -300,21 +300,22 @@ def grid(document: Document) -> tuple[int, ...]:
 
 
 LARGE_BYTES: Final = 32 << 20
-"""What is stored in one piece, and larger, is divided along its first axis,"""
+"""Larger contiguous arrays are divided into chunks along their first axis."""
 SMALL_BYTES: Final = 1 << 20
-"""but not into pieces smaller than this."""
+"""Contiguous arrays are not divided into smaller chunks than this."""
 
 
 def divided(
     shape: Sequence[int], names: Sequence[str], itemsize: int, concat_dim: str | None
 ) -> tuple[int, ...]:
-    """Return a shape of chunks for an array that is stored in one piece.
+    """Return a chunk shape for an array that is stored contiguously.
 
     Args:
-        shape: of the array.
-        names: of its dimensions.
+        shape: shape of the array.
+        names: names of its dimensions.
         itemsize: bytes of an element.
-        concat_dim: files are concatenated along it: if it is the first one, it has steps of one.
+        concat_dim: the dimension of concatenation. If it is the first one, chunks have length 1
+            along it, so that files of any length go together.
     """
     if not shape:
         return ()
@@ -323,14 +324,14 @@ def divided(
         return (1, *sizes[1:])
     row_bytes = math.prod(sizes[1:]) * itemsize
     most = max(1, min(sizes[0], LARGE_BYTES // row_bytes))
-    # A chunk that reaches beyond the end of its array would be no whole one.
+    # Divisors only: a chunk beyond the end of the array would need bytes that are not there.
     rows = next(it for it in range(most, 0, -1) if sizes[0] % it == 0)
-    # One large chunk is better than very many small ones.
+    # If the divisors are too small, one large chunk is better than very many small ones.
     return (rows if rows * row_bytes >= SMALL_BYTES else sizes[0], *sizes[1:])
 
 
 def pieces(offset: int, shape: Sequence[int], chunks: Sequence[int], itemsize: int) -> Places:
-    """Return where the chunks of :func:`divided` are, of an array that is not empty."""
+    """Return the locations of the chunks of `divided`, for an array that is not empty."""
     if not chunks:
         return Places.of_one(np.empty((1, 0)), [offset], [itemsize])
     size_bytes = math.prod(chunks) * itemsize
@@ -347,7 +348,7 @@ def along_first(numbers: npt.NDArray[np.integer], rank: int) -> npt.NDArray[np.u
 
 
 def fill_value(fill: Any, dtype: np.dtype[Any]) -> Any:
-    """Return what stands for chunks that are not there, as metadata of format 2 has it."""
+    """Return a fill value as metadata of format 2 writes it."""
     value = np.asarray(fill, dtype)[()]
     match dtype.kind:
         case "f" if not np.isfinite(value):
@@ -359,9 +360,9 @@ def fill_value(fill: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return an attribute as JSON, None if it cannot be; one of length 1 is a scalar.
+    """Return an attribute as a JSON value, or None; an array of length 1 becomes a scalar.
 
-    NaN and infinite numbers mean nothing in JSON.
+    JSON has no NaN and no infinite numbers.
     """
     array = np.atleast_1d(value)
     if array.dtype.fields is not None or array.dtype.kind not in "biufSUO":

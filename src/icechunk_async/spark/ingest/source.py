@@ -1,4 +1,4 @@
-"""Reading sources through the containers of a repository, also by code that blocks."""
+"""Source files, read through the containers of a repository, also by blocking code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import RangeRequest, Retrieved
 
     class Buffer(Protocol):
-        """What bytes are read into."""
+        """A buffer that bytes are read into."""
 
         def __len__(self) -> int: ...
 
@@ -30,11 +30,11 @@ __all__ = ["RemoteFile", "Source", "check_state", "state_of"]
 _BLOCK_BYTES: Final = 1 << 20
 _BLOCKS: Final = 32
 _NO_ETAGS: Final = frozenset({"file", "memory", "http", "https"})
-"""Where a version is no ETag, or one that other readers of the repository do not know."""
+"""Schemes whose versions are not ETags, or not those that other readers see."""
 
 
 def state_of(retrieved: Retrieved, url: str) -> SourceState:
-    """Return the state of an object of which something was read; its URL is an absolute one."""
+    """Return the state of an object from the result of a read; the URL must be absolute."""
     scheme = url.partition(":")[0].lower()
     etag = retrieved.etag
     if etag is None and scheme not in _NO_ETAGS:
@@ -49,10 +49,10 @@ def state_of(retrieved: Retrieved, url: str) -> SourceState:
 
 
 def check_state(retrieved: Retrieved, url: str, known: SourceState) -> None:
-    """Compare the state of an object of which something was read with one that is known.
+    """Check that an object is still in a known state, from the result of a read.
 
     Raises:
-        VirtualSourceChangedError: it is another one.
+        VirtualSourceChangedError: the object has changed.
     """
     if not known.holds_for(state_of(retrieved, url)):
         raise VirtualSourceChangedError(
@@ -61,17 +61,17 @@ def check_state(retrieved: Retrieved, url: str, known: SourceState) -> None:
 
 
 class Source:
-    """One object, in the state that it had at first."""
+    """One object, pinned to the state in which it was opened."""
 
     def __init__(self, virtual: VirtualChunks, url: str, state: SourceState) -> None:
-        """Use :meth:`open`."""
+        """Keep the state; use `open`."""
         self.virtual = virtual
         self.url = url
         self.state = state
 
     @classmethod
     async def open(cls, virtual: VirtualChunks, url: str) -> Source:
-        """Look at an object. Cost: one request."""
+        """Open an object. Cost: one request."""
         return cls(
             virtual,
             url,
@@ -79,56 +79,56 @@ class Source:
         )
 
     async def read(self, wanted: RangeRequest = None) -> bytes:
-        """Read it, or a part of it.
+        """Read the object, or a part of it.
 
         Raises:
-            VirtualSourceChangedError: it is in another state by now.
+            VirtualSourceChangedError: the object has changed.
         """
         retrieved = await self.virtual.fetch(self.url, wanted)
         check_state(retrieved, self.url, self.state)
         return bytes(retrieved.data)
 
     def read_blocking(self, start: int, stop: int) -> bytes:
-        """Read a part of it, from a worker thread of the event loop."""
+        """Read a part of the object, from a worker thread of the event loop."""
         return anyio.from_thread.run(self.read, ByteRange(start, stop))
 
     def file(self) -> RemoteFile:
-        """Return it as a file for code that blocks, on a worker thread of the event loop."""
+        """Return a file for blocking code in a worker thread of the event loop."""
         if self.state.size_bytes == 0:
             raise InvalidInputError(f"{self.url!r} is empty.")
         return RemoteFile(self.read_blocking, self.state.size_bytes)
 
 
 class RemoteFile(io.RawIOBase):
-    """A file that is read by the block; the last few blocks are kept."""
+    """A file that is read in blocks, of which it keeps the last few."""
 
     def __init__(self, read: Callable[[int, int], bytes], size_bytes: int) -> None:
-        """Read with a function that is given the first byte and where to stop."""
+        """Keep a function that reads the half-open range of bytes that it is given."""
         self._read = read
         self._size = size_bytes
         self._at = 0
         self._blocks: dict[int, bytes] = {}
 
     def readable(self) -> bool:
-        """Tell that it can be read."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Tell that any part of it can be read."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place."""
+        """Set the position, and return it."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = max(0, base + offset)
         return self._at
 
     def tell(self) -> int:
-        """Return the place."""
+        """Return the position."""
         return self._at
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """Read from the place on, as much as fits."""
+        """Fill a buffer from the position on, and return how many bytes there were."""
         view = memoryview(buffer).cast("B")
         done = 0
         while done < len(view) and self._at < self._size:
@@ -146,5 +146,5 @@ class RemoteFile(io.RawIOBase):
             block = self._read(start, min(start + _BLOCK_BYTES, self._size))
             while len(self._blocks) >= _BLOCKS:
                 del self._blocks[next(iter(self._blocks))]
-        self._blocks[number] = block  # used last
+        self._blocks[number] = block  # at the end: the most recently used
         return block

@@ -1,4 +1,4 @@
-"""What a task of an ingest does with its files: look whether they changed, and scan those."""
+"""The work of a task: find out which files changed, and scan these by their format."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from zarr.storage import MemoryStore
 
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import InvalidInputError
+from icechunk_async.spark.engine import opened_of
 from icechunk_async.spark.ingest import netcdf3 as ingest_netcdf3
 from icechunk_async.spark.ingest.grib import grib_file, scan_grib_index
 from icechunk_async.spark.ingest.hdf5 import MAGIC, scan_hdf5
@@ -22,7 +23,7 @@ from icechunk_async.spark.ingest.kerchunk import scan_kerchunk, scan_kerchunk_pa
 from icechunk_async.spark.ingest.scan import Scanned, ScannedArray, encode_document
 from icechunk_async.spark.ingest.source import Source, check_state
 from icechunk_async.spark.ingest.zarr import list_zarr, scan_zarr
-from icechunk_async.spark.jobs.job import columns_of, opened_of
+from icechunk_async.spark.tasks import columns_of
 from icechunk_async.storage import ByteRange
 
 if TYPE_CHECKING:
@@ -44,21 +45,21 @@ _MOST_LOADED_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ScanOptions:
-    """How files are scanned."""
+    """Options of a scan."""
 
     kind: Kind = "auto"
     concat_dim: str | None = None
     skip: tuple[str, ...] = ()
     load: tuple[str, ...] | None = None
-    """Arrays to copy; None leaves it to the rule of :func:`_loaded`."""
+    """Arrays to copy; None for the default of `_loaded`."""
     grib_codec: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FileWork:
-    """What one task does: files, each with the stamp that it had when it was ingested, if it was.
+    """The files of one task, each with its stamp in the catalog, if it was ingested.
 
-    Files that have it still are not scanned.
+    Files that still have that stamp are not scanned.
     """
 
     options: ScanOptions
@@ -66,7 +67,7 @@ class FileWork:
 
 
 async def scan_files(repository: AsyncRepository, work: FileWork) -> Mapping[str, Sequence[Any]]:
-    """Scan files; answers :data:`COLUMNS`. What is wrong with one is no error but an answer."""
+    """Scan files and return `COLUMNS`. An error of one file becomes the reason in its row."""
     virtual = opened_of(repository).virtual
     rows: list[tuple[Any, ...]] = []
     for location, known in work.files:
@@ -86,16 +87,16 @@ async def scan_files(repository: AsyncRepository, work: FileWork) -> Mapping[str
 async def scan_source(
     virtual: VirtualChunks, location: str, options: ScanOptions, known: str | None = None
 ) -> tuple[str, Scanned | None]:
-    """Return the stamp of a source, and what it holds unless it still has the known stamp.
+    """Return the stamp of a source, and its contents unless it still has the known stamp.
 
     Raises:
-        InvalidInputError, InvalidMetadataError: it cannot be referred to; the message says why.
-        VirtualChunkError, StorageError: it could not be read.
-        OSError: it is damaged.
+        InvalidInputError, InvalidMetadataError: references cannot be made; the message says why.
+        VirtualChunkError, StorageError: the source could not be read.
+        OSError: the file is damaged.
 
-    Cost: one request if it is unchanged; two for an index of GRIB, since its file must not have
-    changed either; a store of Zarr is listed. References of kerchunk are always read, with a
-    request for each object that they refer to.
+    Cost: one request for an unchanged file; two for a GRIB index, whose file must not have changed
+    either; a listing for a Zarr store. Kerchunk references are always read, with one request for
+    each object that they refer to.
     """
     kind = _kind(location) if options.kind == "auto" else options.kind
     if kind == "zarr" or (kind == "kerchunk" and location.endswith(("/", ".parq", ".parquet"))):
@@ -133,7 +134,7 @@ async def scan_source(
 
 
 def _kind(location: str) -> Kind:
-    """Tell from a name what a source is; names that say nothing are of files."""
+    """Return the kind of a source by its name; other names are those of HDF5 or NetCDF."""
     name = location.rstrip("/").rpartition("/")[2].lower()
     if name.endswith((".json", ".parq", ".parquet")):
         return "kerchunk"
@@ -151,8 +152,8 @@ async def _scan_file(source: Source, options: ScanOptions) -> Scanned:
     is_classic = start[:3] == ingest_netcdf3.MAGIC
     if not is_classic and start != MAGIC:
         raise InvalidInputError(
-            f"{source.url!r} is no HDF5 or NetCDF file: it begins with {start!r}. If it is "
-            "something else, say so with kind=."
+            f"{source.url!r} is no HDF5 or NetCDF file: it begins with {start!r}. If it is of "
+            "another kind, name that with kind=."
         )
 
     def scan() -> Scanned:
@@ -167,10 +168,10 @@ async def _scan_file(source: Source, options: ScanOptions) -> Scanned:
 
 
 def _loaded(found: Scanned, options: ScanOptions) -> list[str]:
-    """Return which arrays are copied.
+    """Return the paths of arrays to copy.
 
-    By default those of one axis along the dimension of concatenation, and their bounds: they
-    often have chunks that end nowhere near a file's end.
+    By default the one-dimensional ones along the dimension of concatenation, and their bounds:
+    their chunks are often longer than a file.
     """
     if options.load is not None:
         wanted = {it.strip("/") for it in options.load}
@@ -189,11 +190,11 @@ def _loaded(found: Scanned, options: ScanOptions) -> list[str]:
 
 
 async def load_values(virtual: VirtualChunks, found: Scanned, paths: Sequence[str]) -> Scanned:
-    """Read some arrays whole. Cost: a request for each chunk, fewer where they are neighbours.
+    """Read some arrays whole. Cost: one request for each chunk, or for adjacent chunks.
 
     Raises:
-        InvalidInputError: one is too large.
-        VirtualSourceChangedError: the source is in another state than when it was scanned.
+        InvalidInputError: an array is too large.
+        VirtualSourceChangedError: the source changed since it was scanned.
     """
     arrays = dict(found.arrays)
     for path in paths:

@@ -1,4 +1,4 @@
-"""Putting what was scanned into a session: nodes, references in columns, and what is copied."""
+"""Write scanned files to a session: nodes, references in columns, and copied arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from icechunk_async.errors import NodeExistsError
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.paths import ancestors, check_path
 from icechunk_async.format.zarr_document import parse_document
-from icechunk_async.spark.datasets import workspace_of
+from icechunk_async.spark.engine import workspace_of
 from icechunk_async.spark.ingest.plan import Template, to_units, with_shape
 from icechunk_async.spark.ingest.scan import attributes_of, chunk_shape, encode_document, grid
 from icechunk_async.sync.portal import run
@@ -32,18 +32,18 @@ __all__ = ["existing_groups", "existing_template", "write_concatenated", "write_
 
 _AT_ONCE: Final = 32
 _COPIED_STEPS: Final = 4096
-"""Steps of the dimension of concatenation in a chunk of an array that is copied."""
+"""Chunk length of copied arrays along the dimension of concatenation."""
 
 
 def existing_groups(session: Session, catalog: Catalog) -> tuple[Entry, ...]:
-    """Return the files of a catalog whose groups are there still."""
+    """Return the entries of a catalog whose groups still exist."""
     workspace = workspace_of(session)
     nodes = [(it, workspace.node(check_path(it.group))) for it in catalog.entries]
     return tuple(it for it, node in nodes if node is not None and node.array is None)
 
 
 def existing_template(session: Session, catalog: Catalog, group: str) -> Template | None:
-    """Return what the files of a catalog were concatenated to; None if it is not there whole."""
+    """Return the arrays to which files were concatenated; None unless all of them still exist."""
     workspace = workspace_of(session)
     documents: dict[str, Document] = {}
     for path in catalog.arrays:
@@ -65,20 +65,21 @@ def write_concatenated(
     fresh: bool,
     guard: Guard,
 ) -> Mapping[str, Sequence[str]]:
-    """Put the files of a plan into the arrays of a group.
-
-    Answers the names of the attributes that its groups have of the files.
+    """Write the files of a plan to the arrays of a group.
 
     Args:
-        session: a writable one.
-        plan: where each file lies.
-        catalog: what was ingested so far.
+        session: a writable session.
+        plan: the place of each file.
+        catalog: the files ingested so far.
         group: absolute path of the group.
-        fresh: make the arrays anew; else they are made longer or shorter.
-        guard: what references are guarded with.
+        fresh: whether to create the arrays; otherwise existing ones are resized.
+        guard: what references record, so that readers notice a changed source.
+
+    Returns:
+        The names of the attributes that groups got from the files, by path.
 
     Raises:
-        NodeExistsError: an array is to be made where something else is; nothing was written.
+        NodeExistsError: another node is in the place of an array. Nothing was written.
         VirtualContainerError: no container covers a location.
     """
     template = plan.template
@@ -102,10 +103,10 @@ def write_concatenated(
 
 
 def write_groups(session: Session, plan: Plan, guard: Guard) -> None:
-    """Put each file of a plan into its group, in place of what was there of it.
+    """Write each file of a plan to its group, replacing what was ingested of it before.
 
     Raises:
-        NodeExistsError: there is something in a group's place that was not ingested; nothing was
+        NodeExistsError: a node that was not ingested is in the place of a group. Nothing was
             written.
         VirtualContainerError: no container covers a location.
     """
@@ -114,12 +115,12 @@ def write_groups(session: Session, plan: Plan, guard: Guard) -> None:
     for placed in changed:
         if placed.old is None or placed.old.group != placed.group:
             writing.check_free(placed.group)
-    # All before any is made: one may come to lie within what another was.
+    # Delete all before creating any: a new group may lie within a former one.
     for gone in (*plan.removed, *(it.old for it in changed if it.old is not None)):
         writing.workspace.delete_node(check_path(gone.group))
     for placed in changed:
         scanned = placed.scanned
-        assert scanned is not None  # see above
+        assert scanned is not None  # by the selection of changed files
         writing.make_groups(placed.group, scanned.groups, {})
         for path, array in scanned.arrays.items():
             writing.place(placed.group, path, scanned, array)
@@ -127,7 +128,7 @@ def write_groups(session: Session, plan: Plan, guard: Guard) -> None:
 
 
 class _Writing:
-    """One session that is written to; encoded and copied data is stored at the end."""
+    """Writes to one session; inline and copied chunks are stored at the end."""
 
     def __init__(self, session: Session, guard: Guard) -> None:
         self._session = session
@@ -138,17 +139,17 @@ class _Writing:
         self._copied: list[tuple[str, tuple[slice, ...], Any]] = []
 
     def check_free(self, path: str) -> None:
-        """Raise NodeExistsError if there is a node."""
+        """Raise NodeExistsError if a node is in this place."""
         node = self.workspace.node(check_path(path))
         if node is not None:
             raise NodeExistsError(
-                f"{path!r} is there already and was not ingested. Delete it, or ingest into "
-                "another group. Nothing was changed.",
+                f"{path!r} exists and was not ingested. Delete it, or ingest into another group. "
+                "Nothing was changed.",
                 path=path,
             )
 
     def clear(self, group: str, catalog: Catalog, paths: Mapping[str, Any]) -> None:
-        """Delete the arrays of earlier ingests; what is in the way otherwise is refused."""
+        """Delete the arrays of earlier ingests; refuse if other nodes are in the way."""
         for path in paths:
             if path not in catalog.arrays:
                 self.check_free(f"{group}/{path}")
@@ -161,9 +162,9 @@ class _Writing:
         groups: Mapping[str, Mapping[str, Any]],
         given: Mapping[str, Sequence[str]],
     ) -> None:
-        """Make groups that are not there, and all above them, and give them their attributes.
+        """Create missing groups and their ancestors, and set their attributes.
 
-        Of other attributes those go that were ``given`` before; the rest may be somebody else's.
+        Attributes `given` by an earlier ingest are removed; others may belong to users, and stay.
         """
         for path in sorted({"", *groups, *given}):
             place = check_path(f"{group}/{path}")
@@ -180,7 +181,7 @@ class _Writing:
         return {} if node is None else attributes_of(json.loads(node.user_data))
 
     def place(self, group: str, path: str, scanned: Scanned, array: ScannedArray) -> None:
-        """Make an array that is of one file alone."""
+        """Write an array that comes from a single file."""
         place = check_path(f"{group}/{path}")
         self.workspace.delete_node(place)
         if array.values is not None:
@@ -196,7 +197,7 @@ class _Writing:
     def concatenate(
         self, group: str, path: str, template: Template, files: Sequence[Placed], *, old_total: int
     ) -> None:
-        """Make an array as long as all files together, and put those into it that changed."""
+        """Make an array as long as all files together, and write the changed files to it."""
         place = check_path(f"{group}/{path}")
         axis = template.concatenated()[path]
         total = sum(it.count for it in files)
@@ -228,7 +229,7 @@ class _Writing:
             self.workspace.set_refs(place, ChunkRefs.concat(parts).sort())
 
     def finish(self) -> None:
-        """Store what is no reference."""
+        """Store inline chunks and copied arrays."""
         run(bounded_map(lambda it: self.workspace.write_chunk(*it), self._inline, limit=_AT_ONCE))
         for path, where, values in self._copied:
             place = path.strip("/")
@@ -241,7 +242,7 @@ class _Writing:
 
 
 def _copied(document: Document, axis: int | None) -> Document:
-    """Return the metadata of an array that is stored in the repository itself."""
+    """Return the metadata of an array that is copied into the repository."""
     chunks = [max(1, size) for size in document["shape"]]
     if axis is not None:
         chunks[axis] = _COPIED_STEPS
@@ -258,12 +259,12 @@ def _copied(document: Document, axis: int | None) -> Document:
 
 
 def _common(document: Document) -> dict[str, Any]:
-    """Return the attributes of an array of many files, without those that are of the first."""
+    """Return the attributes of a concatenated array, without those of a single file."""
     return {name: it for name, it in attributes_of(document).items() if name != "grib_messages"}
 
 
 def _deletions(document: Document, first: Sequence[int], limits: Sequence[int]) -> ChunkRefs:
-    """Return deletions of all chunks that a file covers, but for those beyond the array."""
+    """Return deletions of all chunks in the place of a file, within the array."""
     counts = grid(document)
     coords = np.stack(
         np.meshgrid(

@@ -1,4 +1,4 @@
-"""Zarr stores of format 2 and 3: their objects are listed, and their metadata is read."""
+"""Zarr stores of format 2 and 3: chunks are known from a listing, metadata is read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_NODE: Final = (*_V2, ".zmetadata")
 
 @dataclass(frozen=True, slots=True)
 class ZarrListing:
-    """The objects of a store, by their keys in it."""
+    """The objects of a store, by key."""
 
     root: str
     """Its URL, ending in ``/``."""
@@ -38,7 +38,7 @@ class ZarrListing:
 
     @property
     def state(self) -> SourceState:
-        """The state of the whole store: another one once any of its objects changed."""
+        """The state of the whole store, which differs once any object changed."""
         digest = blake2b(digest_size=16)
         total = 0
         for key, info in sorted(self.infos.items()):
@@ -52,9 +52,9 @@ async def list_zarr(virtual: VirtualChunks, url: str) -> ZarrListing:
     """List a store.
 
     Raises:
-        InvalidInputError: there is nothing.
+        InvalidInputError: it has no objects.
 
-    Cost: one request for each 1000 objects or so.
+    Cost: one request for about 1000 objects.
     """
     root = f"{url.rstrip('/')}/"
     start = virtual.locations.resolve(root)[1]
@@ -75,7 +75,7 @@ async def scan_zarr(virtual: VirtualChunks, listing: ZarrListing) -> Scanned:
         InvalidInputError: it is no Zarr store, or has an array that cannot be referred to.
         InvalidMetadataError: an array of format 2 cannot be expressed in format 3.
 
-    Cost: a request for each group and array.
+    Cost: one request for each group and array.
     """
     wanted = [key for key in listing.urls if key.rpartition("/")[2] in (_V3, *_V2)]
 
@@ -104,7 +104,7 @@ async def scan_zarr(virtual: VirtualChunks, listing: ZarrListing) -> Scanned:
 
 @dataclass(slots=True)
 class _Chunks:
-    """The chunks of one array, while keys are sorted into arrays."""
+    """The chunks of one array, collected from keys."""
 
     document: dict[str, Any]
     prefix: str
@@ -114,11 +114,11 @@ class _Chunks:
     grid: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Note how many chunks there can be."""
+        """Compute the grid."""
         self.grid = grid(self.document)
 
     def add(self, name: str, key: str) -> None:
-        """Take a chunk, given what follows the array in its key."""
+        """Add a chunk, given the part of its key after the array."""
         rank = len(self.document["shape"])
         inner = name.removeprefix(self.prefix) if name.startswith(self.prefix) else None
         if rank == 0:
@@ -127,7 +127,7 @@ class _Chunks:
             parts = (inner or "").lstrip(self.separator).split(self.separator)
             digits = inner is not None and len(parts) == rank and all(it.isdigit() for it in parts)
             coords = tuple(map(int, parts)) if digits else None
-        # What an array left behind when it was made smaller is no part of it.
+        # Shrinking an array can leave chunks behind that are not part of it.
         if coords is not None and all(a < b for a, b in zip(coords, self.grid, strict=True)):
             self.coords.append(coords)
             self.keys.append(key)
@@ -163,7 +163,7 @@ class _Found:
         self.arrays[path] = _Chunks(json.loads(text), "", separator)
 
     def scanned(self) -> Scanned:
-        """Sort the chunks into their arrays."""
+        """Return the contents, with chunks sorted into their arrays."""
         for key in self._listing.urls:
             if key.rpartition("/")[2] in (_V3, *_NO_NODE):
                 continue

@@ -1,4 +1,4 @@
-"""Looking whether every object is there that a repository needs, divided over tasks."""
+"""Check that every object that a repository needs exists, divided over tasks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from icechunk_async.engine.upkeep.check import (
     survey_history,
 )
 from icechunk_async.format.ids import ALPHABET
-from icechunk_async.spark.jobs.job import (
-    Shipped,
+from icechunk_async.spark.engine import Engine, opened_of
+from icechunk_async.spark.tasks import (
     columns_of,
     default_tasks,
-    opened_of,
     reported,
     run_job,
     shares,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.upkeep.check import VirtualObject
     from icechunk_async.format.ids import ManifestId
     from icechunk_async.repository import Repository as AsyncRepository
-    from icechunk_async.spark.jobs.job import JobReport
+    from icechunk_async.spark.tasks import JobReport
     from icechunk_async.sync import Repository
 
 __all__ = ["check_references"]
@@ -64,30 +63,30 @@ def check_references(
     tasks: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> JobReport[ReferenceReport]:
-    """Look whether every object is there that branches and tags lead to, and long enough.
+    """Check that every object reachable from branches and tags exists and is long enough.
 
-    Answers what ``check_references`` of a repository answers, and the report has a row for each
-    object that is not as it must be: its ``kind``, ``location``, ``problem`` and ``detail``, and
-    how many chunks refer to it (``references``).
+    The result is that of `Repository.check_references`. The table has a row for each object with
+    a problem: its `kind`, `location`, `problem` and `detail`, and how many chunks refer to it
+    (`references`).
 
     Args:
         spark: a session, also one of Spark Connect.
-        repository: an open one that is authorised to read the containers of virtual chunks that
-            are to be looked at, or its URL.
-        tasks: into how many to divide each step; by default four for each core.
-        progress: told how many tasks of each step are done; called from a thread.
+        repository: an open repository, authorised to read the containers of virtual chunks to
+            check, or its URL.
+        tasks: number of tasks of each step; by default four for each core.
+        progress: called with the number of finished tasks of each step, from a thread.
 
     Raises whatever Spark raises when a task failed too often.
 
-    Cost: as in one process, divided; the driver reads every snapshot. Memory of the driver: some
-    40 bytes for each chunk object in use.
+    Cost: that of one process, divided; the driver reads every snapshot. Memory of the driver:
+    about 40 bytes for each chunk object in use.
     """
-    shipped = Shipped(repository)
-    history = shipped.ask(lambda it: survey_history(opened_of(it)))
+    engine = Engine.of(repository)
+    history = engine.ask(lambda it: survey_history(opened_of(it)))
     count = tasks or default_tasks(spark, len(history.manifests))
     table = run_job(
         spark,
-        shipped,
+        engine,
         shares(history.manifests, count),
         _read,
         _NEEDED,
@@ -96,14 +95,14 @@ def check_references(
     )
     needed = NeededObjects.joined(_loaded(table, "needed"))
     broken = [*history.broken, *(it for some in _loaded(table, "broken") for it in some)]
-    whole = shipped.ask(_lists_whole_folders)
+    whole = engine.ask(_lists_whole_folders)
     virtual = sorted(needed.virtual.items(), key=lambda it: it[0][0])
     parts: list[_Chunks | _Virtual] = [
         *_chunk_parts(needed.chunks, whole=whole),
         *(_Virtual(dict(it)) for it in shares(virtual, default_tasks(spark, len(virtual)))),
     ]
     table = run_job(
-        spark, shipped, parts, _look, _BROKEN, phase="looking for objects", progress=progress
+        spark, engine, parts, _look, _BROKEN, phase="looking for objects", progress=progress
     )
     found = [it for some in _loaded(table, "broken") for it in some]
     found.sort(key=lambda it: (it.kind, it.location))
@@ -129,13 +128,13 @@ class _Chunks:
 
 @dataclass(frozen=True, slots=True)
 class _Virtual:
-    """Some of the objects of others."""
+    """Some of the external objects that virtual chunks refer to."""
 
     needed: dict[VirtualObject, tuple[int, int]]
 
 
 def _chunk_parts(needed: NeededChunks, *, whole: bool) -> list[_Chunks]:
-    """Divide chunk objects as they are listed: by their first letters, unless all are at once."""
+    """Divide chunk objects the way they are listed: by first letters, or all in one listing."""
     if not len(needed.ids):
         return []
     if whole:
@@ -149,7 +148,7 @@ def _chunk_parts(needed: NeededChunks, *, whole: bool) -> list[_Chunks]:
 
 
 async def _lists_whole_folders(repository: AsyncRepository) -> bool:
-    """Return whether a part of a folder takes as long to list as all of it, as on local disks."""
+    """Return whether listing a prefix costs as much as the whole folder, as on local disks."""
     opened = opened_of(repository)
     return opened.assets.direct is not None or not opened.storage.capabilities.listing
 
@@ -157,7 +156,7 @@ async def _lists_whole_folders(repository: AsyncRepository) -> bool:
 async def _read(
     repository: AsyncRepository, manifests: Sequence[tuple[ManifestId, int]]
 ) -> Mapping[str, Sequence[Any]]:
-    """Return what manifests need."""
+    """Return the objects that manifests refer to, and the manifests that cannot be read."""
     opened = opened_of(repository)
     needed: list[NeededObjects] = []
     broken: list[BrokenReference] = []
@@ -172,7 +171,7 @@ async def _read(
 async def _look(
     repository: AsyncRepository, part: _Chunks | _Virtual
 ) -> Mapping[str, Sequence[Any]]:
-    """Look for some objects."""
+    """Return which of some objects are missing or too short."""
     opened = opened_of(repository)
     match part:
         case _Chunks(prefix, needed):

@@ -1,9 +1,13 @@
-"""Garbage collection: one driver decides what goes, tasks read, list and delete.
+"""Garbage collection as a Spark job: the driver decides, tasks read, list and delete.
 
-The order is that of one process. All that is kept is read before anything changes; then what goes
-becomes unknown, in one atomic step; then what came meanwhile is read. Only after that are objects
-listed, and the driver holds the plan of what is deleted: tasks delete the keys that they are told,
-and nothing that was garbage then can be needed again, so it does no harm where a task runs twice.
+The order is that of one process, and it is what makes it safe:
+
+1. Read everything that is kept, before anything changes.
+2. Release the rest in one atomic step: no reader can find it any more.
+3. Read what was committed in between.
+4. Only then list objects. The driver holds the list of keys to delete.
+
+Nothing that is garbage by then can be needed again, so a task that runs twice does no harm.
 """
 
 from __future__ import annotations
@@ -30,11 +34,10 @@ from icechunk_async.errors import StorageError
 from icechunk_async.format.id_set import IdSet
 from icechunk_async.format.ids import ALPHABET
 from icechunk_async.repository import checked_cutoff
-from icechunk_async.spark.jobs.job import (
-    Shipped,
+from icechunk_async.spark.engine import Engine, opened_of
+from icechunk_async.spark.tasks import (
     columns_of,
     default_tasks,
-    opened_of,
     reported,
     run_job,
     shares,
@@ -52,7 +55,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.id_set import Ids
     from icechunk_async.format.ids import ManifestId, SnapshotId
     from icechunk_async.repository import Repository as AsyncRepository
-    from icechunk_async.spark.jobs.job import JobReport
+    from icechunk_async.spark.tasks import JobReport
     from icechunk_async.sync import Repository
 
 __all__ = ["garbage_collect"]
@@ -82,41 +85,42 @@ def garbage_collect(
     tasks: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> JobReport[GarbageReport]:
-    """Delete the objects that no branch and no tag leads to.
+    """Delete the objects that are not reachable from any branch or tag.
 
-    Does what ``Repository.garbage_collect`` does, under the same rules: choose a time before the
-    beginning of every session that is still open anywhere, jobs included; with format version 1
-    nobody must create or reset branches and tags meanwhile. The report has a row for each object
-    of garbage: ``folder``, ``key``, ``size_bytes``, ``last_modified``, whether it was ``deleted``,
-    and for what reason not.
+    Does the same as `Repository.garbage_collect`, under the same rules: choose a time before the
+    start of every session that is still open anywhere, jobs included. With format version 1,
+    nobody may create or reset branches and tags at the same time. The table has a row for each
+    garbage object: `folder`, `key`, `size_bytes`, `last_modified`, whether it was `deleted`, and
+    otherwise the `reason`.
 
     Args:
         spark: a session, also one of Spark Connect.
-        repository: an open one, or its URL.
-        delete_object_older_than: spare what was written at this time or later, by the storage's
-            clock; not in the future.
+        repository: an open repository, or its URL.
+        delete_object_older_than: keep objects written at this time or later, by the clock of the
+            storage; not in the future.
         dry_run: change nothing, and report what would be deleted.
-        tasks: into how many to divide the reading of manifests; by default four for each core.
-        progress: told how many tasks of each step are done; called from a thread.
+        tasks: number of tasks that read manifests; by default four for each core.
+        progress: called with the number of finished tasks of each step, from a thread.
 
     Raises:
-        InvalidInputError: the time is in the future; nothing was deleted.
-        RepositoryReadOnlyError, UnsafeStorageError: likewise.
-        FormatError, SnapshotNotFoundError: a snapshot is damaged or missing; nothing was deleted.
-            Of a manifest the exception of Spark's says so, and likewise.
-        ConflictError: the repository changed each time that its history was to be written;
-            nothing was deleted.
-        PySparkException: a task failed too often: part of the garbage may be deleted, and
-            nothing else is. Calling again finishes the work.
+        InvalidInputError: the time is in the future. Nothing was deleted.
+        RepositoryReadOnlyError, UnsafeStorageError: the repository or its storage does not allow
+            it. Nothing was deleted.
+        FormatError, SnapshotNotFoundError: a snapshot is damaged or missing. Nothing was deleted.
+        ConflictError: the repository changed each time its history was to be written. Nothing
+            was deleted.
+        PySparkException: a task failed too often. If it was reading, for example a damaged
+            manifest, nothing was deleted; if it was deleting, only garbage was, and calling again
+            finishes the work.
 
-    Cost: as in one process, divided. Memory of the driver: 12 bytes for each chunk in use, and a
-    key for each object of garbage.
+    Cost: that of one process, divided. Memory of the driver: 12 bytes for each chunk in use, and
+    a key for each garbage object.
     """
     cutoff = checked_cutoff(delete_object_older_than)
-    shipped = Shipped(repository)
-    collection = _Collection(spark, shipped, cutoff, dry_run, tasks, progress)
+    engine = Engine.of(repository)
+    collection = _Collection(spark, engine, cutoff, dry_run, tasks, progress)
     if not dry_run:
-        shipped.ask(_checked)
+        engine.ask(_checked)
     kept = collection.decide()
     plan = collection.list_garbage(kept)
     return collection.delete(plan)
@@ -128,7 +132,7 @@ async def _checked(repository: AsyncRepository) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """What a collection begins with."""
+    """The state of the repository at the start of a collection."""
 
     old: frozenset[SnapshotId]
     newest: datetime
@@ -138,10 +142,10 @@ class _Begun:
 
 @dataclass
 class _Collection:
-    """One collection on the driver."""
+    """One collection, on the driver."""
 
     spark: SparkSession
-    shipped: Shipped
+    engine: Engine
     cutoff: datetime
     dry_run: bool
     tasks: int | None
@@ -150,7 +154,7 @@ class _Collection:
     manifests: set[ManifestId] = field(default_factory=set["ManifestId"])
 
     def decide(self) -> Kept:
-        """Find out what must be kept, and make the rest unknown unless only counting."""
+        """Find what must be kept, and release the rest unless this is a dry run."""
         survey: Survey[None] | None = None
 
         async def begin(native: AsyncRepository) -> _Begun:
@@ -161,24 +165,24 @@ class _Collection:
             kept = await opened.history.release(old, survey.parent_of, dry_run=True)
             return _Begun(old, newest, kept, await survey.discover(kept.snapshots))
 
-        begun = self.shipped.ask(begin)
+        begun = self.engine.ask(begin)
         self._mark(begun.manifests)
         if self.dry_run:
             return begun.kept
 
         async def settle(native: AsyncRepository) -> tuple[Kept, list[tuple[ManifestId, int]]]:
-            assert survey is not None  # see above
+            assert survey is not None  # made by begin
             settled = await release(
                 opened_of(native), self.cutoff, begun.old, begun.newest, survey.parent_of
             )
             return settled, await survey.discover(settled.snapshots)
 
-        kept, more = self.shipped.ask(settle)
-        self._mark(more)  # what came meanwhile: the last that can matter
+        kept, more = self.engine.ask(settle)
+        self._mark(more)  # committed in between; later commits cannot need released objects
         return kept
 
     def _mark(self, manifests: list[tuple[ManifestId, int]]) -> None:
-        """Note which chunk objects some manifests refer to."""
+        """Mark the chunk objects that some manifests refer to."""
         self.manifests.update(it for it, _ in manifests)
         count = self.tasks or default_tasks(self.spark, len(manifests))
         table = self._job(shares(manifests, count), _marks, _MARKS, "reading manifests")
@@ -186,7 +190,7 @@ class _Collection:
             self.chunks.add(np.frombuffer(data, np.uint8).reshape(-1, 12))
 
     def list_garbage(self, kept: Kept) -> pa.Table:
-        """Return all garbage. It is listed once nothing can be added to what is kept."""
+        """Return all garbage objects. The set of kept objects must be final."""
         keep = dict(
             zip(
                 FOLDERS,
@@ -199,8 +203,8 @@ class _Collection:
                 strict=True,
             )
         )
-        # Each listing of a local directory looks at all of it.
-        whole = self.shipped.ask(_lists_whole_folders)
+        # Listing a prefix of a local directory reads all of it, so listings are not divided.
+        whole = self.engine.ask(_lists_whole_folders)
         parts: list[_Listing] = []
         for folder, ids in keep.items():
             large = folder in ("manifests", "chunks") and not whole
@@ -211,7 +215,7 @@ class _Collection:
         return self._job(parts, _list, _FOUND, "listing objects")
 
     def delete(self, plan: pa.Table) -> JobReport[GarbageReport]:
-        """Delete what is planned, what refers to others first; report on it."""
+        """Delete the planned objects, referring ones before those referred to, and report."""
         keys: list[str] = plan.column("key").to_pylist()
         folders = np.array([key.partition("/")[0] for key in keys], object)
         reasons: dict[str, str] = {}
@@ -224,7 +228,7 @@ class _Collection:
                 skipped = FOLDERS[place + 1 :]
                 break
         left: dict[str, str] = dict.fromkeys(
-            skipped, "Left alone, since others could not be deleted."
+            skipped, "Not tried, since objects that refer to it could not be deleted."
         )
         rows = [reasons.get(key) or left.get(key.partition("/")[0]) for key in keys]
         sizes: list[int] = plan.column("size_bytes").to_pylist()
@@ -253,13 +257,13 @@ class _Collection:
         return reported(self.spark, result, pa.Table.from_batches([batch], _REPORT))
 
     def _delete(self, keys: list[str], folder: str) -> dict[str, str]:
-        """Delete objects of one folder, few by the driver itself; answer why some are left."""
+        """Delete objects of one folder, a few without a job; return reasons for those left."""
         parts = [
             tuple(keys[start : start + _KEYS_PER_TASK])
             for start in range(0, len(keys), _KEYS_PER_TASK)
         ]
         if len(keys) <= BATCH:
-            done = self.shipped.ask(lambda it: _delete(it, keys))
+            done = self.engine.ask(lambda it: _delete(it, keys))
             return dict(zip(done["key"], done["reason"], strict=True))
         table = self._job(parts, _delete, _FAILED, f"deleting {folder}")
         columns = (table.column(it).to_pylist() for it in ("key", "reason"))
@@ -267,7 +271,7 @@ class _Collection:
 
     def _job(self, parts: Sequence[Any], work: Any, columns: str, phase: str) -> pa.Table:
         return run_job(
-            self.spark, self.shipped, parts, work, columns, phase=phase, progress=self.progress
+            self.spark, self.engine, parts, work, columns, phase=phase, progress=self.progress
         )
 
 
@@ -278,7 +282,7 @@ async def _lists_whole_folders(repository: AsyncRepository) -> bool:
 async def _marks(
     repository: AsyncRepository, manifests: Sequence[tuple[ManifestId, int]]
 ) -> Mapping[str, Sequence[Any]]:
-    """Return the chunk objects that manifests refer to, each once."""
+    """Return the ids of chunk objects that manifests refer to."""
     opened = opened_of(repository)
     found = IdSet()
 
@@ -293,7 +297,7 @@ async def _marks(
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """A part of a folder, and what is kept of it."""
+    """A prefix of a folder, and the ids to keep there."""
 
     prefix: str
     cutoff: datetime
@@ -301,7 +305,7 @@ class _Listing:
 
 
 async def _list(repository: AsyncRepository, part: _Listing) -> Mapping[str, Sequence[Any]]:
-    """Return the garbage of a part of a folder."""
+    """Return the garbage objects below a prefix."""
     keep = IdSet()
     keep.add(np.frombuffer(part.keep, np.uint8).reshape(-1, 12))
     rows: list[tuple[Any, ...]] = []
@@ -314,7 +318,7 @@ async def _list(repository: AsyncRepository, part: _Listing) -> Mapping[str, Seq
 
 
 async def _delete(repository: AsyncRepository, keys: Sequence[str]) -> Mapping[str, Sequence[Any]]:
-    """Delete objects; answer those that could not be."""
+    """Delete objects; return those that could not be deleted."""
     storage = opened_of(repository).storage
     failures: list[DeleteFailure] = []
     for start in range(0, len(keys), BATCH):

@@ -1,4 +1,4 @@
-"""Rewriting manifests and adding up chunks: tasks read and write manifests, the driver sums up."""
+"""Storage statistics and rewriting of manifests, divided over tasks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from icechunk_async.engine.upkeep.rewrite import (
 )
 from icechunk_async.engine.upkeep.statistics import ChunkTally, contribution
 from icechunk_async.engine.upkeep.survey import Limits, Survey
-from icechunk_async.spark.jobs.job import (
-    Shipped,
+from icechunk_async.spark.engine import Engine, opened_of
+from icechunk_async.spark.tasks import (
     columns_of,
     default_tasks,
-    opened_of,
     reported,
     run_job,
     shares,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.repository import Repository as AsyncRepository
-    from icechunk_async.spark.jobs.job import JobReport
+    from icechunk_async.spark.tasks import JobReport
     from icechunk_async.sync import Repository
 
 __all__ = ["discover_manifests", "rewrite_manifests", "storage_statistics"]
@@ -56,9 +55,9 @@ _REWRITTEN: Final = (
 async def discover_manifests(
     repository: AsyncRepository, progress: ProgressCallback | None = None
 ) -> list[tuple[ManifestId, int]]:
-    """Return the manifests that branches and tags lead to, with their sizes.
+    """Return the manifests reachable from branches and tags, with their sizes.
 
-    Cost: every snapshot is read.
+    Cost: reads every snapshot.
     """
     opened = opened_of(repository)
     survey: Survey[None] = Survey(
@@ -74,31 +73,31 @@ def storage_statistics(
     tasks: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> JobReport[ChunkStorageStats]:
-    """Count the bytes of all chunks that branches and tags lead to, in every snapshot.
+    """Count the bytes of all chunks reachable from branches and tags, in every snapshot.
 
-    Answers what ``Repository.chunk_storage_stats`` answers, and a row for each manifest: its
-    ``size_bytes``, ``references``, and the bytes of the chunks that it refers to. Chunks that
+    The result is that of `Repository.chunk_storage_stats`. The table has a row for each manifest:
+    its `size_bytes`, `references`, and the bytes of the chunks that it refers to. Chunks that
     several manifests refer to are in the row of each, and count once in the result.
 
     Args:
         spark: a session, also one of Spark Connect.
-        repository: an open one, or its URL.
-        tasks: into how many to divide the manifests; by default four for each core.
-        progress: told how many tasks are done; called from a thread.
+        repository: an open repository, or its URL.
+        tasks: number of tasks; by default four for each core.
+        progress: called with the number of finished tasks, from a thread.
 
     Raises:
         FormatError, SnapshotNotFoundError: a snapshot is damaged or missing.
         PySparkException: a task failed too often.
 
     Cost: the driver reads every snapshot, tasks every manifest. Memory of the driver: 32 bytes
-    for each range of bytes that chunks have.
+    for each distinct byte range of chunks.
     """
-    shipped = Shipped(repository)
-    manifests = shipped.ask(lambda it: discover_manifests(it, progress))
+    engine = Engine.of(repository)
+    manifests = engine.ask(lambda it: discover_manifests(it, progress))
     parts = shares(manifests, tasks or default_tasks(spark, len(manifests)))
     table = run_job(
         spark,
-        shipped,
+        engine,
         parts,
         _contributions,
         _STATISTICS,
@@ -115,7 +114,7 @@ def storage_statistics(
 async def _contributions(
     repository: AsyncRepository, manifests: Sequence[tuple[ManifestId, int]]
 ) -> Mapping[str, Sequence[Any]]:
-    """Return what each manifest contributes; a few are in memory at a time."""
+    """Return the contribution of each manifest; a few are in memory at a time."""
     assets = opened_of(repository).assets
 
     async def row(entry: tuple[ManifestId, int]) -> tuple[Any, ...]:
@@ -132,7 +131,7 @@ async def _contributions(
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """Some of the manifests that an array is rewritten to."""
+    """A range of the new manifests of an array."""
 
     snapshot_id: SnapshotId
     path: str
@@ -151,31 +150,31 @@ def rewrite_manifests(
     manifests_per_task: int = _CELLS_PER_TASK,
     progress: ProgressCallback | None = None,
 ) -> JobReport[SnapshotId]:
-    """Write all manifests of a branch's tip anew, split as the configuration in force says.
+    """Rewrite all manifests of a branch's tip, split as the current configuration says.
 
-    Does what ``Repository.rewrite_manifests`` does: tasks write the manifests, the driver commits.
-    The report has a row for each new manifest.
+    Does the same as `Repository.rewrite_manifests`: tasks write the manifests, the driver
+    commits. The table has a row for each new manifest.
 
     Args:
         spark: a session, also one of Spark Connect.
-        repository: an open one, with the configuration to split by, or its URL.
-        message: the commit's message.
-        branch: whose tip is rewritten.
+        repository: an open repository with the configuration to split by, or its URL.
+        message: message of the commit.
+        branch: the branch whose tip is rewritten.
         metadata: properties of the commit.
-        commit_method: make a commit on top of the tip, or put it in the tip's place.
-        manifests_per_task: how many new manifests one task makes, at most.
-        progress: told how many tasks are done; called from a thread.
+        commit_method: add a commit on top of the tip, or amend the tip.
+        manifests_per_task: the most new manifests that one task writes.
+        progress: called with the number of finished tasks, from a thread.
 
     Raises:
         BranchNotFoundError, RepositoryReadOnlyError, UnsupportedBySpecError, SessionStateError: as
-            ``Repository.rewrite_manifests``; nothing was published.
-        ConflictError: somebody committed meanwhile; nothing was published. Try again.
-        PySparkException: a task failed too often; likewise.
+            for `Repository.rewrite_manifests`. Nothing was published.
+        ConflictError: another writer committed in between. Nothing was published; try again.
+        PySparkException: a task failed too often. Nothing was published.
 
-    What tasks stored before a failure, or twice, is garbage.
+    Manifests that tasks stored before a failure, or twice, are garbage.
     """
-    shipped = Shipped(repository)
-    begun = shipped.ask(lambda it: begin_rewriting(opened_of(it), branch, commit_method))
+    engine = Engine.of(repository)
+    begun = engine.ask(lambda it: begin_rewriting(opened_of(it), branch, commit_method))
     arrays = {node.path: node for node in begun.base.nodes.values() if node.array is not None}
 
     async def count(native: AsyncRepository) -> list[tuple[str, int]]:
@@ -184,12 +183,12 @@ def rewrite_manifests(
 
     parts = [
         _Cells(begun.base.id, path, start, min(start + manifests_per_task, cells))
-        for path, cells in shipped.ask(count)
+        for path, cells in engine.ask(count)
         for start in range(0, cells, manifests_per_task)
     ]
     table = run_job(
         spark,
-        shipped,
+        engine,
         parts,
         _rewrite,
         _REWRITTEN,
@@ -208,7 +207,7 @@ def rewrite_manifests(
         properties = {**native.default_commit_metadata, **(metadata or {})}
         return await publish_rewritten(opened_of(native), begun, flushed, message, properties)
 
-    return reported(spark, shipped.ask(publish), table, "written")
+    return reported(spark, engine.ask(publish), table, "written")
 
 
 def _flusher(repository: AsyncRepository) -> Flusher:
@@ -217,7 +216,7 @@ def _flusher(repository: AsyncRepository) -> Flusher:
 
 
 async def _rewrite(repository: AsyncRepository, cells: _Cells) -> Mapping[str, Sequence[Any]]:
-    """Make manifests anew, and store them; the first row has the references to all."""
+    """Write some new manifests; the first row also has the references to all of them."""
     base = await opened_of(repository).assets.snapshot(cells.snapshot_id)
     node = base.nodes[cells.path]
     with nothing_published():

@@ -1,1 +1,5 @@
-"""Read groups of arrays and metadata as tables."""
+"""Reading: groups as tables of rows, chunks as rows, and tables about the repository.
+
+The data source uses `reader`. `table` maps a group to columns, `chunks` has the layout of chunks,
+`pushdown` the conditions that select rows before chunks are read.
+"""

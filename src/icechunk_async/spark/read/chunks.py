@@ -1,4 +1,4 @@
-"""Chunks as rows: where each is, what it covers, its bytes and what its values are like."""
+"""The layout `chunks`: a row for each chunk, with its location, extent, bytes and statistics."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pyarrow as pa
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.tree.listing import ArrayState, ChunkBatch, ChunkType
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
-from icechunk_async.spark.datasets import arrays_of, ask, open_group
 from icechunk_async.spark.grid.boxes import cut, grouped
+from icechunk_async.spark.read.table import arrays_of, open_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,10 +55,10 @@ _ORDERED: Final = "biufmM"
 
 
 def statistics_of(values: npt.NDArray[Any]) -> dict[str, int | float | None]:
-    """Sum up values as rows show them; NaN and what is no time is missing.
+    """Summarize values as rows show them; NaN and NaT count as missing.
 
-    Times are in seconds since 1970, durations in seconds. What has no order, such as text and
-    complex numbers, has no minimum, maximum or mean, and neither have chunks without valid values.
+    Times are in seconds since 1970, durations in seconds. Minimum, maximum and mean are None for
+    types without an order, such as text and complex numbers, and where no value is valid.
     """
     kind = values.dtype.kind
     flat = values.reshape(-1)
@@ -99,9 +99,9 @@ SCHEMA: Final = pa.schema(
     ]
 )
 TENSOR: Final = pa.field("tensor", pa.binary())
-"""The decoded values in C order; only where the caller's schema names it."""
+"""The decoded values in C order, only if the caller's schema names this column."""
 SUMMARY: Final = pa.field("statistics", STATISTICS)
-"""What the values are like, as rows show them; likewise."""
+"""Statistics of the values as rows show them, only if the caller's schema names this column."""
 LOADED: Final = frozenset({"data", "tensor", "statistics"})
 """Columns that need the bytes of chunks."""
 _CONCURRENT: Final = 16
@@ -110,15 +110,14 @@ _MAX_CHUNKS: Final = 4096
 
 
 def parts(options: ReadOptions, schema: pa.Schema) -> list[tuple[str, tuple[Box, ...]]]:
-    """Plan which array's part of the chunk grid each task lists and reads.
+    """Return the parts of arrays' chunk grids that tasks list and read, one for each task.
 
-    Cost: no request but for the snapshot; the plan does not depend on how many chunks there are,
-    only on how many bytes.
+    Cost: reads the snapshot only. The size of the plan depends on bytes, not on chunks.
     """
     if options.where:
         raise InvalidInputError(
             "The option 'where' selects rows, and does not go with the layout 'chunks'. Filter "
-            "by the columns 'start' and 'stop' in the query."
+            "on the columns 'start' and 'stop' in the query."
         )
     arrays = arrays_of(options)
     for name in options.arrays or ():
@@ -143,7 +142,7 @@ def parts(options: ReadOptions, schema: pa.Schema) -> list[tuple[str, tuple[Box,
 def read(
     options: ReadOptions, name: str, boxes: Sequence[Box], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Return the chunks of an array that exist in boxes of its grid, with the columns wanted."""
+    """Return rows for the existing chunks of an array in boxes of its chunk grid."""
     array = arrays_of(options)[name]
     loads, most = loading(array, schema)
     for box in boxes:
@@ -161,14 +160,14 @@ def loading(array: Any, schema: pa.Schema) -> tuple[frozenset[str], int]:
 
 
 def listed(options: ReadOptions, name: str, box: Box) -> list[ChunkBatch]:
-    """Return the chunks that exist in a box of an array's grid."""
-    return ask(options, partial(_listed, options, name, box))
+    """Return the chunks that exist in a box of an array's chunk grid."""
+    return options.engine.ask(partial(_listed, options, name, box))
 
 
 async def _listed(
     options: ReadOptions, name: str, box: Box, repository: Repository
 ) -> list[ChunkBatch]:
-    """Return the references in a box; only the manifests that may have them are read."""
+    """Return the references in a box, from those manifests that may have any."""
     session = await repository.readonly_session(snapshot_id=options.snapshot_id)
     workspace = session.workspace
     state = ArrayState.of(workspace, path_of(options, name))
@@ -189,7 +188,7 @@ def rows_of(
     part: tuple[ChunkBatch, slice | npt.NDArray[np.int64]],
     loads: frozenset[str],
 ) -> pa.RecordBatch:
-    """Make the rows of some chunks of an array."""
+    """Return the rows of some chunks of an array."""
     batch, rows = part
     coords = batch.coords[rows].astype(np.int64)
     sizes = np.array(chunk_shape(array), np.int64).reshape(-1)
@@ -211,7 +210,7 @@ def rows_of(
         "dtype": pa.array([array.dtype.str] * len(coords), pa.string()),
     }
     if "data" in loads:
-        stored = ask(options, lambda it: _stored(it, options, name, coords))
+        stored = options.engine.ask(lambda it: _stored(it, options, name, coords))
         columns["data"] = pa.array(stored, pa.binary())
     boxes = [tuple(map(slice, *it)) for it in zip(start.tolist(), stop.tolist(), strict=True)]
     if TENSOR.name in loads:
@@ -249,7 +248,7 @@ def _breaks(options: ReadOptions, names: Sequence[str]) -> tuple[int, ...]:
             starts |= _starts(session, path_of(options, name))
         return tuple(sorted(starts))
 
-    return ask(options, find)
+    return options.engine.ask(find)
 
 
 def _starts(session: Session, path: str) -> set[int]:
@@ -267,12 +266,12 @@ def _lists(values: npt.NDArray[np.int64]) -> pa.Array[Any]:
 
 
 def chunk_shape(array: Any) -> tuple[int, ...]:
-    """Return the elements of what is stored as one object along each dimension."""
+    """Return the shape of a stored object: a shard, or a chunk of an array without shards."""
     return tuple(array.shards or array.chunks)
 
 
 def chunk_bytes(array: Any) -> int:
-    """Return the size of a chunk, not compressed."""
+    """Return the uncompressed size of a stored object."""
     return prod(chunk_shape(array)) * max(1, int(array.dtype.itemsize))
 
 

@@ -1,7 +1,7 @@
-"""Conditions on one column: from Spark's filters or the option ``where``, and what fulfils them.
+"""Conditions on one column, from Spark's filters or the option `where`, and their evaluation.
 
-A condition is only ever applied to coordinates, before any chunk is read. Spark applies its
-filters again, so one that is not understood here costs time and no correctness.
+Conditions are applied to coordinates only, before any chunk is read. Spark applies its filters
+again, so a filter that is not understood here costs time but not correctness.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ITEM: Final = re.compile(r"""'[^']*'|"[^"]*"|[^,\s]+""")
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """A column compared with literals. Absent values fulfil none but ``null``."""
+    """A column compared with literals. Null satisfies the operator ``null`` only."""
 
     column: str
     op: str
@@ -55,7 +55,7 @@ class Predicate:
 
 
 def of_filter(given: Filter) -> Predicate | None:
-    """Translate a filter of Spark; None if it cannot help."""
+    """Translate a filter of Spark; return None for kinds that cannot prune coordinates."""
     from pyspark.sql import datasource  # noqa: PLC0415 -- at hand where a filter is
 
     negated = isinstance(given, datasource.Not)
@@ -87,10 +87,10 @@ def of_filter(given: Filter) -> Predicate | None:
 
 
 def parse_where(text: str) -> tuple[Predicate, ...]:
-    """Read conditions joined by ``and``: comparisons, ``in (...)`` and ``between a and b``.
+    """Parse conditions joined by ``and``: comparisons, ``in (...)`` and ``between a and b``.
 
     Raises:
-        InvalidInputError: it is something else.
+        InvalidInputError: the text is anything else.
     """
     found: list[Predicate] = []
     place = 0
@@ -136,15 +136,15 @@ def _literal(text: str) -> Any:
 
 
 def fulfilled(column: pa.Array[Any], predicate: Predicate, *, exact: bool) -> npt.NDArray[np.bool_]:
-    """Tell which values of a column may fulfil a predicate.
+    """Return a mask of the values that may satisfy a predicate.
 
     Args:
-        column: as Spark gets it.
-        predicate: about this column.
-        exact: refuse what cannot be compared, where otherwise all values would be kept.
+        column: values as Spark sees them.
+        predicate: a condition on this column.
+        exact: refuse literals that cannot be compared; otherwise such a predicate keeps all.
 
     Raises:
-        InvalidInputError: ``exact``, and a literal is not of the column's type.
+        InvalidInputError: with `exact`, a literal is not of the column's type.
     """
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
@@ -171,7 +171,7 @@ def fulfilled(column: pa.Array[Any], predicate: Predicate, *, exact: bool) -> np
         compare: Callable[..., Any] = getattr(pc, _FUNCTIONS[predicate.op])
         mask = _bits(compare(column, scalars[0]))
     if pa.types.is_floating(column.type):
-        # Spark holds NaN to be equal to itself and above all numbers; NumPy does not.
+        # For Spark, NaN equals itself and exceeds all numbers, unlike in Arrow: it may match.
         mask |= _bits(pc.is_nan(column))
     return mask
 
@@ -187,7 +187,7 @@ _FUNCTIONS: Final = {
 
 
 def _scalar(value: Any, kind: pa.DataType, *, exact: bool) -> pa.Scalar[Any] | None:
-    """Return a literal as a value of the column's type; None if it is none."""
+    """Return a literal as a scalar of the column's type; None if it cannot be converted."""
     import pyarrow as pa  # noqa: PLC0415
 
     if value is None:

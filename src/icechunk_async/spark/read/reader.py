@@ -1,4 +1,4 @@
-"""Reading: a plan of partitions made once, and rows or chunks as Arrow batches in each task."""
+"""Batch queries: partitions planned once, and read as Arrow batches in tasks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.accumulators import AccumulatorParam
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.budget import Budget
-from icechunk_async.spark.datasets import ask, open_group
 from icechunk_async.spark.grid.boxes import Grid, cut, num_chunks, num_rows
 from icechunk_async.spark.read import chunks as chunk_rows
 from icechunk_async.spark.read.pushdown import fulfilled, of_filter
-from icechunk_async.spark.read.schema import batches, check_type, dimension_values, table_shape
-from icechunk_async.spark.source import IcechunkSource, register
+from icechunk_async.spark.read.table import (
+    batches,
+    check_type,
+    dimension_values,
+    open_group,
+    table_shape,
+)
 from icechunk_async.sync.portal import run
 from icechunk_async.tables import schema_of, table_batches
 
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import xarray
     from pyspark.accumulators import Accumulator
-    from pyspark.sql import SparkSession
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from icechunk_async.spark.grid.boxes import Box
     from icechunk_async.spark.options import ReadOptions
     from icechunk_async.spark.read.pushdown import Predicate
-    from icechunk_async.spark.read.schema import Column, TableShape
+    from icechunk_async.spark.read.table import Column, TableShape
 
 __all__ = [
     "LOAD_BYTES",
@@ -51,36 +52,38 @@ __all__ = [
     "arrow_schema",
     "grid_of",
     "report",
-    "watch_reads",
     "width_of",
 ]
 
 
 _log = logging.getLogger("icechunk_async.spark.read.reader")
-_KEPT: Final = 1000
 _WORKERS_ARE_HEARD: Final = "PYSPARK_SPARK_SESSION_UUID"
-"""PySpark sets it in workers whose logs it keeps: ``spark.sql.pyspark.worker.logging.enabled``."""
+"""Set by PySpark in workers whose logs it keeps (`spark.sql.pyspark.worker.logging.enabled`)."""
+LOAD_BYTES: Final = 32 << 20
+"""Values that a task holds in memory at a time, approximately."""
+_TEXT_BYTES: Final = 32
+"""Assumed size of a text in a column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRead:
-    """What one query reads of a group's table of rows."""
+    """The part of a group's table that one query reads."""
 
     snapshot_id: str | None
     group: str
-    """As the option names it; empty for the root."""
+    """The group as the option names it; empty for the root."""
     conditions: tuple[str, ...]
-    """Columns that conditions are on, of the option ``where`` and of filters pushed down."""
+    """Columns with conditions, from the option `where` and from filters pushed down."""
     chunks: int
-    """Chunks of the table's grid that are read, of each array."""
+    """Chunks read of each array, counted on the table's grid."""
     all_chunks: int
     rows: int
-    """Rows that Spark gets, before its own filters."""
+    """Rows returned to Spark, which then applies its filters."""
     all_rows: int
     partitions: int
 
     def __str__(self) -> str:
-        """Say it in a sentence."""
+        """Describe the read in one sentence."""
         return (
             f"Snapshot {self.snapshot_id}, group {self.group!r}: {self.chunks} of "
             f"{self.all_chunks} chunks of the grid are read, {self.rows} of {self.all_rows} rows, "
@@ -89,81 +92,30 @@ class PlannedRead:
         )
 
 
-class _Latest(AccumulatorParam[list[PlannedRead]]):
-    """Gathers reads in the driver, and forgets the oldest."""
-
-    def zero(self, value: list[PlannedRead]) -> list[PlannedRead]:
-        """Begin with none."""
-        del value
-        return []
-
-    def addInPlace(  # noqa: N802 -- PySpark's name
-        self, value1: list[PlannedRead], value2: list[PlannedRead]
-    ) -> list[PlannedRead]:
-        """Append, and keep the latest."""
-        return [*value1, *value2][-_KEPT:]
-
-
-def watch_reads(spark: SparkSession) -> Accumulator[list[PlannedRead]]:
-    """Register the format ``icechunk`` as :func:`register` does, and note what reads are planned.
-
-    Each query for rows is noted at its first action, once. The process of Python that plans its
-    partitions tells the driver through an accumulator of Spark, so the note is there when the
-    action returns. Calling :func:`register` again ends it.
-
-    Args:
-        spark: the session; not one of Spark Connect, which has no accumulators.
-
-    Returns:
-        The accumulator. Its ``value`` is the latest 1,000 reads, the oldest first.
-
-    Raises:
-        InvalidInputError: the session is one of Spark Connect. Nothing is registered.
-    """
-    if not hasattr(spark, "sparkContext"):
-        raise InvalidInputError(
-            "Spark Connect has no accumulators, by which the driver could be told what was "
-            "planned. Set spark.sql.pyspark.worker.logging.enabled to true and read "
-            "spark.tvf.python_worker_logs() instead."
-        )
-    register(spark)
-    gathered: Accumulator[list[PlannedRead]] = spark.sparkContext.accumulator([], _Latest())
-
-    class WatchedSource(IcechunkSource):
-        planned = gathered
-
-    spark.dataSource.register(WatchedSource)
-    return gathered
-
-
 def report(read: PlannedRead, gathered: Accumulator[list[PlannedRead]] | None) -> None:
-    """Log what is read and what is not, and tell the driver if it watches."""
+    """Log a planned read, and send it to the driver if that gathers them."""
     if _WORKERS_ARE_HEARD in os.environ and _log.level == logging.NOTSET:
-        _log.setLevel(logging.INFO)  # else the root logger drops what the user asked PySpark for
+        # The user asked PySpark for these logs, and the root logger would drop them.
+        _log.setLevel(logging.INFO)
     _log.info("%s", read)
     if gathered is not None:
         gathered.add([read])
 
 
-LOAD_BYTES = 32 << 20
-"""Values that a task has in memory at a time, about."""
-_TEXT_BYTES = 32
-
-
 class Part(InputPartition):
-    """What one task reads: boxes of a table, or of the cells of one array. Plain data."""
+    """One task: boxes of a table's cells, or of an array's chunk grid. Plain data."""
 
     def __init__(self, boxes: tuple[Box, ...], array: str = "") -> None:
-        """Name the boxes, and with the layout ``chunks`` the array."""
+        """Keep the boxes and, with the layout `chunks`, the array."""
         super().__init__(None)
         self.boxes = boxes
         self.array = array
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the columns of a schema of Spark; moments are in UTC.
+    """Return a Spark schema as an Arrow schema, with instants in UTC.
 
-    PySpark 4.1 takes no time zone: its moments are in UTC.
+    PySpark 4.1 has no argument for the zone and always uses UTC.
     """
     zoned = "timezone" in signature(to_arrow_schema).parameters
     return to_arrow_schema(schema, timezone="UTC") if zoned else to_arrow_schema(schema)
@@ -171,34 +123,34 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A request whose snapshot is known."""
+    """A request whose snapshot has been resolved."""
 
     options: ReadOptions
 
     @classmethod
     def begin(cls, options: ReadOptions) -> Reading:
-        """Find the snapshot that the options name, and stay with it.
+        """Resolve the snapshot that the options name.
 
         Raises:
-            BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: there is none.
+            BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: it does not exist.
         """
         if options.table in {"refs", "ops", "snapshots"}:
-            return cls(options)  # they tell of the repository as it is when it is asked
+            return cls(options)  # these describe the repository itself, not one snapshot
 
-        async def resolve(repository: Repository) -> tuple[str, int]:
+        async def resolve(repository: Repository) -> str:
             branch = options.branch
             if options.as_of is not None and branch is None:
                 branch = "main"
             session = await repository.readonly_session(
                 branch, tag=options.tag, snapshot_id=options.snapshot_id, as_of=options.as_of
             )
-            return str(session.snapshot_id), repository.config.effective_max_concurrent_requests
+            return str(session.snapshot_id)
 
-        snapshot_id, requests = ask(options, resolve)
-        return cls(replace(options.pinned(snapshot_id), budget=Budget(requests)))
+        engine = options.engine
+        return cls(replace(options.pinned(engine.ask(resolve)), budget=engine.budget()))
 
     def spark_schema(self) -> StructType:
-        """Return the columns that a caller gets who names none."""
+        """Return the columns that a query gets if it gives no schema."""
         if self.options.table is not None:
             schema = schema_of(self.options.table)
         elif self.options.layout == "chunks":
@@ -210,7 +162,7 @@ class Reading:
 
 
 class IcechunkReader(DataSourceReader):
-    """The reader of one query: it pickles as plain data, with the storage's options."""
+    """The reader of one query; it pickles as plain data, with the options of the storage."""
 
     def __init__(
         self,
@@ -218,14 +170,14 @@ class IcechunkReader(DataSourceReader):
         schema: StructType,
         planned: Accumulator[list[PlannedRead]] | None = None,
     ) -> None:
-        """Stay with the snapshot of now; tell what is read to ``planned``."""
+        """Pin the snapshot; planned reads are also added to `planned`."""
         self.options = Reading.begin(options).options
         self.schema = arrow_schema(schema)
         self.predicates: tuple[Predicate, ...] = ()
         self._planned = planned
 
     def partitions(self) -> list[InputPartition]:
-        """Plan: read coordinates that conditions are on, and no chunk of any other array."""
+        """Plan the partitions. Cost: reads coordinates with conditions, and no other array."""
         if self.options.table is not None:
             return [Part(())]
         if self.options.layout == "chunks":
@@ -245,9 +197,9 @@ class IcechunkReader(DataSourceReader):
         return [Part(boxes) for boxes in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of a partition, a few chunks at a time."""
+        """Return the rows of a partition in batches, loading a few chunks at a time."""
         if not isinstance(partition, Part):
-            return iter(())  # nothing was planned, and PySpark wants one all the same
+            return iter(())  # PySpark reads one empty partition if none was planned
         if self.options.table is not None:
             return _shown(table_batches_of(self.options), self.schema)
         if self.options.layout == "chunks":
@@ -277,7 +229,7 @@ class IcechunkReader(DataSourceReader):
     def _masks(
         self, dataset: xarray.Dataset, shape: TableShape, box: Box
     ) -> list[npt.NDArray[np.bool_] | None]:
-        """Tell for each dimension which places in a box may match; None where all do."""
+        """Return for each dimension a mask of the indices in a box that may match; None for all."""
         masks: list[npt.NDArray[np.bool_] | None] = [None] * len(box)
         for predicate in (*self.options.where, *self.predicates):
             exact = predicate in self.options.where
@@ -317,10 +269,10 @@ class IcechunkReader(DataSourceReader):
 
 
 class PushingReader(IcechunkReader):
-    """A reader that also takes the filters of the query."""
+    """A reader that also prunes by the filters of the query."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Keep the filters that are understood, and leave all of them to Spark as well."""
+        """Keep the filters that are understood. Spark still applies all of them."""
         found = (of_filter(it) for it in filters)
         self.predicates = tuple(it for it in found if it is not None)
         return filters
@@ -329,7 +281,7 @@ class PushingReader(IcechunkReader):
 def grid_of(
     dataset: xarray.Dataset, shape: TableShape, columns: Iterable[Column], options: ReadOptions
 ) -> Grid:
-    """Return the chunks of a table: along each dimension the longest of its arrays."""
+    """Return the chunk grid of a table: along each dimension the longest chunks of its arrays."""
     lengths = tuple(int(dataset.sizes[dim]) for dim in shape.dims)
     chunks = dict.fromkeys(shape.dims, 0)
     names = [it.name for it in columns if it.variable and set(it.dims) == set(shape.dims)]
@@ -337,7 +289,7 @@ def grid_of(
         variable = dataset.variables[name]
         stored: Any = variable.encoding.get("shards") or variable.encoding.get("chunks")
         for dim, size in zip(variable.dims, stored or variable.shape, strict=True):
-            # Chunks that differ in size are listed one by one.
+            # Irregular grids list the size of every chunk.
             longest = int(np.max(size))
             chunks[str(dim)] = max(chunks[str(dim)], longest)
     sizes = tuple(
@@ -350,7 +302,7 @@ def grid_of(
 
 
 def width_of(kind: pa.DataType) -> int:
-    """Return the bytes of a value in a column, about."""
+    """Return the approximate size in bytes of a value in a column."""
     try:
         return max(1, kind.bit_width // 8)
     except ValueError:
@@ -358,7 +310,7 @@ def width_of(kind: pa.DataType) -> int:
 
 
 def table_batches_of(options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Return a table about the repository, batch by batch."""
+    """Return a table about the repository in batches."""
 
     async def begin(repository: Repository) -> AsyncGenerator[pa.RecordBatch]:
         return table_batches(
@@ -372,7 +324,7 @@ def table_batches_of(options: ReadOptions) -> Iterator[pa.RecordBatch]:
             group=options.group,
         )
 
-    found = ask(options, begin)
+    found = options.engine.ask(begin)
     while (batch := run(_next(found))) is not None:
         yield batch
 
@@ -382,7 +334,7 @@ async def _next(batches: AsyncGenerator[pa.RecordBatch]) -> pa.RecordBatch | Non
 
 
 def _shown(found: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Return batches with the columns of a schema only."""
+    """Return batches reduced to the columns of a schema."""
     for batch in found:
         missing = [name for name in schema.names if name not in batch.schema.names]
         if missing:

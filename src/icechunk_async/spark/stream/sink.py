@@ -1,7 +1,7 @@
-"""Batches of a stream are written to arrays, each exactly once.
+"""The sink: each batch of a stream is written to arrays exactly once.
 
-Spark tells a sink the number of a batch and no name of the query: an option names the application,
-and every commit carries the newest batch of each.
+Spark passes a sink the number of a batch, but no name of the query. The option `txnAppId` names
+it, and every commit carries the newest batch of each name.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter
 from icechunk_async.errors import ConflictError, IcechunkError, InvalidInputError
 from icechunk_async.spark.options import WriteOptions
 from icechunk_async.spark.write.cooperative import Answer, CooperativeWrite
-from icechunk_async.spark.write.plan import WritePlan
-from icechunk_async.spark.write.rows import RowsWritten, commit_rows, write_batches
+from icechunk_async.spark.write.rows import RowsWritten, WritePlan, commit_rows, write_batches
 from icechunk_async.spark.write.transactions import Transaction
 
 if TYPE_CHECKING:
@@ -33,40 +32,44 @@ __all__ = ["BatchWritten", "StreamWriter", "stream_writer"]
 def stream_writer(
     options: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """Return the sink of a streaming query, as the data source is asked for it.
+    """Return the sink of a streaming query.
 
     Raises:
-        InvalidInputError: no application is named, or a version is; or an option would refuse a
-            batch that is tried again after its commit landed.
+        InvalidInputError: `txnAppId` is missing or `txnVersion` is given; or an option would refuse
+            a batch that is tried again after its commit landed.
     """
     parsed = WriteOptions.parse(options)
     if parsed.app_id is None or parsed.version is not None:
         raise InvalidInputError(
-            "A stream needs the option 'txnAppId', which names the query for good, and no "
-            "'txnVersion': that is the number of the batch."
+            "A stream needs the option 'txnAppId', the lasting name of the query, and no "
+            "'txnVersion', which is the number of the batch."
         )
     if parsed.if_written != "replace" or parsed.append_values is not None:
         name = "if-written" if parsed.append_values is None else "append-values"
         raise InvalidInputError(
-            f"The option {name!r} does not go with a stream: it speaks of one write, and what it "
-            "asks for does not hold for the next batch, nor for one that is tried again. Leave it "
-            "out; write_rows in foreachBatch, with a transaction, takes such options."
+            f"The option {name!r} does not go with a stream: it is about one write, and would "
+            "refuse the next batch, or one that is tried again. Leave it out, or use write_rows "
+            "with a transaction in foreachBatch, which takes such options."
         )
     return StreamWriter(parsed, parsed.app_id, schema.names, overwrite=overwrite)
 
 
 @dataclass
 class BatchWritten(RowsWritten):
-    """What one task of a batch answers, and how many rows came."""
+    """The result of one task of a batch.
+
+    Attributes:
+        rows: how many rows it got.
+    """
 
     rows: int = 0
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes the rows of each batch, with one commit.
+    """Writes the rows of each batch in one commit.
 
-    Spark makes one for all batches of a query, so each task looks at the arrays as they are when
-    its batch begins.
+    Spark makes one writer for all batches of a query, so each task looks up the arrays when its
+    batch begins.
     """
 
     def __init__(
@@ -79,10 +82,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.replaces = overwrite or options.append_dim is None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> BatchWritten:  # type: ignore[override]
-        """Write the rows of one partition, in a task.
+        """Write the rows of one partition; called in a task.
 
-        A task does not know the batch. Of one that is tried again after its commit landed the
-        rows are there already: whether that is wrong is known when the batch is committed.
+        A task does not know the number of its batch. If the batch is tried again after its commit
+        landed, its coordinates exist already; only the commit can tell whether that is an error.
         """
         context = TaskContext.get()
         assert context is not None  # Spark runs it in a task
@@ -99,14 +102,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return BatchWritten(written.answer, written.length, written.refusal, plan, rows.count)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 -- PySpark's name
-        """Publish what all tasks wrote, unless the branch holds the batch; nothing if no row came.
+        """Publish the changes of all tasks, unless there is no row or the branch has the batch.
 
-        Commits that others made since the tasks began are no hindrance, unless they changed the
-        same chunks, or the arrays.
+        Commits made since the tasks began are accepted, unless they changed the same chunks or
+        the arrays.
 
         Raises:
-            ConflictError: another writer changed the same, or none was to come between. Nothing
-                was published; a query that is started again tries the batch again.
+            ConflictError: another writer changed the same, or the option `rebase` refuses any
+                other commit. Nothing was published; a restarted query tries the batch again.
         """
         written = [it for it in messages if isinstance(it, BatchWritten)]
         plans = [it.plan for it in written if it.plan is not None]
@@ -117,11 +120,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         commit_rows(plan, [_under(plan, it) for it in messages], transaction)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Leave everything as it is; see the writer of batches."""
+        """Do nothing; see `RowWriter.abort`."""
 
 
 class _Counted:
-    """The batches of a partition; counts their rows."""
+    """Counts the rows of the batches of a partition."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self.count = 0
@@ -137,10 +140,10 @@ class _Counted:
 
 
 def _oldest(plans: Sequence[WritePlan], batch: int) -> WritePlan:
-    """Return the plan that began first: of its snapshot all that came since can be checked.
+    """Return the plan that began at the oldest snapshot: all later commits can be checked then.
 
     Raises:
-        ConflictError: tasks began at different snapshots that cannot be joined.
+        ConflictError: tasks began at different snapshots whose changes cannot be joined.
     """
     first = plans[0]
     bases = {plan.write.base_id: plan for plan in plans}
@@ -155,15 +158,15 @@ def _oldest(plans: Sequence[WritePlan], batch: int) -> WritePlan:
                 assert oldest is not None  # the last one found
                 return oldest
     raise ConflictError(
-        f"Others committed to {branch!r} while the tasks of batch {batch} began, so that they "
-        f"looked at different snapshots{'' if alike else ', with different arrays'}. Nothing was "
+        f"Others committed to {branch!r} while the tasks of batch {batch} began, so that tasks "
+        f"began at different snapshots{'' if alike else ', with different arrays'}. Nothing was "
         "published; start the query again.",
         branch=branch,
     )
 
 
 def _alike(one: WritePlan, other: WritePlan) -> bool:
-    """Return whether tasks of two plans put every row into the same place."""
+    """Return whether two plans put every row into the same cell."""
     a, b = one.target, other.target
     if a is None or b is None:
         return a is b
@@ -182,7 +185,7 @@ def _alike(one: WritePlan, other: WritePlan) -> bool:
 
 
 def _under(plan: WritePlan, message: WriterCommitMessage | None) -> WriterCommitMessage | None:
-    """Return a task's answer as if the task had been given this plan."""
+    """Return the result of a task as if it had been given this plan."""
     if not isinstance(message, RowsWritten):
         return message
     answer = replace(message.answer, changes=plan.write.adopt(message.answer.changes))

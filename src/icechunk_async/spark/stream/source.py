@@ -1,6 +1,7 @@
-"""Commits of a branch as a stream: Spark's streaming source of the format `icechunk`.
+"""The streaming source: commits of a branch as batches of rows or chunks.
 
-An offset is a snapshot: all up to it was read. Offsets go to checkpoints, and hold its id only.
+An offset is the id of a snapshot up to which everything was read. Spark stores offsets in
+checkpoints.
 """
 
 from __future__ import annotations
@@ -22,12 +23,18 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from icechunk_async.errors import InvalidInputError, StreamPositionLostError
-from icechunk_async.spark.datasets import ask
 from icechunk_async.spark.options import CHANGE_COLUMNS, EARLIEST, LATEST, StreamOptions
 from icechunk_async.spark.read.reader import Reading, arrow_schema
-from icechunk_async.spark.stream.chunks import ChunksState, changed_chunks, chunk_parts
-from icechunk_async.spark.stream.history import commits_after, first_snapshot, tip_of
-from icechunk_async.spark.stream.rows import ChangePart, TableState, changed_rows, row_parts
+from icechunk_async.spark.stream.changes import (
+    ChangePart,
+    ChunksState,
+    TableState,
+    changed_chunks,
+    changed_rows,
+    chunk_parts,
+    row_parts,
+)
+from icechunk_async.spark.stream.commits import commits_after, first_snapshot, tip_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,19 +43,24 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import InputPartition
 
     from icechunk_async.repository import Repository
-    from icechunk_async.spark.stream.history import Commit
+    from icechunk_async.spark.stream.commits import Commit
 
     type Offset = dict[str, Any]
 
-__all__ = ["AdmittingReader", "StreamReader", "stream_reader", "stream_schema"]
-
+__all__ = [
+    "AdmittingReader",
+    "StreamReader",
+    "UnlimitedReader",
+    "stream_reader",
+    "stream_schema",
+]
 
 _log = logging.getLogger(__name__)
 _KEY = "snapshot-id"
 
 
 def stream_schema(options: Mapping[str, str]) -> StructType:
-    """Return the columns that a caller gets who names none: those of the branch's tip."""
+    """Return the columns of a query without a schema: those at the tip of the branch."""
     parsed = StreamOptions.parse(options)
     schema = Reading.begin(replace(parsed.read, branch=parsed.branch)).spark_schema()
     if not parsed.every_change:
@@ -57,9 +69,9 @@ def stream_schema(options: Mapping[str, str]) -> StructType:
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
-    """Return the source of a streaming query, as the data source is asked for it.
+    """Return the source of a streaming query.
 
-    Before version 4.2 PySpark has no limit on what comes in a batch.
+    PySpark cannot limit a batch before version 4.2.
     """
     parsed = StreamOptions.parse(options)
     if find_spec("pyspark.sql.streaming.datasource") is not None:
@@ -67,50 +79,50 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     if parsed.max_commits is not None:
         _log.warning(
             "The option 'max-commits-per-trigger' has no effect before PySpark 4.2: each batch "
-            "reads all commits that there are."
+            "reads all commits up to the tip."
         )
     return UnlimitedReader(parsed, schema)
 
 
 class StreamReader(DataSourceStreamReader):
-    """What every version of PySpark asks of a source. It pickles as plain data.
+    """The part of a source that every version of PySpark uses. It pickles as plain data.
 
-    One object follows a query, in a process beside Spark's driver; tasks get copies.
+    One object lives as long as the query, in a process beside Spark's driver; tasks get copies.
     """
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
-        """Keep what was asked for; no request is made."""
+        """Check and keep the request. Cost: none."""
         self.options = options
         fields = [it for it in schema.fields if it.name not in CHANGE_COLUMNS.names]
         self.table = StructType(fields)
         self.wanted = arrow_schema(schema)
         if not fields or (options.read.where and options.read.layout == "chunks"):
             raise InvalidInputError(
-                "A stream needs columns of the table, not only those that tell of changes."
+                "A stream needs columns of the table, not only those that describe changes."
                 if not fields
                 else "The option 'where' selects rows, and does not go with the layout 'chunks'."
             )
         self.began: Offset | None = None
-        """Where the query began at the tip, until its first batch is bounded."""
+        """The tip at which a query began, until its first batch has an end."""
 
     def initialOffset(self) -> Offset:  # noqa: N802 -- PySpark's name
         """Return where a new query begins.
 
-        Spark asks again if a query restarts before its first batch was done. So a query that
-        begins at the tip has a first batch without any commit, which is empty also when it is
-        planned again.
+        Spark asks again if a query restarts before its first batch was completed. A query that
+        begins at the tip therefore has an empty first batch, which stays empty if it is planned
+        again at a newer tip.
         """
         starting, branch = self.options.starting, self.options.branch
         if starting == EARLIEST:
-            return {_KEY: ask(self.options.read, lambda it: first_snapshot(it, branch))}
+            return {_KEY: self.options.read.engine.ask(lambda it: first_snapshot(it, branch))}
         if starting == LATEST:
             self.began = self.tip()
             return self.began
         return {_KEY: starting}
 
     def tip(self) -> Offset:
-        """Return the offset after all that there is."""
-        return {_KEY: ask(self.options.read, lambda it: tip_of(it, self.options.branch))}
+        """Return the offset of the branch's tip."""
+        return {_KEY: self.options.read.engine.ask(lambda it: tip_of(it, self.options.branch))}
 
     @staticmethod
     def offset(commit: Commit) -> Offset:
@@ -121,20 +133,19 @@ class StreamReader(DataSourceStreamReader):
         """Return the commits between two offsets.
 
         Raises:
-            StreamPositionLostError: history has one of them no longer.
+            StreamPositionLostError: one of them is not in the history any more.
         """
-        # Of a query that began again at a newer tip, the first batch may have been planned.
+        # The first batch may have been planned before a restart, up to an older tip.
         begins_again = self.options.starting == LATEST
         last = None if end is None else _place(end)
-        return ask(
-            self.options.read,
+        return self.options.read.engine.ask(
             lambda it: commits_after(
                 it, self.options.branch, _place(start), last, may_be_older=begins_again
-            ),
+            )
         )
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Plan a batch: for each commit what it touched, from logs and coordinates only."""
+        """Plan a batch. Cost: reads the log of each commit, and coordinates."""
         parts: list[ChangePart] = []
         commits = self.after(start, end)
         before: Any = None
@@ -164,10 +175,10 @@ class StreamReader(DataSourceStreamReader):
             yield self._shown(batch, partition.kind, partition.commit)
 
     def _plan(self, commit: Commit, before: Any) -> tuple[Any, list[ChangePart]]:
-        """Plan one commit; answer the state after it, which the next one begins with."""
+        """Plan one commit; return the state after it, for the next one, and its parts."""
         options, every = self.options.read, self.options.every_change
         schema = arrow_schema(self.table)
-        touched = ask(options, lambda it: _touched(it, commit, options.group))
+        touched = options.engine.ask(lambda it: _touched(it, commit, options.group))
         old = None if commit.parent_id is None else options.pinned(commit.parent_id)
         new = options.pinned(commit.snapshot_id)
         if options.layout == "chunks":
@@ -182,7 +193,7 @@ class StreamReader(DataSourceStreamReader):
         return table, row_parts(before, table, touched, commit, every_change=every)
 
     def _shown(self, batch: pa.RecordBatch, kind: str, commit: Commit) -> pa.RecordBatch:
-        """Return a batch with the columns wanted, in their order."""
+        """Return a batch with the columns of the schema, in its order."""
         told = {"_change": kind, "_snapshot_id": commit.snapshot_id}
         columns: list[pa.Array[Any]] = []
         for field in self.wanted:
@@ -200,10 +211,10 @@ class StreamReader(DataSourceStreamReader):
 
 
 class UnlimitedReader(StreamReader):
-    """A source for versions of PySpark that do not tell where a batch begins."""
+    """A source for versions of PySpark that do not say where a batch begins."""
 
     def latestOffset(self) -> Offset:  # type: ignore[override] # pyright: ignore[reportIncompatibleMethodOverride] # noqa: N802
-        """Return the tip; the first time where the query began, if that was a tip."""
+        """Return the tip; the first time, the tip at which the query began."""
         began, self.began = self.began, None
         return self.tip() if began is None else began
 
@@ -213,7 +224,7 @@ def _place(offset: Offset) -> str:
     if not isinstance(found, str):
         raise StreamPositionLostError(
             f"The checkpoint holds the offset {offset}, which names no snapshot: it is that of "
-            "another source. Begin this query with a checkpoint of its own.",
+            "another source. Begin this query with a new checkpoint.",
             branch=None,
             snapshot_id=None,
         )
@@ -223,9 +234,9 @@ def _place(offset: Offset) -> str:
 async def _touched(
     repository: Repository, commit: Commit, group: str
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the chunks that a commit set or deleted, by name of the group's array."""
+    """Return the coordinates of chunks that a commit set or deleted, by array of the group."""
     if commit.parent_id is None:
-        return {}  # all that it holds is new, also what expired commits wrote
+        return {}  # everything is new, even if expired commits wrote it
     diff = await repository.diff(
         from_snapshot_id=commit.parent_id, to_snapshot_id=commit.snapshot_id
     )
@@ -238,28 +249,28 @@ async def _touched(
 
 
 class AdmittingReader(StreamReader, SupportsTriggerAvailableNow):
-    """A source that is told where a batch begins, and how much it may have."""
+    """A source that learns where a batch begins, and how large it may be (PySpark 4.2)."""
 
     last: Offset | None = None
-    """Where a query ends that reads what was available when it began."""
+    """Where a query with the trigger `availableNow` ends."""
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 -- PySpark's name
-        """Return how many commits one batch has.
+        """Return the limit of one batch.
 
-        Spark knows limits of its own kinds only: a commit counts as a file.
+        Spark accepts its own kinds of limits only, so a commit counts as a file.
         """
         most = self.options.max_commits
         return ReadAllAvailable() if most is None else ReadMaxFiles(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read up to the tip of now, whatever is committed later."""
+        """Read up to the current tip only."""
         self.last = self.tip()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """Return where a batch ends: at a commit after ``start``, or there if there is none.
+        """Return the last commit of the batch, or `start` if there is no newer commit.
 
         Raises:
-            StreamPositionLostError: the branch's history does not have ``start`` any more.
+            StreamPositionLostError: `start` is not in the history of the branch any more.
         """
         began, self.began = self.began, None
         if start == began:

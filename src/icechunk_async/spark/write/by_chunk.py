@@ -1,4 +1,4 @@
-"""Rows of one chunk come to one task, by Spark's own engine: none passes through Python for it."""
+"""Bring the rows of each chunk to one task, in the JVM: no row passes through Python."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql import types as st
 
 from icechunk_async.spark.options import WriteOptions
-from icechunk_async.spark.write.cooperative import total_cores
-from icechunk_async.spark.write.plan import check_mode
+from icechunk_async.spark.tasks import default_tasks
 from icechunk_async.spark.write.target import WriteTarget
 from icechunk_async.sync import Repository
 
@@ -20,15 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
     from icechunk_async.spark.grid.axes import Axis, Steps
     from icechunk_async.spark.grid.chunks import ChunkGrid
 
-__all__ = ["arrange", "default_tasks", "repartition_by_chunk"]
+__all__ = ["arrange", "repartition_by_chunk"]
 
 _OWN: Final = "__icechunk_"
-_TASKS_PER_CORE: Final = 4
 _DAY: Final = 86_400_000_000
 _WHOLE: Final = (st.ByteType, st.ShortType, st.IntegerType, st.LongType)
 _NUMBERS: Final = (*_WHOLE, st.FloatType, st.DoubleType, st.DecimalType)
@@ -44,24 +42,25 @@ def repartition_by_chunk(
     append_values: Sequence[Any] | None = None,
     tasks: int | None = None,
 ) -> DataFrame:
-    """Arrange rows for ``df.write``: those of one chunk in one partition, one after the other.
+    """Arrange rows for `df.write`: the rows of one chunk in one partition, contiguously.
 
     Args:
-        frame: has columns named like arrays, and like their dimensions.
-        repository: an open one, or its URL.
-        branch: whose arrays are written to.
-        group: that they are in.
-        append_dim: the dimension that is appended to, as in the option of this name.
-        append_values: likewise.
-        tasks: how many partitions. Without it, one for each chunk, but four for each core at most.
+        frame: rows with columns named like the arrays and their dimensions.
+        repository: an open repository, or its URL.
+        branch: the branch of the arrays.
+        group: the group of the arrays.
+        append_dim: the dimension to append along, like the option `append-dim`.
+        append_values: its new coordinates, like the option `append-values`.
+        tasks: number of partitions; by default one for each chunk, at most four for each core.
 
-    Returns: the same rows and columns. A row that has no place is in some partition.
+    Returns:
+        The same rows and columns. Rows outside of the arrays are in any partition.
 
     Raises:
         InvalidInputError: columns and arrays do not go together.
 
-    Cost: a shuffle; a join with the coordinates of each dimension that has several chunks, which
-    are sent to every executor.
+    Cost: a shuffle, and a broadcast join with the coordinates of each dimension that has several
+    chunks.
     """
     repo = Repository.open(repository) if isinstance(repository, str) else repository
     options = WriteOptions(
@@ -71,20 +70,15 @@ def repartition_by_chunk(
         append_dim=append_dim,
         append_values=None if append_values is None else tuple(append_values),
     )
-    check_mode(options, overwrite=append_dim is None)
+    options.check_mode(overwrite=append_dim is None)
     store = repo.readonly_session(branch).store
     target = WriteTarget.look(store, options, frame.columns)
     grid = target.grid(store)
-    return arrange(frame, target, grid, tasks or default_tasks(frame.sparkSession, grid))
-
-
-def default_tasks(spark: SparkSession, grid: ChunkGrid) -> int:
-    """Return how many tasks write the rows of a grid where nobody says so."""
-    return max(1, min(grid.chunks, _TASKS_PER_CORE * total_cores(spark)))
+    return arrange(frame, target, grid, tasks or default_tasks(frame.sparkSession, grid.chunks))
 
 
 def arrange(frame: DataFrame, target: WriteTarget, grid: ChunkGrid, count: int) -> DataFrame:
-    """Return rows in so many partitions, those of a chunk in one and one after the other."""
+    """Return rows in `count` partitions, the rows of each chunk contiguous in one of them."""
     columns = frame.columns
     numbers: list[tuple[Column, int]] = []
     for at, (axis, edges) in enumerate(zip(target.axes, grid.edges, strict=True)):
@@ -103,12 +97,12 @@ def arrange(frame: DataFrame, target: WriteTarget, grid: ChunkGrid, count: int) 
 def _along(
     frame: DataFrame, axis: Axis, edges: npt.NDArray[np.int64], name: str
 ) -> tuple[DataFrame, Column]:
-    """Return the number of the chunk along an axis that each row belongs to, as a column.
+    """Return a frame with what is needed for a column of chunk indices along an axis, and that.
 
-    It needs not be right for rows without a place, but must be for all others.
+    The index must be right for every row inside of the arrays, and may be anything for others.
     """
     key = _key(frame, axis)
-    if key is None:  # all rows to one chunk along this axis: never wrong
+    if key is None:  # one chunk index for all rows is always right, if slow
         return frame, sf.lit(0).cast("long")
     if axis.steps is not None:
         size = int(edges[1] - edges[0])
@@ -130,7 +124,7 @@ def _along(
 
 
 def _steps(key: Column, steps: Steps, kind: str) -> Column:
-    """Return how many steps after the last coordinate one is."""
+    """Return how many steps after the last coordinate a row is."""
     last, step = steps.last, steps.step
     if kind == "f":
         return sf.rint((key.cast("double") - sf.lit(float(last))) / sf.lit(float(step)))
@@ -138,7 +132,7 @@ def _steps(key: Column, steps: Steps, kind: str) -> Column:
 
 
 def _key(frame: DataFrame, axis: Axis) -> Column | None:
-    """Return a column's values as the coordinates of an axis are looked up; None if unknown."""
+    """Return a column converted to the type of an axis' coordinates; None if Spark cannot."""
     of, column = frame.schema[axis.name].dataType, sf.col(f"`{axis.name}`")
     dtype = axis.values.dtype
     if dtype.kind == "M":
@@ -156,6 +150,6 @@ def _micros(column: Column, of: st.DataType) -> Column | None:
     if isinstance(of, st.DateType):
         return sf.unix_date(column).cast("long") * _DAY
     if isinstance(of, st.TimestampNTZType):
-        # By its text: a cast would go through the time zone of the session, which has gaps.
+        # Through text: a cast would go through the session's time zone, which may have gaps.
         return sf.unix_micros(sf.concat(column.cast("string"), sf.lit("+00:00")).cast("timestamp"))
     return None

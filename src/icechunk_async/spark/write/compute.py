@@ -1,4 +1,4 @@
-"""Computing arrays chunk by chunk in Spark's tasks, with one commit at the end."""
+"""Arrays computed chunk by chunk in tasks, with one commit at the end."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 import zarr
 
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.datasets import open_array
+from icechunk_async.spark.engine import open_array
 from icechunk_async.spark.grid.chunks import ChunkGrid, check_disjoint, share
-from icechunk_async.spark.write.cooperative import CooperativeWrite, run_tasks, total_cores
+from icechunk_async.spark.tasks import default_tasks
+from icechunk_async.spark.write.cooperative import CooperativeWrite, run_tasks
 from icechunk_async.spark.write.transactions import Published, is_published
 from icechunk_async.sync import Repository
 
@@ -27,21 +28,18 @@ if TYPE_CHECKING:
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.store import IcechunkStore
 
-__all__ = ["Input", "NewArray", "map_chunks", "write_region"]
-
-_TASKS_PER_CORE = 4
+__all__ = ["Input", "NewArray", "map_chunks", "match_axes", "place_block", "write_region"]
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An array that is read.
+    """An array to read.
 
     Attributes:
-        path: of the array.
-        select: which part is needed for a region of the output, as an index of the array. Without
-            it the part at the same place: axes are matched by the names of their dimensions
-            where both arrays have names, else one by one, and an axis that the output does not
-            have is read whole.
+        path: path of the array.
+        select: returns the index of the array that is needed for a region of the output. By
+            default the same region: axes are matched by dimension names if both arrays have
+            them, else by position, and an axis that the output lacks is read whole.
     """
 
     path: str
@@ -50,17 +48,17 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class NewArray:
-    """An array to be made, within the same commit.
+    """An array to create in the same commit.
 
     Attributes:
-        path: of the array; nothing is there yet.
-        shape: its shape.
-        chunks: the shape of its chunks.
+        path: path of the array; it must be free.
+        shape: shape of the array.
+        chunks: shape of its chunks.
         dtype: type of its elements.
-        dimension_names: of its axes.
-        fill_value: where nothing was computed; for None the type's default.
-        attributes: of the array.
-        more: other arguments of ``zarr.create_array``, such as ``compressors``.
+        dimension_names: names of its dimensions.
+        fill_value: value where nothing is computed; None for the default of the type.
+        attributes: attributes of the array.
+        more: other arguments of `zarr.create_array`, such as `compressors`.
     """
 
     path: str
@@ -73,7 +71,7 @@ class NewArray:
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def make(self, store: IcechunkStore) -> None:
-        """Make it."""
+        """Create the array."""
         arguments: dict[str, Any] = {
             "shape": self.shape,
             "chunks": self.chunks,
@@ -102,49 +100,49 @@ def map_chunks(
     rebase_with: ConflictSolver | None = None,
     tasks: int | None = None,
 ) -> Published:
-    """Compute every chunk of an array from the parts of others that it needs, and commit once.
+    """Compute every chunk of an array from parts of other arrays, and commit once.
 
-    Deriving, changing the shape of chunks, and statistics along an axis are all this: say how a
-    block of the output comes from blocks of the inputs.
+    Use it to derive arrays, to change the shape of chunks, and for statistics along an axis: say
+    how a block of the output follows from blocks of the inputs.
 
     Args:
         spark: a session.
-        repository: an open one, or its URL.
-        fn: gets a NumPy block of each input, and answers the block of the output; None leaves the
-            chunk as it is. It travels to the executors.
-        inputs: arrays to read: paths, or :class:`Input` where the part that is needed is not the
-            same as that which is computed.
-        output: path of an array that is overwritten, or one to be made.
-        branch: is committed to.
-        read_from: read inputs from this session, perhaps of another repository; it only reads.
-            Without it they are read from the tip of the branch as it is in the beginning.
-        message: of the commit.
-        metadata: of the commit.
-        transaction: names the write: where the branch holds it already, no job is run.
-        rebase_with: decides conflicts with commits that came meanwhile; those that touched an
-            input are refused whatever it says.
-        tasks: how many; each computes a part of the chunks, one after the other. Without it, four
-            for each core.
+        repository: an open repository, or its URL.
+        fn: called with a NumPy block of each input; returns the block of the output, or None to
+            leave the chunk unchanged. It is pickled to the executors.
+        inputs: arrays to read: paths, or `Input` if other regions are needed than the one that
+            is computed.
+        output: path of an array to overwrite, or an array to create.
+        branch: the branch to commit to.
+        read_from: read-only session to read inputs from, perhaps of another repository; by
+            default they are read from the tip of the branch at the start.
+        message: message of the commit.
+        metadata: properties of the commit.
+        transaction: names the write; if the branch holds it already, no job is run.
+        rebase_with: decides conflicts with commits made since the start. Commits that touched an
+            input are a conflict in any case.
+        tasks: number of tasks, each computing some of the chunks one after the other; by default
+            four for each core.
 
     Raises:
         InvalidInputError: axes of an input cannot be matched.
-        ContainsArrayError: a new array is there already.
-        ConflictError: another writer was first, and ``rebase_with`` did not settle it, or it
-            changed an input that was read from the branch.
-        PySparkException: a task failed too often; what ``fn`` raised is in the message.
+        ContainsArrayError: the array to create exists.
+        ConflictError: another writer was first and `rebase_with` did not settle it, or another
+            writer changed an input that was read from the branch.
+        PySparkException: a task failed too often; the message has the error of `fn`.
 
     After an error nothing is visible. Memory of a task: the blocks of one chunk of the output.
     """
     repo = Repository.open(repository) if isinstance(repository, str) else repository
-    if is_published(repo, branch, transaction):  # and so is an array that it made
+    if is_published(repo, branch, transaction):  # first: an array that it created exists
         return Published(repo.lookup_branch(branch), committed=False)
     write, grid, path = _begin(repo, output, branch)
     reads = tuple(_checked(write, it, path, read_from) for it in inputs)
-    count = tasks or max(1, min(grid.chunks, total_cores(spark) * _TASKS_PER_CORE))
+    count = tasks or default_tasks(spark, grid.chunks)
 
     def work(fork: ForkSession, task: int) -> None:
         target = open_array(fork.store, path, write=True)
-        # Its own fork: else it would read what it wrote, where the output is an input.
+        # A second fork, so that a task does not read its own output if that is an input too.
         source = write.fork().store if read_from is None else read_from.store
         arrays = [open_array(source, it.path) for it in reads]
         for chunk in share(grid.chunks, count, task):
@@ -180,29 +178,29 @@ def write_region[T](
     transaction: Transaction | None = None,
     rebase_with: ConflictSolver | None = None,
 ) -> Published:
-    """Place arrays that tasks load or compute into regions of an array, and commit once.
+    """Load or compute regions of an array in tasks, and commit once.
 
     Args:
         spark: a session.
-        repository: an open one, or its URL.
-        load: answers the values of a region, given what stands for them (a file's name, for
-            example). It travels to the executors.
-        parts: regions, each of whole chunks, and what stands for their values; one task each.
-        output: path of an array, or one to be made.
-        branch: is committed to.
-        message: of the commit.
-        metadata: of the commit.
-        transaction: names the write: where the branch holds it already, no job is run.
-        rebase_with: decides conflicts with commits that came meanwhile.
+        repository: an open repository, or its URL.
+        load: called with the item of a region, such as a file name; returns its values. It is
+            pickled to the executors.
+        parts: regions of whole chunks, and the item of each; one task each.
+        output: path of an array to write to, or an array to create.
+        branch: the branch to commit to.
+        message: message of the commit.
+        metadata: properties of the commit.
+        transaction: names the write; if the branch holds it already, no job is run.
+        rebase_with: decides conflicts with commits made since the start.
 
     Raises:
-        InvalidInputError: regions are outside of the array, end inside of chunks or overlap.
-        ConflictError, PySparkException: as in :func:`map_chunks`.
+        InvalidInputError: regions are outside of the array, end inside of chunks, or overlap.
+        ConflictError, PySparkException: as in `map_chunks`.
 
     After an error nothing is visible.
     """
     repo = Repository.open(repository) if isinstance(repository, str) else repository
-    if is_published(repo, branch, transaction):  # and so is an array that it made
+    if is_published(repo, branch, transaction):  # first: an array that it created exists
         return Published(repo.lookup_branch(branch), committed=False)
     write, grid, path = _begin(repo, output, branch)
     check_disjoint(grid, [region for region, _ in parts])
@@ -233,7 +231,7 @@ def _begin(
 def _checked(
     write: CooperativeWrite, given: str | Input, output: str, read_from: Session | None
 ) -> Input:
-    """Return an input with the rule by which its part is selected."""
+    """Return an input with a rule that selects its part."""
     it = Input(given) if isinstance(given, str) else given
     if it.select is not None:
         return it
@@ -252,10 +250,10 @@ def match_axes(
     output_shape: Sequence[int],
     path: str,
 ) -> tuple[int | None, ...]:
-    """Return for each axis of an input the axis of the output at the same place, if there is one.
+    """Return for each axis of an input the matching axis of the output, or None.
 
     Raises:
-        InvalidInputError: they have no names and not the same number of axes, or differ in length.
+        InvalidInputError: there are no names and the number of axes differs, or lengths differ.
     """
     if all(names) and all(output_names) and len(set(names)) == len(names):
         axes = tuple(output_names.index(it) if it in output_names else None for it in names)
@@ -271,15 +269,15 @@ def match_axes(
         if other is not None and shape[axis] != output_shape[other]:
             raise InvalidInputError(
                 f"Axis {axis} of {path!r} has {shape[axis]} places, and axis {other} of the "
-                f"output has {output_shape[other]}. Give Input(path, select=...), to say which "
-                "part of it is needed."
+                f"output has {output_shape[other]}. Say which part is needed with "
+                "Input(path, select=...)."
             )
     return axes
 
 
 @dataclass(frozen=True, slots=True)
 class _SameRegion:
-    """Selects the part of an array at the same place as a region of the output."""
+    """Selects the same region as that of the output, by matched axes."""
 
     axes: tuple[int | None, ...]
 
@@ -288,7 +286,7 @@ class _SameRegion:
 
 
 def _selection(it: Input, region: Region) -> Any:
-    assert it.select is not None  # _checked has made sure
+    assert it.select is not None  # set by _checked
     return it.select(region)
 
 
@@ -298,11 +296,11 @@ def _names(array: zarr.Array[Any]) -> list[str | None]:
 
 
 def place_block(target: zarr.Array[Any], region: Region, block: npt.NDArray[Any] | None) -> None:
-    """Write a block.
+    """Write a block to a region; None leaves it unchanged.
 
     Raises:
-        InvalidInputError: it is of another shape, of a type that could lose more than precision,
-            or has an integer or a text that the array cannot hold.
+        InvalidInputError: the shape differs from the region's, the type could lose more than
+            precision, or an integer or text does not fit.
     """
     if block is None:
         return

@@ -1,4 +1,4 @@
-"""Write rows of a table to arrays."""
+"""Rows of a table written to arrays: the plan, the work of a task, and the commit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from icechunk_async.errors import IcechunkError, IncompleteWriteError, InvalidInputError
-from icechunk_async.spark.datasets import open_array
+from icechunk_async.errors import (
+    AlreadyExistsError,
+    IcechunkError,
+    IncompleteWriteError,
+    InvalidInputError,
+)
+from icechunk_async.spark.engine import has_chunks, open_array
 from icechunk_async.spark.grid.axes import Steps
 from icechunk_async.spark.grid.chunks import ChunkAssembly
 from icechunk_async.spark.options import WriteOptions
-from icechunk_async.spark.write.by_chunk import arrange, default_tasks
+from icechunk_async.spark.tasks import default_tasks
+from icechunk_async.spark.write.by_chunk import arrange
 from icechunk_async.spark.write.cooperative import Answer, CooperativeWrite, check_answers
-from icechunk_async.spark.write.plan import WritePlan
 from icechunk_async.spark.write.target import (
+    WriteTarget,
     coordinate_column,
     coordinates_of,
     is_sorted,
@@ -38,21 +44,111 @@ if TYPE_CHECKING:
 
     from icechunk_async.spark.grid.chunks import Block, ChunkGrid
     from icechunk_async.spark.write.transactions import Transaction
+    from icechunk_async.sync import ForkSession
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.store import IcechunkStore
 
-__all__ = ["RowWriter", "RowsWritten", "batch_writer", "commit_rows", "write_batches", "write_rows"]
+__all__ = [
+    "RowWriter",
+    "RowsWritten",
+    "WritePlan",
+    "batch_writer",
+    "commit_rows",
+    "write_batches",
+    "write_rows",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """One write of rows, begun once and sent to every task as plain data.
+
+    Attributes:
+        write: the write in which tasks take part.
+        options: the request.
+        target: the arrays; None if there is nothing to do.
+    """
+
+    write: CooperativeWrite
+    options: WriteOptions
+    target: WriteTarget | None
+
+    @classmethod
+    def begin(
+        cls,
+        options: WriteOptions,
+        columns: Sequence[str],
+        *,
+        overwrite: bool,
+        transaction: Transaction | None = None,
+        cores: int = 0,
+        repository: Repository | None = None,
+    ) -> WritePlan:
+        """Look up the arrays, and begin a write.
+
+        Args:
+            options: the request.
+            columns: names of the table's columns.
+            overwrite: whether rows replace existing values; otherwise they are appended.
+            transaction: names the write, if that is known yet.
+            cores: tasks of one executor that share the budget; 0 if each has to ask Spark.
+            repository: an open repository; by default that of the options is opened.
+
+        Raises:
+            InvalidInputError: columns and arrays do not go together; see also `WriteTarget.look`.
+            AlreadyExistsError: an array has values, and the options refuse that.
+        """
+        options.check_mode(overwrite=overwrite)
+        repository = repository or options.open()
+        if is_published(repository, options.branch, transaction):
+            return cls(CooperativeWrite.begin(repository, options.branch), options, None)
+        looked: list[WriteTarget] = []
+
+        def prepare(store: IcechunkStore) -> None:
+            # At the snapshot at which the write begins, so that later changes are conflicts.
+            target = WriteTarget.look(store, options, columns)
+            looked.append(target)
+            if target.growth is not None:
+                target.growth.prepare(store)
+
+        write = CooperativeWrite.begin(repository, options.branch, prepare=prepare, cores=cores)
+        target = looked[0]
+        skip = options.if_written != "replace" and _is_written(write.fork(), options, target)
+        return cls(write, options, None if skip else target)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.target is None
+
+
+def _is_written(fork: ForkSession, options: WriteOptions, target: WriteTarget) -> bool:
+    """Return whether an array already has values and the write is to be skipped.
+
+    Raises:
+        AlreadyExistsError: an array has values, and the options refuse that.
+    """
+    for path, _ in target.variables:
+        if has_chunks(fork, path):
+            if options.if_written == "ignore":
+                return True
+            raise AlreadyExistsError(
+                f"{path!r} has values already, and the option 'if-written' makes that an error. "
+                "Nothing was written.",
+                path=path,
+            )
+    return False
 
 
 @dataclass
 class RowsWritten(WriterCommitMessage):
-    """What one task answers.
+    """The result of one task.
 
     Attributes:
-        answer: what it wrote.
-        length: how long the dimension that is appended to must be for it; 0 if there is none.
-        refusal: why its rows cannot be written, where that may turn out not to matter.
-        plan: what it wrote to, where the task has looked itself.
+        answer: the changes it made.
+        length: the length that its rows need along the appended dimension; 0 if there is none.
+        refusal: why its rows cannot be written, if the batch may turn out to be written already.
+        plan: the plan, if the task made it.
     """
 
     answer: Answer
@@ -64,7 +160,7 @@ class RowsWritten(WriterCommitMessage):
 def batch_writer(
     options: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceArrowWriter:
-    """Return the writer of a batch, as the data source is asked for it."""
+    """Return the writer of a batch."""
     parsed = WriteOptions.parse(options)
     plan = WritePlan.begin(
         parsed,
@@ -77,13 +173,13 @@ def batch_writer(
 
 
 class RowWriter(DataSourceArrowWriter):
-    """Writes the rows of one batch, with one commit."""
+    """Writes the rows of one batch in one commit."""
 
     def __init__(self, plan: WritePlan) -> None:
-        """Keep the plan: plain data."""
+        """Keep the plan."""
         self.plan = plan
 
-    def write(  # type: ignore[override]  # batches, where the base of its base has rows
+    def write(  # type: ignore[override]  # an Arrow writer gets batches, its base class rows
         self, iterator: Iterator[pa.RecordBatch]
     ) -> RowsWritten:
         """Write the rows of one partition, in a task."""
@@ -92,14 +188,14 @@ class RowWriter(DataSourceArrowWriter):
         return write_batches(self.plan, context.partitionId(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Publish what all tasks wrote."""
+        """Publish the changes of all tasks."""
         commit_rows(self.plan, messages, self.plan.options.transaction)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Leave everything as it is.
+        """Do nothing.
 
-        Spark aborts as well where the commit landed and its process was lost afterwards, so
-        nothing may be deleted here; what tasks stored is garbage if nothing refers to it.
+        Spark also aborts if its process is lost after the commit has landed, so nothing may be
+        deleted here. Chunks without a reference are left to garbage collection.
         """
 
 
@@ -107,12 +203,11 @@ def write_batches(plan: WritePlan, task: int, batches: Iterator[pa.RecordBatch])
     """Write the rows of one task to chunks.
 
     Raises:
-        DuplicateRowsError, OutsideGridError, MissingCoordinatesError: rows have no place, or not
-            one each.
+        DuplicateRowsError, OutsideGridError, MissingCoordinatesError: rows have no cell, or
+            several have the same.
         InvalidInputError: an array cannot hold a value.
 
-    Memory: the rows of chunks that are not complete yet. Rows that come chunk by chunk need no
-    more than one.
+    Memory: the rows of incomplete chunks; of one chunk if rows come chunk by chunk.
     """
     fork = plan.write.fork()
     target = plan.target
@@ -151,14 +246,14 @@ def _put(
     block: Block,
     old: tuple[int, int] | None,
 ) -> None:
-    """Write a chunk of every array, once; what has no row keeps its value.
+    """Write a chunk of every array once; cells without a row keep their values.
 
     Args:
-        arrays: by name.
-        grid: of all of them.
+        arrays: the arrays by name.
+        grid: their common chunk grid.
         block: the rows of the chunk.
-        old: the axis that is appended to and its length before, if there is one. What follows had
-            no value, although the chunk may hold some from when the array was longer.
+        old: the axis that is appended to, and its length before. Cells beyond that length had no
+            value, although the chunk may hold some from when the array was longer.
     """
     region = grid.region(block.chunk)
     shape = tuple(at.stop - at.start for at in region)
@@ -180,20 +275,19 @@ def commit_rows(
     metadata: Mapping[str, Any] | None = None,
     rebase_with: ConflictSolver | None = None,
 ) -> Published | None:
-    """Publish what all tasks wrote; answer None if there was nothing to do, or no row.
+    """Publish the changes of all tasks; return None if there is nothing to do, or no row.
 
     Args:
-        plan: what they were given.
-        messages: one of each task.
+        plan: the plan of the tasks.
+        messages: the results of the tasks.
         transaction: names the write.
         metadata: properties of the snapshot.
-        rebase_with: decides conflicts; without it as the plan's options say.
+        rebase_with: decides conflicts; by default the plan's options say how.
 
     Raises:
         IncompleteWriteError: a task did not answer.
         MergeFailedError: two tasks had rows of one chunk.
-        ConflictError: another writer was first, or changed coordinates that rows found their
-            places by.
+        ConflictError: another writer was first, or changed coordinates by which rows were placed.
     """
     written = [it for it in messages if isinstance(it, RowsWritten)]
     if len(written) < len(messages):
@@ -224,7 +318,7 @@ def commit_rows(
         transaction=transaction,
         rebase_with=rebase_with or plan.options.solver,
         finish=finish,
-        # Of a dimension without an array others may have made one.
+        # Also dimensions without an array: another writer may have created one.
         unchanged=[plan.options.path_of(axis.name) for axis in plan.target.axes],
     )
 
@@ -246,38 +340,37 @@ def write_rows(
 ) -> Published:
     """Arrange rows by chunk, write them to arrays, and commit once.
 
-    It does what ``df.write`` does, and arranges rows before, finds out which coordinates to
-    append, and answers which snapshot holds them.
+    Like `df.write` after `repartition_by_chunk`. It also finds the coordinates to append, and
+    returns the snapshot.
 
     Args:
-        frame: has columns named like arrays, and like their dimensions.
-        repository: an open one, or its URL.
-        mode: ``append`` along a dimension; ``overwrite`` the cells that rows are for; ``error`` or
-            ``ignore`` the rows if one of the arrays has values already, else overwrite.
-        append_dim: the dimension that is appended to.
-        append_values: its new coordinates. Without them they go on in equal steps; where those
-            that are there do not, they are looked up among the rows, by a job of its own.
-        branch: is committed to.
-        group: that the arrays are in.
-        message: of the commit.
-        metadata: of the commit.
-        transaction: names the write: where the branch holds it already, no job is run.
-        rebase_with: decides conflicts with commits that came meanwhile; without it only those
-            that touch nothing that is written are accepted.
-        tasks: how many. Without it, one for each chunk, but four for each core at most.
+        frame: rows with columns named like the arrays and their dimensions.
+        repository: an open repository, or its URL.
+        mode: `append` along a dimension; `overwrite` the cells of the rows; `error` or `ignore`
+            if one of the arrays has values, else overwrite.
+        append_dim: the dimension to append along.
+        append_values: its new coordinates. By default they continue in equal steps; if the
+            existing ones have no equal steps, a separate job collects them from the rows.
+        branch: the branch to commit to.
+        group: the group of the arrays.
+        message: message of the commit.
+        metadata: properties of the commit.
+        transaction: names the write; if the branch holds it already, no job is run.
+        rebase_with: decides conflicts with commits made since the start; by default only those
+            that touch other chunks are accepted.
+        tasks: number of tasks; by default one for each chunk, at most four for each core.
 
     Raises:
         InvalidInputError: columns and arrays do not go together.
-        MissingCoordinatesError, AmbiguousCoordinatesError, UnsortedCoordinatesError: so do
-            coordinates.
-        AlreadyExistsError: the mode is ``error``, and there are values; or a coordinate to append
-            is there.
+        MissingCoordinatesError, AmbiguousCoordinatesError, UnsortedCoordinatesError: coordinates
+            and arrays do not go together.
+        AlreadyExistsError: with the mode `error`, an array has values; or a coordinate to append
+            exists.
         ConflictError: another writer was first.
-        PySparkException: a task failed too often; DuplicateRowsError, OutsideGridError or
-            MissingCoordinatesError for a row without a place are in the message.
+        PySparkException: a task failed too often. The message has DuplicateRowsError,
+            OutsideGridError or MissingCoordinatesError for rows that cannot be placed.
 
-    After an error nothing is visible. Memory of a task: the rows of a chunk, and of those chunks
-    that have not all.
+    After an error nothing is visible. Memory of a task: the rows of incomplete chunks.
     """
     if mode not in {"append", "overwrite", "error", "ignore"}:
         raise InvalidInputError(
@@ -307,16 +400,16 @@ def write_rows(
     if plan.target is None:
         return Published(repo.lookup_branch(branch), committed=False)
     grid = plan.target.grid(plan.write.fork().store)
-    count = tasks or default_tasks(spark, grid)
+    count = tasks or default_tasks(spark, grid.chunks)
     written = _run(arrange(frame, plan.target, grid, count), plan)
-    # Where it knows that there are no rows, Spark runs no task.
+    # Spark runs no task at all if it knows that there are no rows.
     check_answers([it.answer for it in written], count if written else 0)
     published = commit_rows(plan, written, transaction, metadata=metadata, rebase_with=rebase_with)
     return published or Published(repo.lookup_branch(branch), committed=False)
 
 
 def _run(frame: DataFrame, plan: WritePlan) -> list[RowsWritten]:
-    """Write the rows of each partition in a task."""
+    """Run a task for each partition, and return their results."""
 
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -331,7 +424,7 @@ def _run(frame: DataFrame, plan: WritePlan) -> list[RowsWritten]:
 def _with_values(
     frame: DataFrame, repository: Repository, options: WriteOptions, dim: str
 ) -> WriteOptions:
-    """Look up the coordinates to append among the rows, unless they go on in equal steps."""
+    """Add the coordinates to append, found among the rows, unless there are equal steps."""
     dataset = open_dataset(repository.readonly_session(options.branch).store, options.group)
     if dim not in dataset.variables or dim not in frame.columns:
         return options

@@ -1,7 +1,7 @@
-"""The arrays that rows are written to: places, encoding, growth.
+"""The arrays to which rows are written: dimensions, encodings, and growth along one dimension.
 
-Tasks learn from their rows how far the dimension goes, and none knows of the others'. So all of
-them write to arrays that are made long enough for any, and the commit cuts these to what came.
+A task learns from its rows how long the appended dimension has to be, but not from the rows of
+others. So tasks write to arrays that are long enough for any, and the commit shortens these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from icechunk_async.errors import (
     NodeNotFoundError,
     UnsortedCoordinatesError,
 )
-from icechunk_async.spark.datasets import open_array, workspace_of
+from icechunk_async.spark.engine import open_array, workspace_of
 from icechunk_async.spark.grid.axes import Axis, Steps, check_unambiguous
 from icechunk_async.spark.grid.chunks import ChunkGrid
 
@@ -57,12 +57,12 @@ _KEPT: Final = ("_FillValue", "missing_value", "scale_factor", "add_offset", "un
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How an array stores what users see: CF scale, offset, fill value and units of time.
+    """How an array stores values: CF scale, offset, fill value and units of time.
 
     Attributes:
-        name: of the array.
-        dtype: of what is stored.
-        attributes: those of them that the array has.
+        name: name of the array.
+        dtype: type of the stored values.
+        attributes: the CF attributes that the array has.
     """
 
     name: str
@@ -71,28 +71,28 @@ class Encoding:
 
     @classmethod
     def of(cls, variable: xarray.Variable, name: str, dtype: np.dtype[Any]) -> Encoding:
-        """Return the encoding that xarray found when it opened a variable."""
+        """Return the encoding that xarray found when it opened the variable."""
         found = {key: it for key, it in variable.encoding.items() if key in _KEPT}
         return cls(name, dtype, found)
 
     @property
     def fill(self) -> Any:
-        """What is stored where there is no value; None if nothing says so."""
+        """The stored value for missing data, or None."""
         return self.attributes.get("_FillValue", self.attributes.get("missing_value"))
 
     def encode(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return values of one axis as they are stored.
+        """Return one-dimensional values as they are stored.
 
         Raises:
             InvalidInputError: the array cannot hold one of them.
         """
         if self.attributes:
-            # These cost seconds, and few arrays need them here.
+            # Importing these takes seconds, and arrays without such attributes do without.
             import xarray  # noqa: PLC0415
             from xarray import conventions  # noqa: PLC0415
 
             try:
-                # Without the type: xarray would let numbers that are too large wrap around.
+                # Without the type: xarray would let too large numbers wrap around.
                 variable = xarray.Variable(("row",), values, {}, dict(self.attributes))
                 encode = cast("Any", conventions.encode_cf_variable)  # pyright: ignore[reportUnknownMemberType]
                 values = np.asarray(encode(variable).values)
@@ -116,7 +116,7 @@ class Encoding:
 
 
 def coordinate_column(column: pa.Array[Any], name: str) -> npt.NDArray[Any]:
-    """Return a column of coordinates.
+    """Return a column of coordinates as NumPy values.
 
     Raises:
         MissingCoordinatesError: a row has null.
@@ -130,10 +130,10 @@ def coordinate_column(column: pa.Array[Any], name: str) -> npt.NDArray[Any]:
 
 
 def value_column(column: pa.Array[Any], encoding: Encoding) -> npt.NDArray[Any]:
-    """Return a column of values; what is null becomes NaN, or what the array has in its place.
+    """Return a column of values; null becomes NaN, or the array's value for missing data.
 
     Raises:
-        InvalidInputError: there is null, and the array has nothing for it.
+        InvalidInputError: a row has null, and the array has no value for it.
     """
     if column.null_count and not (
         pa.types.is_floating(column.type) or pa.types.is_temporal(column.type)
@@ -144,15 +144,15 @@ def value_column(column: pa.Array[Any], encoding: Encoding) -> npt.NDArray[Any]:
             return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
         if fill is None:
             raise InvalidInputError(
-                f"A row has null in column {encoding.name!r}, and the array says nothing of what "
-                "stands for no value. Drop such rows, or give the array a _FillValue."
+                f"A row has null in column {encoding.name!r}, and the array has no value for "
+                "missing data. Drop such rows, or give the array a _FillValue."
             )
         return np.asarray(column.fill_null(np.asarray(fill).item()).to_numpy(zero_copy_only=False))
     return _numpy(column)
 
 
 def _numpy(column: pa.Array[Any]) -> npt.NDArray[Any]:
-    """Return a column; moments become UTC."""
+    """Return a column as NumPy values, with instants in UTC."""
     if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
         zone = getattr(column.type, "tz", None)
         column = column.cast(pa.timestamp("ns", tz=zone))
@@ -160,19 +160,19 @@ def _numpy(column: pa.Array[Any]) -> npt.NDArray[Any]:
 
 
 _MOST: Final = 1_000_000
-"""Places that one write can append where it was not said how many."""
+"""How many coordinates one write can append if they are not listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A dimension that becomes longer.
+    """A dimension that is appended to.
 
     Attributes:
-        axis: its places; those that are there already are not written to.
-        length: how long it is now.
-        most: how long it may become.
-        arrays: all that have it: paths, and the number of their axis.
-        coordinate: how its coordinate is stored, if it has one, and the path of that.
+        axis: its indices; existing ones are not written to.
+        length: its length now.
+        most: the length that it may reach.
+        arrays: paths of all arrays with this dimension, and the number of the axis in each.
+        coordinate: path and encoding of its coordinate array, if it has one.
     """
 
     axis: Axis
@@ -187,7 +187,7 @@ class Growth:
             set_length(store, path, axis, self.most)
 
     def finish(self, store: IcechunkStore, length: int) -> None:
-        """Cut the arrays to what the tasks wrote, and write the coordinate of that."""
+        """Shorten the arrays to the length that was written, and write the new coordinates."""
         for path, axis in self.arrays:
             set_length(store, path, axis, length)
         if self.coordinate is not None and length > self.length:
@@ -205,25 +205,26 @@ class Growth:
 def axis_to_append(
     name: str, values: npt.NDArray[Any], given: tuple[Any, ...] | None, *, indexed: bool
 ) -> tuple[Axis, int]:
-    """Return the places of a dimension that is appended to, and how long it may become.
+    """Return the axis of a dimension that is appended to, and the length that it may reach.
 
     Args:
-        name: of the dimension.
-        values: the coordinates that are there.
-        given: those that follow; without them they follow in equal steps.
-        indexed: the dimension has no coordinate, and rows count its places.
+        name: name of the dimension.
+        values: its existing coordinates.
+        given: the coordinates to append; None if they continue in equal steps.
+        indexed: whether the dimension has no coordinates, so that rows give indices.
 
     Raises:
-        AlreadyExistsError: one that is to follow is there already.
-        UnsortedCoordinatesError: they do not go on in the order of those that are there.
-        InvalidInputError: it cannot be known how the coordinate goes on.
+        AlreadyExistsError: a coordinate to append exists.
+        UnsortedCoordinatesError: existing coordinates are sorted, and the new ones do not
+            continue their order.
+        InvalidInputError: there are no equal steps, and no coordinates were given.
     """
     length = len(values)
     if given is not None:
         more = _as_coordinates(name, given, values.dtype)
         if len(np.unique(more)) != len(more) or np.isin(more, values).any():
             raise AlreadyExistsError(
-                f"The option 'append-values' names coordinates of {name!r} that are there "
+                f"The option 'append-values' names coordinates of {name!r} that exist "
                 "already, or one of them twice. Leave them out, or replace values with "
                 "mode('overwrite').",
                 dimension=name,
@@ -232,7 +233,7 @@ def axis_to_append(
         if length > 1 and is_sorted(values) and not is_sorted(every):
             raise UnsortedCoordinatesError(
                 f"The coordinates of {name!r} are sorted, and those in the option 'append-values' "
-                f"do not go on in their order after {values[-1]!s}. Append what comes later only.",
+                f"do not continue in their order after {values[-1]!s}. Append later ones only.",
                 dimension=name,
             )
         return Axis(name, every, first=length), len(every)
@@ -240,9 +241,9 @@ def axis_to_append(
     steps = steps or Steps.after(values, _MOST)
     if steps is None:
         raise InvalidInputError(
-            f"The coordinates of {name!r} do not follow each other in equal steps, so that it is "
-            "not known where rows go that are appended. Name the new ones in the option "
-            "'append-values', as a JSON list; write_rows of icechunk_async.spark does so."
+            f"The coordinates of {name!r} do not have equal steps, so the places of appended rows "
+            "are unknown. List the new coordinates in the option 'append-values' as JSON, or use "
+            "icechunk_async.spark.write_rows, which finds them."
         )
     return Axis(name, values, first=length, steps=steps), length + _MOST
 
@@ -256,30 +257,30 @@ def is_sorted(values: npt.NDArray[Any]) -> bool:
 
 def _as_coordinates(name: str, given: tuple[Any, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     try:
-        # Text may be longer than what is there.
+        # As objects, since new texts may be longer than the existing ones.
         return np.asarray(given, object if dtype.kind in "UT" else dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInputError(
-            f"The option 'append-values' has what is no coordinate of {name!r}, which are "
-            f"{dtype}: {error}. Give a JSON list of such."
+            f"The option 'append-values' has a value that is no coordinate of {name!r}, which are "
+            f"{dtype}: {error}. Give a JSON list of such values."
         ) from error
 
 
 def set_length(store: IcechunkStore, path: str, axis: int, length: int) -> None:
-    """Give an array another length along one axis; chunks stay as they are.
+    """Set the length of an array along one axis, without touching chunks.
 
     Raises:
-        InvalidInputError: its chunks differ in size.
+        InvalidInputError: the chunk grid is irregular.
     """
     key = f"{path}/zarr.json"
     prototype = default_buffer_prototype()
     data = sync(store.get(key, prototype))
-    assert data is not None  # it was opened before
+    assert data is not None  # the array was opened before
     document = json.loads(data.to_bytes())
     if document["chunk_grid"]["name"] != "regular":
         raise InvalidInputError(
-            f"The chunks of {path!r} differ in size, and so cannot be appended to in this way. "
-            "Make the array longer first, and use mode('overwrite')."
+            f"The chunks of {path!r} differ in size, so rows cannot be appended. Make the array "
+            "longer first, and use mode('overwrite')."
         )
     document["shape"][axis] = length
     sync(store.set(key, prototype.buffer.from_bytes(json.dumps(document).encode())))
@@ -287,13 +288,13 @@ def set_length(store: IcechunkStore, path: str, axis: int, length: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WriteTarget:
-    """Where rows are written to; plain data.
+    """The arrays to which rows are written; plain data.
 
     Attributes:
-        axes: the dimensions of the arrays, in their order.
-        variables: paths of the arrays, and how each stores its values.
-        growth: of the dimension that is appended to.
-        nodes: ids of all that is written to: an array that was made anew is another one.
+        axes: the dimensions of the arrays, in order.
+        variables: path and encoding of each array.
+        growth: the dimension that is appended to, if there is one.
+        nodes: ids of all nodes that are written to, which tell a replaced array from the old one.
     """
 
     axes: tuple[Axis, ...]
@@ -305,13 +306,13 @@ class WriteTarget:
     def look(
         cls, store: IcechunkStore, options: WriteOptions, columns: Sequence[str]
     ) -> WriteTarget:
-        """Look at the arrays that columns are named after.
+        """Look up the arrays that columns are named after.
 
         Raises:
             InvalidInputError: columns and arrays do not go together.
             MissingCoordinatesError: a dimension has no column.
-            AmbiguousCoordinatesError: a dimension has one coordinate twice.
-            AlreadyExistsError, UnsortedCoordinatesError: so are coordinates to append.
+            AmbiguousCoordinatesError: a dimension has a coordinate twice.
+            AlreadyExistsError, UnsortedCoordinatesError: coordinates cannot be appended.
             NodeNotFoundError: there is no such group.
         """
         dataset = open_dataset(store, options.group)
@@ -333,10 +334,10 @@ class WriteTarget:
         return cls(axes, variables, growth, _ids(store, written))
 
     def grid(self, store: IcechunkStore) -> ChunkGrid:
-        """Return the grid that all arrays share, as long as they may become.
+        """Return the common chunk grid of the arrays at the length that they may reach.
 
         Raises:
-            InvalidInputError: they differ in their chunks.
+            InvalidInputError: their chunks differ.
         """
         arrays = {it.name: open_array(store, path) for path, it in self.variables}
         grid = shared_grid({name: ChunkGrid.of(array) for name, array in arrays.items()})
@@ -348,10 +349,10 @@ class WriteTarget:
 
 
 def shared_grid(grids: dict[str, ChunkGrid]) -> ChunkGrid:
-    """Return the grid of arrays that have the same.
+    """Return the common chunk grid of several arrays.
 
     Raises:
-        InvalidInputError: they differ.
+        InvalidInputError: their chunk grids differ.
     """
     names = list(grids)
     first = grids[names[0]]
@@ -365,18 +366,18 @@ def shared_grid(grids: dict[str, ChunkGrid]) -> ChunkGrid:
 
 
 def open_dataset(store: IcechunkStore, group: str) -> xarray.Dataset:
-    """Open a group whose arrays all have names for their dimensions.
+    """Open a group, all of whose dimensions must have names, as a lazy dataset.
 
     Raises:
         NodeNotFoundError: there is no such group.
-        InvalidInputError: it cannot be read as a dataset.
+        InvalidInputError: it cannot be opened as a dataset.
     """
-    import xarray  # noqa: PLC0415 -- costs seconds, and processes that commit do without
+    import xarray  # noqa: PLC0415 -- takes seconds, and processes that only commit do without
 
     opening = cast("Any", xarray.open_dataset)  # pyright: ignore[reportUnknownMemberType]
     try:
         with warnings.catch_warnings():
-            # How times without a calendar will be read in future versions.
+            # A FutureWarning on times without a calendar, which no user of Spark can act on.
             warnings.simplefilter("ignore")
             dataset: xarray.Dataset = opening(
                 store,
@@ -389,8 +390,8 @@ def open_dataset(store: IcechunkStore, group: str) -> xarray.Dataset:
             )
     except FileNotFoundError as error:
         raise NodeNotFoundError(
-            f"There is no group {group!r} to write to. Make it and its arrays first: a table does "
-            "not say how they are laid out.",
+            f"There is no group {group!r} to write to. Create it and its arrays first: a table "
+            "does not say how they are laid out.",
             path=group,
         ) from error
     except (KeyError, ValueError) as error:
@@ -402,12 +403,12 @@ def open_dataset(store: IcechunkStore, group: str) -> xarray.Dataset:
 
 
 def coordinates_of(dataset: xarray.Dataset, dim: str) -> npt.NDArray[Any]:
-    """Return the coordinates of a dimension, or the numbers of its places if it has none.
+    """Return the coordinates of a dimension, or its indices if it has none.
 
-    Times are in microseconds, as Spark has them.
+    Times are in microseconds, like those of Spark.
 
     Raises:
-        InvalidInputError: they are of a calendar that has no times in tables.
+        InvalidInputError: they are dates of a non-standard calendar, which Spark does not have.
     """
     if dim not in dataset.variables:
         return np.arange(dataset.sizes[dim], dtype=np.int64)
@@ -416,8 +417,8 @@ def coordinates_of(dataset: xarray.Dataset, dim: str) -> npt.NDArray[Any]:
         return values.astype(f"{values.dtype.kind}8[us]")
     if values.dtype == object and values.size and not isinstance(values[0], str):
         raise InvalidInputError(
-            f"The coordinates of {dim!r} are of {type(values[0]).__name__}, of which no column "
-            "of a table can be. Write such arrays with map_chunks."
+            f"The coordinates of {dim!r} are of {type(values[0]).__name__}, a type that no column "
+            "can have. Write such arrays with map_chunks."
         )
     return values
 
@@ -431,16 +432,16 @@ def _ids(store: IcechunkStore, paths: Sequence[str]) -> tuple[NodeId, ...]:
 def _variables(
     dataset: xarray.Dataset, columns: Sequence[str]
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Return the dimensions of the arrays that columns are named after, and these."""
+    """Return the dimensions of the arrays that columns are named after, and their names."""
     dims = {str(it) for it in dataset.dims}
     variables = [it for it in columns if it not in dims]
     unknown = [it for it in variables if it not in dataset.variables]
     if unknown or not variables:
         raise InvalidInputError(
             f"There are no arrays for the columns {unknown}. Arrays are "
-            f"{sorted(map(str, dataset.variables))}; make others first, or drop such columns."
+            f"{sorted(map(str, dataset.variables))}; create others first, or drop such columns."
             if unknown
-            else "The table has no column but coordinates: there is nothing to write."
+            else "The table has only columns of coordinates: there is nothing to write."
         )
     shared = {dataset.variables[it].dims for it in variables}
     if len(shared) > 1:
@@ -463,7 +464,7 @@ def _growth(
     store: IcechunkStore, options: WriteOptions, dataset: xarray.Dataset, dims: tuple[str, ...]
 ) -> Growth:
     dim = options.append_dim
-    assert dim is not None  # asked for
+    assert dim is not None  # checked by the caller
     if dim not in dims:
         raise InvalidInputError(
             f"The arrays cannot be appended to along {dim!r}: their dimensions are {list(dims)}."

@@ -1,12 +1,12 @@
-"""Pieces of work on one repository, each done by a task of a Spark job.
+"""Work on one repository divided over the tasks of a Spark job.
 
-What travels is plain data: how to open the repository, and what to do. The driver decides; tasks
-read, list, delete or write what they were told to, and may do so twice without harm.
+Plain data travels to the tasks: how to open the repository, and one part of the work each. The
+driver decides; tasks read, list, delete or write what they were given. Spark may run a task
+twice, so the work of a task must be harmless to repeat.
 """
 
 from __future__ import annotations
 
-import pickle
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,11 +17,6 @@ from uuid import uuid4
 import pyarrow as pa
 
 from icechunk_async._runtime.progress import Progress, no_progress
-from icechunk_async.spark.budget import Budget, shared_handle
-from icechunk_async.spark.write.cooperative import total_cores
-from icechunk_async.sync import Repository
-from icechunk_async.sync.handles import RepositoryHandle
-from icechunk_async.sync.portal import run
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
@@ -29,32 +24,37 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from icechunk_async._runtime.progress import ProgressCallback
-    from icechunk_async.engine.open import Opened
     from icechunk_async.repository import Repository as AsyncRepository
+    from icechunk_async.spark.engine import Engine
 
 __all__ = [
     "JobReport",
-    "Shipped",
     "columns_of",
     "default_tasks",
-    "opened_of",
     "reported",
     "run_job",
     "shares",
+    "total_cores",
 ]
 
 _POLL_SECONDS: Final = 0.2
 _TASKS_PER_CORE: Final = 4
+_TYPES: Final = {
+    "string": pa.string(),
+    "long": pa.int64(),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
+}
 
 
 @dataclass(frozen=True)
 class JobReport[T]:
-    """How a job ended.
+    """The result of a job.
 
     Attributes:
-        result: what the same operation answers in one process.
+        result: what the same operation of a repository returns in one process.
         table: one row for each thing that was looked at or done.
-        frame: the same as a data frame.
+        frame: the table as a data frame.
     """
 
     result: T
@@ -62,45 +62,32 @@ class JobReport[T]:
     frame: DataFrame
 
 
-class Shipped:
-    """A repository as it is on the driver, and as it is sent to tasks, which share its budget."""
-
-    def __init__(self, repository: Repository | str) -> None:
-        """Take an open repository, or open one by its URL."""
-        self.repository = Repository.open(repository) if isinstance(repository, str) else repository
-        handle = self.repository._repository  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        self._handle = handle
-        self.budget = Budget(handle.now().config.effective_max_concurrent_requests)
-        self.bytes = pickle.dumps(RepositoryHandle(handle.source.changed(None, None)))
-
-    def ask[T](self, question: Callable[[AsyncRepository], Awaitable[T]]) -> T:
-        """Return a question to the repository, on the driver."""
-        return run(self._handle.ask(question))
-
-
-def opened_of(repository: AsyncRepository) -> Opened:
-    """Return the parts of a repository."""
-    return repository._opened  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+def total_cores(spark: SparkSession) -> int:
+    """Return how many tasks the cluster runs at once, as far as the session knows."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except Exception:  # noqa: BLE001 -- Spark Connect has no context, and its errors vary
+        return int(spark.conf.get("spark.default.parallelism", "8") or 8)
 
 
 def default_tasks(spark: SparkSession, pieces: int) -> int:
-    """Return into how many tasks to divide many small pieces of work."""
+    """Return how many tasks to use for a number of pieces: one each, at most four per core."""
     return max(1, min(pieces, total_cores(spark) * _TASKS_PER_CORE))
 
 
 def shares[T](items: Sequence[T], count: int) -> list[tuple[T, ...]]:
-    """Divide items into so many parts of about the same size; none is empty."""
+    """Divide items into `count` parts of similar size; empty parts are left out."""
     return [part for start in range(count) if (part := tuple(items[start::count]))]
 
 
 def columns_of(columns: str, rows: Sequence[Sequence[Any]]) -> Mapping[str, Sequence[Any]]:
-    """Return rows as columns of these names."""
+    """Return rows as columns, given names and types as `run_job` takes them."""
     names = _arrow(columns).names
     return {name: [row[place] for row in rows] for place, name in enumerate(names)}
 
 
 def reported[T](spark: SparkSession, result: T, table: pa.Table, *internal: str) -> JobReport[T]:
-    """Return a report, without the columns that are for the driver alone."""
+    """Return a report without the columns that only the driver needs."""
     kept = [name for name in table.column_names if name not in internal]
     shown = table.select(kept)
     return JobReport(result, shown, spark.createDataFrame(shown))
@@ -108,7 +95,7 @@ def reported[T](spark: SparkSession, result: T, table: pa.Table, *internal: str)
 
 def run_job[P](
     spark: SparkSession,
-    shipped: Shipped,
+    engine: Engine,
     parts: Sequence[P],
     work: Callable[[AsyncRepository, P], Awaitable[Mapping[str, Sequence[Any]]]],
     columns: str,
@@ -116,50 +103,40 @@ def run_job[P](
     phase: str,
     progress: ProgressCallback | None = None,
 ) -> pa.Table:
-    """Do some work for each part, one task a part, and answer what all of them answered.
+    """Run one task for each part, and return the rows of all of them.
 
     Args:
         spark: a session, also one of Spark Connect.
-        shipped: the repository.
-        parts: plain data.
-        work: answers columns. It may run several times for one part; one answer counts.
-        columns: their names and types, as Spark writes them.
-        phase: says what is done, in Spark's pages and to ``progress``.
-        progress: told how many tasks are done, from a thread of its own.
+        engine: the repository; tasks share its budget of requests.
+        parts: plain data, one item for each task.
+        work: returns the columns of one part. It may run several times for a part; one result
+            counts.
+        columns: names and types of the columns, in Spark's notation.
+        phase: what is being done, for Spark's pages and `progress`.
+        progress: called with the number of finished tasks, from a separate thread.
 
     Raises whatever Spark raises when a task failed too often.
     """
-    handle, budget = shipped.bytes, shipped.budget
+    budget, schema = engine.budget(), _arrow(columns)
+    if not parts:
+        return pa.Table.from_batches([], schema)
 
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                whole: RepositoryHandle = pickle.loads(handle)  # noqa: S301 -- our own
-                repository = shared_handle(whole.source.changed(budget.of_task(), None))
-                answered = run(repository.ask(partial(_done_by, work, parts[number])))
-                yield pa.RecordBatch.from_pydict(dict(answered), schema=schema)
+                found = engine.in_task(budget).ask(partial(_work_on, work, parts[number]))
+                yield pa.RecordBatch.from_pydict(dict(found), schema=schema)
 
-    schema = _arrow(columns)
-    if not parts:
-        return pa.Table.from_batches([], schema)
     frame = spark.range(0, len(parts), 1, len(parts)).mapInArrow(each, columns)
     with _watched(spark, phase, len(parts), progress):
-        answer: pa.Table = frame.toArrow()
-    return answer
+        table: pa.Table = frame.toArrow()
+    return table
 
 
-async def _done_by[P, R](
+async def _work_on[P, R](
     work: Callable[[AsyncRepository, P], Awaitable[R]], part: P, repository: AsyncRepository
 ) -> R:
     return await work(repository, part)
-
-
-_TYPES: Final = {
-    "string": pa.string(),
-    "long": pa.int64(),
-    "binary": pa.binary(),
-    "boolean": pa.bool_(),
-}
 
 
 def _arrow(columns: str) -> pa.Schema:
@@ -171,12 +148,12 @@ def _arrow(columns: str) -> pa.Schema:
 def _watched(
     spark: SparkSession, phase: str, total: int, progress: ProgressCallback | None
 ) -> Generator[None]:
-    """Name a job in Spark's pages, and tell how far it is while it runs."""
+    """Name a job in Spark's pages, and report its progress while it runs."""
     tell = progress or no_progress
     tell(Progress(phase, 0, total))
     try:
         context: Any = spark.sparkContext
-    except Exception:  # noqa: BLE001 -- Spark Connect has none: nobody can tell how far it is
+    except Exception:  # noqa: BLE001 -- Spark Connect has no context, so no progress in between
         yield
     else:
         group = f"icechunk-async-{uuid4()}"
@@ -192,6 +169,7 @@ def _watched(
         finally:
             ended.set()
             watcher.join()
+            # Spark has no call that removes a job group; later jobs would inherit it.
             for name in ("spark.jobGroup.id", "spark.job.description"):
                 context.setLocalProperty(name, None)
     tell(Progress(phase, total, total))
@@ -201,14 +179,13 @@ def _watch(
     tracker: Any, group: str, ended: threading.Event, last: Progress, tell: ProgressCallback
 ) -> None:
     while not ended.wait(_POLL_SECONDS):
-        found = min(last.total or 0, _done(tracker, group))
+        found = min(last.total or 0, _count_done(tracker, group))
         if found > last.done:
             last = replace(last, done=found)
             tell(last)
 
 
-def _done(tracker: Any, group: str) -> int:
-    """Count the tasks of a group of jobs that are done."""
+def _count_done(tracker: Any, group: str) -> int:
     done = 0
     for job in tracker.getJobIdsForGroup(group):
         info = tracker.getJobInfo(job)

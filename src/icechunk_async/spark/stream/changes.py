@@ -1,4 +1,8 @@
-"""Rows that a commit appended, changed or removed: planned from its log, compared in tasks."""
+"""Rows and chunks that a commit appended, changed or removed.
+
+The driver plans from the commit's transaction log, and reads coordinates only. Tasks read the
+values, and compare them with the parent where the log does not tell what changed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from icechunk_async.errors import NodeNotFoundError
-from icechunk_async.spark.datasets import nodes_of, open_group
+from icechunk_async.format.manifest.row_index import rows_in
 from icechunk_async.spark.grid.boxes import (
     boxes_of_cells,
     cells_of_chunks,
@@ -26,8 +30,24 @@ from icechunk_async.spark.grid.boxes import (
     outside,
     windows,
 )
+from icechunk_async.spark.read.chunks import (
+    LOADED,
+    chunk_bytes,
+    chunk_shape,
+    listed,
+    loading,
+    rows_of,
+)
 from icechunk_async.spark.read.reader import LOAD_BYTES, IcechunkReader, Part, grid_of, width_of
-from icechunk_async.spark.read.schema import check_type, dimension_values, table_shape, to_arrow
+from icechunk_async.spark.read.table import (
+    arrays_of,
+    check_type,
+    dimension_values,
+    nodes_of,
+    open_group,
+    table_shape,
+    to_arrow,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,13 +56,16 @@ if TYPE_CHECKING:
     import xarray
     from pyspark.sql.types import StructType
 
+    from icechunk_async.engine.tree.listing import ChunkBatch
     from icechunk_async.format.snapshot import Node
     from icechunk_async.spark.grid.boxes import Box, Grid, Window
     from icechunk_async.spark.options import ReadOptions
-    from icechunk_async.spark.read.schema import Column, TableShape
-    from icechunk_async.spark.stream.history import Commit
+    from icechunk_async.spark.read.table import Column, TableShape
+    from icechunk_async.spark.stream.commits import Commit
 
     type Masks = list[npt.NDArray[np.bool_]]
+    type Rows = tuple[ChunkBatch, npt.NDArray[np.int64]]
+    type Touched = Mapping[str, npt.NDArray[np.uint32]]
 
 __all__ = [
     "APPENDED",
@@ -50,8 +73,11 @@ __all__ = [
     "MIXED",
     "UPDATED",
     "ChangePart",
+    "ChunksState",
     "TableState",
+    "changed_chunks",
     "changed_rows",
+    "chunk_parts",
     "row_parts",
 ]
 
@@ -60,11 +86,11 @@ APPENDED: Final = "appended"
 UPDATED: Final = "updated"
 DELETED: Final = "deleted"
 MIXED: Final = ""
-"""The task finds out which chunks are what."""
+"""The task finds out which chunks were appended, updated or deleted."""
 
 
 class ChangePart(InputPartition):
-    """What one commit did to boxes of a table's cells, or of the grid of an array's chunks."""
+    """The change of one commit in boxes of a table's cells, or of an array's chunk grid."""
 
     def __init__(
         self,
@@ -76,16 +102,17 @@ class ChangePart(InputPartition):
         array: str = "",
         kept: tuple[Window, ...] | None = None,
     ) -> None:
-        """Name the boxes.
+        """Keep plain data.
 
         Args:
-            commit: the one.
-            kind: what it did to all of them; deleted is read from the parent, updated from both.
-            boxes: disjoint.
-            chunks: elements of a chunk of the table's grid.
-            array: with the layout ``chunks`` its path.
-            kept: along each dimension the places whose rows were there before and still are;
-                only where boxes do not tell it.
+            commit: the commit.
+            kind: its change, one for all boxes. Deleted rows are read from the parent, updated
+                ones from both snapshots.
+            boxes: disjoint boxes.
+            chunks: chunk shape of the table's grid.
+            array: with the layout `chunks`, the name of the array.
+            kept: along each dimension the indices whose rows exist before and after, if that
+                would make too many boxes.
         """
         super().__init__(None)
         self.commit = commit
@@ -109,19 +136,19 @@ _DECODING: Final = frozenset(
         "units",
     }
 )
-"""Attributes that change what values are shown."""
+"""Attributes that change how stored values are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A table as one snapshot has it.
+    """A table in one snapshot.
 
     Attributes:
-        options: name the snapshot.
-        dataset: its group.
+        options: the request, pinned to the snapshot.
+        dataset: the group.
         shape: its dimensions and columns.
-        columns: those wanted.
-        nodes: of its arrays, by name.
+        columns: the columns to return.
+        nodes: the nodes of its arrays, by name.
     """
 
     options: ReadOptions
@@ -132,10 +159,10 @@ class TableState:
 
     @classmethod
     def of(cls, options: ReadOptions, schema: pa.Schema) -> TableState | None:
-        """Look at a table; answer None where a snapshot has no array for some column, or none.
+        """Return the table in a snapshot, or None if an array for some column is missing.
 
         Raises:
-            InvalidInputError: the snapshot has a column of a type other than wanted.
+            InvalidInputError: a column is of another type than the schema says.
         """
         try:
             dataset = open_group(options)
@@ -153,15 +180,15 @@ class TableState:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Cells along each dimension."""
+        """The number of cells along each dimension."""
         return tuple(int(self.dataset.sizes[dim]) for dim in self.shape.dims)
 
     def grid(self) -> Grid:
-        """Return the chunks of the table."""
+        """Return the chunk grid of the table."""
         return grid_of(self.dataset, self.shape, self.columns, self.options)
 
     def chunk_shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the elements of a chunk of an array; None where chunks differ in size."""
+        """Return the chunk shape of an array; None for an irregular grid."""
         variable = self.dataset.variables[name]
         stored: Any = variable.encoding.get("shards") or variable.encoding.get("chunks")
         if any(np.ndim(size) for size in stored or ()):
@@ -172,21 +199,21 @@ class TableState:
 def row_parts(
     before: TableState | None,
     after: TableState | None,
-    touched: Mapping[str, npt.NDArray[np.uint32]],
+    touched: Touched,
     commit: Commit,
     *,
     every_change: bool,
 ) -> list[ChangePart]:
-    """Plan which cells tasks read to tell what a commit did to a table.
+    """Plan which cells tasks read to find the rows that a commit changed.
 
     Args:
-        before: the table in the commit's parent; None if it was none.
-        after: the table in the commit; likewise.
-        touched: coordinates of chunks that were set or deleted, by name of the array.
-        commit: the one.
-        every_change: also what it changed and removed.
+        before: the table in the commit's parent; None if there was none.
+        after: the table in the commit; None if there is none any more.
+        touched: coordinates of chunks that the commit set or deleted, by name of the array.
+        commit: the commit.
+        every_change: include updated and deleted rows.
 
-    Cost: coordinates are read where the commit touched them; no value of any other array.
+    Cost: reads coordinates that the commit touched, and no other array.
     """
     kept = None if before is None or after is None else _kept(before, after, touched)
     exact = kept if kept is not None and is_many(kept) else None
@@ -202,7 +229,7 @@ def row_parts(
 
 
 def _others(state: TableState, kept: Masks | None) -> Iterator[Box]:
-    """Return the boxes of what is in one state only; of what is kept also some, if it is much."""
+    """Return boxes that cover all cells outside of the kept ones, and perhaps some kept ones."""
     if kept is None:
         return iter([_whole(state)])
     return outside(limited(kept, instead=False), state.lengths)
@@ -230,7 +257,7 @@ def _parts(
 def _kept(
     before: TableState, after: TableState, touched: Mapping[str, npt.NDArray[np.uint32]]
 ) -> Masks | None:
-    """Tell along each dimension which places are still the same; None if no row can be."""
+    """Return masks of indices with unchanged coordinates; None if no row can match."""
     if before.shape.dims != after.shape.dims:
         return None
     masks: Masks = []
@@ -253,14 +280,14 @@ def _kept(
 def _candidates(
     before: TableState,
     after: TableState,
-    touched: Mapping[str, npt.NDArray[np.uint32]],
+    touched: Touched,
     kept: Masks,
 ) -> list[Box]:
-    """Return boxes of kept rows that may have other values now."""
+    """Return boxes of kept rows whose values may have changed."""
     dims = after.shape.dims
     limits = inside(kept)
     if not dims:
-        return limits  # one row
+        return limits  # a table of scalars has one row
     common = tuple(map(len, kept))
     grid = after.grid()
     cells: list[npt.NDArray[np.int64]] = []
@@ -289,7 +316,7 @@ def _candidates(
 def _differing_box(
     before: TableState, after: TableState, name: str, axes: list[int], common: tuple[int, ...]
 ) -> Box:
-    """Return where values along some dimensions differ: the smallest box that has all."""
+    """Return the smallest box around all differences of an array with fewer dimensions."""
     at = tuple(slice(0, common[axis]) for axis in axes)
     values = [state.dataset.variables[name][at].to_numpy() for state in (before, after)]
     kind = after.shape.column(name).type
@@ -313,7 +340,7 @@ def _cells_of_box(box: Box, grid: tuple[int, ...]) -> npt.NDArray[np.int64]:
 
 
 def _is_rewritten(before: TableState, after: TableState, name: str) -> bool:
-    """Return whether an array is another one, or shows its chunks in another way."""
+    """Return whether an array was replaced, or its metadata changes how chunks are decoded."""
     old, new = before.nodes.get(name), after.nodes.get(name)
     if old is None or new is None or old.id != new.id:
         return True
@@ -328,7 +355,7 @@ def _document(node: Node) -> dict[str, Any]:
 
 
 def _differing(old: pa.Array[Any], new: pa.Array[Any]) -> npt.NDArray[np.bool_]:
-    """Tell which of two columns' values are not the same; NaN is NaN, and null is null."""
+    """Return a mask of differing values; NaN equals NaN, and null equals null."""
     same = pc.fill_null(pc.equal(old, new), False)  # noqa: FBT003 -- Arrow's
     if pa.types.is_floating(new.type):
         both = pc.and_(pc.is_nan(old), pc.is_nan(new))
@@ -340,20 +367,20 @@ def _differing(old: pa.Array[Any], new: pa.Array[Any]) -> npt.NDArray[np.bool_]:
 def changed_rows(
     part: ChangePart, options: ReadOptions, schema: StructType
 ) -> Iterator[pa.RecordBatch]:
-    """Return the rows of a part, in a task; of those that may have changed the ones that did.
+    """Return the changed rows of a part; called in a task.
 
-    Memory: about 32 MiB of values at a time, twice for rows that may have changed.
+    Memory: about 32 MiB of values at a time, twice that for rows that are compared.
     """
     commit = part.commit
     shown = commit.parent_id if part.kind == DELETED else commit.snapshot_id
-    assert shown is not None  # what was deleted was there before
+    assert shown is not None  # only a parent can have deleted rows
     new = IcechunkReader(options.pinned(shown), schema)
     if part.kind != UPDATED and part.kept is None:
         yield from new.read(Part(part.boxes))
         return
     old = None
     if part.kind == UPDATED:
-        assert commit.parent_id is not None  # likewise
+        assert commit.parent_id is not None  # only rows of a parent can be updated
         old = IcechunkReader(options.pinned(commit.parent_id), schema)
     width = max(1, sum(width_of(it) for it in new.schema.types))
     for box in part.boxes:
@@ -376,4 +403,140 @@ def _any_differing(old: pa.Table, new: pa.Table) -> npt.NDArray[np.bool_]:
     mask = np.zeros(new.num_rows, np.bool_)
     for name in new.schema.names:
         mask |= _differing(*(it.column(name).combine_chunks() for it in (old, new)))
+    return mask
+
+
+class ChunksState:
+    """The arrays of a group in one snapshot."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        """Look up the arrays; a missing group has none."""
+        self.options = options
+        self.nodes: Mapping[str, Node] = {}
+        try:
+            self.arrays = arrays_of(options)
+        except NodeNotFoundError:
+            self.arrays = {}
+            return
+        self.nodes = nodes_of(options)
+
+    def grid(self, name: str) -> tuple[int, ...]:
+        """Return how many chunks an array has along each axis."""
+        data = self.nodes[name].array
+        assert data is not None  # nodes_of returns arrays only
+        return data.grid
+
+
+def chunk_parts(
+    before: ChunksState | None,
+    after: ChunksState,
+    touched: Touched,
+    commit: Commit,
+    *,
+    schema: pa.Schema,
+    every_change: bool,
+) -> list[ChangePart]:
+    """Plan which chunks tasks look up to find those that a commit changed.
+
+    Args:
+        before: the arrays in the commit's parent; None if it has no parent.
+        after: the arrays in the commit.
+        touched: coordinates of chunks that the commit set or deleted, by name of the array.
+        commit: the commit.
+        schema: the columns to return.
+        every_change: include deleted chunks.
+    """
+    options = after.options
+    found = options.arrays or sorted({*(before.arrays if before else ()), *after.arrays})
+    loads = not LOADED.isdisjoint(schema.names)
+    parts: list[ChangePart] = []
+    for name in found:
+        for kind, boxes in _changed_boxes(before, after, name, touched.get(name)):
+            if kind == DELETED and not every_change:
+                continue
+            state = before if kind == DELETED and before is not None else after
+            array = state.arrays[name]
+            most = max(1, options.partition_bytes // chunk_bytes(array)) if loads else 1 << 20
+            pieces = (part for box in boxes for part in cut(box, (1,) * len(box), most))
+            groups = grouped(pieces, most)
+            parts += [ChangePart(commit, kind, group, array=name) for group in groups]
+    return parts
+
+
+def _changed_boxes(
+    before: ChunksState | None,
+    after: ChunksState,
+    name: str,
+    touched: npt.NDArray[np.uint32] | None,
+) -> Iterator[tuple[str, list[Box]]]:
+    """Return disjoint boxes of an array's chunk grid that may have changed, by kind."""
+    old = before.grid(name) if before is not None and name in before.arrays else None
+    new = after.grid(name) if name in after.arrays else None
+    if before is None or old is None or new is None or len(old) != len(new):
+        if old is not None:
+            yield DELETED, [tuple((0, count) for count in old)]
+        if new is not None:
+            yield APPENDED, [tuple((0, count) for count in new)]
+        return
+    if not _is_same_array(before, after, name):
+        yield MIXED, [tuple((0, max(pair)) for pair in zip(old, new, strict=True))]
+        return
+    kept = [np.ones(min(pair), np.bool_) for pair in zip(old, new, strict=True)]
+    yield DELETED, list(outside(kept, old))
+    if touched is not None and touched.shape[1] == len(new):
+        cells = touched[(touched < np.array(new, np.int64)).all(axis=1)]
+        boxes = boxes_of_cells(cells).tolist()
+        yield MIXED, [tuple((start, stop) for start, stop in box) for box in boxes]
+
+
+def _is_same_array(before: ChunksState, after: ChunksState, name: str) -> bool:
+    """Return whether an array is the same node with the same chunk shape."""
+    return before.nodes[name].id == after.nodes[name].id and chunk_shape(
+        before.arrays[name]
+    ) == chunk_shape(after.arrays[name])
+
+
+def changed_chunks(
+    part: ChangePart, options: ReadOptions, schema: pa.Schema, *, every_change: bool
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Return the changed chunks of a part by kind of change; called in a task."""
+    commit = part.commit
+    new = options.pinned(commit.snapshot_id)
+    old = None if commit.parent_id is None else options.pinned(commit.parent_id)
+    arrays: dict[str, Any] = {}
+    for box in part.boxes:
+        after = [] if part.kind == DELETED else listed(new, part.array, box)
+        before = [] if part.kind == APPENDED or old is None else listed(old, part.array, box)
+        for kind, options_, (batch, places) in _by_kind(before, after, old, new):
+            if kind != APPENDED and not every_change:
+                continue
+            at = options_.snapshot_id or ""
+            if at not in arrays:
+                arrays[at] = arrays_of(options_)[part.array]
+            loads, most = loading(arrays[at], schema)
+            for first in range(0, len(places), most):
+                rows = places[first : first + most]
+                yield kind, rows_of(options_, part.array, arrays[at], (batch, rows), loads)
+
+
+def _by_kind(
+    before: list[ChunkBatch], after: list[ChunkBatch], old: ReadOptions | None, new: ReadOptions
+) -> Iterator[tuple[str, ReadOptions, Rows]]:
+    """Return chunks that are new, replaced and gone, where there are any."""
+    for batch in after:
+        known = _within(batch, before)
+        for kind, mask in ((APPENDED, ~known), (UPDATED, known)):
+            if mask.any():
+                yield kind, new, (batch, np.flatnonzero(mask))
+    for batch in before:
+        gone = ~_within(batch, after)
+        if gone.any():
+            assert old is not None  # its chunks were listed
+            yield DELETED, old, (batch, np.flatnonzero(gone))
+
+
+def _within(batch: ChunkBatch, others: list[ChunkBatch]) -> npt.NDArray[np.bool_]:
+    mask = np.zeros(len(batch), np.bool_)
+    for other in others:
+        mask |= rows_in(batch.coords, other.coords)
     return mask

@@ -1,36 +1,160 @@
-"""Columns: which a group of arrays has, of which types, and how cells become Arrow batches."""
+"""A group of arrays as a table: its dataset, columns and types, and cells as Arrow batches."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
+import xarray
+import zarr
+from xarray.backends import BackendArray
+from xarray.core import indexing
 
-from icechunk_async.errors import InvalidInputError
+from icechunk_async.errors import InvalidInputError, NodeNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
-    import xarray
 
+    from icechunk_async.format.snapshot import Node
+    from icechunk_async.repository import Repository
     from icechunk_async.spark.options import ReadOptions
+    from icechunk_async.sync import Session
 
     type Places = npt.NDArray[np.int64]
 
 __all__ = [
     "Column",
     "TableShape",
+    "arrays_of",
     "arrow_type",
     "batches",
     "check_type",
     "dimension_values",
+    "nodes_of",
+    "open_group",
     "table_shape",
     "to_arrow",
 ]
+
+
+def _session(options: ReadOptions) -> Session:
+    assert options.snapshot_id is not None  # planning pins it
+    return options.engine.session(options.snapshot_id)
+
+
+def arrays_of(options: ReadOptions) -> dict[str, Any]:
+    """Return the Zarr arrays of a group, by name.
+
+    Raises:
+        NodeNotFoundError: there is no such group.
+    """
+    opening = cast("Any", zarr.open_group)  # pyright: ignore[reportUnknownMemberType]
+    try:
+        group = opening(_session(options).store, path=options.group, mode="r", zarr_format=3)
+    except FileNotFoundError:
+        raise NodeNotFoundError(
+            f"There is no group {options.group or '/'!r} in snapshot {options.snapshot_id}. Name "
+            "one with the option 'group'.",
+            path=options.group,
+        ) from None
+    return dict(group.arrays())
+
+
+def nodes_of(options: ReadOptions) -> dict[str, Node]:
+    """Return the nodes of the arrays of a group, by name."""
+    root = f"/{options.group}" if options.group else "/"
+    inside = f"{root.rstrip('/')}/"
+
+    async def find(repository: Repository) -> dict[str, Node]:
+        session = await repository.readonly_session(snapshot_id=options.snapshot_id)
+        nodes = session.workspace.base.nodes
+        names = (path.removeprefix(inside) for path in nodes.below(root))
+        found = ((name, nodes[inside + name]) for name in names if "/" not in name)
+        return {name: node for name, node in found if node.array is not None}
+
+    return options.engine.ask(find)
+
+
+def open_group(options: ReadOptions) -> xarray.Dataset:
+    """Open the arrays of a group as a lazy dataset; dimensions without names get some.
+
+    Raises:
+        NodeNotFoundError: there is no such group.
+    """
+    arrays = arrays_of(options)
+    store: Any = _session(options).store
+    opening = cast("Any", xarray.open_dataset)  # pyright: ignore[reportUnknownMemberType]
+    if all(None not in _dimension_names(array) for array in arrays.values()):
+        with warnings.catch_warnings():
+            # A FutureWarning on times without a calendar, which no user of Spark can act on.
+            warnings.simplefilter("ignore")
+            dataset: xarray.Dataset = opening(
+                store,
+                engine="zarr",
+                group=options.group or None,
+                consolidated=False,
+                zarr_format=3,
+                chunks=None,
+                mask_and_scale=options.decode,
+                decode_times=options.decode,
+                create_default_indexes=False,
+            )
+        return dataset
+    return _by_position(arrays, decode=options.decode)
+
+
+def _dimension_names(array: zarr.Array[Any]) -> tuple[str | None, ...]:
+    return getattr(array.metadata, "dimension_names", None) or (None,) * array.ndim
+
+
+def _by_position(arrays: Mapping[str, zarr.Array[Any]], *, decode: bool) -> xarray.Dataset:
+    """Name unnamed dimensions ``dim_0`` and so on.
+
+    Where arrays differ in length along such a dimension, each gets a separate one.
+    """
+    lengths: dict[str, int] = {}
+    variables: dict[str, xarray.Variable] = {}
+    for name, array in arrays.items():
+        dims: list[str] = []
+        for axis, (given, length) in enumerate(
+            zip(_dimension_names(array), array.shape, strict=True)
+        ):
+            dim = given or f"dim_{axis}"
+            if lengths.setdefault(dim, length) != length:
+                dim = f"{name}_{dim}"
+                lengths[dim] = length
+            dims.append(dim)
+        lazy = indexing.LazilyIndexedArray(_Stored(array))
+        variable = xarray.Variable(dims, lazy, dict(array.attrs))
+        variable.encoding = {"preferred_chunks": {}, "chunks": array.chunks}
+        variables[name] = variable
+    coords = {name: it for name, it in variables.items() if it.dims == (name,)}
+    dataset = xarray.Dataset({name: it for name, it in variables.items() if name not in coords})
+    dataset.coords.update(xarray.Coordinates(coords, indexes={}))
+    return xarray.decode_cf(dataset, mask_and_scale=decode, decode_times=decode)
+
+
+class _Stored(BackendArray):
+    """A Zarr array that xarray reads lazily."""
+
+    def __init__(self, array: zarr.Array[Any]) -> None:
+        self.array = array
+        self.shape = array.shape
+        self.dtype = array.dtype
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        return indexing.explicit_indexing_adapter(
+            key, self.shape, indexing.IndexingSupport.BASIC, self._read
+        )
+
+    def _read(self, key: tuple[Any, ...]) -> Any:
+        return self.array[key]
 
 
 _TYPES: Final[dict[str, pa.DataType]] = {
@@ -47,33 +171,33 @@ _TYPES: Final[dict[str, pa.DataType]] = {
     "float32": pa.float32(),
     "float64": pa.float64(),
 }
-"""Spark has no unsigned numbers and no short floats: each has the next type that holds all."""
+"""Spark has no unsigned integers and no half floats: each becomes the next larger type."""
 _WIDER: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table: a variable of a dataset, or the number of a cell along a dimension."""
+    """One column of a table: a variable of the dataset, or an index along a dimension."""
 
     name: str
     type: pa.DataType
     dims: tuple[str, ...]
     variable: bool = True
-    """False for a dimension without coordinates."""
+    """False for the index along a dimension without coordinates."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """The rows of a table, a cell each, and all of its columns."""
+    """The dimensions of a table, whose rows are cells, and all of its columns."""
 
     dims: tuple[str, ...]
     columns: tuple[Column, ...]
 
     def column(self, name: str) -> Column:
-        """Return a column.
+        """Return a column by name.
 
         Raises:
-            InvalidInputError: there is none of that name.
+            InvalidInputError: there is no such column.
         """
         for column in self.columns:
             if column.name == name:
@@ -92,14 +216,13 @@ def table_shape(
 
     Args:
         dataset: the group.
-        arrays: those that the caller names; None for those with the most dimensions, and all
+        arrays: arrays named by the caller; None for those with the most dimensions and all
             auxiliary coordinates.
-        wanted: names of columns that the caller wants; they tell which arrays, if ``arrays``
-            does not.
+        wanted: columns named by the caller's schema, which select arrays if `arrays` does not.
 
     Raises:
         InvalidInputError: there is no such array, arrays do not share their dimensions, or one
-            has a type that Spark has no room for.
+            has a type that Spark does not support.
     """
     names = [str(it) for it in dataset.variables]
     if not names:
@@ -170,10 +293,10 @@ def _column(dataset: xarray.Dataset, name: str) -> Column:
 
 
 def arrow_type(name: str, dtype: np.dtype[Any]) -> pa.DataType:
-    """Return the type of a column for an array of a type.
+    """Return the column type for the type of an array.
 
     Raises:
-        InvalidInputError: Spark has none for it.
+        InvalidInputError: Spark has no such type.
     """
     known = _TYPES.get(dtype.name)
     if known is not None:
@@ -197,10 +320,10 @@ def arrow_type(name: str, dtype: np.dtype[Any]) -> pa.DataType:
 
 
 def check_type(column: Column, wanted: pa.DataType) -> None:
-    """Check that a column can be had as the type that the caller's schema gives it.
+    """Check that a column can be read as the type in the caller's schema.
 
     Raises:
-        InvalidInputError: it cannot: values could be lost.
+        InvalidInputError: values could be lost.
     """
     own = column.type
     wider = own in _WIDER and wanted in _WIDER and _WIDER.index(own) <= _WIDER.index(wanted)
@@ -208,7 +331,7 @@ def check_type(column: Column, wanted: pa.DataType) -> None:
     instants = own == pa.timestamp("us") and wanted == pa.timestamp("us", tz="UTC")
     if not (own == wanted or wider or floats or instants):
         raise InvalidInputError(
-            f"The schema has {column.name!r} as {wanted}, but it is {own}. Read it as that, and "
+            f"The schema has {column.name!r} as {wanted}, but it is {own}. Read it as {own}, and "
             "cast it in the query."
         )
 
@@ -216,7 +339,7 @@ def check_type(column: Column, wanted: pa.DataType) -> None:
 def to_arrow(
     values: npt.NDArray[Any], wanted: pa.DataType, *, nan_as_null: bool = True
 ) -> pa.Array[Any]:
-    """Convert one-dimensional values; NaT, and NaN if asked, become null."""
+    """Convert one-dimensional values to Arrow; NaT, and NaN on request, become null."""
     kind = values.dtype.kind
     if kind in "MmO" or kind == "T":
         return _objects(values, wanted)
@@ -240,7 +363,7 @@ def _objects(values: npt.NDArray[Any], wanted: pa.DataType) -> pa.Array[Any]:
 
 
 def _text(value: object) -> str | None:
-    """Return text as it is, and a date of another calendar as ISO 8601 writes dates."""
+    """Return text unchanged, and a date of a non-standard calendar in ISO 8601."""
     if value is None or (isinstance(value, float) and value != value):  # noqa: PLR0124 -- NaN
         return None
     written = getattr(value, "isoformat", None)
@@ -250,7 +373,7 @@ def _text(value: object) -> str | None:
 def dimension_values(
     dataset: xarray.Dataset, column: Column, span: tuple[int, int], options: ReadOptions
 ) -> pa.Array[Any]:
-    """Return a part of the values along a dimension, as Spark gets them."""
+    """Return a range of the values along a dimension, as Spark sees them."""
     if column.variable:
         values = dataset.variables[column.name][span[0] : span[1]].to_numpy()
     else:
@@ -265,16 +388,16 @@ def batches(
     schema: pa.Schema,
     options: ReadOptions,
 ) -> Iterator[pa.RecordBatch]:
-    """Read cells once, and answer them row by row in batches.
+    """Read cells once, and return their rows in batches.
 
     Args:
         dataset: the group.
-        shape: of the table.
-        places: along each dimension those to read, ascending.
-        schema: the columns wanted, in order.
-        options: how values are shown, and rows of a batch.
+        shape: columns of the table.
+        places: the indices to read along each dimension, ascending.
+        schema: the columns to return, in order.
+        options: how to show values, and how many rows a batch has.
 
-    Memory: the values of these cells, and of one batch.
+    Memory: the values of these cells, and one batch.
     """
     counts = tuple(len(it) for it in places)
     total = prod(counts)
@@ -304,7 +427,7 @@ def batches(
 def _load(
     dataset: xarray.Dataset, column: Column, dims: tuple[str, ...], at: dict[str, Places]
 ) -> npt.NDArray[Any]:
-    """Read the values of a column; its dimensions in the table's order."""
+    """Read the values of a column, with its dimensions in the order of the table."""
     if not column.variable:
         return at[column.dims[0]]
     variable = dataset.variables[column.name]

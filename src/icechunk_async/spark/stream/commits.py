@@ -1,4 +1,4 @@
-"""The commits of a branch as a stream: which come after another, and whether that is still so."""
+"""The commits of a branch after a snapshot, and whether that snapshot is still in its history."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Commit:
     """One commit of a branch.
 
     Attributes:
-        snapshot_id: what it made.
-        parent_id: what it was made from; None for the first snapshot of the repository, which is
-            empty: what a commit on that holds is all new, also where older commits expired.
-        written_at: when, by its writer's clock.
+        snapshot_id: the snapshot it made.
+        parent_id: the snapshot it was based on; None if that is the repository's first one, which
+            is empty: everything in the commit is then new, even if older commits expired.
+        written_at: when it was made, by its writer's clock.
     """
 
     snapshot_id: str
@@ -42,9 +42,9 @@ async def tip_of(repository: Repository, branch: str) -> str:
 
 
 async def first_snapshot(repository: Repository, branch: str) -> str:
-    """Return the snapshot that the history of a branch begins with.
+    """Return the first snapshot in the history of a branch.
 
-    Cost: with format version 2 one request, with version 1 one for each commit.
+    Cost: one request with format version 2, one for each commit with version 1.
     """
     found = ""
     async for info in repository.ancestry(branch=branch):
@@ -63,19 +63,19 @@ async def commits_after(
     """Return the commits of a branch after one snapshot, oldest first.
 
     Args:
-        repository: an open one.
-        branch: whose history must have both snapshots.
+        repository: an open repository.
+        branch: the branch; its history must have both snapshots.
         start: the last snapshot that was read.
-        end: the last to read; the tip if None. Nothing is answered where it is ``start``.
-        may_be_older: nothing is answered either where ``end`` is older than ``start``, as it may be
-            in the first batch of a query that begins at the tip.
+        end: the last snapshot to read; None for the tip. If it is `start`, nothing is returned.
+        may_be_older: return nothing, instead of raising, if `end` is older than `start`. That can
+            be so in the first batch of a query that begins at the tip.
 
     Raises:
-        StreamPositionLostError: the history of the branch has one of them no longer, or ``end``
-            is older: the branch was reset, and what follows ``end`` was read already.
+        StreamPositionLostError: one of them is not in the history of the branch any more, or `end`
+            is older than `start`: the branch was reset, and what follows `end` was read already.
         BranchNotFoundError: there is no such branch.
 
-    Cost: with format version 2 one request, with version 1 one for each commit back to ``start``.
+    Cost: one request with format version 2, one for each commit back to `start` with version 1.
     """
     newer: list[SnapshotInfo] = []
     seen_end = end is None
@@ -84,7 +84,7 @@ async def commits_after(
         seen_end = seen_end or snapshot_id == end
         if snapshot_id == start:
             if not seen_end:
-                assert end is not None  # it was seen otherwise
+                assert end is not None  # None counts as seen
                 await _check_older(repository, branch, info, end)
                 if not may_be_older:
                     raise await _lost(repository, branch, start)
@@ -95,7 +95,7 @@ async def commits_after(
 
 
 async def _check_older(repository: Repository, branch: str, info: SnapshotInfo, end: str) -> None:
-    """Make sure that what was not found before ``info`` comes after it in a branch's history."""
+    """Raise StreamPositionLostError unless `end` is an ancestor of a snapshot."""
     async for older in repository.ancestry(snapshot_id=info.id):
         if str(older.id) == end:
             return
@@ -113,18 +113,18 @@ def _commits(newer: list[SnapshotInfo], start: SnapshotInfo) -> list[Commit]:
 
 
 async def _lost(repository: Repository, branch: str, snapshot_id: str) -> StreamPositionLostError:
-    """Say what is known of why a snapshot is not in the history of a branch."""
+    """Return the error that says why a snapshot is not in the history of a branch."""
     try:
         await repository.lookup_snapshot(snapshot_id)
     except SnapshotNotFoundError:
-        found = "it does not exist any more, for it expired or was collected as garbage"
+        found = "it expired or was collected as garbage"
     else:
         found = "the branch was reset, its tip amended, or the history expired"
     return StreamPositionLostError(
         f"The stream has read {branch!r} up to snapshot {snapshot_id}, which is not in the history "
-        f"of that branch now: {found}. No row was read. Begin a new query with a new checkpoint, "
-        "and name in the option 'starting-snapshot' from where on to read: a snapshot of the "
-        "history, or earliest to read all of it.",
+        f"of that branch any more: {found}. No row was read. Begin a new query with a new "
+        "checkpoint, and with the option 'starting-snapshot' name the snapshot to continue "
+        "after, or 'earliest' to read the whole history.",
         branch=branch,
         snapshot_id=snapshot_id,
     )

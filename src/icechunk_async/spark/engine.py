@@ -1,0 +1,220 @@
+"""The repository behind the blocking facade, as Spark's driver and tasks use it.
+
+Spark's processes are short-lived, pickle everything, and cannot share memory. This module is the
+only one of the package that reaches through the facade's handles and into an open repository; the
+rest of the package asks an `Engine`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import zarr
+from pyspark import TaskContext
+
+from icechunk_async.engine.changes.wire import decode_fork, encode_fork
+from icechunk_async.session import ForkSession as AsyncForkSession
+from icechunk_async.sync import ForkSession, Repository, RepositoryConfig
+from icechunk_async.sync.handles import RepositoryHandle, Source
+from icechunk_async.sync.portal import run
+from icechunk_async.sync.seams import repository_handle, session_handle
+from icechunk_async.sync.session import Session
+from icechunk_async.sync.session_handles import SessionHandle
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from icechunk_async.engine.open import Opened
+    from icechunk_async.engine.tree.workspace import Workspace
+    from icechunk_async.repository import Repository as AsyncRepository
+    from icechunk_async.sync.storage import Storage
+    from icechunk_async.sync.store import IcechunkStore
+
+__all__ = [
+    "Budget",
+    "Engine",
+    "adopt_changes",
+    "base_of",
+    "fork_changes",
+    "has_chunks",
+    "merge_changes",
+    "open_array",
+    "opened_of",
+    "tasks_at_a_time",
+    "workspace_of",
+]
+
+_MASTER: Final = "spark.master"
+_CORES: Final = ("resource.executor.cores", "spark.executor.cores")
+_LOCAL: Final = re.compile(r"local(?:\[(\*|\d+)(?:,.*)?\])?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Concurrent requests of one executor, shared by its tasks.
+
+    Tasks run in separate processes, and no limiter reaches across processes: each task gets a
+    fixed part of the whole.
+
+    Attributes:
+        requests: the repository's configured maximum.
+        tasks: how many tasks run at once; 0 if each task has to ask Spark.
+    """
+
+    requests: int
+    tasks: int = 0
+
+    def of_task(self) -> RepositoryConfig:
+        """Return a configuration with the share of the calling task, or all outside of a task."""
+        context = TaskContext.get()
+        tasks = self.tasks
+        if context is not None and not tasks:
+            known = {name: context.getLocalProperty(name) or "" for name in (_MASTER, *_CORES)}
+            tasks = tasks_at_a_time(known, context.cpus(), os.cpu_count() or 1)
+        return RepositoryConfig(max_concurrent_requests=max(1, self.requests // max(1, tasks)))
+
+
+def tasks_at_a_time(properties: Mapping[str, str], task_cpus: int, machine_cores: int) -> int:
+    """Return how many tasks an executor runs at once.
+
+    Args:
+        properties: local properties of a task, by Spark's names.
+        task_cpus: cores that Spark reserves for each task.
+        machine_cores: cores of this machine, assumed for executors that do not say.
+    """
+    local = _LOCAL.match(properties.get(_MASTER, ""))
+    given = [properties[name] for name in _CORES if properties.get(name, "").isdigit()]
+    if local is not None:
+        cores = machine_cores if local[1] == "*" else int(local[1] or "1")
+    else:
+        cores = int(given[0]) if given else machine_cores
+    return max(1, cores // max(1, task_cpus))
+
+
+class Engine:
+    """One repository, in the driver or in a task.
+
+    It pickles as plain data (how to open the repository, secrets included) and opens at first use.
+    Engines with equal data share one open repository in each process.
+    """
+
+    def __init__(self, handle: RepositoryHandle) -> None:
+        """Wrap a handle; use `of` or `at`."""
+        self._handle = handle
+
+    @classmethod
+    def of(cls, repository: Repository | str) -> Engine:
+        """Return the engine of an open repository, or of the one at a URL."""
+        opened = Repository.open(repository) if isinstance(repository, str) else repository
+        return cls(repository_handle(opened))
+
+    @classmethod
+    def at(
+        cls,
+        storage: Storage,
+        config: RepositoryConfig | None = None,
+        virtual: Mapping[str, Any] | None = None,
+    ) -> Engine:
+        """Return the engine for a storage, shared by all callers in this process.
+
+        Args:
+            storage: where the repository is.
+            config: settings to apply on top of the stored configuration.
+            virtual: credentials of virtual chunk containers, by URL prefix.
+        """
+        return cls(_shared(Source(storage, config, virtual)))
+
+    def in_task(self, budget: Budget) -> Engine:
+        """Return the engine of a task: the same repository with the task's share of a budget."""
+        return Engine(_shared(self._handle.source.changed(budget.of_task(), None)))
+
+    def budget(self, tasks: int = 0) -> Budget:
+        """Return the budget to send to tasks; `tasks` run at once, 0 if they have to ask."""
+        return Budget(self._handle.now().config.effective_max_concurrent_requests, tasks)
+
+    def ask[T](self, question: Callable[[AsyncRepository], Awaitable[T]]) -> T:
+        """Return the result of a coroutine function called with the open repository; blocks.
+
+        Raises:
+            IcechunkError: the facade's class for any error of the engine.
+        """
+        return run(self._handle.ask(question))
+
+    def session(self, snapshot_id: str) -> Session:
+        """Return a read-only session of a snapshot; it opens at first use."""
+        return Session(SessionHandle(self._handle, None, snapshot_id=snapshot_id))
+
+    def fork(self, data: bytes) -> ForkSession:
+        """Return a fork from what `fork_changes` returned; it attaches at first use."""
+        return ForkSession(SessionHandle(self._handle, AsyncForkSession.from_bytes(data)))
+
+
+def _shared(source: Source) -> RepositoryHandle:
+    # Unpickling is what looks up the process-wide handle of equal sources.
+    handle: RepositoryHandle = pickle.loads(pickle.dumps(RepositoryHandle(source)))  # noqa: S301
+    return handle
+
+
+def opened_of(repository: AsyncRepository) -> Opened:
+    """Return the parts of an open repository, for jobs that run an operation piece by piece."""
+    return repository._opened  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+def workspace_of(session: Session) -> Workspace:
+    """Return the nodes and references of a session; blocks if it has to be opened."""
+    return session_handle(session).now().workspace
+
+
+def has_chunks(session: Session, path: str) -> bool:
+    """Return whether an array has any chunk."""
+    return run(_has_chunks(session_handle(session), path))
+
+
+async def _has_chunks(handle: SessionHandle, path: str) -> bool:
+    native = await handle.session()
+    async for batch in native.chunk_coordinates(f"/{path}", batch_size=1):
+        if len(batch):
+            return True
+    return False
+
+
+def fork_changes(fork: ForkSession) -> bytes:
+    """Return the changes of a fork once its chunks are durable; no location and no secret."""
+    return session_handle(fork).fork_bytes()
+
+
+def base_of(changes: bytes) -> str:
+    """Return the snapshot that a fork was made from."""
+    return str(decode_fork(changes).base_id)
+
+
+def adopt_changes(changes: bytes, fork: bytes) -> bytes:
+    """Return changes as if they had been made in another fork of the same snapshot."""
+    return encode_fork(replace(decode_fork(fork), changes=decode_fork(changes).changes))
+
+
+def merge_changes(session: Session, root: bytes, forks: Sequence[bytes]) -> None:
+    """Bring the changes of a fork and of all forks that were made from it into a session."""
+    resumed = AsyncForkSession.from_bytes(root)
+    parts = [AsyncForkSession.from_bytes(it) for it in forks]
+    run(session_handle(session).ask(lambda native: native.resume(resumed, *parts)))
+
+
+def open_array(store: IcechunkStore, path: str, *, write: bool = False) -> zarr.Array[Any]:
+    """Open an existing array.
+
+    Args:
+        store: the store of a session.
+        path: path of the array.
+        write: open it for writing.
+
+    Raises:
+        FileNotFoundError: there is no such array.
+    """
+    opening = cast("Any", zarr.open_array)  # pyright: ignore[reportUnknownMemberType]
+    array: zarr.Array[Any] = opening(store, path=path, mode="r+" if write else "r", zarr_format=3)
+    return array
