@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_read_any_more_keeps_its_place(
     store = repo.readonly_session("main").store
     with pytest.raises(Exception, match="changed since it was referenced"):
         zarr.open_array(store, path="t", mode="r")[4:8]
-    with pytest.raises(InvalidInputError, match="would have to be placed anew"):
+    with pytest.raises(InvalidInputError, match="would have to move with the others"):
         ingest_virtual(spark, repo, paths[1:], concat_dim="time", mode="overwrite")
 
 

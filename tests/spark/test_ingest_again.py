@@ -83,7 +83,7 @@ def test_no_group_of_a_file_lies_within_that_of_another(repo: Repository, source
         assert ingest(repo, [first], group=root, group_of=group_of) == ["ingested"]
         with pytest.raises(InvalidInputError, match=r"a\.zarr.*b\.zarr|b\.zarr.*a\.zarr"):
             ingest(repo, [then], group=root, group_of=group_of)
-    with pytest.raises(InvalidInputError, match=r"'/outer/x' of .*a\.zarr"):
+    with pytest.raises(InvalidInputError, match=r"'/outer/x', which was ingested from .*a\.zarr"):
         ingest(repo, [c], group="outer/x/below")
     # What leaves a group, or leaves at all, is no obstacle.
     groups["a.zarr"] = "z"

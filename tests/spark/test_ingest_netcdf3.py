@@ -159,7 +159,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"CDF\x03" + bytes(60), "version 3"),
+        (b"CDF\x03" + bytes(60), "version is 3"),
         (b"CDF\x01" + struct.pack(">iii", 0, 10, 2**30) + bytes(60), "entries"),
         (b"CDF\x01" + struct.pack(">iii", 0, 9, 1) + bytes(60), "begins with 9"),
         (b"CDF\x01" + struct.pack(">iii", 0, 10, -1) + bytes(60), "size of -1"),

@@ -407,5 +407,5 @@ def test_times_are_copied_in_the_units_of_the_first_file() -> None:
     moved = to_units(array("hours since 2000-01-02", [0, 48]), first)
     assert moved.tolist() == [1, 3]
     assert moved.dtype == np.int32
-    with pytest.raises(InvalidInputError, match="no whole numbers"):
+    with pytest.raises(InvalidInputError, match="not whole numbers"):
         to_units(array("hours since 2000-01-02", [0, 5]), first)
