@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.files.packs import Packing
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.ids import SnapshotId
@@ -21,6 +22,7 @@ __all__ = [
     "RepositoryConfig",
     "Session",
     "SnapshotId",
+    "Transaction",
 ]
 
 # Imported at first use: backends and the command need not wait for zarr and NumPy.
@@ -32,6 +34,7 @@ _HOMES: Final = {
     "RepositoryConfig": "icechunk_async.format.config",
     "Session": "icechunk_async.session",
     "SnapshotId": "icechunk_async.format.ids",
+    "Transaction": "icechunk_async.engine.commit.once",
 }
 
 if not TYPE_CHECKING:  # else every misspelt name would have a type

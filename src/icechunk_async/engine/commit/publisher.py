@@ -1,8 +1,4 @@
-"""Publish a session: commit, amend, flush and rebase, and stay honest when the outcome is unknown.
-
-Writers that must know what a branch holds already keep it in such a property. So it is known at
-the tip, whoever commits or amends in between, and also once older snapshots have expired.
-"""
+"""Publish a session: commit, amend, flush, rebase; and find out what an unknown outcome was."""
 
 from __future__ import annotations
 
@@ -20,6 +16,7 @@ from icechunk_async._runtime.backoff import Turns
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.commit.flush import Flusher
+from icechunk_async.engine.commit.once import Record, newest_versions, record_of, repeated
 from icechunk_async.engine.commit.rebase import rebase
 from icechunk_async.engine.history import Amend, Commit, Detach, check_moves_allowed
 from icechunk_async.errors import (
@@ -27,7 +24,9 @@ from icechunk_async.errors import (
     IcechunkError,
     NothingToCommitError,
     OutcomeUnknownError,
+    RebaseFailedError,
     SessionStateError,
+    SnapshotNotFoundError,
     StorageError,
     StorageUnavailableError,
 )
@@ -39,21 +38,13 @@ if TYPE_CHECKING:
 
     from icechunk_async.engine.commit.conflicts import ConflictSolver
     from icechunk_async.engine.commit.flush import Flushed, ManifestOptions
+    from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.history import History, Publication
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.transaction_log import TransactionLog
 
-__all__ = ["WRITTEN_ONCE", "Publishing", "SessionMode", "carried_from"]
-
-
-WRITTEN_ONCE: Final = "spark-transactions"
-"""The newest version of every application that wrote to the branch with one, by its name."""
-
-
-def carried_from(base: Snapshot) -> dict[str, JSON]:
-    """Return the properties that a snapshot made from ``base``, or instead of it, carries on."""
-    return {WRITTEN_ONCE: base.metadata[WRITTEN_ONCE]} if WRITTEN_ONCE in base.metadata else {}
+__all__ = ["Publishing", "SessionMode"]
 
 
 _log = logging.getLogger(__name__)
@@ -94,12 +85,20 @@ class Publishing:
         self._busy = False
         self._doubtful: dict[SnapshotId, Snapshot] = {}
         """Snapshots that may have been published without our hearing of it."""
+        self._record: Record | None = None
+        """The transactions that were found last, for a base of the session."""
+        self._already_committed = False
 
     @property
     def has_uncommitted_changes(self) -> bool:
         """Whether a commit would change anything."""
         with self.workspace.lock:
             return not self.workspace.changes.is_empty()
+
+    @property
+    def already_committed(self) -> bool:
+        """Whether ``commit(once=...)`` found its transaction on the branch and published none."""
+        return self._already_committed
 
     async def commit(
         self,
@@ -110,6 +109,7 @@ class Publishing:
         rebase_tries: int = 1000,
         timeout_seconds: float | None = None,
         allow_empty: bool = False,
+        once: Transaction | None = None,
     ) -> SnapshotId:
         """Publish the session's changes as a new snapshot on its branch, all at once.
 
@@ -124,6 +124,10 @@ class Publishing:
             rebase_tries: how often at most.
             timeout_seconds: how long the call may take, tries and waits included.
             allow_empty: make a snapshot even if nothing changed.
+            once: names the commit. Where the branch holds this transaction, or a later one of
+                the same application, nothing is published: the session drops its changes and
+                stands on the newest snapshot that records it, whose id is returned. See
+                ``already_committed``.
 
         Raises:
             NothingToCommitError: nothing changed.
@@ -141,16 +145,30 @@ class Publishing:
 
         Cost: two requests that follow one another after the chunks are stored, where nobody
         else commits: manifests, snapshot, log and backup together, then the reference. A try
-        that lost a race stores again only what the winner's commit affects.
+        that lost a race stores again only what the winner's commit affects. With ``once``, a
+        walk along the history where the session's base records no transaction: one request, or
+        with format version 1 one for each commit back to the nearest record.
         """
         races: list[ConflictError] = []
-        with self._publishing("commit", allow_empty=allow_empty) as branch:
+        with self._publishing("commit", allow_empty=allow_empty or once is not None) as branch:
             with anyio.move_on_after(timeout_seconds):
-                if self._doubtful and (landed := await self._find_landed(branch)):
+                try:
+                    return await self._commit_on(
+                        branch,
+                        message,
+                        metadata,
+                        rebase_with,
+                        once,
+                        tries=rebase_tries,
+                        allow_empty=allow_empty,
+                        races=races,
+                    )
+                except (ConflictError, RebaseFailedError, SnapshotNotFoundError):
+                    # What is in the way may be this commit, or another one of its transaction.
+                    landed = await self._find_landed(branch, once)
+                    if landed is None:
+                        raise
                     return self._finish(landed)
-                return await self._commit_on(
-                    branch, message, metadata, rebase_with, tries=rebase_tries, races=races
-                )
             raise self._too_late(timeout_seconds, races)
 
     async def _commit_on(
@@ -159,23 +177,31 @@ class Publishing:
         message: str,
         metadata: Mapping[str, JSON] | None,
         rebase_with: ConflictSolver | None,
+        once: Transaction | None,
         *,
         tries: int,
+        allow_empty: bool,
         races: list[ConflictError],
     ) -> SnapshotId:
         """Try until it lands; ``races`` gets every race that was lost."""
+        if self._doubtful and (landed := await self._find_landed(branch, once)):
+            return self._finish(landed)
         turns = Turns()
         for attempt in range(tries + 1):
+            if once is not None and (held := await self._find_in_base(once)):
+                return self._finish(held)
+            if attempt == 0:  # a solver may have taken every change back since
+                self._check_changed(allow_empty=allow_empty)
             extra: JSON = None if rebase_with is None else {"rebase_attempts": attempt}
             try:
-                return await self._publish_on(branch, message, metadata, extra)
+                return await self._publish_on(branch, message, metadata, extra, once)
             except ConflictError as error:
-                landed = await self._find_landed(branch)
-                if landed is not None:
-                    return self._finish(landed)
                 races.append(error)
                 if rebase_with is None or attempt == tries:
                     raise
+            # Before a solver is asked about a clash of these changes with themselves.
+            if landed := await self._find_landed(branch, once):
+                return self._finish(landed)
             _log.debug("another writer of %r was first, %d time(s) now", branch, attempt + 1)
             telemetry.add("commit.rebases", 1)
             # What the lost race showed is new still, unless others had time since.
@@ -211,8 +237,8 @@ class Publishing:
     ) -> SnapshotId:
         """Replace the tip of the branch by a snapshot with the session's changes on top of it.
 
-        Message and properties are replaced, not joined; those that record what Spark wrote
-        once are carried on. The old tip can still be read by its
+        Message and properties are replaced, not joined; those that record transactions
+        (``commit(once=...)``) are repeated. The old tip can still be read by its
         id until it is collected. Afterwards the session is read-only.
 
         Raises:
@@ -290,9 +316,15 @@ class Publishing:
         message: str,
         metadata: Mapping[str, JSON] | None,
         extra: JSON,
+        once: Transaction | None,
     ) -> SnapshotId:
         base_id = self.workspace.base.id
-        snapshot, flushed, log = await self._draft(message, metadata, extra, self._log)
+        recorded: dict[str, JSON] = {}
+        if once is not None:
+            assert self._record is not None  # it was looked for
+            assert self._record.at == base_id  # the only snapshot that this commit can land on
+            recorded = self._record.properties_with(once)
+        snapshot, flushed, log = await self._draft(message, metadata, extra, self._log, recorded)
         return await self._publish(Commit(branch, base_id, snapshot), flushed, log)
 
     def _log(self, snapshot_id: SnapshotId) -> TransactionLog:
@@ -305,6 +337,7 @@ class Publishing:
         metadata: Mapping[str, JSON] | None,
         extra: JSON,
         logged: Callable[[SnapshotId], TransactionLog],
+        recorded: Mapping[str, JSON] | None = None,
     ) -> tuple[Snapshot, Flushed, bytes]:
         """Build a snapshot of the session's state, and its log; nothing but chunks is stored.
 
@@ -321,8 +354,12 @@ class Publishing:
             flushed, packed_log = await flush(base, workspace.tree), await pack_log(log)
         else:
             flushed, packed_log = await gather(flush(base, workspace.tree), pack_log(log))
-        carried = carried_from(base)
-        properties: dict[str, JSON] = {**carried, **self._default_metadata, **(metadata or {})}
+        properties: dict[str, JSON] = {
+            **repeated(base),
+            **self._default_metadata,
+            **(metadata or {}),
+            **(recorded or {}),
+        }
         if isinstance(extra, dict):
             reserved = properties.get(_RESERVED)
             properties[_RESERVED] = {**(reserved if isinstance(reserved, dict) else {}), **extra}
@@ -367,32 +404,53 @@ class Publishing:
 
     def _finish(self, snapshot: Snapshot) -> SnapshotId:
         """Stand on a snapshot that was published, for reading."""
-        _log.info("snapshot %s published: %s", snapshot.id, snapshot.message)
+        how = "holds the transaction already" if self._already_committed else "published"
+        _log.info("snapshot %s %s: %s", snapshot.id, how, snapshot.message)
         self._doubtful.clear()
         self._mode = SessionMode.READONLY
         self.workspace.rebase_to(snapshot, ChangeSet())
         return snapshot.id
 
-    async def _find_landed(self, branch: str) -> Snapshot | None:
-        """Return the snapshot of an earlier try of unknown outcome, if it is on the branch."""
-        if not self._doubtful:
+    async def _find_landed(self, branch: str, once: Transaction | None = None) -> Snapshot | None:
+        """Return the snapshot on the branch that makes another try needless, if there is one.
+
+        It is that of an earlier try of unknown outcome, or one that records ``once``.
+        """
+        if not self._doubtful and once is None:
             return None
-        async for info in self._history.ancestry(await self._history.branch_tip(branch)):
-            if info.id in self._doubtful:
-                return self._doubtful[info.id]
-            if info.id == self.workspace.base.id:
-                break
-        return None
+        tip = await self._history.branch_tip(branch)
+        if self._doubtful:
+            async for info in self._history.ancestry(tip):
+                if info.id in self._doubtful:
+                    return self._doubtful[info.id]
+                if info.id == self.workspace.base.id:
+                    break
+        if once is None:
+            return None
+        return await self._recorded(once, await record_of(self._history, tip, self._record))
+
+    async def _find_in_base(self, once: Transaction) -> Snapshot | None:
+        """Return the snapshot that records ``once`` among the session's base and its ancestors."""
+        base = self.workspace.base
+        versions = newest_versions(base.metadata)
+        if versions is not None:
+            self._record = Record(base.id, base.id, versions)
+        elif self._record is None or self._record.at != base.id:
+            self._record = await record_of(self._history, base.id, self._record)
+        return await self._recorded(once, self._record)
+
+    async def _recorded(self, once: Transaction, record: Record) -> Snapshot | None:
+        if record.found_at is None or not record.holds(once):
+            return None
+        snapshot = await self.workspace.assets.snapshot(record.found_at)
+        self._already_committed = True
+        return snapshot
 
     @contextmanager
     def _publishing(self, how: str, *, allow_empty: bool) -> Generator[str]:
         """Keep changes out while the session is published; answer its branch."""
         with self._exclusively() as branch, telemetry.span(how, branch=branch):
-            if not (allow_empty or self._doubtful or self.has_uncommitted_changes):
-                raise NothingToCommitError(
-                    "The session changed nothing, so there is nothing to commit. Write something "
-                    "first, or pass allow_empty=True."
-                )
+            self._check_changed(allow_empty=allow_empty)
             try:
                 yield branch
             except OutcomeUnknownError:
@@ -404,6 +462,13 @@ class Publishing:
                     f"Whether an earlier try of this commit landed could not be found out: {error} "
                     "No change is lost; commit again to find out."
                 ) from error
+
+    def _check_changed(self, *, allow_empty: bool) -> None:
+        if not (allow_empty or self._doubtful or self.has_uncommitted_changes):
+            raise NothingToCommitError(
+                "The session changed nothing, so there is nothing to commit. Write something "
+                "first, or pass allow_empty=True."
+            )
 
     @contextmanager
     def _exclusively(self) -> Generator[str]:

@@ -10,7 +10,7 @@ from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
 from icechunk_async.engine.commit.flush import Flusher
-from icechunk_async.engine.commit.publisher import carried_from
+from icechunk_async.engine.commit.once import repeated
 from icechunk_async.engine.history import Amend, Commit, check_online
 from icechunk_async.engine.open import check_safe
 from icechunk_async.errors import (
@@ -90,7 +90,7 @@ async def publish_rewritten(
         base.id,
         max(clock.now_us(), base.flushed_at + 1),  # a clock that lags must not stop anyone
         message,
-        _properties({**carried_from(base), **metadata}, opened.manifest_options.splitting),
+        _properties({**repeated(base), **metadata}, opened.manifest_options.splitting),
         flushed.nodes,
         flushed.files,
     )

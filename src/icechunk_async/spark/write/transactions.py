@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from icechunk_async._runtime.backoff import Backoff
-from icechunk_async.engine.commit.publisher import WRITTEN_ONCE
 from icechunk_async.errors import ConflictError, InvalidInputError
 from icechunk_async.sync.portal import run
 
@@ -31,6 +30,7 @@ __all__ = [
     "published_version",
 ]
 
+WRITTEN_ONCE: Final = "spark-transactions"
 _OWN: Final = "spark-transaction"
 _RACE: Final = Backoff(initial_ms=10, max_ms=2000, immediate=1)
 
