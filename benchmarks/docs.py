@@ -1,8 +1,9 @@
-"""Puts results into the documentation: ``python -m benchmarks.docs [RESULTS ...]``.
+"""Write results into `benchmarks/results` and the documentation.
 
-Of several files the later ones count where they say more. Keeps the JSON beside the page, draws the
-picture, and replaces the tables between the page's markers. Nothing in them is written by hand, so
-they say what was measured last. Beside them stand the ratios that were found on other machines.
+`python -m benchmarks.docs [RESULTS ...]` merges the files, of which later ones win, into
+`latest.json`, draws the picture, and replaces the tables between the markers of `README.md` beside
+it and of the summary in `docs/explanation/performance.md`. The tables also show the ratios that
+earlier runs found on other machines.
 """
 
 from __future__ import annotations
@@ -24,14 +25,56 @@ if TYPE_CHECKING:
     type Document = tuple[dict[str, str], list[Result]]
     """A machine, and what was measured on it."""
 
-__all__ = ["elsewhere_text", "load", "machine_text", "ratios", "tables"]
+__all__ = ["elsewhere_text", "load", "machine_text", "ratios", "summary", "tables"]
 
-_FOLDER: Final = Path(__file__).parents[1] / "docs" / "explanation"
-PAGE: Final = _FOLDER / "performance.md"
-RESULTS: Final = _FOLDER / "performance.json"
-ELSEWHERE: Final = sorted(_FOLDER.glob("performance-elsewhere*.json"))
-"""The same, measured on other machines: what a reader may expect to vary."""
+_FOLDER: Final = Path(__file__).parent / "results"
+PAGE: Final = _FOLDER / "README.md"
+SUMMARY: Final = Path(__file__).parents[1] / "docs" / "explanation" / "performance.md"
+RESULTS: Final = _FOLDER / "latest.json"
+ELSEWHERE: Final = sorted(_FOLDER.glob("elsewhere-*.json"))
+"""Results of other machines, which show how far ratios vary."""
 _BEGIN, _END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
+_SUMMARY_BEGIN, _SUMMARY_END = "<!-- summary: begin -->\n", "<!-- summary: end -->\n"
+_SUMMARIZED: Final = {
+    "store: get a local chunk of 10 KB, 1 at a time": "Read a 10 KB chunk, local disk",
+    "store: get a local chunk of 1 MB, 1 at a time": "Read a 1 MB chunk, local disk",
+    "store: list_prefix over 10,000 nodes": "List 10,000 nodes",
+    "zarr: read 5,000 chunks of 10 KB, default pipeline": (
+        "Read an array of 5,000 chunks of 10 KB through Zarr"
+    ),
+    "zarr: read 256 chunks of 1 MB, default pipeline": (
+        "Read an array of 256 chunks of 1 MB through Zarr"
+    ),
+    "zarr: write 10,000 chunks of 10 KB, default pipeline": (
+        "Write an array of 10,000 chunks of 10 KB through Zarr"
+    ),
+    "zarr: write 1,000 chunks of 1 MB, default pipeline": (
+        "Write an array of 1,000 chunks of 1 MB through Zarr"
+    ),
+    "S3: GET 1 MB through zarr, 16 at a time": "Read 1 MB from S3 nearby",
+    "S3: GET 1 MB through zarr over TLS, 16 at a time": "Read 1 MB from S3 nearby, over TLS",
+    "S3: PUT 1 MB through zarr, 16 at a time": "Write 1 MB to S3 nearby",
+    "S3 20 ms away: commit one chunk, format 2": "Commit one chunk to S3, 20 ms away",
+    "S3 20 ms away: open cold and read a chunk, format 2": (
+        "Open and read a first chunk from S3, 20 ms away"
+    ),
+    "S3 20 ms away: create a repository, format 2": "Create a repository on S3, 20 ms away",
+    "local: change a chunk and commit, format 2": "Change a chunk and commit, local disk",
+    "set 1,000,000 virtual references and commit, format 2": (
+        "Set a million virtual references and commit"
+    ),
+    "open cold and read a chunk, 10,000,000 references by us, format 2": (
+        "Open and read a chunk among ten million references"
+    ),
+    "16 writers of one branch, S3 50 to 300 ms away, format 2": (
+        "16 writers commit to one branch, S3 far away"
+    ),
+    "collect garbage: 200 snapshots, half of 100,000 chunks": (
+        "Collect garbage: half of 100,000 chunks"
+    ),
+    "import Repository, after zarr": "Import the library, after zarr",
+}
+"""The workloads of the summary, and what they are called there."""
 _OFFICIAL: Final = "official"
 
 
@@ -50,6 +93,25 @@ def tables(results: list[Result], elsewhere: Mapping[str, Sequence[float]]) -> s
         )
         found.append(f"### {operation}\n\n{about}\n\n{heads}{rule}{rows}{why}")
     return "\n".join(found)
+
+
+def summary(results: list[Result], elsewhere: Mapping[str, Sequence[float]]) -> str:
+    """Return the table of the summary: typical operations, ours and the official engine's."""
+    timed = {each.workload: each for each in results if each.metric == "seconds"}
+    rows = [
+        "| Operation | Ours | Official | Ratio | Elsewhere |",
+        "| --- | --: | --: | --: | --: |",
+    ]
+    for workload, name in _SUMMARIZED.items():
+        result = timed[workload]
+        official = next(it for it in lines([result]) if it.peer == _OFFICIAL)
+        ratio = _factor(official.ratio)
+        if official.verdict == "lost":
+            ratio = f"**{ratio}**"
+        found = " to ".join(dict.fromkeys(map(_factor, _ends(elsewhere.get(result.key, ())))))
+        times = f"{shown(official.ours, 'seconds')} | {shown(official.theirs, 'seconds')}"
+        rows.append(f"| {name} | {times} | {ratio} | {found} |")
+    return "\n".join([*rows, ""])
 
 
 def _falls_short(result: Result) -> bool:
@@ -156,12 +218,17 @@ def main(sources: list[Path]) -> None:
     document = {"machine": machine, "results": {it.key: asdict(it) for it in results}}
     RESULTS.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
     draw(results, RESULTS.with_suffix(".png"))
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
-    _, _, after = rest.partition(_END)
     others = [load(path) for path in ELSEWHERE]
     about = f"{machine_text(machine, results)}\n{elsewhere_text(others)}"
-    body = f"{about}\n{tables(results, ratios(others))}\n"
-    PAGE.write_text(f"{before}{_BEGIN}\n{body}{_END}{after}", encoding="utf-8")
+    _replace(PAGE, _BEGIN, _END, f"{about}\n{tables(results, ratios(others))}")
+    _replace(SUMMARY, _SUMMARY_BEGIN, _SUMMARY_END, summary(results, ratios(others)))
+
+
+def _replace(page: Path, begin: str, end: str, body: str) -> None:
+    """Replace what stands between two markers of a page."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(end)
+    page.write_text(f"{before}{begin}\n{body}\n{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ Receiving, parsing (aiohttp slices and joins what comes) and Zarr's copy into th
 one another on the thread of Zarr's only loop, where compiled clients receive on other threads.
 Putting 1 MB takes everybody 1.0 to 1.2 ms of processor time, on two processors that the server
 needs, too. Memory counts as much: in a process that has done much else the C library gives it back
-after each object and takes it again, see [Memory](#memory).
+after each object and takes it again, see [Memory](../../docs/explanation/performance.md#memory).
 Over TLS asyncio reads one record of 16 KB at a time and copies it twice more. `obstore+s3://`
 is the way out.
 """,
@@ -90,7 +90,7 @@ threads.
 """,
     "Storage that is far away": """
 *Create*: the trial whether conditional writes work takes 205 requests, seven in a row
-([decision 11](../decisions/0011-probe-at-create.md)); `probe=False` leaves it out, at your
+([decision 11](../../docs/decisions/0011-probe-at-create.md)); `probe=False` leaves it out, at your
 risk. *Open cold*: four requests in a row are 80 ms, and the connection for them another 20. The
 first chunk comes over the connection that opened the repository; Zarr's loop makes its own when
 it reads more.
@@ -101,7 +101,7 @@ nearly half, see *zarr alone*, and the calls of the system a quarter: opening th
 and filling a file under a reserved name, and giving it its own while a lock is held. Large arrays
 are written from where they are, and the disk begins with them at once; what is left is the
 system's copy, the file system, and waiting for the disk. `durability: none` does not wait, [at a
-risk](../how-to/local-disks.md#trading-durability-for-speed).
+risk](../../docs/how-to/local-disks.md#trading-durability-for-speed).
 """,
 }
 """By operation; Markdown."""

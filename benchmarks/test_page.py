@@ -8,10 +8,12 @@ from benchmarks.docs import (
     ELSEWHERE,
     PAGE,
     RESULTS,
+    SUMMARY,
     elsewhere_text,
     load,
     machine_text,
     ratios,
+    summary,
     tables,
 )
 from benchmarks.results import OURS, ZARR_ALONE, Result
@@ -25,6 +27,7 @@ def test_page_says_what_was_measured() -> None:
     assert machine_text(machine, results) in page
     assert elsewhere_text(others) in page
     assert tables(results, ratios(others)) in page
+    assert summary(results, ratios(others)) in SUMMARY.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,15 @@ def without_blocks(page: Path) -> str:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    """Relative links of README, CONTRIBUTING and the documentation."""
+    """Relative links of README, CONTRIBUTING, the documentation and the results of benchmarks."""
+    pages = [
+        *REPOSITORY.glob("*.md"),
+        *(REPOSITORY / "docs").rglob("*.md"),
+        *(REPOSITORY / "benchmarks").rglob("*.md"),
+    ]
     broken = [
         f"{page.relative_to(REPOSITORY)}: {target}"
-        for page in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
+        for page in pages
         for target in re.findall(r"\]\(([^)#]+)", without_blocks(page))
         if "://" not in target and not (page.parent / target).exists()
     ]
