@@ -11,7 +11,7 @@ from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
 from icechunk_async.engine.changes.merge import ForkPoint, Merger, check_fits
 from icechunk_async.engine.changes.wire import ForkState, decode_fork, encode_fork
 from icechunk_async.engine.commit.publisher import Publishing, SessionMode
-from icechunk_async.engine.open import Request, open_parts
+from icechunk_async.engine.open import Request, open_engine
 from icechunk_async.engine.tree.nodes import NodeOperations, virtual_locations
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.errors import OutcomeUnknownError, SessionStateError, StorageUnavailableError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.files.packs import Packs
     from icechunk_async.engine.history import History
     from icechunk_async.engine.history.diff import Diff
-    from icechunk_async.engine.open import Opened, Origin
+    from icechunk_async.engine.open import Engine, Origin
     from icechunk_async.engine.virtual.chunks import VirtualAccess
     from icechunk_async.format.ids import NodeId
     from icechunk_async.format.json.metadata import JSON
@@ -611,8 +611,8 @@ class ForkSession(Session):
                 "This fork was read from bytes that do not say where its repository is: give an "
                 "open storage, 'fork.attached(storage)'."
             )
-        async with open_parts(request, None, or_open=False) as opened:
-            self._take_hold(opened, await opened.assets.snapshot(self._base_id))
+        async with open_engine(request) as engine:
+            self._take_hold(engine, await engine.assets.snapshot(self._base_id))
             try:
                 yield self
                 await self.store_pending_chunks()
@@ -622,23 +622,23 @@ class ForkSession(Session):
                     changes = self.workspace.changes
                 self._let_go(changes, self.workspace.packs)
 
-    def _take_hold(self, opened: Opened, base: Snapshot) -> None:
+    def _take_hold(self, engine: Engine, base: Snapshot) -> None:
         """Begin to read and write."""
         assert self._carried is not None  # it was detached
         workspace = Workspace(
             base,
-            opened.assets,
-            opened.virtual,
-            inline_threshold_bytes=opened.config.effective_inline_chunk_threshold_bytes,
+            engine.assets,
+            engine.virtual,
+            inline_threshold_bytes=engine.config.effective_inline_chunk_threshold_bytes,
             read_only=False,
-            packs=self._unstored or opened.new_packs(),
+            packs=self._unstored or engine.new_packs(),
         )
         workspace.rebase_to(base, self._carried)
         Session.__init__(
             self,
             workspace,
-            opened.history,
-            opened.manifest_options,
+            engine.history,
+            engine.manifest_options,
             branch=None,
             mode=SessionMode.WRITABLE,
             default_metadata={},

@@ -6,6 +6,7 @@ The operations themselves are methods of `Repository`.
 from icechunk_async.engine.upkeep.check import BrokenReference, ReferenceReport
 from icechunk_async.engine.upkeep.collect import GarbageReport
 from icechunk_async.engine.upkeep.compact import CompactReport
+from icechunk_async.engine.upkeep.copy import CopyReport
 from icechunk_async.engine.upkeep.migrate import MigrationReport, upgrade
 from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
 
@@ -13,6 +14,7 @@ __all__ = [
     "BrokenReference",
     "ChunkStorageStats",
     "CompactReport",
+    "CopyReport",
     "GarbageReport",
     "MigrationReport",
     "ReferenceReport",

@@ -1,4 +1,8 @@
-"""Open a repository: storage, budget, caches, history and virtual sources put together."""
+"""Open repositories: put storage, budget, caches, history and virtual sources together.
+
+`Engine` is what an open repository consists of. `Repository.engine` hands it to the facade, Spark
+and upkeep; sessions get the parts that they need.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
-from icechunk_async._runtime import telemetry
+from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.backoff import Backoff
-from icechunk_async._runtime.concurrency import Background
+from icechunk_async._runtime.concurrency import Background, gather
 from icechunk_async.credentials._refresh import Credential
 from icechunk_async.engine.commit.flush import ManifestOptions
+from icechunk_async.engine.commit.publisher import SessionMode
 from icechunk_async.engine.files.assets import Assets
 from icechunk_async.engine.files.packs import Packing, Packs
-from icechunk_async.engine.history import opening
+from icechunk_async.engine.files.preload import preload
+from icechunk_async.engine.history import MAIN, opening, state_for
 from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.way import HistorySettings
 from icechunk_async.engine.policies import policies_of
+from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.engine.virtual.chunks import open_virtual
-from icechunk_async.errors import UnsafeStorageError
+from icechunk_async.errors import InvalidInputError, SnapshotNotFoundError, UnsafeStorageError
 from icechunk_async.format.config import RepositoryConfig, merge
+from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.layout import is_immutable, is_written_once
 from icechunk_async.format.manifest.writing import LocationDictionary
 from icechunk_async.storage import open_storage
@@ -32,10 +40,14 @@ from icechunk_async.storage.policies.stack import with_policies, with_retries
 if TYPE_CHECKING:
     import os
     from collections.abc import AsyncGenerator
+    from datetime import datetime
 
-    from icechunk_async.engine.history import History
+    from icechunk_async.engine.history import History, RepositoryState
+    from icechunk_async.engine.history.capabilities import Feature
     from icechunk_async.engine.history.way import Found
     from icechunk_async.engine.virtual.chunks import VirtualAccess, VirtualChunks
+    from icechunk_async.format.repo_info import SnapshotInfo
+    from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.storage import Storage
     from icechunk_async.storage.cache.cached import CacheOptions
     from icechunk_async.storage.policies.hedge import HedgePolicy
@@ -44,13 +56,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Creation",
-    "Opened",
+    "Engine",
     "Origin",
     "Request",
+    "as_snapshot_id",
     "check_safe",
-    "early",
+    "find_at",
+    "open_engine",
     "open_location",
-    "open_parts",
 ]
 
 
@@ -64,12 +77,12 @@ class Origin:
     authorized: Mapping[str, Credential | Mapping[str, object] | None] = field(
         default_factory=dict[str, "Credential | Mapping[str, object] | None"], repr=False
     )
-    """Containers of virtual chunks that may be read; those opened by the caller are left out."""
+    """Virtual chunk containers that may be read, without those that the caller opened."""
     packing: Packing | None = None
 
     @classmethod
     def of(cls, request: Request, storage: Storage) -> Self:
-        """Return how to open again what was opened from ``request``."""
+        """Return how to open elsewhere what was opened from ``request``."""
         description = storage.description
         plain = {
             prefix: access
@@ -83,7 +96,7 @@ class Origin:
     def request(
         self, storage: Storage | None, authorized: Mapping[str, VirtualAccess] | None
     ) -> Request:
-        """Return the request that opens it: from an open storage, if one is given."""
+        """Return the request that opens it, from an open storage if one is given."""
         access = self.authorized if authorized is None else authorized
         if storage is not None:
             return Request(storage, {}, self.config, access, packing=self.packing)
@@ -92,7 +105,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a caller asked for; plain data, but for a storage given as an object."""
+    """What a caller asked for. Plain data unless the location is an open storage."""
 
     location: Location
     storage_options: Mapping[str, object]
@@ -105,34 +118,153 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """The parts of an open repository."""
+class Engine:
+    """An open repository."""
 
+    request: Request
+    """What it was opened from."""
     storage: Storage
-    """Limited by the repository's budget of requests, cached if asked, with its other policies."""
+    """With the repository's budget of requests, its cache if there is one, and its policies."""
     config: RepositoryConfig
     assets: Assets
     history: History
     virtual: VirtualChunks
     manifest_options: ManifestOptions
     background: Background
-    """What sessions start and nobody waits for; it ends before the storage closes."""
+    """What sessions start and do not wait for; it ends before the storage closes."""
     cache: Cached | None = None
     packing: Packing = field(default_factory=Packing.off)
 
+    @property
+    def origin(self) -> Origin:
+        """How to open the repository elsewhere."""
+        return Origin.of(self.request, self.storage)
+
     def new_packs(self) -> Packs | None:
-        """Return where small chunks of a new session go; None if they are not packed."""
+        """Return where a new session puts small chunks; None if each gets an object."""
         return Packs(self.packing) if self.packing.is_on else None
+
+    def state_to_change(self, feature: Feature) -> RepositoryState:
+        """Return the repository's state in order to change it.
+
+        Raises:
+            UnsupportedBySpecError: the repository lacks the feature.
+            UnsafeStorageError: changes could be lost on this storage.
+        """
+        state = state_for(self.history, feature)
+        check_safe(self.storage)
+        return state
+
+    async def resolve(
+        self,
+        branch: str | None,
+        tag: str | None,
+        snapshot_id: SnapshotId | str | None,
+        *,
+        default: str | None = MAIN,
+    ) -> SnapshotId:
+        """Return the snapshot that one of a branch, a tag and an id names, as of now.
+
+        Args:
+            branch: resolve its tip.
+            tag: resolve its snapshot.
+            snapshot_id: return it; it may not exist.
+            default: the branch if none of them is given; None: then refuse.
+
+        Raises:
+            InvalidInputError: several are given, or none.
+        """
+        given = [it for it in (branch, tag, snapshot_id) if it is not None]
+        if len(given) > 1 or (not given and default is None):
+            raise InvalidInputError(
+                "Name one of a branch, a tag and a snapshot id"
+                + (", not several." if given else ".")
+            )
+        if tag is not None:
+            return await self.history.tag_target(tag)
+        if snapshot_id is not None:
+            return as_snapshot_id(snapshot_id)
+        return await self.history.branch_tip(branch if branch is not None else default or "")
+
+    async def load(
+        self,
+        branch: str | None,
+        tag: str | None = None,
+        snapshot_id: SnapshotId | str | None = None,
+        as_of: datetime | None = None,
+    ) -> Snapshot:
+        """Load the snapshot that a session begins at; see `Repository.readonly_session`."""
+        if as_of is not None:
+            if tag is not None or snapshot_id is not None:
+                raise InvalidInputError(
+                    "as_of goes with a branch; a tag or a snapshot id names one moment already."
+                )
+            tip = await self.resolve(branch, None, None)
+            return await self.assets.snapshot(await self._as_of(tip, as_of))
+        if snapshot_id is not None:
+            target = await self.resolve(branch, tag, snapshot_id)
+            await self.history.snapshot_info(target)  # a file may outlive its place in history
+            return await self.assets.snapshot(target)
+        return await self._load_tip(branch, tag)
+
+    async def _load_tip(self, branch: str | None, tag: str | None) -> Snapshot:
+        """Load the snapshot of a ref as of now.
+
+        The one last seen there is fetched while the ref is read: usually it is still the one.
+        """
+        guess = self.history.last_seen(branch or (None if tag else MAIN), tag)
+        if guess is None:
+            return await self.assets.snapshot(await self.resolve(branch, tag, None))
+        target, guessed = await gather(
+            self.resolve(branch, tag, None), self.assets.snapshot_if_there(guess)
+        )
+        if guessed is not None and guessed.id == target:
+            return guessed
+        return await self.assets.snapshot(target)
+
+    async def _as_of(self, tip: SnapshotId, moment: datetime) -> SnapshotId:
+        limit = clock.to_us(moment)
+        first: SnapshotInfo | None = None
+        async for info in self.history.ancestry(tip):
+            if info.flushed_at <= limit:
+                return info.id
+            first = info
+        when = first.written_at.isoformat() if first is not None else "never"
+        raise SnapshotNotFoundError(
+            f"The branch had no snapshot yet at {moment.isoformat()}; its first is of {when}.",
+            as_of=moment.isoformat(),
+            code="no-snapshot-at-time",
+        )
+
+    def workspace(self, base: Snapshot, mode: SessionMode) -> Workspace:
+        """Return the hierarchy of a new session, and start preloading its manifests."""
+        preloading = self.config.effective_manifest.effective_preload
+        max_refs = self.config.effective_caching.effective_num_chunk_refs
+        self.background.start(lambda: preload(base, self.assets, preloading, max_refs))
+        return Workspace(
+            base,
+            self.assets,
+            self.virtual,
+            inline_threshold_bytes=self.config.effective_inline_chunk_threshold_bytes,
+            read_only=mode is SessionMode.READONLY,
+            rearranging=mode is SessionMode.REARRANGE,
+            packs=self.new_packs() if mode is SessionMode.WRITABLE else None,
+        )
+
+
+def as_snapshot_id(given: SnapshotId | str) -> SnapshotId:
+    """Return a snapshot id, parsed if it is text."""
+    return given if isinstance(given, SnapshotId) else SnapshotId.parse(given)
 
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """How a repository is created, where there is none."""
+    """How to create a repository if there is none."""
 
     spec_version: int
     check_clean_root: bool
     probe: bool | None
-    """Try the storage's promises first; None: unless the backend has made sure of them itself."""
+    """Try the storage's promises first. None: unless the backend verifies them itself."""
 
 
 @runtime_checkable
@@ -143,7 +275,7 @@ class _HasDescription(Protocol):
 
 @asynccontextmanager
 async def open_location(request: Request) -> AsyncGenerator[Storage]:
-    """Open the storage of a location; one that is open already is used and left open."""
+    """Open the storage of a location; an open storage is used and left open."""
     location = request.location
     if isinstance(location, _HasDescription):
         yield location
@@ -153,7 +285,7 @@ async def open_location(request: Request) -> AsyncGenerator[Storage]:
 
 
 def early(request: Request, storage: Storage) -> Storage:
-    """Return the storage for the first reads, which tell whose settings count from then on."""
+    """Return the storage for the first reads, before the stored settings are known."""
     settings = (request.config or RepositoryConfig()).effective_storage
     return with_retries(storage, policies_of(settings).retry)
 
@@ -182,55 +314,81 @@ def check_safe(storage: Storage) -> None:
         )
 
 
-async def _make_sure(storage: Storage, *, probe: bool | None) -> None:
-    """Refuse to create a repository where commits could be lost."""
+@asynccontextmanager
+async def open_engine(
+    request: Request, creation: Creation | None = None, *, or_open: bool = False
+) -> AsyncGenerator[Engine]:
+    """Open a repository; create it first if ``creation`` says how.
+
+    Args:
+        request: what to open.
+        creation: create the repository.
+        or_open: if there is one already, open it instead of refusing.
+
+    Raises:
+        RepositoryNotFoundError: there is none, and none is to be created.
+        RepositoryExistsError: the location is taken, and ``or_open`` is False.
+    """
+    async with open_location(request) as storage:
+        found = await _find_or_check(storage, early(request, storage), creation, or_open=or_open)
+        if found is None and creation is None:
+            raise opening.missing(storage)
+        async with _assemble(request, storage, found, creation) as engine:
+            yield engine
+
+
+async def _find_or_check(
+    storage: Storage, reads: Storage, creation: Creation | None, *, or_open: bool
+) -> Found | None:
+    """Find the repository, or make sure that one can be created."""
+    if creation is None:
+        return await opening.find_expected(reads)
+    if creation.check_clean_root and not or_open:
+        found = await opening.find_or_check_empty(reads)
+    else:
+        found = await opening.find(reads)
+    if found is not None:
+        if not or_open:
+            raise repository_exists(storage, "a repository")
+        return found
+    if creation.check_clean_root and or_open:
+        await opening.check_empty(reads)
     check_safe(storage)
-    if probe or (probe is None and not storage.capabilities.verified):
-        from icechunk_async.storage.probe import probe_storage  # noqa: PLC0415 -- not without need
+    if creation.probe or (creation.probe is None and not storage.capabilities.verified):
+        from icechunk_async.storage.probe import probe_storage  # noqa: PLC0415 -- slow to import
 
         (await probe_storage(storage)).check()
+    return None
 
 
-@asynccontextmanager
-async def open_parts(
-    request: Request, creation: Creation | None, *, or_open: bool
-) -> AsyncGenerator[Opened]:
-    """Find the repository, or create one as ``creation`` says, and put its parts together."""
+async def find_at(request: Request, *, required: bool = False) -> Found | None:
+    """Return the repository at a location without opening it; None if there is none.
+
+    Raises:
+        RepositoryNotFoundError: there is none, and it is required.
+    """
     async with open_location(request) as storage:
-        reads = early(request, storage)
-        if creation is None:
-            found = await opening.find_expected(reads)
-        elif creation.check_clean_root and not or_open:
-            found = await opening.find_or_check_empty(reads)
-        else:
-            found = await opening.find(reads)
-        if found is not None:
-            if creation is not None and not or_open:
-                raise repository_exists(storage, "a repository")
-            version = found.spec_version
-        elif creation is None:
+        found = await opening.find_expected(early(request, storage))
+        if found is None and required:
             raise opening.missing(storage)
-        else:
-            if creation.check_clean_root and or_open:
-                await opening.check_empty(reads)
-            await _make_sure(storage, probe=creation.probe)
-            version = creation.spec_version
-        async with _assemble(request, storage, found, version) as opened:
-            yield opened
+        return found
 
 
 @asynccontextmanager
 async def _assemble(
-    request: Request, storage: Storage, found: Found | None, spec_version: int
-) -> AsyncGenerator[Opened]:
-    """Put the parts together; where nothing was found, a repository is created first."""
+    request: Request, storage: Storage, found: Found | None, creation: Creation | None
+) -> AsyncGenerator[Engine]:
+    """Put the parts together; if nothing was found, create the repository first."""
+    source = found or creation
+    assert source is not None  # otherwise opening was refused
+    spec_version = source.spec_version
     stored = found.config if found is not None else None
     config = merge(stored or RepositoryConfig(), request.config or RepositoryConfig())
     budget = Budget(config.effective_max_concurrent_requests)
     policies = policies_of(config.effective_storage, request.hedge)
     limited = with_policies(storage, budget, policies, immutable=is_written_once)
     cache = None
-    if request.cache is not None:  # around the budget: what is here already needs no place
+    if request.cache is not None:  # outside the budget: a hit needs no request
         immutable = partial(is_immutable, spec_version=spec_version)
         limited = cache = Cached(limited, request.cache, immutable=immutable)
     caching = config.effective_caching
@@ -268,7 +426,18 @@ async def _assemble(
         options = manifest_options(config, spec_version)
         background = await stack.enter_async_context(Background())
         packing = request.packing or found.packing or Packing.off()
-        yield Opened(limited, config, assets, history, virtual, options, background, cache, packing)
+        yield Engine(
+            request,
+            limited,
+            config,
+            assets,
+            history,
+            virtual,
+            options,
+            background,
+            cache,
+            packing,
+        )
 
 
 def manifest_options(config: RepositoryConfig, spec_version: int) -> ManifestOptions:
@@ -276,8 +445,8 @@ def manifest_options(config: RepositoryConfig, spec_version: int) -> ManifestOpt
     manifest = config.effective_manifest
     compression = manifest.virtual_chunk_location_compression
     dictionary = None
-    # Plain, shared locations are about as small and decode faster, so compression is only used
-    # where somebody asked for it. Spec 1 has no compressed locations.
+    # Plain, shared locations are about as small and decode faster, so compression is only used if
+    # the configuration asks for it. Format 1 has no compressed locations.
     if compression is not None and spec_version > 1:
         dictionary = LocationDictionary(
             compression.effective_min_num_chunks,

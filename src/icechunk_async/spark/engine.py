@@ -28,7 +28,7 @@ from icechunk_async.sync.session_handles import SessionHandle
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from icechunk_async.engine.open import Opened
+    from icechunk_async.engine.open import Engine as NativeEngine
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.repository import Repository as AsyncRepository
     from icechunk_async.sync.storage import Storage
@@ -159,9 +159,9 @@ def _shared(source: Source) -> RepositoryHandle:
     return handle
 
 
-def opened_of(repository: AsyncRepository) -> Opened:
+def opened_of(repository: AsyncRepository) -> NativeEngine:
     """Return the parts of an open repository, for jobs that run an operation piece by piece."""
-    return repository._opened  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    return repository.engine
 
 
 def workspace_of(session: Session) -> Workspace:

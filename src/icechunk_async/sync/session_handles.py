@@ -181,6 +181,6 @@ class SessionHandle:
 
 async def _attach(fork: AsyncForkSession, repository: AsyncRepository) -> None:
     """Let a fork that arrived read and write through the repository that all here share."""
-    opened = repository._opened  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    base = await opened.assets.snapshot(fork.snapshot_id)
-    fork._take_hold(opened, base)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    engine = repository.engine
+    base = await engine.assets.snapshot(fork.snapshot_id)
+    fork._take_hold(engine, base)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]

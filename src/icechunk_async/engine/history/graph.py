@@ -10,17 +10,20 @@ from heapq import heapify, heappop, heappush
 from html import escape
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async._runtime.concurrency import gather
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rich.text import Text
 
+    from icechunk_async.engine.history.protocol import History
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.repo_info import SnapshotInfo
 
     type _Paint = Callable[[str, str], str]
 
-__all__ = ["AncestryGraph", "Row", "lay_out"]
+__all__ = ["AncestryGraph", "Row", "draw", "lay_out"]
 
 _COLORS: Final = ("#4c9f2f", "#a653ff", "#0b84c6", "#d9822b", "#c2255c", "#12908e")
 _TAG_COLOR: Final = "#5ec4f7"
@@ -217,6 +220,18 @@ class AncestryGraph:
             f'<circle cx="{_x(row.lane)}" cy="{y}" r="5" fill="{shade}"/>',
             f'<text x="{left}" y="{y + 4}" fill="currentColor">{words}</text>',
         ]
+
+
+async def draw(history: History, start: SnapshotId | None, *, plain: bool) -> AncestryGraph:
+    """Draw the ancestry of a snapshot; of all branches if ``start`` is None."""
+    branches, tags = await gather(history.branches(), history.tags())
+    infos: dict[SnapshotId, SnapshotInfo] = {}
+    for tip in branches.values() if start is None else [start]:
+        async for info in history.ancestry(tip):
+            if info.id in infos:
+                break
+            infos[info.id] = info
+    return AncestryGraph(lay_out(infos.values(), branches, tags), plain=plain)
 
 
 def _text_row(row: Row, width: int, paint: _Paint) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import numpy as np
 
+from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import bounded_map, closing
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.upkeep.survey import Limits, Survey
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async._runtime.progress import ProgressCallback
-    from icechunk_async.engine.open import Opened
+    from icechunk_async.engine.open import Engine
     from icechunk_async.engine.virtual.chunks import VirtualChunks
     from icechunk_async.format.id_set import Ids
     from icechunk_async.format.ids import ManifestId, SnapshotId
@@ -217,15 +218,20 @@ class History:
 
 
 async def check_references(
-    opened: Opened, progress: ProgressCallback = no_progress
+    engine: Engine, progress: ProgressCallback | None = None
 ) -> ReferenceReport:
-    """Check all objects; see ``Repository.check_references``."""
-    history = await survey_history(opened, progress)
+    """Check all objects; see `Repository.check_references`."""
+    with telemetry.span("check_references"):
+        return await _check(engine, progress or no_progress)
+
+
+async def _check(engine: Engine, progress: ProgressCallback) -> ReferenceReport:
+    history = await survey_history(engine, progress)
     done = 0
 
     async def read(entry: tuple[ManifestId, int]) -> tuple[NeededObjects, list[BrokenReference]]:
         nonlocal done
-        found = await needed_of(opened, *entry)
+        found = await needed_of(engine, *entry)
         done += 1
         progress(Progress("reading manifests", done, len(history.manifests)))
         return found
@@ -234,9 +240,9 @@ async def check_references(
     broken = [*history.broken, *(it for _, some in parts for it in some)]
     needed = NeededObjects.joined(it for it, _ in parts)
     progress(Progress("looking for chunks", 0))
-    broken += await broken_chunks(opened.storage, needed.chunks)
+    broken += await broken_chunks(engine.storage, needed.chunks)
     progress(Progress("looking at virtual objects", 0, len(needed.virtual)))
-    more, unauthorized = await broken_virtual(opened.virtual, needed.virtual)
+    more, unauthorized = await broken_virtual(engine.virtual, needed.virtual)
     return report_of(history, needed, [*broken, *more], unauthorized)
 
 
@@ -255,7 +261,7 @@ def report_of(
     )
 
 
-async def survey_history(opened: Opened, progress: ProgressCallback = no_progress) -> History:
+async def survey_history(engine: Engine, progress: ProgressCallback = no_progress) -> History:
     """Read all snapshots, and look for their transaction logs.
 
     A snapshot that is missing or damaged ends the line that is behind it where only its file
@@ -263,7 +269,7 @@ async def survey_history(opened: Opened, progress: ProgressCallback = no_progres
     """
     broken: dict[SnapshotId, BrokenReference] = {}
     survey: Survey[None] = Survey(
-        opened.assets, lambda _: None, lambda _: None, limits=Limits(), progress=progress
+        engine.assets, lambda _: None, lambda _: None, limits=Limits(), progress=progress
     )
 
     async def parent_of(snapshot_id: SnapshotId) -> SnapshotId | None:
@@ -277,14 +283,14 @@ async def survey_history(opened: Opened, progress: ProgressCallback = no_progres
             broken[snapshot_id] = BrokenReference("snapshot", key, problem, str(error), 0)
             return None
 
-    snapshots = await opened.history.reachable(parent_of)
+    snapshots = await engine.history.reachable(parent_of)
     await bounded_map(parent_of, [it for it in snapshots if it not in broken], limit=_AT_ONCE)
     manifests = await survey.discover(())
     logs = set(snapshots) - {INITIAL_SNAPSHOT_ID}
-    if opened.history.state is not None:
-        known = (await opened.history.state.info()).snapshots
+    if engine.history.state is not None:
+        known = (await engine.history.state.info()).snapshots
         logs |= {log for it in snapshots for log in known[it].pruned_ancestor_logs if it in known}
-    missing = await _missing_logs(opened.storage, logs)
+    missing = await _missing_logs(engine.storage, logs)
     found = [*(broken[it] for it in sorted(broken)), *missing]
     return History(len(snapshots), len(logs), manifests, found)
 
@@ -305,17 +311,17 @@ async def _missing_logs(storage: Storage, logs: set[SnapshotId]) -> list[BrokenR
 
 
 async def needed_of(
-    opened: Opened, manifest_id: ManifestId, size_bytes: int
+    engine: Engine, manifest_id: ManifestId, size_bytes: int
 ) -> tuple[NeededObjects, list[BrokenReference]]:
     """Return what a manifest needs; it is broken itself where it cannot be read."""
     try:
-        manifest = await opened.assets.read_manifest(manifest_id, size_bytes)
+        manifest = await engine.assets.read_manifest(manifest_id, size_bytes)
     except FormatError as error:
         gone = isinstance(error.__cause__, ObjectNotFoundError)
         key = manifest_key(manifest_id)
         problem: Problem = "missing" if gone else "unreadable"
         return NeededObjects.joined([]), [BrokenReference("manifest", key, problem, str(error), 0)]
-    needed = await opened.assets.compute(
+    needed = await engine.assets.compute(
         lambda: needed_by(manifest), size_bytes=100 * len(manifest)
     )
     return needed, []

@@ -1,20 +1,23 @@
-"""Garbage collection: decide what stays, make the rest unknown, delete it.
+"""Expiration and garbage collection: drop old history, then delete what nothing needs.
 
-Safe beside other writers as long as the cutoff lies before the beginning of every session that
-is still open: what those wrote is younger. What they build on is in the history, or it is not, and
-then they cannot commit: first what goes becomes unknown, in one atomic step; then everything that
-is still known is marked; then the rest is deleted.
+Collection is safe beside other writers if the cutoff lies before the beginning of every session
+that is still open: what those wrote is younger. What they build on is in the history, or they can
+no longer commit. So first what goes is dropped from the history, in one atomic step; then
+everything that is still part of it is marked; then the rest is deleted.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.progress import no_progress
+from icechunk_async.engine.open import check_safe
 from icechunk_async.engine.upkeep.survey import Survey
 from icechunk_async.engine.upkeep.sweep import (
     Sweep,
@@ -32,8 +35,8 @@ from icechunk_async.storage import ObjectInfo
 
 if TYPE_CHECKING:
     from icechunk_async._runtime.progress import ProgressCallback
-    from icechunk_async.engine.history.protocol import Kept, ParentOf
-    from icechunk_async.engine.open import Opened
+    from icechunk_async.engine.history.protocol import Expiration, Kept, ParentOf
+    from icechunk_async.engine.open import Engine
     from icechunk_async.engine.upkeep.survey import Limits
     from icechunk_async.format.id_set import Ids
     from icechunk_async.storage import DeleteFailure, Storage
@@ -42,11 +45,15 @@ __all__ = [
     "FOLDERS",
     "GarbageReport",
     "check_is_past",
+    "checked_cutoff",
     "collect_garbage",
+    "expire_snapshots",
     "old_snapshots",
     "release",
 ]
 
+
+_log = logging.getLogger(__name__)
 
 _CLEANUP_SECONDS: Final = 15
 _COARSENESS: Final = timedelta(seconds=1)
@@ -110,37 +117,81 @@ class GarbageReport:
     """Folders that were left alone because of the failures; they are for the next run."""
 
 
+async def expire_snapshots(engine: Engine, rule: Expiration, *, dry_run: bool) -> set[SnapshotId]:
+    """Drop old snapshots from the history; see `Repository.expire_snapshots`."""
+    if not dry_run:
+        check_safe(engine.storage)
+    with telemetry.span("expire", dry_run=dry_run):
+        released = set(await engine.history.expire(rule, dry_run=dry_run))
+    _log.info("%d snapshot(s) expired%s", len(released), " (dry run)" * dry_run)
+    return released
+
+
+def checked_cutoff(moment: datetime) -> datetime:
+    """Return the time before which garbage may be deleted, with its zone.
+
+    Raises:
+        InvalidInputError: it is in the future.
+    """
+    if clock.to_us(moment) > clock.now_us():
+        raise InvalidInputError(
+            f"Garbage collection was asked to delete what is older than {moment.isoformat()}, "
+            "which is in the future: it would delete what sessions write at this moment. Name a "
+            "time before the beginning of the oldest session that is still open."
+        )
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
 async def collect_garbage(
-    opened: Opened,
-    cutoff: datetime,
+    engine: Engine,
+    delete_object_older_than: datetime,
     *,
     dry_run: bool,
     limits: Limits,
     progress: ProgressCallback | None = None,
 ) -> GarbageReport:
-    """Delete what nothing needs and what was written before ``cutoff``."""
+    """Delete old objects that nothing needs; see `Repository.garbage_collect`."""
+    cutoff = checked_cutoff(delete_object_older_than)
+    if not dry_run:
+        check_safe(engine.storage)
+    with telemetry.span("garbage_collect", dry_run=dry_run):
+        report = await _collect(engine, cutoff, dry_run=dry_run, limits=limits, progress=progress)
+    _log.info("garbage collected%s: %s", " (dry run)" * dry_run, report)
+    for failure in report.failures:
+        _log.warning("%r could not be deleted: %s", failure.key, failure.error)
+    return report
+
+
+async def _collect(
+    engine: Engine,
+    cutoff: datetime,
+    *,
+    dry_run: bool,
+    limits: Limits,
+    progress: ProgressCallback | None,
+) -> GarbageReport:
     chunks = id_set(())
 
     def absorb(parts: list[Ids]) -> None:
         for part in parts:
             chunks.add(part)
 
-    survey = Survey(opened.assets, chunk_ids, absorb, limits=limits, progress=progress)
-    old, newest = await old_snapshots(opened.storage, cutoff)
+    survey = Survey(engine.assets, chunk_ids, absorb, limits=limits, progress=progress)
+    old, newest = await old_snapshots(engine.storage, cutoff)
     # All is read before anything changes, so that a damaged repository is left as it is.
-    kept = await opened.history.release(old, survey.parent_of, dry_run=True)
+    kept = await engine.history.release(old, survey.parent_of, dry_run=True)
     await survey.cover(kept.snapshots)
     if not dry_run:
-        kept = await release(opened, cutoff, old, newest, survey.parent_of)
+        kept = await release(engine, cutoff, old, newest, survey.parent_of)
         await survey.cover(kept.snapshots)  # what came meanwhile: the last that can matter
-    await opened.assets.compute(lambda: len(chunks), size_bytes=chunks.size_bytes)  # sorts them
+    await engine.assets.compute(lambda: len(chunks), size_bytes=chunks.size_bytes)  # sorts them
     keep = (id_set(kept.snapshots), id_set(kept.logs), id_set(survey.manifests), chunks)
     sweep = Sweep(
-        opened.storage,
+        engine.storage,
         cutoff,
         dry_run=dry_run,
-        side_by_side=opened.assets.direct is None,  # memory and local disks answer at once
-        folders=opened.assets.blocking,
+        side_by_side=engine.assets.direct is None,  # memory and local disks answer at once
+        folders=engine.assets.blocking,
         progress=progress or no_progress,
     )
     tallies = {folder: Tally() for folder in FOLDERS}
@@ -162,7 +213,7 @@ async def collect_garbage(
 
 
 async def release(
-    opened: Opened,
+    engine: Engine,
     cutoff: datetime,
     old: frozenset[SnapshotId],
     newest: datetime,
@@ -171,7 +222,7 @@ async def release(
     """Make what goes unknown, for good, and answer what is kept.
 
     Args:
-        opened: the repository.
+        engine: the repository.
         cutoff: what was written at this time or later stays.
         old: snapshots whose files are old enough to be deleted.
         newest: when the newest of all snapshots was written, by the storage's clock.
@@ -182,10 +233,10 @@ async def release(
         RepositoryReadOnlyError, ConflictError: likewise.
     """
     if newest <= cutoff:  # else the storage's clock has passed it
-        await check_is_past(opened.storage, cutoff)
-    kept = await opened.history.release(old, parent_of, dry_run=False)
+        await check_is_past(engine.storage, cutoff)
+    kept = await engine.history.release(old, parent_of, dry_run=False)
     for gone in old - kept.snapshots:
-        opened.assets.forget_snapshot(gone)
+        engine.assets.forget_snapshot(gone)
     return kept
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import bounded_map
-from icechunk_async._runtime.progress import Progress
+from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.commit.conflicts import Resolution
 from icechunk_async.engine.commit.publisher import Publishing, SessionMode
 from icechunk_async.engine.files.chunks import read_native, store_native
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.commit.conflicts import Answer, Clash
-    from icechunk_async.engine.open import Opened
+    from icechunk_async.engine.open import Engine
     from icechunk_async.format.id_set import Ids
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.json.metadata import JSON
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     """The first eight bytes of ids. Two that are alike make a share wrong, and nothing else."""
 
 __all__ = ["CompactReport", "LiveShares", "compact"]
+
+
+_log = logging.getLogger(__name__)
 
 
 class LiveShares:
@@ -130,42 +135,59 @@ class _Yielding:
 
 
 async def compact(
-    opened: Opened,
+    engine: Engine,
     branch: str,
     *,
     min_live_share: float,
     message: str,
     metadata: Mapping[str, JSON],
     dry_run: bool,
-    progress: ProgressCallback,
+    progress: ProgressCallback | None,
 ) -> CompactReport:
-    """Give chunks in sparse objects of a branch's tip new places; see ``Repository.compact``."""
+    """Rewrite the chunks in sparse objects of a branch's tip; see `Repository.compact`."""
     if not 0 < min_live_share <= 1:
         raise InvalidInputError(
             f"min_live_share is a share of an object's bytes, above 0 and at most 1; not "
             f"{min_live_share!r}."
         )
     if not dry_run:
-        check_safe(opened.storage)
-        check_online(opened.history)
-    # First what there is: an object that comes later is not looked at, and not sparse either.
-    shares = await _stored(opened.storage)
-    base = await opened.assets.snapshot(await opened.history.branch_tip(branch))
-    session = _session(opened, base, branch, metadata)
-    paths = [node.path for node in base.nodes.values() if node.array is not None]
+        check_safe(engine.storage)
+        check_online(engine.history)
+    with telemetry.span("compact", branch=branch, dry_run=dry_run):
+        # List before the tip is read: an object that is written later is never taken for sparse.
+        shares = await _stored(engine.storage)
+        base = await engine.assets.snapshot(await engine.history.branch_tip(branch))
+        session = _session(engine, base, branch, metadata)
+        report = await _rewrite(
+            session.workspace, shares, min_live_share, progress or no_progress, dry_run=dry_run
+        )
+        if report.chunks and not dry_run:
+            snapshot_id = await session.commit(message, rebase_with=_Yielding())
+            report = replace(report, snapshot_id=snapshot_id)
+    _log.info("branch %r compacted%s: %s", branch, " (dry run)" * dry_run, report)
+    return report
+
+
+async def _rewrite(
+    workspace: Workspace,
+    shares: LiveShares,
+    min_live_share: float,
+    progress: ProgressCallback,
+    *,
+    dry_run: bool,
+) -> CompactReport:
+    """Give the chunks in sparse objects new places, without publishing them."""
+    paths = [node.path for node in workspace.base.nodes.values() if node.array is not None]
     for path in paths:
-        shares.count(await session.workspace.all_refs(path))
+        shares.count(await workspace.all_refs(path))
     sparse = shares.sparse(min_live_share)
     size_bytes, live_bytes = shares.sizes(sparse)
-    report = CompactReport(int(sparse.sum()), 0, 0, size_bytes)
-    mover = _Mover(session.workspace, live_bytes, progress, dry_run=dry_run)
-    for path in paths if report.objects else ():
-        refs = await session.workspace.all_refs(path)
+    objects = int(sparse.sum())
+    mover = _Mover(workspace, live_bytes, progress, dry_run=dry_run)
+    for path in paths if objects else ():
+        refs = await workspace.all_refs(path)
         await mover.move(path, refs, shares.within(refs, sparse))
-    report = replace(report, chunks=mover.chunks, bytes_written=mover.size_bytes)
-    if dry_run or not mover.chunks:
-        return report
-    return replace(report, snapshot_id=await session.commit(message, rebase_with=_Yielding()))
+    return CompactReport(objects, mover.chunks, mover.size_bytes, size_bytes)
 
 
 async def _stored(storage: Storage) -> LiveShares:
@@ -180,20 +202,20 @@ async def _stored(storage: Storage) -> LiveShares:
 
 
 def _session(
-    opened: Opened, base: Snapshot, branch: str, metadata: Mapping[str, JSON]
+    engine: Engine, base: Snapshot, branch: str, metadata: Mapping[str, JSON]
 ) -> _Compaction:
     workspace = Workspace(
         base,
-        opened.assets,
-        opened.virtual,
+        engine.assets,
+        engine.virtual,
         inline_threshold_bytes=0,
         read_only=False,
-        packs=Packs(opened.packing if opened.packing.is_on else Packing()),
+        packs=Packs(engine.packing if engine.packing.is_on else Packing()),
     )
     return _Compaction(
         workspace,
-        opened.history,
-        opened.manifest_options,
+        engine.history,
+        engine.manifest_options,
         branch=branch,
         mode=SessionMode.WRITABLE,
         default_metadata=metadata,

@@ -13,6 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import bounded_map, closing, gather
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.open import Request, check_safe, open_location
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
     from icechunk_async._runtime.progress import ProgressCallback
-    from icechunk_async.engine.open import Location, Opened
+    from icechunk_async.engine.open import Engine, Location
     from icechunk_async.storage import Retrieved, Storage, Version
 
 __all__ = ["CopyReport", "copy_repository", "copy_to"]
@@ -102,19 +103,20 @@ class _State:
 
 
 async def copy_to(
-    opened: Opened,
+    engine: Engine,
     destination: Location,
     storage_options: Mapping[str, object],
-    progress: ProgressCallback,
+    progress: ProgressCallback | None,
 ) -> CopyReport:
-    """Open the destination and copy to it; see ``Repository.copy_to``."""
-    request = Request(destination, storage_options, opened.config, {})
-    async with open_location(request) as storage:
-        check_safe(storage)
-        budget = Budget(opened.config.effective_max_concurrent_requests)
-        policies = policies_of(opened.config.effective_storage)
-        target = with_policies(storage, budget, policies, immutable=is_written_once)
-        return await copy_repository(opened.storage, target, progress)
+    """Open the destination and copy to it; see `Repository.copy_to`."""
+    request = Request(destination, storage_options, engine.config, {})
+    with telemetry.span("copy_to"):
+        async with open_location(request) as storage:
+            check_safe(storage)
+            budget = Budget(engine.config.effective_max_concurrent_requests)
+            policies = policies_of(engine.config.effective_storage)
+            target = with_policies(storage, budget, policies, immutable=is_written_once)
+            return await copy_repository(engine.storage, target, progress or no_progress)
 
 
 async def copy_repository(

@@ -27,7 +27,7 @@ from icechunk_async.format.snapshot import decode_snapshot
 from icechunk_async.format.transaction_log import TransactionLog, decode_transaction_log
 
 if TYPE_CHECKING:
-    from icechunk_async.engine.open import Opened
+    from icechunk_async.engine.open import Engine
     from icechunk_async.format.envelope import Envelope
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.operations_log import RepoStatus, Update, UpdateDetail
@@ -62,10 +62,10 @@ _FIELD_NAMES: Final = {
 }
 
 
-async def _load(opened: Opened, key: str, kind: FileType) -> tuple[dict[str, JSON], Envelope]:
+async def _load(engine: Engine, key: str, kind: FileType) -> tuple[dict[str, JSON], Envelope]:
     """Return the header of a file as a dictionary, and its contents."""
-    retrieved = await opened.assets.storage.get(key)
-    envelope = await opened.assets.compute(
+    retrieved = await engine.assets.storage.get(key)
+    envelope = await engine.assets.compute(
         lambda: unpack(retrieved.data, kind), size_bytes=retrieved.size_bytes
     )
     stamp = written_by(retrieved.data)
@@ -81,10 +81,10 @@ async def _load(opened: Opened, key: str, kind: FileType) -> tuple[dict[str, JSO
     }, envelope
 
 
-async def inspect_snapshot(opened: Opened, snapshot_id: SnapshotId) -> dict[str, JSON]:
+async def inspect_snapshot(engine: Engine, snapshot_id: SnapshotId) -> dict[str, JSON]:
     """Return what a snapshot file holds."""
     try:
-        header, envelope = await _load(opened, snapshot_key(snapshot_id), FileType.SNAPSHOT)
+        header, envelope = await _load(engine, snapshot_key(snapshot_id), FileType.SNAPSHOT)
     except ObjectNotFoundError as error:
         raise SnapshotNotFoundError(
             f"There is no snapshot {snapshot_id} in this repository. It may have expired; "
@@ -134,10 +134,10 @@ def _node(node: Node) -> dict[str, JSON]:
     }
 
 
-async def inspect_repo_info(opened: Opened) -> dict[str, JSON]:
+async def inspect_repo_info(engine: Engine) -> dict[str, JSON]:
     """Return what the repo info file holds; not all of its operations log, if that is long."""
-    opened.history.capabilities.require("repo_info_file")
-    header, envelope = await _load(opened, REPO_INFO, FileType.REPO_INFO)
+    engine.history.capabilities.require("repo_info_file")
+    header, envelope = await _load(engine, REPO_INFO, FileType.REPO_INFO)
     info = decode_repo_info(envelope)
     return {
         "header": header,
@@ -198,11 +198,11 @@ def _status(status: RepoStatus) -> dict[str, JSON]:
     }
 
 
-async def inspect_manifest(opened: Opened, manifest_id: ManifestId) -> dict[str, JSON]:
+async def inspect_manifest(engine: Engine, manifest_id: ManifestId) -> dict[str, JSON]:
     """Return how many references of which kind a manifest holds."""
-    header, envelope = await _load(opened, manifest_key(manifest_id), FileType.MANIFEST)
+    header, envelope = await _load(engine, manifest_key(manifest_id), FileType.MANIFEST)
     payload = envelope.payload
-    counted = await opened.assets.compute(lambda: _count(payload), size_bytes=len(payload))
+    counted = await engine.assets.compute(lambda: _count(payload), size_bytes=len(payload))
     return {"id": str(manifest_id), "header": header, "size_bytes": len(payload), **counted}
 
 
@@ -251,20 +251,20 @@ def _kinds(refs: Tables) -> tuple[Any, Any, Any]:
     return native, compressed, (compressed | np.asarray(refs.has(5))) & ~native
 
 
-async def inspect_transaction_log(opened: Opened, snapshot_id: SnapshotId) -> dict[str, JSON]:
+async def inspect_transaction_log(engine: Engine, snapshot_id: SnapshotId) -> dict[str, JSON]:
     """Return what a commit touched; joined with what expired commits below it touched."""
-    header, envelope = await _load(opened, transaction_key(snapshot_id), FileType.TRANSACTION_LOG)
+    header, envelope = await _load(engine, transaction_key(snapshot_id), FileType.TRANSACTION_LOG)
     own = decode_transaction_log(envelope.payload)
     pruned: tuple[SnapshotId, ...] = ()
-    if opened.history.state is not None:
-        known = (await opened.history.state.info()).snapshots.get(snapshot_id)
+    if engine.history.state is not None:
+        known = (await engine.history.state.info()).snapshots.get(snapshot_id)
         pruned = () if known is None else known.pruned_ancestor_logs
     log = TransactionLog(snapshot_id)
     merged: list[str] = []
     missing: list[str] = []
     for expired in pruned:
         try:
-            log = log.merge(await opened.assets.transaction_log(expired))
+            log = log.merge(await engine.assets.transaction_log(expired))
         except ObjectNotFoundError:
             missing.append(str(expired))
         else:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import gather
+from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
 from icechunk_async.engine.commit.flush import Flusher
 from icechunk_async.engine.commit.once import repeated
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.commit.flush import Flushed
     from icechunk_async.engine.history import Publication
-    from icechunk_async.engine.open import Opened
+    from icechunk_async.engine.open import Engine
     from icechunk_async.format.json.metadata import JSON
 
 __all__ = [
@@ -59,38 +60,38 @@ class Rewriting:
 
 
 async def begin_rewriting(
-    opened: Opened, branch: str, commit_method: Literal["new_commit", "amend"]
+    engine: Engine, branch: str, commit_method: Literal["new_commit", "amend"]
 ) -> Rewriting:
     """Look at what is to be rewritten; nothing is stored."""
     if commit_method not in _METHODS:
         raise InvalidInputError(
             f"{commit_method!r} is no way to commit; use 'new_commit' or 'amend'."
         )
-    check_safe(opened.storage)
-    history, assets = opened.history, opened.assets
+    check_safe(engine.storage)
+    history, assets = engine.history, engine.assets
     if commit_method == "amend":
         history.capabilities.require("amend")
     base = await assets.snapshot(await history.branch_tip(branch))
     check_online(history)
-    log = await _amended_log(opened, base) if commit_method == "amend" else None
+    log = await _amended_log(engine, base) if commit_method == "amend" else None
     return Rewriting(branch, base, log)
 
 
 async def publish_rewritten(
-    opened: Opened,
+    engine: Engine,
     begun: Rewriting,
     flushed: Flushed,
     message: str,
     metadata: Mapping[str, JSON],
 ) -> SnapshotId:
     """Publish a snapshot with manifests that are all stored."""
-    assets, base = opened.assets, begun.base
+    assets, base = engine.assets, begun.base
     snapshot = Snapshot(
         SnapshotId.random(),
         base.id,
         max(clock.now_us(), base.flushed_at + 1),  # a clock that lags must not stop anyone
         message,
-        _properties({**repeated(base), **metadata}, opened.manifest_options.splitting),
+        _properties({**repeated(base), **metadata}, engine.manifest_options.splitting),
         flushed.nodes,
         flushed.files,
     )
@@ -103,29 +104,29 @@ async def publish_rewritten(
         with nothing_published():
             await gather(assets.put_snapshot(snapshot), assets.put_transaction_log(new_log))
 
-    await opened.history.publish(publication, store)
+    await engine.history.publish(publication, store)
     return snapshot.id
 
 
 async def rewrite_manifests(
-    opened: Opened,
+    engine: Engine,
     message: str,
     *,
     branch: str,
     metadata: Mapping[str, JSON],
     commit_method: Literal["new_commit", "amend"],
-    progress: ProgressCallback,
+    progress: ProgressCallback | None,
 ) -> SnapshotId:
     """Publish a snapshot like a branch's tip, but with new manifests; answer its id.
 
     See ``Repository.rewrite_manifests``.
     """
-    begun = await begin_rewriting(opened, branch, commit_method)
-    flusher = Flusher(opened.assets, opened.manifest_options)
+    begun = await begin_rewriting(engine, branch, commit_method)
+    flusher = Flusher(engine.assets, engine.manifest_options)
     with nothing_published():
         tree = WorkingTree(begun.base.nodes, ChangeSet())
-        flushed = await flusher.rewrite(begun.base, tree, progress)
-    return await publish_rewritten(opened, begun, flushed, message, metadata)
+        flushed = await flusher.rewrite(begun.base, tree, progress or no_progress)
+    return await publish_rewritten(engine, begun, flushed, message, metadata)
 
 
 @contextmanager
@@ -140,16 +141,16 @@ def nothing_published() -> Generator[None]:
         ) from error
 
 
-async def _amended_log(opened: Opened, base: Snapshot) -> TransactionLog:
+async def _amended_log(engine: Engine, base: Snapshot) -> TransactionLog:
     """Return the log of the tip, which the new snapshot takes over: it touches nothing itself."""
-    info = await opened.history.snapshot_info(base.id)
+    info = await engine.history.snapshot_info(base.id)
     if info.parent_id is None:
         raise SessionStateError(
             f"Snapshot {base.id} is the first of its repository and cannot be amended. Use "
             "commit_method='new_commit'.",
             code="no-amend-for-initial-commit",
         )
-    log = await opened.assets.transaction_log(base.id)
+    log = await engine.assets.transaction_log(base.id)
     if log.moves:
         raise SessionStateError(
             f"Snapshot {base.id} moved nodes, and the official engine folds nothing into moves. "

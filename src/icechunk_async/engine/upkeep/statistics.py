@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async._runtime.progress import ProgressCallback
-    from icechunk_async.engine.open import Opened
+    from icechunk_async.engine.open import Engine
     from icechunk_async.engine.upkeep.survey import Limits
     from icechunk_async.format.manifest.reading import Manifest
     from icechunk_async.format.manifest.refs import ChunkRefs
@@ -182,12 +182,12 @@ class ChunkTally:
 
 
 async def measure_chunks(
-    opened: Opened, limits: Limits, progress: ProgressCallback | None = None
+    engine: Engine, limits: Limits, progress: ProgressCallback | None = None
 ) -> ChunkStorageStats:
     """Read every manifest that branches and tags lead to, and add up."""
     tally = ChunkTally()
-    survey = Survey(opened.assets, contribution, tally.absorb, limits=limits, progress=progress)
-    await survey.cover(await opened.history.reachable(survey.parent_of))
+    survey = Survey(engine.assets, contribution, tally.absorb, limits=limits, progress=progress)
+    await survey.cover(await engine.history.reachable(survey.parent_of))
     return tally.stats()
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.progress import Progress, no_progress
+from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +33,14 @@ class Limits:
     manifests: int = 64
     manifest_bytes: int = 512 << 20
     """Stored size of all manifests that are read at a time, unless a single one is larger."""
+
+    def __post_init__(self) -> None:
+        """Validate that every limit allows something to be read."""
+        least = min(self.snapshots, self.manifests, self.manifest_bytes)
+        if least < 1:
+            raise InvalidInputError(
+                f"The limits on what is held in memory must be at least 1; {least} was given."
+            )
 
 
 def portions(

@@ -20,7 +20,13 @@ import pyarrow as pa
 
 from icechunk_async._runtime import clock
 from icechunk_async.engine.open import check_safe
-from icechunk_async.engine.upkeep.collect import FOLDERS, GarbageReport, old_snapshots, release
+from icechunk_async.engine.upkeep.collect import (
+    FOLDERS,
+    GarbageReport,
+    checked_cutoff,
+    old_snapshots,
+    release,
+)
 from icechunk_async.engine.upkeep.survey import Limits, Survey
 from icechunk_async.engine.upkeep.sweep import (
     BATCH,
@@ -33,7 +39,6 @@ from icechunk_async.engine.upkeep.sweep import (
 from icechunk_async.errors import StorageError
 from icechunk_async.format.id_set import IdSet
 from icechunk_async.format.ids import ALPHABET
-from icechunk_async.repository import checked_cutoff
 from icechunk_async.spark.engine import Engine, opened_of
 from icechunk_async.spark.tasks import (
     columns_of,

@@ -231,7 +231,7 @@ async def test_both_deleting_a_node_is_no_conflict(filled: Repository) -> None:
     session = await _clash(filled, _delete("a"), _delete("a"))
     await _group("extra")(session)
     snapshot_id = await session.commit("ours", rebase_with=ConflictDetector())
-    log = await filled._opened.assets.transaction_log(snapshot_id)
+    log = await filled.engine.assets.transaction_log(snapshot_id)
     assert not log.deleted_arrays
 
 

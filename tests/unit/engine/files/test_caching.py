@@ -90,7 +90,7 @@ async def test_a_repository_that_was_created_anew_is_not_mixed_up(
             async with Repository.open(storage, cache=cache) as repository:
                 session = await repository.readonly_session("main")
                 assert session.snapshot_id == INITIAL_SNAPSHOT_ID
-                base = await repository._opened.assets.snapshot(INITIAL_SNAPSHOT_ID)
+                base = await repository.engine.assets.snapshot(INITIAL_SNAPSHOT_ID)
                 times.add(base.flushed_at)
                 assert base.flushed_at == found.flushed_at
     assert len(times) == 2
