@@ -19,9 +19,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, Not
 
 from icechunk_async import Repository as AsyncRepository
-from icechunk_async.engine.files import chunks as chunk_objects
-from icechunk_async.engine.files.assets import Assets
-from icechunk_async.engine.tree import workspace
+from icechunk_async.engine.files.chunks import ChunkFiles
 from icechunk_async.errors import IcechunkError, InvalidInputError, NodeNotFoundError
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.spark.options import ReadOptions
@@ -31,6 +29,7 @@ from tests.spark.tables import make_reader, plan, read
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from icechunk_async.format.ids import ChunkId
     from icechunk_async.sync import Repository
 
 DAYS = np.datetime64("2020-01-01", "ns") + np.arange(10) * np.timedelta64(1, "D")
@@ -303,17 +302,15 @@ def test_filters_prune_chunks_before_a_byte_is_read(
 def kept_bytes(url: str, reader: Any) -> int:
     """Return the bytes of chunks that a reader reads: those whose storage is asked for them."""
     total = 0
-    real = chunk_objects.read_native
+    real = ChunkFiles.read
 
-    async def counted(storage: Any, packs: Any, chunk_id: Any, start: int, stop: int) -> Any:
+    async def counted(self: ChunkFiles, chunk_id: ChunkId, start: int, stop: int) -> Any:
         nonlocal total
         total += stop - start
-        return await real(storage, packs, chunk_id, start, stop)
+        return await real(self, chunk_id, start, stop)
 
     parts = plan(reader)
-    # Without the way past it, for files in memory.
-    past = patch.object(Assets, "read_now", lambda *_: None)
-    with past, patch.object(workspace, "read_native", counted):
+    with patch.object(ChunkFiles, "read", counted):
         for part in parts:
             assert sum(batch.num_rows for batch in reader.read(part))
     assert total

@@ -21,7 +21,6 @@ from zarr.core.buffer import default_buffer_prototype
 from icechunk_async import Repository
 from icechunk_async.config import RepositoryConfig
 from icechunk_async.engine.changes.change_set import ArrayChanges
-from icechunk_async.engine.tree import workspace
 from icechunk_async.format.envelope import Envelope
 from icechunk_async.format.ids import ChunkId, ManifestId, NodeId, SnapshotId
 from icechunk_async.format.manifest import packed
@@ -139,7 +138,7 @@ async def test_reading_what_cannot_change_takes_no_lock(
     looked_at = store.session.workspace
     expected = await store.get(key, PROTOTYPE)
     monkeypatch.setattr(looked_at, "lock", _Refusing())
-    monkeypatch.setattr(looked_at.assets._manifests, "_lock", _Refusing())
+    monkeypatch.setattr(looked_at.assets.manifests._cache, "_lock", _Refusing())
     for found in (await store.get(key, PROTOTYPE), store.get_sync(key, prototype=PROTOTYPE)):
         assert (found and found.to_bytes()) == (expected and expected.to_bytes())
     assert await store.exists(key) == (expected is not None)
@@ -156,16 +155,17 @@ async def test_a_chunk_of_a_manifest_that_is_not_decoded_is_read_as_directly(
         await write(session, "a/c/3", bytes(10_000))
         await session.commit("filled")
 
-    async def refuse(*_: object) -> bytes:
-        raise AssertionError("the storage was asked for more than bytes")
-
-    monkeypatch.setattr(workspace, "read_native", refuse)
     async with Repository.open(url) as repository:
         store = (await repository.readonly_session("main")).store
+        files = store.session.workspace.assets
+        assert files.blocking is not None
+        # Bytes alone are asked of the backend, which keeps working; no storage is there for more.
+        monkeypatch.setattr(files.chunks, "storage", None)
+        monkeypatch.setattr(files.blocking.chunks, "storage", None)
         for found in (await store.get("a/c/3", PROTOTYPE), store.get_sync("a/c/3")):
             assert found is not None
             assert found.to_bytes() == bytes(10_000)
-        cached = store.session.workspace.assets._manifests._entries.values()
+        cached = files.manifests._cache._entries.values()
         assert [it.columns for it, _ in cached] == [None]
 
 

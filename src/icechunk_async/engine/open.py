@@ -399,7 +399,7 @@ async def _assemble(
         compression_level=level,
         snapshot_nodes=caching.effective_num_snapshot_nodes,
         chunk_refs=caching.effective_num_chunk_refs,
-        blocking=storage,
+        backend=storage,
         bypass=cache is None and not telemetry.is_listening(),
     )
     if found is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from zarr.abc.store import (
     ByteRequest,
@@ -14,8 +14,7 @@ from zarr.abc.store import (
 from zarr.core.buffer import default_buffer_prototype
 
 from icechunk_async._runtime.concurrency import bounded_map
-from icechunk_async.engine.files.chunks import run_directly
-from icechunk_async.engine.tree.workspace import HERE
+from icechunk_async.engine.tree.blocking import BlockingChunks
 from icechunk_async.errors import InvalidStoreKeyError, UnsupportedBySpecError
 from icechunk_async.format.zarr_document import parse_document
 from icechunk_async.storage import ByteRange, SuffixRange, slice_range
@@ -24,11 +23,10 @@ from icechunk_async.zarr.keys import ChunkKey, ForeignKey, MetadataKey, parse_ke
 from icechunk_async.zarr.virtual.references import VirtualWrites
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 
     from zarr.core.buffer import Buffer, BufferPrototype
 
-    from icechunk_async.engine.tree.workspace import ChunkBytes
     from icechunk_async.session import Session
     from icechunk_async.storage import RangeRequest
 
@@ -52,6 +50,10 @@ def range_of(request: ByteRequest | None) -> RangeRequest:
             return SuffixRange(suffix)
         case _:
             raise ValueError(f"Unexpected byte_range, got {request!r}.")
+
+
+def _bytes_of(value: Buffer) -> memoryview:
+    return memoryview(value.as_numpy_array()).cast("B")
 
 
 type _Page = list[str]
@@ -84,6 +86,8 @@ class IcechunkStore(Store, VirtualWrites):
         self._keep_alive = keep_alive
         self._session = session
         self._workspace = session.workspace
+        # None if some storage needs an event loop; then Zarr uses the asynchronous methods.
+        self._blocking = BlockingChunks.of(session.workspace)
 
     def __repr__(self) -> str:
         """Show the session."""
@@ -138,7 +142,7 @@ class IcechunkStore(Store, VirtualWrites):
     @property
     def _supports_sync_io(self) -> bool:
         """What Zarr asks before it uses the synchronous methods."""
-        return self._workspace.can_work_directly
+        return self._blocking is not None
 
     async def get(
         self,
@@ -155,21 +159,17 @@ class IcechunkStore(Store, VirtualWrites):
 
         Cancellation: no effect. Cost: see ``Workspace.read_chunk``; documents cost nothing.
         """
-        found = self._begin_reading(key, byte_range)
-        data = found if isinstance(found, HERE) else await found
-        return None if data is None else prototype.buffer.from_bytes(data)
-
-    def _begin_reading(
-        self, key: str, byte_range: ByteRequest | None, *, direct: bool = False
-    ) -> ChunkBytes | Coroutine[Any, Any, ChunkBytes]:
-        """Return bytes, or what is to be awaited for them at once."""
         request = None if byte_range is None else range_of(byte_range)
         parsed = parse_key(key)
         if isinstance(parsed, ChunkKey):
-            return self._workspace.begin_reading(parsed.path, parsed.coords, request, direct=direct)
-        if isinstance(parsed, ForeignKey):
-            return None
-        node = self._workspace.node(parsed.path)
+            data = await self._workspace.read_chunk(parsed.path, parsed.coords, request)
+        else:
+            data = self._document(parsed, request)
+        return None if data is None else prototype.buffer.from_bytes(data)
+
+    def _document(self, key: MetadataKey | ForeignKey, request: RangeRequest) -> bytes | None:
+        """Return a metadata document, or a part of it; None if there is none."""
+        node = self._workspace.node(key.path) if isinstance(key, MetadataKey) else None
         if node is None:
             return None
         start, stop = slice_range(request, len(node.user_data))
@@ -245,9 +245,15 @@ class IcechunkStore(Store, VirtualWrites):
         await self._ensure_open()
         await self._set(key, value)
 
-    async def _set(
-        self, key: str, value: Buffer, *, direct: bool = False, if_absent: bool = False
-    ) -> None:
+    async def _set(self, key: str, value: Buffer, *, if_absent: bool = False) -> None:
+        chunk = self._set_document(key, value, if_absent=if_absent)
+        if chunk is not None:
+            await self._workspace.write_chunk(
+                chunk.path, chunk.coords, _bytes_of(value), if_absent=if_absent
+            )
+
+    def _set_document(self, key: str, value: Buffer, *, if_absent: bool = False) -> ChunkKey | None:
+        """Write a document; return the parsed key if it is a chunk's, which is left to do."""
         self._check_writable()
         if not hasattr(value, "as_numpy_array"):
             raise TypeError(f"a value must be a zarr Buffer, not {type(value).__name__}")
@@ -262,11 +268,9 @@ class IcechunkStore(Store, VirtualWrites):
                         path=path,
                     )
                 self._workspace.set_node(path, document, parsed.array, if_absent=if_absent)
-            case ChunkKey(path, coords):
-                data = memoryview(value.as_numpy_array()).cast("B")
-                await self._workspace.write_chunk(
-                    path, coords, data, direct=direct, if_absent=if_absent
-                )
+                return None
+            case ChunkKey() as chunk:
+                return chunk
             case ForeignKey():
                 raise InvalidStoreKeyError(
                     f"{key!r} belongs to Zarr format 2, which Icechunk does not store. Write with "
@@ -396,17 +400,27 @@ class IcechunkStore(Store, VirtualWrites):
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        """Return a value on the calling thread; as :meth:`get`."""
-        found = self._begin_reading(key, byte_range, direct=True)
-        data = found if isinstance(found, HERE) else run_directly(found)
+        """Return a value on the calling thread; as `get`."""
+        request = None if byte_range is None else range_of(byte_range)
+        parsed = parse_key(key)
+        if isinstance(parsed, ChunkKey):
+            data = self._chunks_here().read(parsed.path, parsed.coords, request)
+        else:
+            data = self._document(parsed, request)
         if data is None:
             return None
         return (prototype or default_buffer_prototype()).buffer.from_bytes(data)
 
     def set_sync(self, key: str, value: Buffer) -> None:
-        """Write a value on the calling thread; as :meth:`set`."""
-        run_directly(self._set(key, value, direct=True))
+        """Write a value on the calling thread; as `set`."""
+        chunk = self._set_document(key, value)
+        if chunk is not None:
+            self._chunks_here().write(chunk.path, chunk.coords, _bytes_of(value))
+
+    def _chunks_here(self) -> BlockingChunks:
+        assert self._blocking is not None  # callers ask _supports_sync_io
+        return self._blocking
 
     def delete_sync(self, key: str) -> None:
-        """Delete on the calling thread; as :meth:`delete`."""
+        """Delete on the calling thread; as `delete`."""
         self._delete(key)

@@ -17,6 +17,7 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import WrapperStore
 
 from icechunk_async.engine.history import opening
+from icechunk_async.engine.tree.blocking import BlockingChunks
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.errors import FormatError
 from icechunk_async.sync import (
@@ -246,7 +247,7 @@ def test_the_first_chunk_comes_over_the_connection_that_opened_the_repository(
         return await get(self, key, *args)
 
     monkeypatch.setattr(AsyncStore, "get", noted)
-    monkeypatch.setattr(Workspace, "can_work_directly", False)  # as where storage is far away
+    monkeypatch.setattr(BlockingChunks, "of", lambda _: None)  # as where storage is far away
     array = zarr.open_array(repository.readonly_session("main").store, path="a", mode="r")
     assert array[0] == 7
     assert array[1] == 7
@@ -275,18 +276,18 @@ def test_a_first_chunk_that_cannot_be_read_raises_as_any_other(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Errors are the facade's, and the next read tries again."""
-    monkeypatch.setattr(Workspace, "can_work_directly", False)
+    monkeypatch.setattr(BlockingChunks, "of", lambda _: None)
     store = repository.readonly_session("main").store
     array = zarr.open_array(store, path="a", mode="r")
-    read = Workspace.begin_reading
+    read = Workspace.read_chunk
     failures = [FormatError("damaged")]
 
-    def fail_once(self: Workspace, *args: Any, **more: Any) -> object:
+    async def fail_once(self: Workspace, *args: Any, **more: Any) -> object:
         if failures:
             raise failures.pop()
-        return read(self, *args, **more)
+        return await read(self, *args, **more)
 
-    monkeypatch.setattr(Workspace, "begin_reading", fail_once)
+    monkeypatch.setattr(Workspace, "read_chunk", fail_once)
     with pytest.raises(IcechunkError, match="damaged"):
         array[0]
     assert array[0] == 7

@@ -189,7 +189,7 @@ class Flusher:
 
         async def put(manifest_id: ManifestId) -> None:
             packed = flushed.manifests[manifest_id]
-            await self._assets.put_manifest(manifest_id, packed, keep=True)
+            await self._assets.manifests.put(manifest_id, packed, keep=True)
             self._stored.add(manifest_id)
 
         await bounded_map(put, list(flushed.manifests), limit=_CONCURRENT_MANIFESTS)
@@ -252,7 +252,7 @@ class Flusher:
             if not store or made is None:
                 return made
             ref, info, packed = made
-            await self._assets.put_manifest(info.id, packed)
+            await self._assets.manifests.put(info.id, packed)
             self._stored.add(info.id)
             return ref, info, b""
 
@@ -280,7 +280,7 @@ class Flusher:
         for source in cell.sources:
             info = base.manifests.get(source.manifest_id)
             size_bytes = info.size_bytes if info is not None else 0
-            manifest = await self._assets.manifest(source.manifest_id, size_bytes)
+            manifest = await self._assets.manifests.get(source.manifest_id, size_bytes)
             parts.append(manifest.refs(node_id, columns.rank))
 
         def encode() -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
@@ -309,7 +309,7 @@ class Flusher:
             return None
         if self.options.location_dictionary is not None:
             return None
-        data = await self._assets.seekable_file(info.id, info.size_bytes)
+        data = await self._assets.manifests.seekable_file(info.id, info.size_bytes)
         if data is None:
             return None
         manifest_id = ManifestId.random()
@@ -325,7 +325,7 @@ class Flusher:
             size_bytes=len(data),
         )
         if packed is None:
-            await self._assets.keep_manifest(info.id, data)  # it is needed whole
+            await self._assets.manifests.keep(info.id, data)  # it is needed whole
             return None
         new = ManifestFileInfo(manifest_id, len(packed), info.num_chunk_refs)
         return ManifestRef(manifest_id, source.extents), new, packed
@@ -358,7 +358,7 @@ class Flusher:
         payload = encode_manifest(
             manifest_id, {node_id: refs}, location_dictionary=self.options.location_dictionary
         )
-        packed = self._assets.pack_manifest(payload)
+        packed = self._assets.manifests.pack(payload)
         info = ManifestFileInfo(manifest_id, len(packed), len(refs))
         return ManifestRef(manifest_id, refs.extents()), info, packed
 

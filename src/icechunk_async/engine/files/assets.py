@@ -1,16 +1,23 @@
-"""Loading and storing snapshots, manifests and transaction logs; what was loaded is kept.
+"""Load and store the immutable files of one repository; what was loaded is cached.
 
-These files never change once written (spec 1 expiration aside, which rewrites parents only), so
-a cached one is always right.
+These files never change once written (except that spec 1 expiration rewrites parents), so a cached
+one is always right.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from icechunk_async._runtime.concurrency import SingleFlight
 from icechunk_async._runtime.weighted_cache import WeightedCache
-from icechunk_async.engine.files.chunks import DirectStorage
-from icechunk_async.engine.files.manifests import ManifestFiles, check_id
+from icechunk_async.engine.files.chunks import BlockingChunkFiles, ChunkFiles
+from icechunk_async.engine.files.manifests import (
+    BlockingManifestFiles,
+    ManifestFiles,
+    check_id,
+    offload,
+)
 from icechunk_async.errors import (
     IcechunkError,
     ObjectNotFoundError,
@@ -30,28 +37,35 @@ from icechunk_async.storage.extensions import ByteReads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from icechunk_async.engine.files.chunks import AssetStorage
-    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.ids import ManifestId, SnapshotId
+    from icechunk_async.format.manifest.held import HeldManifest
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.format.transaction_log import TransactionLog
+    from icechunk_async.storage import Storage
 
-    type ByteRead = Callable[[str, int, int], bytes | memoryview | None]
-
-__all__ = ["Assets"]
+__all__ = ["Assets", "BlockingFiles"]
 
 
-class Assets(ManifestFiles):
+@dataclass(frozen=True, slots=True)
+class BlockingFiles:
+    """The files that reading and writing chunks needs, on the calling thread."""
+
+    manifests: BlockingManifestFiles
+    chunks: BlockingChunkFiles
+
+
+class Assets:
     """The immutable files of one repository, cached by weight, each loaded once at a time."""
 
     def __init__(
         self,
-        storage: AssetStorage,
+        storage: Storage,
         *,
         spec_version: int,
         compression_level: int,
         snapshot_nodes: int,
         chunk_refs: int,
-        blocking: object = None,
+        backend: object = None,
         bypass: bool = True,
     ) -> None:
         """Keep up to ``snapshot_nodes`` nodes and ``chunk_refs`` references in memory.
@@ -62,37 +76,34 @@ class Assets(ManifestFiles):
             compression_level: zstd level of new files.
             snapshot_nodes: capacity of the snapshot cache.
             chunk_refs: capacity of the manifest cache.
-            blocking: the storage's backend; used without an event loop where it can be.
+            backend: the storage without its policies; used without an event loop if it can be.
             bypass: ask the backend itself also on an event loop, for bytes of chunks that are
-                in memory; not where what wraps it has to see each read.
+                in memory; False if the policies have to see each read.
         """
-        super().__init__(
-            storage,
-            spec_version=spec_version,
-            compression_level=compression_level,
-            chunk_refs=chunk_refs,
+        self.storage = storage
+        self.spec_version = spec_version
+        self.compression_level = compression_level
+        self.backend = backend
+        held: WeightedCache[ManifestId, HeldManifest] = WeightedCache(chunk_refs)
+        self.manifests = ManifestFiles(
+            storage, held, spec_version=spec_version, compression_level=compression_level
         )
+        at_once = None
+        if bypass and isinstance(backend, ByteReads):
+            at_once = backend.read_bytes_at_once
+        self.chunks = ChunkFiles(storage, at_once)
+        self.blocking: BlockingFiles | None = None
+        """The same files without an event loop; None if the backend cannot."""
+        if isinstance(backend, BlockingStorage):
+            self.blocking = BlockingFiles(
+                BlockingManifestFiles(backend, held), BlockingChunkFiles(backend)
+            )
         self._snapshots: WeightedCache[SnapshotId, Snapshot] = WeightedCache(snapshot_nodes)
-        self.direct: Assets | None = None
-        """The same files without an event loop; None where the storage cannot."""
-        self.blocking = blocking
-        self._now: ByteRead | None = None
-        if bypass and isinstance(blocking, ByteReads):
-            self._now = blocking.read_bytes_at_once
-        if isinstance(blocking, BlockingStorage):
-            self.direct = self._directly(blocking)
+        self._flights: SingleFlight[SnapshotId, Snapshot] = SingleFlight()
 
-    def _directly(self, blocking: BlockingStorage) -> Assets:
-        twin = object.__new__(Assets)
-        twin.__dict__.update(self.__dict__)
-        twin.storage = DirectStorage(blocking)
-        twin._flights = None
-        twin._now = blocking.read_bytes if isinstance(blocking, ByteReads) else None
-        return twin
-
-    def read_now(self, key: str, start: int, stop: int) -> bytes | memoryview | None:
-        """Return bytes of a chunk object without waiting; None where ``storage`` is to be asked."""
-        return None if self._now is None else self._now(key, start, stop)
+    async def compute[T](self, work: Callable[[], T], *, size_bytes: int) -> T:
+        """Run ``work``, on a thread if it handles so many bytes that the loop would be held up."""
+        return await offload(work, size_bytes=size_bytes)
 
     async def snapshot(self, snapshot_id: SnapshotId) -> Snapshot:
         """Return a snapshot.
@@ -106,10 +117,10 @@ class Assets(ManifestFiles):
         cached = self._snapshots.get(snapshot_id)
         if cached is not None:
             return cached
-        return await self._once(snapshot_id, lambda: self._load_snapshot(snapshot_id))
+        return await self._flights.run(snapshot_id, lambda: self._load_snapshot(snapshot_id))
 
     async def snapshot_if_there(self, snapshot_id: SnapshotId) -> Snapshot | None:
-        """Return a snapshot that may be gone; None if it is, or cannot be read."""
+        """Return a snapshot; None if it is gone or cannot be read."""
         try:
             return await self.snapshot(snapshot_id)
         except IcechunkError:
@@ -118,7 +129,7 @@ class Assets(ManifestFiles):
     async def read_snapshot(self, snapshot_id: SnapshotId) -> Snapshot:
         """Return a snapshot as it is stored now, and do not keep it.
 
-        Errors as :meth:`snapshot`. Cost: one request.
+        Errors as `snapshot`. Cost: one request.
         """
         key = snapshot_key(snapshot_id)
         try:
@@ -142,7 +153,7 @@ class Assets(ManifestFiles):
         return snapshot
 
     def forget_snapshot(self, snapshot_id: SnapshotId) -> None:
-        """Keep a snapshot no longer: its file goes, or has another parent now (spec 1)."""
+        """Drop a snapshot from the cache: its file is deleted, or has another parent (spec 1)."""
         self._snapshots.discard(snapshot_id)
 
     async def transaction_log(self, snapshot_id: SnapshotId) -> TransactionLog:
@@ -200,5 +211,5 @@ class Assets(ManifestFiles):
         await self.put_packed_log(log.id, await self.pack_transaction_log(log))
 
     async def put_packed_log(self, snapshot_id: SnapshotId, packed: bytes) -> None:
-        """Store the transaction log of a snapshot, already encoded. Cancellation: as above."""
+        """Store the encoded transaction log of a snapshot; as `put_transaction_log`."""
         await self.storage.put(transaction_key(snapshot_id), packed)

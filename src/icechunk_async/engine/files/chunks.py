@@ -1,142 +1,112 @@
-"""Chunk objects: read parts of them and store chunks, in objects of their own or in packs.
+"""Chunk objects: read parts of them, and store chunks in objects of their own.
 
-Zarr's synchronous store methods run on worker threads. Where a storage can answer on the calling
-thread, the same coroutines that serve asynchronous callers run to their end in one step; there
-is no second implementation.
+There are two implementations of one small surface. `ChunkFiles` awaits the storage with all its
+policies; `BlockingChunkFiles` answers on the calling thread, for backends that can (memory, local
+disks), because Zarr's synchronous store methods run on worker threads without an event loop.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-from icechunk_async.errors import (
-    FormatError,
-    ObjectNotFoundError,
-    OutcomeUnknownError,
-    StorageUnavailableError,
-)
+from icechunk_async.errors import FormatError, ObjectNotFoundError
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.layout import chunk_key
 from icechunk_async.format.manifest.refs import NativeChunk
 from icechunk_async.storage import ByteRange
+from icechunk_async.storage.extensions import ByteReads
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable
 
-    from icechunk_async.engine.files.packs import Packs
-    from icechunk_async.storage import BlockingStorage, Data, RangeRequest, Retrieved, Version
+    from icechunk_async.storage import BlockingStorage, Data, Retrieved, Storage
 
-__all__ = [
-    "AssetStorage",
-    "DirectStorage",
-    "read_native",
-    "run_directly",
-    "store_native",
-    "store_packs",
-]
+    type ByteRead = Callable[[str, int, int], bytes | memoryview | None]
+
+__all__ = ["BlockingChunkFiles", "ChunkFiles"]
 
 
-class AssetStorage(Protocol):
-    """The part of a storage that files written once need."""
+class ChunkFiles:
+    """Chunk objects on an event loop."""
 
-    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Read an object or part of it."""
-        ...
+    def __init__(self, storage: Storage, at_once: ByteRead | None = None) -> None:
+        """Use ``storage``.
 
-    async def put(self, key: str, data: Data) -> Version:
-        """Write one whole object."""
-        ...
+        Args:
+            storage: where the objects are.
+            at_once: asked first; returns bytes if that takes no waiting, else None.
+        """
+        self.storage = storage
+        self._at_once = at_once
 
-    async def sync(self) -> None:
-        """Return when all that was written is durable."""
-        ...
+    async def read(self, chunk_id: ChunkId, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes ``[start, stop)`` of a chunk object.
+
+        Raises:
+            FormatError: the object is missing or too short.
+
+        Cost: one request; none for bytes that the backend has in memory.
+        """
+        key = chunk_key(chunk_id)
+        if self._at_once is not None:
+            data = self._at_once(key, start, stop)
+            if data is not None:
+                return data
+        try:
+            retrieved = await self.storage.get(key, ByteRange(start, stop))
+        except ObjectNotFoundError as error:
+            raise _missing(key) from error
+        return _checked(key, retrieved, start, stop)
+
+    async def store(self, data: Data) -> NativeChunk:
+        """Store a chunk that nothing refers to yet.
+
+        Cancellation: an object that nothing refers to may exist.
+        """
+        chunk_id = ChunkId.random()
+        await self.storage.put(chunk_key(chunk_id), data)
+        return NativeChunk(chunk_id, 0, len(data))
 
 
-class DirectStorage:
-    """The reading and writing half of a storage, answering on the calling thread."""
+class BlockingChunkFiles:
+    """Chunk objects on the calling thread. Usable from any thread."""
 
     def __init__(self, storage: BlockingStorage) -> None:
-        """Wrap ``storage``."""
-        self._storage = storage
+        """Use ``storage``."""
+        self.storage = storage
+        self._read_bytes = storage.read_bytes if isinstance(storage, ByteReads) else None
 
-    async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Read an object or part of it, without ever waiting."""
-        return self._storage.get_blocking(key, byte_range)
+    def read(self, chunk_id: ChunkId, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a chunk object; as `ChunkFiles.read`."""
+        key = chunk_key(chunk_id)
+        if self._read_bytes is not None:
+            data = self._read_bytes(key, start, stop)
+            if data is not None:
+                return data
+        try:
+            retrieved = self.storage.get_blocking(key, ByteRange(start, stop))
+        except ObjectNotFoundError as error:
+            raise _missing(key) from error
+        return _checked(key, retrieved, start, stop)
 
-    async def put(self, key: str, data: Data) -> Version:
-        """Write one whole object, without ever waiting."""
-        return self._storage.put_blocking(key, data)
-
-    async def sync(self) -> None:
-        """Do nothing: who publishes syncs the storage itself, which knows what this half wrote."""
-
-
-def run_directly[T](coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that awaits nothing that waits."""
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    coroutine.close()
-    raise AssertionError("a coroutine that must not wait did")
+    def store(self, data: Data) -> NativeChunk:
+        """Store a chunk; as `ChunkFiles.store`."""
+        chunk_id = ChunkId.random()
+        self.storage.put_blocking(chunk_key(chunk_id), data)
+        return NativeChunk(chunk_id, 0, len(data))
 
 
-async def read_native(
-    storage: AssetStorage, packs: Packs | None, chunk_id: ChunkId, start: int, stop: int
-) -> bytes | memoryview:
-    """Return bytes of a chunk object, or of a pack that is not stored yet.
+def _missing(key: str) -> FormatError:
+    return FormatError(
+        f"A manifest refers to {key!r}, which is missing. The repository is damaged, or "
+        "this snapshot expired and was collected."
+    )
 
-    Raises:
-        FormatError: the object is missing or too short.
-    """
-    unstored = None if packs is None else packs.read(chunk_id, start, stop)
-    if unstored is not None:
-        return unstored
-    key = chunk_key(chunk_id)
-    try:
-        retrieved = await storage.get(key, ByteRange(start, stop))
-    except ObjectNotFoundError as error:
-        raise FormatError(
-            f"A manifest refers to {key!r}, which is missing. The repository is damaged, or "
-            "this snapshot expired and was collected."
-        ) from error
+
+def _checked(key: str, retrieved: Retrieved, start: int, stop: int) -> bytes | memoryview:
     if len(retrieved.data) != stop - start:
         raise FormatError(
             f"{key!r} is truncated: bytes {start} to {stop} were asked for, and it has "
             f"{retrieved.size_bytes}. The repository is damaged."
         )
     return retrieved.data
-
-
-async def store_native(
-    storage: AssetStorage, packs: Packs | None, data: Data, *, direct: bool
-) -> NativeChunk:
-    """Store a chunk that nothing refers to yet, or give it a place in a pack.
-
-    Cancellation: an object that nothing refers to may exist.
-    """
-    if packs is not None and packs.takes(len(data)):
-        return await packs.add(data, storage, direct=direct)
-    chunk_id = ChunkId.random()
-    await storage.put(chunk_key(chunk_id), data)
-    return NativeChunk(chunk_id, 0, len(data))
-
-
-async def store_packs(storage: AssetStorage, packs: Packs | None) -> None:
-    """Return when every chunk that was written before the call is in the storage.
-
-    Raises:
-        StorageUnavailableError: some may not be. They stay in memory, and can be stored again.
-
-    Cancellation: likewise.
-    """
-    if packs is None or packs.are_stored:
-        return
-    try:
-        await packs.store_all(storage)
-    except OutcomeUnknownError as error:  # about an object that nothing refers to yet
-        raise StorageUnavailableError(
-            f"A chunk object may not be stored: {error} Nothing was published and no change was "
-            "lost; try again."
-        ) from error

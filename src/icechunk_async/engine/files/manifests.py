@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio.to_thread
 
 from icechunk_async._runtime.concurrency import SingleFlight, bounded_map
-from icechunk_async._runtime.weighted_cache import WeightedCache
 from icechunk_async.errors import FormatError, ObjectNotFoundError
 from icechunk_async.format.envelope import FileType, unpack
 from icechunk_async.format.layout import manifest_key
-from icechunk_async.format.manifest.held import BYTES_PER_REF, EXPAND, Absent, HeldManifest
+from icechunk_async.format.manifest.held import BYTES_PER_REF, EXPAND, HeldManifest, Undecided
 from icechunk_async.format.manifest.packed import ManifestFile, open_manifest
 from icechunk_async.format.manifest.reading import Manifest, decode_manifest
 from icechunk_async.format.manifest.seekable.reading import (
@@ -34,12 +33,21 @@ from icechunk_async.storage import ByteRange
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from icechunk_async.engine.files.chunks import AssetStorage
+    from icechunk_async._runtime.weighted_cache import WeightedCache
     from icechunk_async.format.ids import ManifestId, NodeId
     from icechunk_async.format.manifest.held import Extent
     from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.storage import BlockingStorage, Storage
 
-__all__ = ["MIN_SEEKABLE_FILE_BYTES", "ManifestFiles", "check_id"]
+    type ManifestCache = WeightedCache[ManifestId, HeldManifest]
+
+__all__ = [
+    "MIN_SEEKABLE_FILE_BYTES",
+    "BlockingManifestFiles",
+    "ManifestFiles",
+    "check_id",
+    "offload",
+]
 
 MIN_SEEKABLE_FILE_BYTES: Final = 1 << 20
 """Stored manifests from this size are searched by their index; smaller ones are read whole."""
@@ -52,28 +60,39 @@ _MAX_ROUNDS: Final = 8
 _CONCURRENT_PIECES: Final = 8
 
 
+async def offload[T](work: Callable[[], T], *, size_bytes: int) -> T:
+    """Run ``work``, on a thread if it handles so many bytes that the loop would be held up."""
+    if size_bytes < _OFFLOAD_BYTES:
+        return work()
+    return await anyio.to_thread.run_sync(work)
+
+
 class ManifestFiles:
     """The manifests of one repository, cached by weight, each loaded once at a time."""
 
     def __init__(
-        self, storage: AssetStorage, *, spec_version: int, compression_level: int, chunk_refs: int
+        self,
+        storage: Storage,
+        cache: ManifestCache,
+        *,
+        spec_version: int,
+        compression_level: int,
     ) -> None:
-        """Keep up to ``chunk_refs`` references in memory.
+        """Use ``storage``, and keep in ``cache`` what was loaded.
 
         Args:
             storage: where the files are.
+            cache: manifests in memory; may be shared with `BlockingManifestFiles`.
             spec_version: the version that new files are written to.
             compression_level: zstd level of new files.
-            chunk_refs: capacity of the cache.
         """
-        self.storage = storage
-        self.spec_version = spec_version
-        self.compression_level = compression_level
-        self._manifests: WeightedCache[ManifestId, HeldManifest] = WeightedCache(chunk_refs)
-        self._flights: SingleFlight[object, Any] | None = SingleFlight()
-        """None where nothing runs at the same time: without an event loop."""
+        self._storage = storage
+        self._spec_version = spec_version
+        self._compression_level = compression_level
+        self._cache = cache
+        self._flights: SingleFlight[object, Any] = SingleFlight()
 
-    async def manifest(self, manifest_id: ManifestId, size_bytes: int = 0) -> Manifest:
+    async def get(self, manifest_id: ManifestId, size_bytes: int = 0) -> Manifest:
         """Return a manifest, decoded.
 
         Args:
@@ -85,16 +104,16 @@ class ManifestFiles:
 
         Cost: one request unless cached; memory in proportion to its references.
         """
-        held = self._manifests.get(manifest_id)
+        held = self._cache.get(manifest_id)
         while held is None or (columns := held.columns) is None:
             held = await self._expand(manifest_id, size_bytes, held)
         return columns
 
     def find_in_memory(
         self, manifest_id: ManifestId, node_id: NodeId, coords: Coordinates
-    ) -> ChunkRef | Absent | None:
+    ) -> ChunkRef | Undecided | None:
         """Return the reference of a chunk if the cache decides it; see `HeldManifest.lookup`."""
-        held = self._manifests.get(manifest_id)
+        held = self._cache.get(manifest_id)
         return EXPAND if held is None else held.lookup(node_id, coords)
 
     async def find_ref(
@@ -120,7 +139,7 @@ class ManifestFiles:
         rounds = 0
         while True:
             found = held.lookup(node_id, coords)
-            if not isinstance(found, Absent):
+            if not isinstance(found, Undecided):
                 return found
             if found.extents and rounds < _MAX_ROUNDS:
                 rounds += 1
@@ -129,8 +148,8 @@ class ManifestFiles:
                 held = await self._expand(manifest_id, size_bytes, held)
 
     async def load(self, manifest_id: ManifestId, size_bytes: int = 0) -> None:
-        """Have a manifest in memory, in any form. Args, errors and cost as `manifest`."""
-        if self._manifests.get(manifest_id) is None:
+        """Have a manifest in memory, in any form. Args, errors and cost as `get`."""
+        if self._cache.get(manifest_id) is None:
             await self._expand(manifest_id, size_bytes, None)
 
     async def _open(self, manifest_id: ManifestId, size_bytes: int) -> HeldManifest:
@@ -143,28 +162,29 @@ class ManifestFiles:
                 tail = await self._fetch(manifest_id, *longer)
             opened = open_seekable(manifest_id, size_bytes, tail)
             if opened is not None:
-                self._manifests.put(manifest_id, opened, opened.weight)
+                self._cache.put(manifest_id, opened, opened.weight)
             return opened
 
-        held = self._manifests.get(manifest_id)
+        held = self._cache.get(manifest_id)
         if held is None and size_bytes >= MIN_SEEKABLE_FILE_BYTES:
-            held = await self._once((manifest_id, "index"), load)
+            held = await self._flights.run((manifest_id, "index"), load)
         return await self._expand(manifest_id, size_bytes, None) if held is None else held
 
-    async def _fill(self, manifest_id: ManifestId, held: HeldManifest, absent: Absent) -> None:
+    async def _fill(
+        self, manifest_id: ManifestId, held: HeldManifest, undecided: Undecided
+    ) -> None:
         """Read parts of a file that a lookup needs, each once at a time."""
 
         async def load(extent: Extent) -> None:
             data = await self._fetch(manifest_id, *extent)
-            await self.compute(lambda: absent.fill(extent, data), size_bytes=4 * len(data))
-            if self._manifests.get(manifest_id) is held:
-                self._manifests.put(manifest_id, held, held.weight)
+            await offload(lambda: undecided.fill(extent, data), size_bytes=4 * len(data))
+            if self._cache.get(manifest_id) is held:
+                self._cache.put(manifest_id, held, held.weight)
 
         def fill(extent: Extent) -> Coroutine[Any, Any, None]:
-            return self._once((manifest_id, extent), lambda: load(extent))
+            return self._flights.run((manifest_id, extent), lambda: load(extent))
 
-        limit = 1 if self._flights is None else _CONCURRENT_PIECES
-        await bounded_map(fill, absent.extents, limit=limit)
+        await bounded_map(fill, undecided.extents, limit=_CONCURRENT_PIECES)
 
     async def _expand(
         self, manifest_id: ManifestId, size_bytes: int, held: HeldManifest | None
@@ -174,33 +194,32 @@ class ManifestFiles:
         async def load() -> HeldManifest:
             if held is None or not held.is_whole:
                 data = await self._fetch(manifest_id, 0, size_bytes or None)
-                return await self.keep_manifest(manifest_id, data)
+                return await self.keep(manifest_id, data)
             size = BYTES_PER_REF * held.weight
-            return self._keep(manifest_id, await self.compute(held.expand, size_bytes=size))
+            return self._keep(manifest_id, await offload(held.expand, size_bytes=size))
 
-        return await self._once((manifest_id, id(held)), load)
+        fuller: HeldManifest = await self._flights.run((manifest_id, id(held)), load)
+        return fuller
 
     def _keep(self, manifest_id: ManifestId, held: HeldManifest) -> HeldManifest:
         check_id(manifest_key(manifest_id), held.id, manifest_id)
-        self._manifests.put(manifest_id, held, held.weight)
+        self._cache.put(manifest_id, held, held.weight)
         return held
 
-    async def keep_manifest(
-        self, manifest_id: ManifestId, data: bytes | memoryview
-    ) -> HeldManifest:
-        """Keep a manifest whose file was read. Errors as `manifest`."""
-        held = await self.compute(lambda: open_manifest(data), size_bytes=len(data))
+    async def keep(self, manifest_id: ManifestId, data: bytes | memoryview) -> HeldManifest:
+        """Keep a manifest whose file was read. Errors as `get`."""
+        held = await offload(lambda: open_manifest(data), size_bytes=len(data))
         return self._keep(manifest_id, held)
 
-    async def read_manifest(self, manifest_id: ManifestId, size_bytes: int = 0) -> Manifest:
+    async def read(self, manifest_id: ManifestId, size_bytes: int = 0) -> Manifest:
         """Return a manifest as it is stored, and do not keep it.
 
         For readers that look at each manifest once, or check that its file is there.
 
-        Args and errors as `manifest`. Cost: one request, whatever is cached.
+        Args and errors as `get`. Cost: one request, whatever is cached.
         """
         data = await self._fetch(manifest_id, 0, size_bytes or None)
-        manifest = await self.compute(
+        manifest = await offload(
             lambda: decode_manifest(unpack(data, FileType.MANIFEST).payload), size_bytes=len(data)
         )
         check_id(manifest_key(manifest_id), manifest.id, manifest_id)
@@ -211,13 +230,13 @@ class ManifestFiles:
     ) -> bytes | memoryview | None:
         """Return the file of a manifest that may be seekable; None if it is in memory whole.
 
-        Args and errors as `manifest`. Cost: a request, or two for large files; a large file
+        Args and errors as `get`. Cost: a request, or two for large files; a large file
         without an index is kept.
         """
         if size_bytes >= MIN_SEEKABLE_FILE_BYTES:
             held: HeldManifest | None = await self._open(manifest_id, size_bytes)
         else:
-            held = self._manifests.get(manifest_id)
+            held = self._cache.get(manifest_id)
         if size_bytes < _MIN_PATCHED_FILE_BYTES or (held is not None and held.is_whole):
             return None
         return await self._fetch(manifest_id, 0, size_bytes)
@@ -227,20 +246,15 @@ class ManifestFiles:
     ) -> bytes | memoryview:
         key = manifest_key(manifest_id)
         try:
-            return (await self.storage.get(key, ByteRange(start, stop))).data
+            return (await self._storage.get(key, ByteRange(start, stop))).data
         except ObjectNotFoundError as error:
-            raise FormatError(
-                f"A snapshot refers to {key!r}, which is missing. The repository is damaged: "
-                "restore the object, or go back to a snapshot that does not need it."
-            ) from error
+            raise _missing(key) from error
 
-    def pack_manifest(self, payload: memoryview) -> bytes:
+    def pack(self, payload: memoryview) -> bytes:
         """Wrap the FlatBuffer of a manifest as this repository writes files."""
-        return pack_manifest(payload, self.spec_version, level=self.compression_level)
+        return pack_manifest(payload, self._spec_version, level=self._compression_level)
 
-    async def put_manifest(
-        self, manifest_id: ManifestId, packed: bytes, *, keep: bool = False
-    ) -> None:
+    async def put(self, manifest_id: ManifestId, packed: bytes, *, keep: bool = False) -> None:
         """Store a manifest that is already encoded.
 
         Args:
@@ -251,22 +265,74 @@ class ManifestFiles:
 
         Cancellation: the object may exist; nothing refers to it.
         """
-        await self.storage.put(manifest_key(manifest_id), packed)
+        await self._storage.put(manifest_key(manifest_id), packed)
         if keep and len(packed) < MIN_SEEKABLE_FILE_BYTES:
             file = ManifestFile(manifest_id, packed)
-            self._manifests.put(manifest_id, file, file.weight)
+            self._cache.put(manifest_id, file, file.weight)
 
-    async def compute[T](self, work: Callable[[], T], *, size_bytes: int) -> T:
-        """Run ``work``, on a thread if it handles so many bytes that the loop would be held up."""
-        if self._flights is None or size_bytes < _OFFLOAD_BYTES:
-            return work()
-        return await anyio.to_thread.run_sync(work)
 
-    async def _once[T](self, key: object, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        if self._flights is None:
-            return await load()
-        result: T = await self._flights.run(key, load)
-        return result
+class BlockingManifestFiles:
+    """Looks chunks up on the calling thread, without an event loop. Usable from any thread.
+
+    Two threads may load one manifest at the same time; both are right, and the later one is kept.
+    """
+
+    def __init__(self, storage: BlockingStorage, cache: ManifestCache) -> None:
+        """Use ``storage``, and share ``cache`` with the asynchronous reader."""
+        self._storage = storage
+        self._cache = cache
+
+    def find_ref(
+        self, manifest_id: ManifestId, size_bytes: int, node_id: NodeId, coords: Coordinates
+    ) -> ChunkRef | None:
+        """Return the reference of a chunk; as `ManifestFiles.find_ref`."""
+        held = self._open(manifest_id, size_bytes)
+        rounds = 0
+        while True:
+            found = held.lookup(node_id, coords)
+            if not isinstance(found, Undecided):
+                return found
+            if found.extents and rounds < _MAX_ROUNDS:
+                rounds += 1
+                for extent in found.extents:
+                    found.fill(extent, self._fetch(manifest_id, *extent))
+            elif held.is_whole:
+                held = held.expand()
+            else:
+                held = self._read_whole(manifest_id, size_bytes)
+            self._cache.put(manifest_id, held, held.weight)
+
+    def _open(self, manifest_id: ManifestId, size_bytes: int) -> HeldManifest:
+        held = self._cache.get(manifest_id)
+        if held is None and size_bytes >= MIN_SEEKABLE_FILE_BYTES:
+            tail = self._fetch(manifest_id, *tail_extent(size_bytes))
+            longer = longer_tail(size_bytes, tail)
+            if longer is not None:
+                tail = self._fetch(manifest_id, *longer)
+            held = open_seekable(manifest_id, size_bytes, tail)
+        if held is None:
+            held = self._read_whole(manifest_id, size_bytes)
+            self._cache.put(manifest_id, held, held.weight)
+        return held
+
+    def _read_whole(self, manifest_id: ManifestId, size_bytes: int) -> HeldManifest:
+        held = open_manifest(self._fetch(manifest_id, 0, size_bytes or None))
+        check_id(manifest_key(manifest_id), held.id, manifest_id)
+        return held
+
+    def _fetch(self, manifest_id: ManifestId, start: int, stop: int | None) -> bytes | memoryview:
+        key = manifest_key(manifest_id)
+        try:
+            return self._storage.get_blocking(key, ByteRange(start, stop)).data
+        except ObjectNotFoundError as error:
+            raise _missing(key) from error
+
+
+def _missing(key: str) -> FormatError:
+    return FormatError(
+        f"A snapshot refers to {key!r}, which is missing. The repository is damaged: "
+        "restore the object, or go back to a snapshot that does not need it."
+    )
 
 
 def check_id(key: str, found: bytes, expected: bytes) -> None:

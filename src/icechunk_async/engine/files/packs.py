@@ -4,9 +4,9 @@ The configuration of the format has no place for it, and the official engine dro
 not know when it writes that; it keeps the repository's metadata, so the setting is there.
 
 A chunk gets its place in a pack when it is written, and is read from memory until the pack is
-stored. Whoever writes the chunk that a pack has no room for stores that pack, so writers go as
-fast as the storage does. Packs whose storing failed or was cancelled stay here, and the next writer
-stores them first; a commit stores what is left before it stores anything that refers to it.
+stored. The writer whose chunk does not fit stores the full pack first, so writers are held back to
+the speed of the storage. Packs whose storing failed or was cancelled stay here, and the next writer
+stores them first; a commit stores what is left before anything that refers to it.
 
 A chunk object has no header (spec, "Chunks"): a pack is its chunks, one after the other.
 """
@@ -16,9 +16,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self, cast
+from typing import TYPE_CHECKING, Final, Protocol, Self, cast
 
 import numpy as np
 
@@ -30,10 +30,11 @@ from icechunk_async.format.layout import chunk_key
 from icechunk_async.format.manifest.refs import NativeChunk
 
 if TYPE_CHECKING:
-    from icechunk_async.engine.files.chunks import AssetStorage
+    from collections.abc import Generator
+
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.repo_info import RawMetadata, RepoInfo
-    from icechunk_async.storage import Data
+    from icechunk_async.storage import BlockingStorage, Data
 
 __all__ = [
     "MAX_UNSTORED",
@@ -161,6 +162,14 @@ class _Pack:
         return self._buffer[start : self.size_bytes if stop is None else stop]
 
 
+class ObjectWriter(Protocol):
+    """The part of a storage that packs need."""
+
+    async def put(self, key: str, data: Data) -> object:
+        """Write one whole object."""
+        ...
+
+
 class Packs:
     """The packs of one session that are not stored yet.
 
@@ -204,38 +213,55 @@ class Packs:
         # A view would keep the whole pack in memory for as long as somebody keeps a chunk.
         return None if pack is None else bytes(pack.data(start, stop))
 
-    async def add(self, data: Data, storage: AssetStorage, *, direct: bool = False) -> NativeChunk:
+    async def add(self, data: Data, storage: ObjectWriter) -> NativeChunk:
         """Give a chunk its place, and perhaps store a pack that became full.
 
         Args:
             data: the chunk; it is copied.
             storage: where packs go.
-            direct: there is no event loop: never wait for others.
 
         Raises:
-            StorageError: a pack could not be stored. It stays here; the chunk counts as not
-                added.
+            StorageError: a pack could not be stored. It stays here; the chunk was not added.
 
-        Cancellation: likewise.
+        Cancellation: as after an error.
         """
         while True:
             with self._lock:
-                full, turn = None, None
-                ref = None if self._waiting or self._open is None else self._open.append(data)
-                if ref is not None:
-                    return ref
-                if self._waiting:
-                    full = self._waiting.pop()
-                elif len(self._kept) < MAX_UNSTORED or direct:
-                    full, ref = self._open, self._begin(data)
-                else:
-                    turn = self._sleep()
+                ref, full = self._place(data, limit=MAX_UNSTORED)
+                turn = self._sleep() if ref is None and full is None else None
             if turn is not None:
                 await turn
             elif full is not None:
-                await self._store(full, storage)
+                with self._storing(full):
+                    await storage.put(chunk_key(full.id), full.data())
             if ref is not None:
                 return ref
+
+    def add_blocking(self, data: Data, storage: BlockingStorage) -> NativeChunk:
+        """Give a chunk its place without an event loop, never waiting for others; as `add`."""
+        while True:
+            with self._lock:
+                ref, full = self._place(data, limit=None)
+            if full is not None:
+                with self._storing(full):
+                    storage.put_blocking(chunk_key(full.id), full.data())
+            if ref is not None:
+                return ref
+
+    def _place(self, data: Data, *, limit: int | None) -> tuple[NativeChunk | None, _Pack | None]:
+        """Return the place of a chunk, and the pack that its writer has to store; the lock is held.
+
+        Neither if ``limit`` packs are in memory, so that the writer has to wait.
+        """
+        ref = None if self._waiting or self._open is None else self._open.append(data)
+        if ref is not None:
+            return ref, None
+        if self._waiting:
+            return None, self._waiting.pop()
+        if limit is None or len(self._kept) < limit:
+            full, ref = self._open, self._begin(data)
+            return ref, full
+        return None, None
 
     def _begin(self, data: Data) -> NativeChunk:
         """Open another pack with its first chunk; the lock is held."""
@@ -245,13 +271,13 @@ class Packs:
         assert ref is not None  # no longer than a pack: takes() was asked
         return ref
 
-    async def store_all(self, storage: AssetStorage) -> None:
+    async def store_all(self, storage: ObjectWriter) -> None:
         """Return when every chunk that was added before the call is in the storage.
 
         Raises:
             StorageError: some is not. Every pack that is not stored stays here.
 
-        Cancellation: likewise.
+        Cancellation: as after an error.
         """
         with self._lock:
             if self._open is not None:
@@ -261,7 +287,8 @@ class Packs:
 
         async def store_some(_: int) -> None:
             while (pack := self._take(wanted)) is not None:
-                await self._store(pack, storage)
+                with self._storing(pack):
+                    await storage.put(chunk_key(pack.id), pack.data())
 
         while True:
             with self._lock:
@@ -282,13 +309,14 @@ class Packs:
                     return self._waiting.pop(place)
         return None
 
-    async def _store(self, pack: _Pack, storage: AssetStorage) -> None:
-        """Store a pack that was taken; one that may not be stored waits again.
+    @contextmanager
+    def _storing(self, pack: _Pack) -> Generator[None]:
+        """Store a pack that was taken in the block; if that may have failed, it waits again.
 
         Storing it twice does no harm: its bytes and its key stay the same.
         """
         try:
-            await storage.put(chunk_key(pack.id), pack.data())
+            yield
         except BaseException:
             with self._lock:
                 self._waiting.append(pack)

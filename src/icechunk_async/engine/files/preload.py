@@ -64,7 +64,7 @@ async def preload(
 
     async def load(manifest_id: ManifestId) -> None:
         try:
-            await assets.load(manifest_id, base.manifests[manifest_id].size_bytes)
+            await assets.manifests.load(manifest_id, base.manifests[manifest_id].size_bytes)
         except IcechunkError as error:  # whoever needs the manifest will meet it again
             _log.info("manifest %s could not be preloaded: %s", manifest_id, error)
 

@@ -1,4 +1,4 @@
-"""Which chunks an array has, as columns: all at once, or in batches with bounded memory."""
+"""Iterate over the chunks of an array as columns, in batches with bounded memory."""
 
 from __future__ import annotations
 
@@ -10,25 +10,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.ids import ALPHABET
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
-from icechunk_async.format.manifest.row_index import rows_in
+from icechunk_async.format.manifest.refs import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
 
+    from icechunk_async.engine.tree.array_state import ArrayState
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.engine.virtual.chunks import VirtualLocations
-    from icechunk_async.format.manifest.refs import Extents
-    from icechunk_async.format.snapshot import ManifestRef, Node, Snapshot
+    from icechunk_async.format.manifest.refs import ChunkRefs
 
-__all__ = ["ArrayState", "Batches", "ChunkBatch", "ChunkType", "all_refs"]
+__all__ = ["Batches", "ChunkBatch", "ChunkType"]
 
-_CONCURRENT_MANIFESTS: Final = 16
 _MIN_RUN: Final = 8
 """Chunks in a row, on average, from which a list of their paths is made run by run."""
 
@@ -54,87 +51,6 @@ _TYPES[[Kind.NATIVE, Kind.VIRTUAL, Kind.INLINE]] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayState:
-    """The chunks of an array at one moment, whatever the session does afterwards."""
-
-    node: Node
-    """As the session sees it."""
-    source: Node
-    """As the base has it; as the session sees it where the base has none."""
-    base: Snapshot
-    manifests: tuple[ManifestRef, ...]
-    """Of the base, in order of their boxes; none where the array has another number of axes now."""
-    box: Extents
-    """Where the base's chunks still count."""
-    ours: ChunkRefs
-    """What the session set and deleted, in ascending order."""
-    revision: int
-    """Of the session's changes, see ``ArrayChanges``."""
-
-    @classmethod
-    def of(cls, workspace: Workspace, path: str) -> ArrayState:
-        """Return the state of an array as of now.
-
-        Raises:
-            NodeNotFoundError: there is no array.
-        """
-        with workspace.lock:
-            node = workspace.array(path)
-            assert node.array is not None
-            grid = kept = node.array.grid
-            changes = workspace.changes.chunks.get(node.id)
-            ours = ChunkRefs.empty(len(grid)) if changes is None else changes.columns()
-            if changes is not None and changes.kept_grid is not None:
-                kept = changes.kept_grid
-            base_node, base = workspace.tree.base_node(node), workspace.base
-        manifests: tuple[ManifestRef, ...] = ()
-        if base_node is not None and base_node.array is not None:
-            same_rank = len(base_node.array.grid) == len(grid)
-            if same_rank:
-                manifests = tuple(sorted(base_node.array.manifests, key=lambda it: it.extents))
-        box = tuple((0, min(a, b)) for a, b in zip(grid, kept, strict=True))
-        revision = 0 if changes is None else changes.revision
-        return cls(node, base_node or node, base, manifests, box, ours, revision)
-
-    async def load(
-        self, workspace: Workspace, manifest: ManifestRef, *, direct: bool = False
-    ) -> ChunkRefs:
-        """Return those references of a manifest that still count."""
-        refs = await workspace.manifest_refs(manifest, self.source, self.base, direct=direct)
-        keep = refs.inside(self.box)
-        ours = self._ours_within(manifest)
-        if len(ours):
-            keep &= ~rows_in(refs.coords, ours)
-        return refs if keep.all() else refs.take(keep)
-
-    def _ours_within(self, manifest: ManifestRef) -> npt.NDArray[np.uint32]:
-        """Return the coordinates of the session's changes that a manifest may have as well."""
-        coords = self.ours.coords
-        if not manifest.extents or not len(coords):
-            return coords
-        start, stop = np.searchsorted(coords[:, 0], manifest.extents[0])
-        return coords[start:stop]
-
-    def set_chunks(self) -> ChunkRefs:
-        """Return the references that the session set."""
-        return self.ours.take(self.ours.kinds != Kind.DELETED)
-
-
-async def all_refs(workspace: Workspace, state: ArrayState, *, direct: bool = False) -> ChunkRefs:
-    """Return the references of all chunks of an array, in ascending order.
-
-    Cost: one request for each manifest of the array that is not cached; memory in proportion to
-    the chunks.
-    """
-    parts = await bounded_map(
-        lambda manifest: state.load(workspace, manifest, direct=direct),
-        state.manifests,
-        limit=1 if direct else _CONCURRENT_MANIFESTS,
-    )
-    return ChunkRefs.concat([*parts, state.set_chunks()]).sort()
-
-
 class Batches[T](AsyncIterator[T]):
     """Parts of at most ``batch_size`` references of an array, each made into something.
 
@@ -156,7 +72,7 @@ class Batches[T](AsyncIterator[T]):
         self._workspace = workspace
         self._batch_size = batch_size
         self._make = make
-        state = ArrayState.of(workspace, path)
+        state = workspace.array_state(path)
         self._state: ArrayState | None = state
         """None once nothing is left to load."""
         self._manifests = iter(state.manifests)
@@ -174,7 +90,7 @@ class Batches[T](AsyncIterator[T]):
                 self._state = None
                 refs = state.set_chunks()
             else:
-                refs = await state.load(self._workspace, manifest)
+                refs = await self._workspace.manifest_refs(state, manifest)
             if len(refs):
                 self._loaded.append((refs, 0))
         refs, start = self._loaded.popleft()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from icechunk_async.engine.tree.listing import ArrayState, all_refs
 from icechunk_async.errors import InvalidCoordinatesError, InvalidInputError, SessionStateError
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.manifest.row_index import rows_in
@@ -18,6 +17,7 @@ from icechunk_async.format.manifest.row_index import rows_in
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from icechunk_async.engine.tree.array_state import ArrayState
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.manifest.refs import Coordinates
     from icechunk_async.format.snapshot import Node
@@ -50,7 +50,7 @@ async def shift(workspace: Workspace, path: str, chunk_offset: Iterable[int]) ->
             "number of chunks for each axis.",
             path=path,
         )
-    refs = await all_refs(workspace, state)
+    refs = await workspace.refs_of(state)
     changes = await workspace.assets.compute(
         lambda: shifted(refs, offset, grid), size_bytes=len(refs) * _BYTES_PER_REF
     )
@@ -67,7 +67,7 @@ async def reindex(
 ) -> None:
     """Move chunks of an array to where a function says; see ``Session.reindex_array``."""
     state = _begin(workspace, path)
-    refs = await all_refs(workspace, state)
+    refs = await workspace.refs_of(state)
     ahead = _rows_function(forward, path, vectorized=vectorized)
     back = None if backward is None else _rows_function(backward, path, vectorized=vectorized)
     _finish(workspace, path, state, reindexed(refs, ahead, back, _grid(state.node), path))
@@ -178,7 +178,7 @@ def _begin(workspace: Workspace, path: str) -> ArrayState:
     """Return the array's state, if its chunks can be moved."""
     with workspace.lock:
         workspace.check_writable()
-        state = ArrayState.of(workspace, path)
+        state = workspace.array_state(path)
     document: Any = json.loads(state.node.user_data)
     name = document["chunk_grid"]["name"]
     if name != "regular":

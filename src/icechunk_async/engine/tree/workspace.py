@@ -1,4 +1,4 @@
-"""Reading and changing a hierarchy in memory and in storage, short of publishing it.
+"""One session's hierarchy: nodes and chunks, in memory and in storage, short of publishing it.
 
 A workspace is a base snapshot and a change set. Several tasks, threads and event loops may use
 one at a time; a lock, held over no ``await``, guards what they share.
@@ -7,39 +7,43 @@ one at a time; a lock, held over no ``await``, guards what they share.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
-from icechunk_async.engine.changes.grid import bad_rank, in_grid, no_bytes, outside
-from icechunk_async.engine.files.chunks import read_native, store_native, store_packs
-from icechunk_async.engine.tree.listing import ArrayState, all_refs
-from icechunk_async.engine.tree.lookup import (
-    ChunkHandle,
-    Undecided,
-    find_at_once,
-    find_in_manifests,
-    info_of,
-)
+from icechunk_async.engine.changes.grid import bad_rank, covers, in_grid, no_bytes, outside
+from icechunk_async.engine.tree.array_state import ArrayState
 from icechunk_async.errors import (
+    FormatError,
     NodeNotFoundError,
+    OutcomeUnknownError,
     ReadOnlyError,
     SessionStateError,
+    StorageUnavailableError,
 )
-from icechunk_async.format.layout import chunk_key
-from icechunk_async.format.manifest.refs import InlineChunk, Kind, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.held import Undecided
+from icechunk_async.format.manifest.refs import (
+    ChunkRefs,
+    InlineChunk,
+    Kind,
+    NativeChunk,
+    VirtualChunk,
+)
 from icechunk_async.storage import slice_range
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Iterator
 
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.engine.files.packs import Packs
     from icechunk_async.engine.virtual.chunks import VirtualChunks
-    from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs, Coordinates
+    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
     from icechunk_async.format.snapshot import (
         ArrayData,
+        ManifestFileInfo,
         ManifestRef,
         Node,
         Snapshot,
@@ -47,12 +51,57 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Data, RangeRequest
 
 
-__all__ = ["HERE", "ChunkBytes", "ChunkHandle", "Workspace"]
+__all__ = ["ChunkHandle", "InManifests", "Workspace"]
 
-type ChunkBytes = bytes | memoryview | None
-"""Of a chunk; None if there is none."""
-HERE: Final = (bytes, memoryview, type(None))
-"""What an answer of ``Workspace.begin_reading`` is where nothing is to be awaited."""
+_CONCURRENT_MANIFESTS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHandle:
+    """A chunk that exists."""
+
+    ref: ChunkRef
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of the chunk."""
+        ref = self.ref
+        return len(ref.data) if isinstance(ref, InlineChunk) else ref.length
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether the bytes are in memory with the reference."""
+        return isinstance(self.ref, InlineChunk)
+
+
+@dataclass(frozen=True, slots=True)
+class InManifests:
+    """Whether a chunk exists is decided by manifests that are not in memory, or not all of them."""
+
+    node: Node
+    """The array in the base."""
+    base: Snapshot
+
+    def candidates(self, coords: Coordinates) -> Iterator[ManifestFileInfo]:
+        """Iterate over the manifests that may have a chunk; boxes can be too wide.
+
+        Raises:
+            FormatError: the snapshot does not list one.
+        """
+        assert self.node.array is not None
+        for ref in self.node.array.manifests:
+            if covers(ref.extents, coords):
+                yield _info(ref, self.node, self.base)
+
+
+def _info(ref: ManifestRef, node: Node, base: Snapshot) -> ManifestFileInfo:
+    info = base.manifests.get(ref.manifest_id)
+    if info is None:
+        raise FormatError(
+            f"Array {node.path!r} uses manifest {ref.manifest_id}, which snapshot {base.id} "
+            "does not list. The repository is damaged."
+        )
+    return info
 
 
 class Workspace:
@@ -184,7 +233,7 @@ class Workspace:
             ReadOnlyError, NodeNotFoundError, InvalidCoordinatesError: nothing was set.
         """
         with self.lock:
-            self.tree.chunk_changes(self._check_target(path, coords)).set(coords, ref)
+            self.tree.chunk_changes(self._target(path, coords)).set(coords, ref)
 
     def set_refs(self, path: str, refs: ChunkRefs) -> None:
         """Set or delete many chunks of an array at once.
@@ -210,17 +259,11 @@ class Workspace:
             self.tree.chunk_changes(node).set_many(refs)
 
     async def write_chunk(
-        self,
-        path: str,
-        coords: Coordinates,
-        data: Data,
-        *,
-        direct: bool = False,
-        if_absent: bool = False,
+        self, path: str, coords: Coordinates, data: Data, *, if_absent: bool = False
     ) -> None:
         """Store the bytes of one chunk: in the manifest if they are few, else as an object.
 
-        With ``if_absent`` a chunk that this session set meanwhile is left as it is.
+        With ``if_absent`` a chunk that this session set meanwhile is left unchanged.
 
         Raises:
             ReadOnlyError, NodeNotFoundError, InvalidCoordinatesError: nothing was stored.
@@ -228,37 +271,63 @@ class Workspace:
 
         Cancellation: the chunk is unchanged; an object that nothing refers to may exist.
 
-        Cost: one request. Where chunks are packed, one for each pack, and between them none.
+        Cost: one request. If chunks are packed, one for each pack, and none in between.
         """
-        self._check_target(path, coords)
+        self.check_target(path, coords, data)
+        ref = await self.store_bytes(data)
+        self.put_ref(path, coords, ref, if_absent=if_absent)
+
+    def check_target(self, path: str, coords: Coordinates, data: Data) -> None:
+        """Raise unless a chunk can be written; errors as `write_chunk`."""
+        self._target(path, coords)
         if len(data) == 0:
             raise no_bytes(path)
-        ref = await self.store_bytes(data, direct=direct)
+
+    def put_ref(
+        self, path: str, coords: Coordinates, ref: ChunkRef, *, if_absent: bool = False
+    ) -> None:
+        """Set the reference of a chunk whose bytes were stored meanwhile; as `write_chunk`."""
         with self.lock:  # the session may have changed while the object was stored
-            changes = self.tree.chunk_changes(self._check_target(path, coords))
+            changes = self.tree.chunk_changes(self._target(path, coords))
             if not (if_absent and changes.find(coords)[1] is not None):
                 changes.set(coords, ref)
 
-    async def store_bytes(self, data: Data, *, direct: bool = False) -> ChunkRef:
+    async def store_bytes(self, data: Data) -> ChunkRef:
         """Store the bytes of a chunk that nothing refers to yet; few are kept in the reference."""
         if len(data) <= self.inline_threshold_bytes:
             return InlineChunk(bytes(data))
-        storage = (self._direct if direct else self.assets).storage
-        return await store_native(storage, self.packs, data, direct=direct)
+        return await self.store_object(data)
+
+    async def store_object(self, data: Data) -> NativeChunk:
+        """Store the bytes of a chunk in an object of its own, or give them a place in a pack.
+
+        Cancellation: an object that nothing refers to may exist.
+        """
+        if self.packs is not None and self.packs.takes(len(data)):
+            return await self.packs.add(data, self.assets.storage)
+        return await self.assets.chunks.store(data)
 
     async def store_packs(self) -> None:
         """Return when every chunk that was written before the call is in the storage.
 
-        Whatever makes references known to others does this first.
+        Call this before references are made known to others.
 
         Raises:
             StorageUnavailableError: some may not be. They stay here, and can be stored again.
 
-        Cancellation: likewise.
+        Cancellation: as after an error.
         """
-        await store_packs(self.assets.storage, self.packs)
+        if self.packs is None or self.packs.are_stored:
+            return
+        try:
+            await self.packs.store_all(self.assets.storage)
+        except OutcomeUnknownError as error:  # about an object that nothing refers to yet
+            raise StorageUnavailableError(
+                f"A chunk object may not be stored: {error} Nothing was published and no change "
+                "was lost; try again."
+            ) from error
 
-    def _check_target(self, path: str, coords: Coordinates) -> Node:
+    def _target(self, path: str, coords: Coordinates) -> Node:
         with self.lock:
             self.check_writable()
             node = self.array(path)
@@ -270,25 +339,68 @@ class Workspace:
             raise outside(path, coords, grid)
         return node
 
-    async def find_chunk(
-        self, path: str, coords: Coordinates, *, direct: bool = False
-    ) -> ChunkHandle | None:
+    def find_in_memory(self, path: str, coords: Coordinates) -> ChunkRef | InManifests | None:
+        """Return the reference of a chunk, None if it does not exist, or what decides that.
+
+        A workspace that cannot change takes no lock and looks for no change: each chunk that
+        Zarr's fused pipeline reads comes through here, on several threads.
+        """
+        if self.is_fixed:
+            base = self.base
+            node = base.nodes.get(path)
+            if node is None or node.array is None or not in_grid(coords, node.array):
+                return None
+            return self._find_in_base(base, node, coords)
+        with self.lock:
+            node = self.tree.get(path)
+            if node is None or node.array is None or not in_grid(coords, node.array):
+                return None
+            changes = self.changes.chunks.get(node.id)
+            if changes is not None:
+                known, ref = changes.find(coords)
+                if known or not changes.keeps(coords):
+                    return ref
+            base_node, base = self.tree.base_node(node), self.base
+        return None if base_node is None else self._find_in_base(base, base_node, coords)
+
+    def _find_in_base(
+        self, base: Snapshot, node: Node, coords: Coordinates
+    ) -> ChunkRef | InManifests | None:
+        if node.array is None:
+            return None
+        manifests = self.assets.manifests
+        for ref in node.array.manifests:
+            if covers(ref.extents, coords):
+                found = manifests.find_in_memory(ref.manifest_id, node.id, coords)
+                if isinstance(found, Undecided):
+                    return InManifests(node, base)
+                if found is not None:  # else another manifest may have it: boxes can be too wide
+                    return found
+        return None
+
+    async def _find_in_manifests(
+        self, undecided: InManifests, coords: Coordinates
+    ) -> ChunkRef | None:
+        for info in undecided.candidates(coords):
+            found = await self.assets.manifests.find_ref(
+                info.id, info.size_bytes, undecided.node.id, coords
+            )
+            if found is not None:
+                return found
+        return None
+
+    async def find_chunk(self, path: str, coords: Coordinates) -> ChunkHandle | None:
         """Return the reference of a chunk; None if it was never written, or cannot exist.
 
         Cost: at most one request, for the manifest; none once that is cached.
         """
-        found = find_at_once(self, path, coords)
-        if isinstance(found, Undecided):
-            found = await find_in_manifests(self._direct if direct else self.assets, found, coords)
+        found = self.find_in_memory(path, coords)
+        if isinstance(found, InManifests):
+            found = await self._find_in_manifests(found, coords)
         return None if found is None else ChunkHandle(found)
 
     async def read_chunk(
-        self,
-        path: str,
-        coords: Coordinates,
-        byte_range: RangeRequest = None,
-        *,
-        direct: bool = False,
+        self, path: str, coords: Coordinates, byte_range: RangeRequest = None
     ) -> bytes | memoryview | None:
         """Return the bytes of a chunk, or a part of them; None if there is no chunk.
 
@@ -300,54 +412,66 @@ class Workspace:
 
         Cost: one request, and one for the manifest unless that is cached.
         """
-        found = self.begin_reading(path, coords, byte_range, direct=direct)
-        return found if isinstance(found, HERE) else await found
-
-    def begin_reading(
-        self,
-        path: str,
-        coords: Coordinates,
-        byte_range: RangeRequest = None,
-        *,
-        direct: bool = False,
-    ) -> ChunkBytes | Coroutine[Any, Any, ChunkBytes]:
-        """Return what :meth:`read_chunk` does, or else what is to be awaited for it at once.
-
-        What is in memory takes no step of an event loop, and no coroutine is made for it.
-        """
-        ref = find_at_once(self, path, coords)
-        if isinstance(ref, Undecided):
-            return self._find_and_read(ref, coords, byte_range, direct=direct)
-        return None if ref is None else self._read(ref, byte_range, direct=direct)
-
-    async def _find_and_read(
-        self, undecided: Undecided, coords: Coordinates, byte_range: RangeRequest, *, direct: bool
-    ) -> ChunkBytes:
-        assets = self._direct if direct else self.assets
-        ref = await find_in_manifests(assets, undecided, coords)
-        found = None if ref is None else self._read(ref, byte_range, direct=direct)
-        return found if isinstance(found, HERE) else await found
-
-    def _read(
-        self, ref: ChunkRef, byte_range: RangeRequest, *, direct: bool
-    ) -> ChunkBytes | Coroutine[Any, Any, ChunkBytes]:
+        ref = self.find_in_memory(path, coords)
+        if isinstance(ref, InManifests):
+            ref = await self._find_in_manifests(ref, coords)
         match ref:
             case NativeChunk(chunk_id, offset, length):
                 start, stop = slice_range(byte_range, length)
                 start, stop = offset + start, offset + stop
-                assets = self._direct if direct else self.assets
-                read = assets.read_now(chunk_key(chunk_id), start, stop)
-                if read is not None:
-                    return read
-                return read_native(assets.storage, self.packs, chunk_id, start, stop)
+                if self.packs is not None:
+                    unstored = self.packs.read(chunk_id, start, stop)
+                    if unstored is not None:
+                        return unstored
+                return await self.assets.chunks.read(chunk_id, start, stop)
             case InlineChunk(data):
                 start, stop = slice_range(byte_range, len(data))
                 return data[start:stop]
             case VirtualChunk():
                 start, stop = slice_range(byte_range, ref.length)
-                return self.virtual.read(ref, start, stop, direct=direct)
+                return await self.virtual.read(ref, start, stop)
+            case None:
+                return None
 
-    async def all_refs(self, path: str, *, direct: bool = False) -> ChunkRefs:
+    def array_state(self, path: str) -> ArrayState:
+        """Return the state of an array as of now.
+
+        Raises:
+            NodeNotFoundError: there is no array.
+        """
+        with self.lock:
+            node = self.array(path)
+            assert node.array is not None
+            grid = kept = node.array.grid
+            changes = self.changes.chunks.get(node.id)
+            ours = ChunkRefs.empty(len(grid)) if changes is None else changes.columns()
+            if changes is not None and changes.kept_grid is not None:
+                kept = changes.kept_grid
+            base_node, base = self.tree.base_node(node), self.base
+        manifests: tuple[ManifestRef, ...] = ()
+        if base_node is not None and base_node.array is not None:
+            same_rank = len(base_node.array.grid) == len(grid)
+            if same_rank:
+                manifests = tuple(sorted(base_node.array.manifests, key=lambda it: it.extents))
+        box = tuple((0, min(a, b)) for a, b in zip(grid, kept, strict=True))
+        revision = 0 if changes is None else changes.revision
+        return ArrayState(node, base_node or node, base, manifests, box, ours, revision)
+
+    async def manifest_refs(self, state: ArrayState, manifest: ManifestRef) -> ChunkRefs:
+        """Return those references of a manifest that still count in a state of an array.
+
+        Raises:
+            FormatError: the snapshot does not list the manifest, or it is damaged.
+
+        Cost: one request unless the manifest is cached.
+        """
+        info = _info(manifest, state.source, state.base)
+        decoded = await self.assets.manifests.get(info.id, info.size_bytes)
+        assert state.source.array is not None
+        refs = decoded.refs(state.source.id, len(state.source.array.dimensions))
+        return state.counting(manifest, refs)
+
+    async def all_refs(self, path: str) -> ChunkRefs:
         """Return the references of all chunks of an array, in ascending order.
 
         Raises:
@@ -356,31 +480,13 @@ class Workspace:
         Cost: one request for each manifest of the array that is not cached; memory in
         proportion to the chunks.
         """
-        return await all_refs(self, ArrayState.of(self, path), direct=direct)
+        return await self.refs_of(self.array_state(path))
 
-    async def manifest_refs(
-        self, ref: ManifestRef, node: Node, base: Snapshot, *, direct: bool = False
-    ) -> ChunkRefs:
-        """Return the references of a manifest that belong to an array of ``base``.
-
-        Raises:
-            FormatError: ``base`` does not list the manifest, or it is damaged.
-
-        Cost: one request unless it is cached.
-        """
-        info = info_of(ref, node, base)
-        assets = self._direct if direct else self.assets
-        manifest = await assets.manifest(info.id, info.size_bytes)
-        assert node.array is not None
-        return manifest.refs(node.id, len(node.array.dimensions))
-
-    @property
-    def can_work_directly(self) -> bool:
-        """Return whether reads and writes can run without an event loop."""
-        return self.assets.direct is not None and self.virtual.can_read_directly
-
-    @property
-    def _direct(self) -> Assets:
-        direct = self.assets.direct
-        assert direct is not None  # callers asked can_work_directly
-        return direct
+    async def refs_of(self, state: ArrayState) -> ChunkRefs:
+        """Return the references of all chunks in a state of an array; as `all_refs`."""
+        parts = await bounded_map(
+            lambda manifest: self.manifest_refs(state, manifest),
+            state.manifests,
+            limit=_CONCURRENT_MANIFESTS,
+        )
+        return ChunkRefs.concat([*parts, state.set_chunks()]).sort()

@@ -315,7 +315,7 @@ async def needed_of(
 ) -> tuple[NeededObjects, list[BrokenReference]]:
     """Return what a manifest needs; it is broken itself where it cannot be read."""
     try:
-        manifest = await engine.assets.read_manifest(manifest_id, size_bytes)
+        manifest = await engine.assets.manifests.read(manifest_id, size_bytes)
     except FormatError as error:
         gone = isinstance(error.__cause__, ObjectNotFoundError)
         key = manifest_key(manifest_id)

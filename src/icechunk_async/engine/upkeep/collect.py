@@ -190,8 +190,8 @@ async def _collect(
         engine.storage,
         cutoff,
         dry_run=dry_run,
-        side_by_side=engine.assets.direct is None,  # memory and local disks answer at once
-        folders=engine.assets.blocking,
+        side_by_side=engine.assets.blocking is None,  # memory and local disks answer at once
+        folders=engine.assets.backend,
         progress=progress or no_progress,
     )
     tallies = {folder: Tally() for folder in FOLDERS}

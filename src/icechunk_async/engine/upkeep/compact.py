@@ -13,7 +13,6 @@ from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.commit.conflicts import Resolution
 from icechunk_async.engine.commit.publisher import Publishing, SessionMode
-from icechunk_async.engine.files.chunks import read_native, store_native
 from icechunk_async.engine.files.packs import Packing, Packs
 from icechunk_async.engine.history import check_online
 from icechunk_async.engine.open import check_safe
@@ -254,6 +253,6 @@ class _Mover:
         ref = refs.ref(row)
         assert isinstance(ref, NativeChunk)  # only these were chosen
         workspace = self._workspace
-        storage, stop = workspace.assets.storage, ref.offset + ref.length
-        data = await read_native(storage, None, ref.chunk_id, ref.offset, stop)
-        return await store_native(storage, workspace.packs, data, direct=False)
+        stop = ref.offset + ref.length
+        data = await workspace.assets.chunks.read(ref.chunk_id, ref.offset, stop)
+        return await workspace.store_object(data)

@@ -143,7 +143,7 @@ class Survey[T]:
             self._progress(Progress("reading manifests", done, len(self._named)))
 
     async def _read(self, entry: tuple[ManifestId, int]) -> T:
-        manifest = await self._assets.read_manifest(*entry)
+        manifest = await self._assets.manifests.read(*entry)
         return await self._assets.compute(
             lambda: self._extract(manifest), size_bytes=_BYTES_A_REF * len(manifest)
         )

@@ -12,14 +12,14 @@ import re
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 from urllib.parse import quote, unquote, urlsplit
 
 from icechunk_async._runtime.concurrency import closing
 from icechunk_async.credentials._refresh import Credential
-from icechunk_async.engine.files.chunks import DirectStorage
 from icechunk_async.engine.virtual.sources import source_options, source_place
 from icechunk_async.errors import (
+    IcechunkError,
     InvalidInputError,
     InvalidObjectKeyError,
     ObjectNotFoundError,
@@ -35,7 +35,6 @@ from icechunk_async.storage import BlockingStorage, ByteRange, ObjectInfo, open_
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from icechunk_async.engine.files.chunks import AssetStorage
     from icechunk_async.format.config import VirtualChunkContainer
     from icechunk_async.storage import RangeRequest, Retrieved, Storage
 
@@ -135,9 +134,10 @@ class VirtualLocations:
 @dataclass(frozen=True, slots=True)
 class _Source:
     storage: Storage
-    direct: DirectStorage | None
+    blocking: BlockingStorage | None
+    """The backend without its policies, if it answers without an event loop."""
     base: str
-    """What goes before a key that is relative to the container."""
+    """Prepended to keys, which are relative to the container."""
 
 
 class VirtualChunks:
@@ -154,13 +154,11 @@ class VirtualChunks:
         return frozenset(self._sources)
 
     @property
-    def can_read_directly(self) -> bool:
-        """Return whether every source answers without an event loop."""
-        return all(source.direct is not None for source in self._sources.values())
+    def can_block(self) -> bool:
+        """Whether every source answers without an event loop; see `read_blocking`."""
+        return all(source.blocking is not None for source in self._sources.values())
 
-    async def read(
-        self, chunk: VirtualChunk, start: int, stop: int, *, direct: bool = False
-    ) -> bytes | memoryview:
+    async def read(self, chunk: VirtualChunk, start: int, stop: int) -> bytes | memoryview:
         """Read bytes ``[start, stop)`` of a virtual chunk.
 
         Raises:
@@ -175,32 +173,39 @@ class VirtualChunks:
         Cost: one request.
         """
         wanted = ByteRange(chunk.offset + start, chunk.offset + stop)
-        retrieved = await self._get(chunk, wanted, direct=direct)
-        check_unchanged(chunk, retrieved)
-        if len(retrieved.data) != stop - start:
-            raise changed(chunk, f"has only {retrieved.size_bytes} bytes")
-        return retrieved.data
+        return _checked(chunk, await self._get(chunk, wanted), stop - start)
+
+    def read_blocking(self, chunk: VirtualChunk, start: int, stop: int) -> bytes | memoryview:
+        """Read bytes on the calling thread; as `read`. Every source must answer like that."""
+        prefix, source, key = self._find(chunk)
+        assert source.blocking is not None  # see can_block
+        wanted = ByteRange(chunk.offset + start, chunk.offset + stop)
+        try:
+            retrieved = source.blocking.get_blocking(key, wanted)
+        except (StorageError, InvalidObjectKeyError) as error:
+            _fail(chunk, prefix, error)
+        return _checked(chunk, retrieved, stop - start)
 
     async def size(self, location: str) -> int:
         """Return how many bytes an object has.
 
         Raises:
-            VirtualChunkError, StorageError: as :meth:`read`.
+            VirtualChunkError, StorageError: as `read`.
 
         Cost: one request.
         """
         chunk = VirtualChunk(location, 0, 0)
-        return (await self._get(chunk, ByteRange(0, 0), direct=False)).size_bytes
+        return (await self._get(chunk, ByteRange(0, 0))).size_bytes
 
     async def fetch(self, location: str, wanted: RangeRequest = None) -> Retrieved:
         """Read an object of a container, or a part of it, whatever state it is in.
 
         Raises:
-            VirtualChunkError, StorageError: as :meth:`read`.
+            VirtualChunkError, StorageError: as `read`.
 
         Cost: one request.
         """
-        return await self._get(VirtualChunk(location, 0, 0), wanted, direct=False)
+        return await self._get(VirtualChunk(location, 0, 0), wanted)
 
     async def entries(self, location: str) -> AsyncGenerator[tuple[str, ObjectInfo]]:
         """Iterate over the objects of a container whose location begins like this one.
@@ -221,36 +226,51 @@ class VirtualChunks:
                 if isinstance(entry, ObjectInfo):
                     yield prefix + quote(entry.key.removeprefix(source.base), safe=_LITERAL), entry
 
-    async def _get(self, chunk: VirtualChunk, wanted: RangeRequest, *, direct: bool) -> Retrieved:
+    async def _get(self, chunk: VirtualChunk, wanted: RangeRequest) -> Retrieved:
+        prefix, source, key = self._find(chunk)
+        try:
+            return await source.storage.get(key, wanted)
+        except (StorageError, InvalidObjectKeyError) as error:
+            _fail(chunk, prefix, error)
+
+    def _find(self, chunk: VirtualChunk) -> tuple[str, _Source, str]:
+        """Return the container of a chunk, its source, and the object's key there."""
         prefix, key = self.locations.resolve(chunk.location)
         source = self._sources.get(prefix)
         if source is None:
             raise _unauthorized(chunk, prefix)
-        storage: AssetStorage = source.storage
-        if direct:
-            assert source.direct is not None  # see can_read_directly
-            storage = source.direct
-        try:
-            return await storage.get(source.base + key, wanted)
-        except ObjectNotFoundError as error:
+        return prefix, source, source.base + key
+
+
+def _checked(chunk: VirtualChunk, retrieved: Retrieved, length: int) -> bytes | memoryview:
+    check_unchanged(chunk, retrieved)
+    if len(retrieved.data) != length:
+        raise changed(chunk, f"has only {retrieved.size_bytes} bytes")
+    return retrieved.data
+
+
+def _fail(chunk: VirtualChunk, prefix: str, error: IcechunkError) -> NoReturn:
+    """Raise what an error of a source means for the chunk that was wanted."""
+    match error:
+        case ObjectNotFoundError():
             raise changed(chunk, "is gone") from error
-        except PermissionDeniedError as error:
+        case PermissionDeniedError():
             raise VirtualAccessError(
                 f"Reading the virtual chunk at {chunk.location!r} was denied: {error} Credentials "
                 "are given with authorize_virtual_chunk_access=, when the repository is opened.",
                 location=chunk.location,
                 url_prefix=prefix,
             ) from error
-        except InvalidObjectKeyError as error:
+        case InvalidObjectKeyError():
             raise VirtualContainerError(
                 f"The location of a virtual chunk, {chunk.location!r}, names no object that this "
                 f"store can hold: {error}",
                 location=chunk.location,
             ) from error
-        except StorageError as error:
+        case _:
             error.context.setdefault("location", chunk.location)
             error.add_note(f"It was the source of a virtual chunk, {chunk.location!r}.")
-            raise
+            raise error
 
 
 def _unauthorized(chunk: VirtualChunk, prefix: str) -> VirtualAccessError:
@@ -337,6 +357,6 @@ async def open_virtual(
                 base = place.base
             else:
                 storage = access
-            direct = DirectStorage(storage) if isinstance(storage, BlockingStorage) else None
-            sources[prefix] = _Source(wrap(storage), direct, base)
+            blocking = storage if isinstance(storage, BlockingStorage) else None
+            sources[prefix] = _Source(wrap(storage), blocking, base)
         yield VirtualChunks(locations, sources)

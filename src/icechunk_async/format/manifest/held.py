@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.manifest.reading import Manifest
     from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
 
-__all__ = ["BYTES_PER_REF", "EXPAND", "Absent", "Extent", "HeldManifest"]
+__all__ = ["BYTES_PER_REF", "EXPAND", "Extent", "HeldManifest", "Undecided"]
 
 BYTES_PER_REF: Final = 40
 """Roughly what a reference takes in a manifest that is not decoded."""
@@ -31,7 +31,7 @@ def _fill_nothing(extent: Extent, data: bytes | memoryview) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Absent:
+class Undecided:
     """What is in memory does not decide whether a chunk exists."""
 
     extents: tuple[Extent, ...] = ()
@@ -41,7 +41,7 @@ class Absent:
     for decompression, and may run on any thread."""
 
 
-EXPAND: Final = Absent()
+EXPAND: Final = Undecided()
 
 
 class HeldManifest(Protocol):
@@ -67,7 +67,7 @@ class HeldManifest(Protocol):
         """All references, if they are decoded already."""
         ...
 
-    def lookup(self, node_id: NodeId, coords: Coordinates) -> ChunkRef | Absent | None:
+    def lookup(self, node_id: NodeId, coords: Coordinates) -> ChunkRef | Undecided | None:
         """Return the reference of a chunk, None if it does not exist, or what decides that.
 
         Raises:

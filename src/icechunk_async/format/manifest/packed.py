@@ -27,7 +27,7 @@ from icechunk_async.format.manifest.reading import (
 )
 
 if TYPE_CHECKING:
-    from icechunk_async.format.manifest.held import Absent
+    from icechunk_async.format.manifest.held import Undecided
     from icechunk_async.format.manifest.reading import Manifest
     from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
 
@@ -68,7 +68,7 @@ class ManifestFile:
         """As ``HeldManifest``."""
         return 1 + len(self._data) // BYTES_PER_REF
 
-    def lookup(self, node_id: NodeId, coords: Coordinates) -> Absent:
+    def lookup(self, node_id: NodeId, coords: Coordinates) -> Undecided:
         """As ``HeldManifest``: nothing is known before the file is decompressed."""
         del node_id, coords
         return EXPAND
@@ -112,7 +112,7 @@ class PackedManifest:
         """As ``HeldManifest``."""
         return len(self._view) // BYTES_PER_REF
 
-    def lookup(self, node_id: NodeId, coords: Coordinates) -> ChunkRef | Absent:
+    def lookup(self, node_id: NodeId, coords: Coordinates) -> ChunkRef | Undecided:
         """As ``HeldManifest``: a few chunks that exist are found, then decoding pays."""
         if self._lookups >= _PEEKS:
             return EXPAND

@@ -150,7 +150,7 @@ def _chunk_parts(needed: NeededChunks, *, whole: bool) -> list[_Chunks]:
 async def _lists_whole_folders(repository: AsyncRepository) -> bool:
     """Return whether listing a prefix costs as much as the whole folder, as on local disks."""
     opened = opened_of(repository)
-    return opened.assets.direct is not None or not opened.storage.capabilities.listing
+    return opened.assets.blocking is not None or not opened.storage.capabilities.listing
 
 
 async def _read(

@@ -281,7 +281,7 @@ class _Collection:
 
 
 async def _lists_whole_folders(repository: AsyncRepository) -> bool:
-    return opened_of(repository).assets.direct is not None
+    return opened_of(repository).assets.blocking is not None
 
 
 async def _marks(

@@ -119,7 +119,7 @@ async def _contributions(
 
     async def row(entry: tuple[ManifestId, int]) -> tuple[Any, ...]:
         manifest_id, size_bytes = entry
-        manifest = await assets.read_manifest(manifest_id, size_bytes)
+        manifest = await assets.manifests.read(manifest_id, size_bytes)
         part = contribution(manifest)
         sizes = [int((it.stops - it.starts).sum()) for it in (part.native, part.virtual)]
         shown = (str(manifest_id), size_bytes, len(manifest), *sizes, part.inlined_bytes)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_async._runtime.concurrency import bounded_map
-from icechunk_async.engine.tree.listing import ArrayState, ChunkBatch, ChunkType
+from icechunk_async.engine.tree.listing import ChunkBatch, ChunkType
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
 from icechunk_async.spark.grid.boxes import cut, grouped
 from icechunk_async.spark.read.table import arrays_of, open_group
@@ -170,12 +170,12 @@ async def _listed(
     """Return the references in a box, from those manifests that may have any."""
     session = await repository.readonly_session(snapshot_id=options.snapshot_id)
     workspace = session.workspace
-    state = ArrayState.of(workspace, path_of(options, name))
+    state = workspace.array_state(path_of(options, name))
     found: list[ChunkBatch] = []
     for manifest in state.manifests:
         spans = zip(manifest.extents, box, strict=True)
         if all(low < stop and start < high for (low, high), (start, stop) in spans):
-            refs = await state.load(workspace, manifest)
+            refs = await workspace.manifest_refs(state, manifest)
             inside = refs.take(refs.inside(box))
             found.append(ChunkBatch(inside, workspace.virtual.locations))
     return found
@@ -253,7 +253,7 @@ def _breaks(options: ReadOptions, names: Sequence[str]) -> tuple[int, ...]:
 
 def _starts(session: Session, path: str) -> set[int]:
     try:
-        state = ArrayState.of(session.workspace, path)
+        state = session.workspace.array_state(path)
     except NodeNotFoundError:
         return set()
     return {it.extents[0][0] for it in state.manifests if it.extents}

@@ -21,7 +21,7 @@ import zstandard
 from icechunk_async.errors import FormatError
 from icechunk_async.format.envelope import HEADER_BYTES, FileType, check_header
 from icechunk_async.format.flatbuffers.buffer import Buffer, as_array
-from icechunk_async.format.manifest.held import BYTES_PER_REF, EXPAND, Absent
+from icechunk_async.format.manifest.held import BYTES_PER_REF, EXPAND, Undecided
 from icechunk_async.format.manifest.packed import PackedManifest
 from icechunk_async.format.manifest.seekable.index import SeekIndex, index_size
 from icechunk_async.format.manifest.seekable.pieces import decompress_piece
@@ -185,7 +185,7 @@ class SeekableManifest:
         self._packed: _PartialManifest | None = None
         self._given_up = False
 
-    def lookup(self, node_id: NodeId, coords: Coordinates) -> ChunkRef | Absent:
+    def lookup(self, node_id: NodeId, coords: Coordinates) -> ChunkRef | Undecided:
         """As ``HeldManifest``: a chunk that exists is found in two or three rounds of reads.
 
         Reading and decoding the whole file is better once much was looked up, and is needed to
@@ -197,7 +197,7 @@ class SeekableManifest:
             found = self.find(node_id, coords)
         except AbsentPiecesError as absent:
             wanted = sorted({*absent.pieces, *self.likely(node_id, coords)})
-            return Absent(tuple(self.extents(wanted)), self.fill)
+            return Undecided(tuple(self.extents(wanted)), self.fill)
         except FormatError:
             return EXPAND
         # Only between lookups: one that has begun to read pieces may finish with them.

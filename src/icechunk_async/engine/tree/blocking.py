@@ -1,0 +1,86 @@
+"""Reading and writing chunks on the calling thread, without an event loop.
+
+Zarr's fused codec pipeline calls a store's synchronous methods from worker threads. Where the
+backend answers without waiting for a network (memory, local disks), a hop to an event loop would
+take longer than the read itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from icechunk_async.engine.tree.workspace import InManifests
+from icechunk_async.format.manifest.refs import InlineChunk, NativeChunk, VirtualChunk
+from icechunk_async.storage import slice_range
+
+if TYPE_CHECKING:
+    from icechunk_async.engine.files.assets import BlockingFiles
+    from icechunk_async.engine.tree.workspace import Workspace
+    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.storage import Data, RangeRequest
+
+__all__ = ["BlockingChunks"]
+
+
+class BlockingChunks:
+    """The chunks of one session, on the calling thread. Usable from any thread."""
+
+    def __init__(self, workspace: Workspace, files: BlockingFiles) -> None:
+        """Use `of`."""
+        self._workspace = workspace
+        self._files = files
+
+    @classmethod
+    def of(cls, workspace: Workspace) -> Self | None:
+        """Return the chunks of a session; None if some storage needs an event loop."""
+        files = workspace.assets.blocking
+        return cls(workspace, files) if files is not None and workspace.virtual.can_block else None
+
+    def read(
+        self, path: str, coords: Coordinates, byte_range: RangeRequest = None
+    ) -> bytes | memoryview | None:
+        """Return the bytes of a chunk, or a part of them; as `Workspace.read_chunk`."""
+        workspace = self._workspace
+        ref = workspace.find_in_memory(path, coords)
+        if isinstance(ref, InManifests):
+            ref = self._find(ref, coords)
+        match ref:
+            case NativeChunk(chunk_id, offset, length):
+                start, stop = slice_range(byte_range, length)
+                start, stop = offset + start, offset + stop
+                if workspace.packs is not None:
+                    unstored = workspace.packs.read(chunk_id, start, stop)
+                    if unstored is not None:
+                        return unstored
+                return self._files.chunks.read(chunk_id, start, stop)
+            case InlineChunk(data):
+                start, stop = slice_range(byte_range, len(data))
+                return data[start:stop]
+            case VirtualChunk():
+                start, stop = slice_range(byte_range, ref.length)
+                return workspace.virtual.read_blocking(ref, start, stop)
+            case None:
+                return None
+
+    def _find(self, undecided: InManifests, coords: Coordinates) -> ChunkRef | None:
+        for info in undecided.candidates(coords):
+            found = self._files.manifests.find_ref(
+                info.id, info.size_bytes, undecided.node.id, coords
+            )
+            if found is not None:
+                return found
+        return None
+
+    def write(self, path: str, coords: Coordinates, data: Data) -> None:
+        """Store the bytes of one chunk; as `Workspace.write_chunk`."""
+        workspace = self._workspace
+        workspace.check_target(path, coords, data)
+        workspace.put_ref(path, coords, self._store(data))
+
+    def _store(self, data: Data) -> ChunkRef:
+        workspace, chunks = self._workspace, self._files.chunks
+        if len(data) <= workspace.inline_threshold_bytes:
+            return InlineChunk(bytes(data))
+        if workspace.packs is not None and workspace.packs.takes(len(data)):
+            return workspace.packs.add_blocking(data, chunks.storage)
+        return chunks.store(data)
