@@ -1,17 +1,22 @@
-"""What a backend's author may say about a backend; the tests reach it through ``self``."""
+"""What every group of tests shares: sizes and hooks of a backend, and helpers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from icechunk_async.storage import registry
+import pytest
+
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.errors import ObjectNotFoundError
+from icechunk_async.storage import CommonPrefix, ObjectInfo, registry
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
     from contextlib import AbstractAsyncContextManager
 
-    from icechunk_async.storage import Storage, StorageDescription
+    from icechunk_async.storage import ListEntry, Storage, StorageDescription
 
-__all__ = ["Promises"]
+__all__ = ["Promises", "exists", "fill", "listed", "names", "read", "skip_unless_promised", "take"]
 
 
 class Promises:
@@ -36,3 +41,72 @@ class Promises:
         """Return a block in which deleting ``key`` fails, or None where that cannot be arranged."""
         del storage, key
         return None
+
+
+type Promise = Literal["conditional_create", "conditional_update", "listing", "shared"]
+
+
+async def fill(storage: Storage, keys: Iterable[str], data: bytes = b"x") -> None:
+    """Write an object under each key."""
+
+    async def put(key: str) -> None:
+        await storage.put(key, data)
+
+    await bounded_map(put, keys, limit=64)
+
+
+async def read(storage: Storage, key: str) -> bytes:
+    """Return the bytes of an object."""
+    return bytes((await storage.get(key)).data)
+
+
+async def exists(storage: Storage, key: str) -> bool:
+    """Return whether there is an object."""
+    try:
+        await storage.get(key)
+    except ObjectNotFoundError:
+        return False
+    return True
+
+
+async def listed(
+    storage: Storage,
+    prefix: str = "",
+    *,
+    start_after: str | None = None,
+    delimiter: Literal["/"] | None = None,
+) -> list[ListEntry]:
+    """Return all entries of a listing."""
+    entries = storage.list_prefix(prefix, start_after=start_after, delimiter=delimiter)
+    return [entry async for entry in entries]
+
+
+async def take(entries: AsyncIterator[ListEntry], count: int) -> list[ListEntry]:
+    """Return the next entries of a listing, fewer at its end."""
+    found: list[ListEntry] = []
+    while len(found) < count:
+        entry = await anext(entries, None)
+        if entry is None:
+            break
+        found.append(entry)
+    return found
+
+
+def names(entries: Iterable[ListEntry]) -> list[str]:
+    """Return the keys and groups of a listing."""
+    found: list[str] = []
+    for entry in entries:
+        match entry:
+            case ObjectInfo(key=name) | CommonPrefix(prefix=name):
+                found.append(name)
+    return found
+
+
+def skip_unless_promised(storage: Storage, promise: Promise) -> None:
+    """Skip the test, with the backend's own reason, where a promise is not made.
+
+    That such an operation is refused, and that there is a reason, have tests of their own.
+    """
+    if not getattr(storage.capabilities, promise):
+        reason = storage.capabilities.reasons.get(promise, "no reason given")
+        pytest.skip(f"{promise} is not promised: {reason}")

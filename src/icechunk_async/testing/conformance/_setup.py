@@ -11,8 +11,7 @@ from icechunk_async.errors import MissingDriverError
 __all__: list[str] = []
 
 _WITH_ASSERTIONS: Final = (
-    *("cancellation", "conditional", "copying", "deleting", "keys", "lifetime"),
-    *("listing", "paging", "reads", "writes"),
+    *("_base", "conditional", "keys", "lifetime", "listing", "reads", "writes"),
 )
 
 

@@ -11,8 +11,7 @@ import pytest
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.errors import PreconditionFailedError, UnsafeStorageError
 from icechunk_async.storage import ABSENT, Version
-from icechunk_async.testing.conformance._base import Promises
-from icechunk_async.testing.conformance._helpers import exists, read, skip_unless_promised
+from icechunk_async.testing.conformance._base import Promises, exists, read, skip_unless_promised
 from icechunk_async.testing.conformance._processes import (
     PROCESSES,
     create_in_processes,

@@ -8,8 +8,7 @@ import pytest
 
 from icechunk_async.errors import InvalidObjectKeyError
 from icechunk_async.storage import MAX_KEY_BYTES, Version
-from icechunk_async.testing.conformance._base import Promises
-from icechunk_async.testing.conformance._helpers import exists, listed, names, read
+from icechunk_async.testing.conformance._base import Promises, exists, listed, names, read
 
 if TYPE_CHECKING:
     from icechunk_async.storage import Storage

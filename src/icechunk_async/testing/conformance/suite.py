@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pytest
 
-from icechunk_async.testing.conformance.cancellation import CancellationPromises
 from icechunk_async.testing.conformance.conditional import ConditionalPromises
-from icechunk_async.testing.conformance.copying import CopyPromises
-from icechunk_async.testing.conformance.deleting import DeletePromises
 from icechunk_async.testing.conformance.keys import KeyPromises
-from icechunk_async.testing.conformance.lifetime import LifetimePromises
-from icechunk_async.testing.conformance.listing import ListingPromises
-from icechunk_async.testing.conformance.paging import PagingPromises
+from icechunk_async.testing.conformance.lifetime import CancellationPromises, LifetimePromises
+from icechunk_async.testing.conformance.listing import ListingPromises, PagingPromises
 from icechunk_async.testing.conformance.reads import ReadPromises
-from icechunk_async.testing.conformance.writes import WritePromises
+from icechunk_async.testing.conformance.writes import CopyPromises, DeletePromises, WritePromises
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

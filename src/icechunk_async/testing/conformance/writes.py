@@ -1,4 +1,4 @@
-"""Promises about writing: whole objects, seen by everyone, each state with its version."""
+"""Promises about writing whole objects, copying and deleting them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import asyncio
 import hashlib
 from typing import TYPE_CHECKING, Final
 
+import pytest
+
 from icechunk_async._runtime.concurrency import bounded_map, gather
+from icechunk_async.errors import IcechunkError, ObjectNotFoundError, PreconditionFailedError
 from icechunk_async.storage import ByteRange
-from icechunk_async.testing.conformance._base import Promises
-from icechunk_async.testing.conformance._helpers import listed, names, read
+from icechunk_async.testing.conformance._base import Promises, exists, fill, listed, names, read
 
 if TYPE_CHECKING:
     from icechunk_async.storage import Data, Storage, Version
 
-__all__ = ["WritePromises"]
+__all__ = ["CopyPromises", "DeletePromises", "WritePromises"]
 
 _BODY_BYTES: Final = 512 * 1024
 
@@ -145,3 +147,177 @@ class WritePromises(Promises):
             for n, (body, version) in enumerate(zip(bodies, versions, strict=True))
         }
         assert answers <= written
+
+
+_COPIED_BYTES = 512 * 1024
+
+
+class CopyPromises(Promises):
+    """What ``copy`` writes and answers."""
+
+    async def test_a_copy_has_the_bytes_of_its_source(self, storage: Storage) -> None:
+        """Source and copy are both there; the answer is the version of the copy."""
+        await storage.put("source", b"body")
+        version = await storage.copy("source", "folder/target")
+        found = await storage.get("folder/target")
+        assert (bytes(found.data), found.version) == (b"body", version)
+        assert await read(storage, "source") == b"body"
+        assert names(await listed(storage)) == ["folder/target", "source"]
+
+    async def test_a_copy_replaces_an_object(self, storage: Storage) -> None:
+        """Nothing is left of what was under the target's key."""
+        await storage.put("source", b"new")
+        await storage.put("target", b"a longer old body")
+        await storage.copy("source", "target")
+        found = await storage.get("target")
+        assert (bytes(found.data), found.size_bytes) == (b"new", 3)
+
+    async def test_an_empty_and_a_large_object_can_be_copied(self, storage: Storage) -> None:
+        """Objects of all sizes come out whole."""
+        for body in (b"", bytes(range(256)) * (self.large_bytes // 256)):
+            await storage.put("source", body)
+            await storage.copy("source", "target")
+            assert (await storage.get("target")).data == body
+
+    async def test_a_copy_of_a_missing_object_raises(self, storage: Storage) -> None:
+        """The target stays what it was."""
+        await storage.put("target", b"old")
+        with pytest.raises(ObjectNotFoundError):
+            await storage.copy("missing", "target")
+        with pytest.raises(ObjectNotFoundError):
+            await storage.copy("missing", "other")
+        assert await read(storage, "target") == b"old"
+        assert not await exists(storage, "other")
+
+    async def test_a_copy_of_the_expected_version_lands(self, storage: Storage) -> None:
+        """``if_version`` is about the source, whatever the target is."""
+        await storage.put("target", b"old")
+        version = await storage.put("source", b"body")
+        await storage.copy("source", "target", if_version=version)
+        await storage.copy("source", "new", if_version=version)
+        assert await read(storage, "target") == await read(storage, "new") == b"body"
+
+    async def test_a_copy_of_another_version_is_refused(self, storage: Storage) -> None:
+        """Neither a target that is there changes, nor does one appear."""
+        old = await storage.put("source", b"first")
+        await storage.put("source", b"second")
+        version = await storage.put("target", b"old")
+        for target in ("target", "new"):
+            with pytest.raises(PreconditionFailedError):
+                await storage.copy("source", target, if_version=old)
+        found = await storage.get("target")
+        assert (bytes(found.data), found.version) == (b"old", version)
+        assert not await exists(storage, "new")
+
+    async def test_an_object_can_be_copied_onto_itself(self, storage: Storage) -> None:
+        """The object keeps its bytes, and is at the version that was answered."""
+        await storage.put("key", b"body")
+        version = await storage.copy("key", "key")
+        found = await storage.get("key")
+        assert (bytes(found.data), found.version) == (b"body", version)
+
+    async def test_a_copy_is_independent_of_its_source(self, storage: Storage) -> None:
+        """Changing or deleting one does not touch the other."""
+        await storage.put("source", b"body")
+        await storage.copy("source", "target")
+        await storage.copy("source", "second")
+        await storage.put("source", b"changed")
+        await storage.delete(["second"])
+        assert await read(storage, "target") == b"body"
+        assert await read(storage, "source") == b"changed"
+
+    async def test_a_copy_is_whole_while_its_source_is_replaced(self, storage: Storage) -> None:
+        """The copy has the bytes of one ``put``, never a mixture."""
+        bodies = [bytes([n]) * (_COPIED_BYTES - n) for n in range(16)]
+        await storage.put("source", bodies[0])
+        writing = True
+
+        async def write() -> None:
+            nonlocal writing
+            for body in bodies:
+                await storage.put("source", body)
+            writing = False
+
+        async def copy() -> None:
+            while writing:
+                await storage.copy("source", "target")
+                assert (await storage.get("target")).data in bodies
+                await asyncio.sleep(0)  # a store that never waits would keep the writer out
+
+        await gather(write(), copy())
+
+
+class DeletePromises(Promises):
+    """What ``delete`` removes and answers."""
+
+    async def test_a_deleted_object_is_gone(self, storage: Storage) -> None:
+        """It can no longer be read or listed, and what has a similar key stays."""
+        await fill(storage, ["folder/a", "folder/ab", "folder/b"])
+        assert await storage.delete(["folder/a"]) == []
+        with pytest.raises(ObjectNotFoundError):
+            await storage.get("folder/a")
+        assert names(await listed(storage)) == ["folder/ab", "folder/b"]
+
+    async def test_a_missing_object_counts_as_deleted(self, storage: Storage) -> None:
+        """What is to be gone and is gone is no failure."""
+        await fill(storage, ["there"])
+        keys = ["missing", "nowhere/missing", "there/below"]
+        assert await storage.delete(keys) == []
+        await storage.delete(["there"])
+        assert await storage.delete(["there"]) == []
+
+    async def test_a_key_is_no_prefix_when_deleting(self, storage: Storage) -> None:
+        """Deleting ``folder`` leaves ``folder/key``, which is another object."""
+        await fill(storage, ["folder/key", "folder/sub/key"])
+        await storage.delete(["folder", "folder/sub", "fold"])
+        assert names(await listed(storage)) == ["folder/key", "folder/sub/key"]
+
+    async def test_many_objects_are_deleted_at_once(self, storage: Storage) -> None:
+        """One call takes more keys than services take in one request."""
+        keys = [f"folder-{n % 7}/key-{n}" for n in range(2500)]
+        await fill(storage, keys)
+        assert await storage.delete(keys[:-1]) == []
+        assert names(await listed(storage)) == keys[-1:]
+
+    async def test_a_key_may_be_given_twice(self, storage: Storage) -> None:
+        """The second time it is missing, which is no failure."""
+        await fill(storage, ["a", "b"])
+        assert await storage.delete(["a", "a", "b", "a"]) == []
+        assert await listed(storage) == []
+
+    async def test_keys_may_come_from_a_generator(self, storage: Storage) -> None:
+        """Any iterable will do, also one that can be read only once."""
+        await fill(storage, ["a", "b", "c"])
+        assert await storage.delete(key for key in ("a", "c")) == []
+        assert names(await listed(storage)) == ["b"]
+
+    async def test_deleting_nothing_is_no_failure(self, storage: Storage) -> None:
+        """No keys mean no objects, not all of them."""
+        await fill(storage, ["a"])
+        assert await storage.delete([]) == []
+        assert await exists(storage, "a")
+
+    async def test_a_deleted_key_can_be_written_again(self, storage: Storage) -> None:
+        """Nothing of the deletion is left, and nothing of the folders that it emptied."""
+        for body in (b"one", b"two", b"three"):
+            await storage.put("deep/down/key", body)
+            assert await read(storage, "deep/down/key") == body
+            await storage.delete(["deep/down/key"])
+            assert not await exists(storage, "deep/down/key")
+        await storage.put("deep", b"where a folder was")
+        assert await read(storage, "deep") == b"where a folder was"
+
+    async def test_a_failed_deletion_is_reported_and_the_others_are_done(
+        self, storage: Storage
+    ) -> None:
+        """Each key that could not be deleted comes back with its error; it is still there."""
+        keys = ["a", "folder/stays", "folder/z", "z"]
+        await fill(storage, keys)
+        block = self.undeletable(storage, "folder/stays")
+        if block is None:
+            pytest.skip("the suite's `undeletable` was given no way to make a deletion fail")
+        async with block:
+            failures = await storage.delete(keys)
+        assert [failure.key for failure in failures] == ["folder/stays"]
+        assert isinstance(failures[0].error, IcechunkError)
+        assert names(await listed(storage)) == ["folder/stays"]
