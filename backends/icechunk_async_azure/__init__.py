@@ -1,6 +1,6 @@
 """Objects in a container of Azure Blob Storage: ``az://container/prefix``.
 
-A key ``a/b`` is the block blob ``prefix/a/b``. See :func:`open_azure` for accounts, credentials and
+A key ``a/b`` is the block blob ``prefix/a/b``. See `open_azure` for accounts, credentials and
 endpoints, and for what is promised.
 """
 

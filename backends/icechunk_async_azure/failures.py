@@ -1,7 +1,7 @@
 """What the service, the network and the credentials say, as errors of the storage contract.
 
 Foreign errors quote URLs, and a URL may carry a SAS token. So they never become the cause of ours:
-a :class:`Detail` with their redacted text does.
+a `Detail` with their redacted text does.
 """
 
 from __future__ import annotations

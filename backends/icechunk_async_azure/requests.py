@@ -94,7 +94,7 @@ class Requests:
         raise failure  # outside the handler, so that nothing that may hold a secret is its context
 
     def explain(self, error: BaseException, action: str, *, key: str | None = None) -> Any:
-        """Return the contract's error for ``error``, as :func:`failures.explain` does."""
+        """Return the contract's error for ``error``, as `failures.explain` does."""
         if self.clients.closed:
             return StorageClosedError(
                 f"The storage was closed while {action!r} was under way. Open it again."

@@ -114,10 +114,10 @@ async def open_azure(
 
 
 class AzureStorage:
-    """A :class:`~icechunk_async.storage.Storage` in a container; made by :func:`open_azure`."""
+    """A `Storage` in a container; made by `open_azure`."""
 
     def __init__(self, description: StorageDescription, requests: Requests) -> None:
-        """Make a handle; use :func:`open_azure`."""
+        """Make a handle; use `open_azure`."""
         self._description = description
         self._requests = requests
 

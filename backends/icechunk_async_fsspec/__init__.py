@@ -84,7 +84,7 @@ async def open_filesystem(
     Args:
         filesystem: an instance of ``fsspec.AbstractFileSystem`` that is not ``asynchronous``.
         path: the folder, as the file system names it.
-        read_only: write nothing, as for :func:`open_fsspec`.
+        read_only: write nothing, as for `open_fsspec`.
 
     Raises:
         InvalidInputError: the instance belongs to one event loop.

@@ -37,12 +37,12 @@ def capabilities(why_read_only: str | None, *, shared: bool) -> Capabilities:
 
 
 class FsspecStorage(ThreadedStorage):
-    """A :class:`~icechunk_async.storage.Storage` in a file system; made by :func:`open_fsspec`."""
+    """A `Storage` in a file system; made by `open_fsspec`."""
 
     def __init__(
         self, folder: Folder, promises: Capabilities, description: StorageDescription
     ) -> None:
-        """Make a handle; use :func:`open_fsspec`."""
+        """Make a handle; use `open_fsspec`."""
         super().__init__(folder, description, promises)
         self._folder = folder
 

@@ -1,7 +1,7 @@
 """Objects in Google Cloud Storage: ``gs://bucket/prefix``.
 
 Sessions and credentials are those of gcsfs; requests are made here, one for each operation, so that
-every precondition, generation and answer is seen. See :func:`open_gcs`.
+every precondition, generation and answer is seen. See `open_gcs`.
 """
 
 from icechunk_async_gcs.options import AccessToken

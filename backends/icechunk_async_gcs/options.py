@@ -49,7 +49,7 @@ type Token = (
     | Callable[[], Awaitable[AccessToken]]
     | None
 )
-"""Who is asking: see :func:`icechunk_async_gcs.open_gcs`."""
+"""Who is asking: see `icechunk_async_gcs.open_gcs`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ async def list_prefix(
     start_after: str | None,
     delimiter: str | None,
 ) -> AsyncIterator[ListEntry]:
-    """List objects; see :meth:`icechunk_async.storage.Storage.list_prefix`."""
+    """List objects; see `icechunk_async.storage.Storage.list_prefix`."""
     service.check_open()
     wanted = location.prefix + prefix
     if _sendable(wanted) != wanted or len(wanted.encode()) > MAX_KEY_BYTES:

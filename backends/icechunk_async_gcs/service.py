@@ -128,7 +128,7 @@ class Service:
             what: what is asked, for errors.
             key: what it is about, for errors.
             accept: statuses beside 2xx that are answers to the caller.
-            request: as for :meth:`exchange`.
+            request: as for `exchange`.
 
         Raises:
             StorageError: of the kind that the failure is.

@@ -57,7 +57,7 @@ async def open_gcs(
     Args:
         url: the bucket, and a prefix that is taken literally.
         token: who is asking. None: Google's default credentials; ``"anonymous"``; the path of a key
-            file; its content as a dictionary; an :class:`AccessToken`; or an asynchronous function
+            file; its content as a dictionary; an `AccessToken`; or an asynchronous function
             that answers one, and is asked again before it ends and when it is refused. A function
             must be importable where the storage is to travel to other processes.
         project: which project pays for requests (``userProject``), for buckets that want that.
@@ -90,7 +90,7 @@ async def open_gcs(
 
 
 class GCSStorage:
-    """A :class:`~icechunk_async.storage.Storage` in a bucket; made by :func:`open_gcs`."""
+    """A `Storage` in a bucket; made by `open_gcs`."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class GCSStorage:
         *,
         read_only: bool,
     ) -> None:
-        """Make a handle; use :func:`open_gcs`."""
+        """Make a handle; use `open_gcs`."""
         self._description = description
         self._location = location
         self._service = service

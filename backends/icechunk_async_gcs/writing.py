@@ -96,7 +96,7 @@ class _Write:
 
 
 async def put(service: Service, key: str, name: str, data: Data, expected: Expected) -> Version:
-    """Write an object; see :meth:`icechunk_async.storage.Storage.put`."""
+    """Write an object; see `icechunk_async.storage.Storage.put`."""
     write = _Write(key, name, f"write {key!r}", str(uuid4()), expected)
     match expected:
         case None:
@@ -287,7 +287,7 @@ async def copy(
     names: tuple[str, str],
     expected: Version | None,
 ) -> Version:
-    """Copy an object; see :meth:`icechunk_async.storage.Storage.copy`.
+    """Copy an object; see `icechunk_async.storage.Storage.copy`.
 
     A large object takes several requests; it appears with the last one.
     """
@@ -352,7 +352,7 @@ _IDENTITY: Final = re.compile(r"<?response-(\d+)>?")
 
 
 async def delete(service: Service, location: Location, keys: Iterable[str]) -> list[DeleteFailure]:
-    """Delete objects; see :meth:`icechunk_async.storage.Storage.delete`.
+    """Delete objects; see `icechunk_async.storage.Storage.delete`.
 
     Cost: one request for a hundred keys, one after the other.
     """

@@ -55,7 +55,7 @@ _CAPABILITIES: Final = Capabilities(
 
 
 class HTTPStorage:
-    """A :class:`~icechunk_async.storage.Storage` to read from; made by :func:`open_http`."""
+    """A `Storage` to read from; made by `open_http`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class HTTPStorage:
         max_unranged_bytes: int,
         unversioned: bool,
     ) -> None:
-        """Make a handle; use :func:`open_http`."""
+        """Make a handle; use `open_http`."""
         self._base = base
         self._max_unranged_bytes = max_unranged_bytes
         self._unversioned = unversioned

@@ -141,7 +141,7 @@ class Transport:
     """Sends the requests of one storage."""
 
     def __init__(self, sessions: Sessions, headers: Headers) -> None:
-        """Use :func:`~icechunk_async_http.open_http`."""
+        """Use `open_http`."""
         self._sessions = sessions
         self._headers = headers
 

@@ -1,7 +1,7 @@
 """Objects as files below a directory: ``file:///data/repository``.
 
 A key ``a/b`` is the plain file ``b`` in the folder ``a``, so other programs that know the layout
-read the same directory. See :func:`open_local` for what is promised, and where.
+read the same directory. See `open_local` for what is promised, and where.
 """
 
 from icechunk_async_local.storage import LocalStorage, open_local

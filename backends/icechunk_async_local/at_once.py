@@ -142,7 +142,7 @@ class ReadsAtOnce:
         return self._calls is not None
 
     def read_bytes(self, key: str, start: int, stop: int) -> memoryview | None:
-        """Return bytes ``[start, stop)`` of a file, or None as :meth:`read`; the key is checked.
+        """Return bytes ``[start, stop)`` of a file, or None as `read`; the key is checked.
 
         What is no file cannot be read at a position, so its kind need not be asked for.
         """

@@ -226,7 +226,7 @@ class Ledger:
         Both go out together, which takes little more than one of them.
 
         Raises:
-            StorageError, OSError: as :meth:`sync`, and likewise for the open file.
+            StorageError, OSError: as `sync`, and likewise for the open file.
         """
         begin_writing_out(fd)
         self.sync()

@@ -78,7 +78,7 @@ class Files:
         return retrieved
 
     def read_bytes(self, place: Place, start: int, stop: int) -> bytes | None:
-        """Return bytes ``[start, stop)`` of a file; None where :meth:`read` tells what is wrong.
+        """Return bytes ``[start, stop)`` of a file; None where `read` tells what is wrong.
 
         What is no file cannot be read at a position, so its kind need not be asked for. Nor is its
         size, and so no more is asked for than may be set aside on anybody's word.

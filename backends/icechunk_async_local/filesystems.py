@@ -96,7 +96,7 @@ def identity_of(path: Path) -> tuple[int, int] | None:
 
 
 def can_sync_at_once(directory: int) -> bool:
-    """Return whether :func:`sync_file_system` makes everything durable, and says if it failed."""
+    """Return whether `sync_file_system` makes everything durable, and says if it failed."""
     if sys.platform != "linux" or not hasattr(_libc(), "syncfs"):
         return False
     release = platform.release().split(".")

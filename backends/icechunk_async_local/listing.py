@@ -37,7 +37,7 @@ type _Path = tuple[bytes, ...]
 
 
 def next_page(entries: Iterator[ListEntry]) -> list[ListEntry]:
-    """Draw the next entries of a walk; fewer than :data:`PAGE_ENTRIES` at its end."""
+    """Draw the next entries of a walk; fewer than `PAGE_ENTRIES` at its end."""
     return list(islice(entries, PAGE_ENTRIES))
 
 

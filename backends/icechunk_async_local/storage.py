@@ -137,10 +137,10 @@ async def open_local(
 
 
 class LocalStorage:
-    """A :class:`~icechunk_async.storage.Storage` in a directory; made by :func:`open_local`.
+    """A `Storage` in a directory; made by `open_local`.
 
-    It also answers without an event loop (:class:`~icechunk_async.storage.BlockingStorage`), and
-    bytes alone (:class:`~icechunk_async.storage.extensions.ByteReads`).
+    It also answers without an event loop (`BlockingStorage`), and
+    bytes alone (`ByteReads`).
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class LocalStorage:
         lanes: tuple[Lane, Lane],
         at_once: ReadsAtOnce,
     ) -> None:
-        """Make a handle; use :func:`open_local`."""
+        """Make a handle; use `open_local`."""
         self._description = description
         self._files = files
         self._readers, self._writers = lanes

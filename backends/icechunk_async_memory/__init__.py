@@ -1,7 +1,7 @@
 """Objects in the memory of one process: the reference implementation of the storage contract.
 
 ``memory://name`` opens the objects kept under that name; every handle of the process that opens
-the same name sees the same objects, until :func:`forget` drops them or the process ends.
+the same name sees the same objects, until `forget` drops them or the process ends.
 """
 
 from __future__ import annotations
@@ -97,15 +97,15 @@ def forget(url: str) -> None:
 
 
 class MemoryStorage:
-    """A :class:`~icechunk_async.storage.Storage` in memory; made by :func:`open_memory`.
+    """A `Storage` in memory; made by `open_memory`.
 
     No operation waits, so none can be cancelled half-way. It also answers without an event
-    loop (:class:`~icechunk_async.storage.BlockingStorage`), and bytes alone
-    (:class:`~icechunk_async.storage.extensions.ByteReads`).
+    loop (`BlockingStorage`), and bytes alone
+    (`ByteReads`).
     """
 
     def __init__(self, url: str, space: _Space) -> None:
-        """Make a handle; use :func:`open_memory`."""
+        """Make a handle; use `open_memory`."""
         self._description = StorageDescription(url)
         self._space = space
         self._closed = False

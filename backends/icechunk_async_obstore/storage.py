@@ -69,14 +69,14 @@ _FAILURES: Final = (Exception,)
 
 
 class ObstoreStorage:
-    """A :class:`~icechunk_async.storage.Storage` in a bucket; made by :func:`open_obstore`.
+    """A `Storage` in a bucket; made by `open_obstore`.
 
     The client repeats nothing by itself. A copy passes through this process: the services cannot
     copy one version and answer the new one in one step that holds for all of them.
     """
 
     def __init__(self, client: Client, place: Place, description: StorageDescription) -> None:
-        """Make a handle; use :func:`open_obstore`."""
+        """Make a handle; use `open_obstore`."""
         self._client = client
         self._place = place
         self._description = description

@@ -2,7 +2,7 @@
 
 aiobotocore brings sessions, credentials, endpoints and whatever is rare. Reading, writing and
 looking at one object go through aiohttp directly, with a signer of our own, because the stock
-client needs several times the processor time of its own HTTP library. See :func:`open_s3` for
+client needs several times the processor time of its own HTTP library. See `open_s3` for
 the options.
 """
 

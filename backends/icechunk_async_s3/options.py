@@ -49,7 +49,7 @@ _TAKEN: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The options of :func:`~icechunk_async_s3.open_s3`; its documentation explains them."""
+    """The options of `open_s3`; its documentation explains them."""
 
     endpoint_url: str | None = None
     region: str | None = None
@@ -134,7 +134,7 @@ def make_options(preset: object, given: Mapping[str, Any]) -> Options:
     """Check options and fill in those of the preset.
 
     Args:
-        preset: None, or one of :data:`PRESETS`.
+        preset: None, or one of `PRESETS`.
         given: those that the caller gave, by name; None stands for not given.
 
     Raises:

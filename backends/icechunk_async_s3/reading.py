@@ -42,7 +42,7 @@ class Reader:
     """Reads objects of one storage."""
 
     def __init__(self, transport: Transport, options: Options) -> None:
-        """Use :func:`~icechunk_async_s3.open_s3`."""
+        """Use `open_s3`."""
         self._transport = transport
         self._options = options
 

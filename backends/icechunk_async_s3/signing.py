@@ -67,10 +67,10 @@ def sign(
 
     Args:
         method: the verb, in capitals.
-        path: path of the URL as it is sent, see :func:`encode_key`.
-        query: see :func:`encode_query`.
+        path: path of the URL as it is sent, see `encode_key`.
+        query: see `encode_query`.
         headers: all that are to be signed, ``host`` among them; names in lower case.
-        payload: hexadecimal SHA-256 of the body, or :data:`UNSIGNED_PAYLOAD`.
+        payload: hexadecimal SHA-256 of the body, or `UNSIGNED_PAYLOAD`.
         credentials: whose request it is.
         region: where the bucket is.
         now: time of the request, aware, UTC.

@@ -97,7 +97,7 @@ async def open_s3(
         access_key_id: fixed credentials, with ``secret_access_key`` and perhaps ``session_token``.
         secret_access_key: see ``access_key_id``.
         session_token: see ``access_key_id``.
-        credentials: an asynchronous function that answers :class:`S3Credentials`; it is called
+        credentials: an asynchronous function that answers `S3Credentials`; it is called
             when the first are needed, five minutes before their end, and when the server calls
             them expired.
         profile: of the AWS configuration files.
@@ -130,7 +130,7 @@ async def open_s3(
 
 
 class S3Storage:
-    """A :class:`~icechunk_async.storage.Storage` in a bucket; made by :func:`open_s3`."""
+    """A `Storage` in a bucket; made by `open_s3`."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class S3Storage:
         connections: Connections,
         description: StorageDescription,
     ) -> None:
-        """Make a handle; use :func:`open_s3`."""
+        """Make a handle; use `open_s3`."""
         self._place = place
         self._options = options
         self._connections = connections

@@ -65,7 +65,7 @@ def as_bytes(data: Data) -> Body:
     """Return what is to be written, item by item a byte; not copied where that is safe.
 
     Of an array, which is what zarr writes, the bytes are copied as they are sent, see
-    :func:`body_to_send`. What could be resized by its owner, who must not be hindered once a write
+    `body_to_send`. What could be resized by its owner, who must not be hindered once a write
     was cancelled, is copied here.
     """
     if isinstance(data, bytes):
@@ -139,7 +139,7 @@ class Transport:
     """Sends requests of one storage; answers whatever the server says, refusals included."""
 
     def __init__(self, place: Place, options: Options, connections: Connections) -> None:
-        """Use :func:`~icechunk_async_s3.open_s3`."""
+        """Use `open_s3`."""
         self.place = place
         self._options = options
         self._connections = connections
@@ -161,7 +161,7 @@ class Transport:
             method: the verb, in capitals.
             key: of the object, with the prefix.
             headers: names in lower case.
-            query: see :func:`~icechunk_async_s3.signing.encode_query`.
+            query: see `encode_query`.
             body: to be sent; nobody may change it before this returns or is cancelled.
             into: where to put the part of the object that comes, if it has exactly that length.
 

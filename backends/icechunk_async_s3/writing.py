@@ -81,7 +81,7 @@ async def begin(
     *,
     metadata: Mapping[str, str] | None = None,
 ) -> Upload:
-    """Send all parts of an object, which is not there before :func:`join`.
+    """Send all parts of an object, which is not there before `join`.
 
     Raises:
         IcechunkError: a part could not be sent; those that were are removed again.
@@ -115,7 +115,7 @@ async def join(made: Upload, **conditions: str) -> Version:
     """Make the object of its parts, in one request.
 
     Args:
-        made: what :func:`begin` answered.
+        made: what `begin` answered.
         conditions: ``IfMatch`` or ``IfNoneMatch``.
 
     Raises:
@@ -264,7 +264,7 @@ class Writer:
     """Writes objects of one storage."""
 
     def __init__(self, transport: Transport, options: Options) -> None:
-        """Use :func:`~icechunk_async_s3.open_s3`."""
+        """Use `open_s3`."""
         self._transport = transport
         self._options = options
 

@@ -1,11 +1,11 @@
-"""Every error of the library, in one tree.
+"""All errors of the library, in one tree.
 
     IcechunkError
-    ├── StorageError                     the object store said no, or said nothing
+    ├── StorageError                     the object store refused, failed or did not reply
     │   ├── ObjectNotFoundError
     │   ├── PreconditionFailedError      a conditional write was refused; nothing changed
     │   ├── OutcomeUnknownError          a write may have landed; read back to know
-    │   ├── StorageUnavailableError      passing trouble; the same call may succeed later
+    │   ├── StorageUnavailableError      a transient failure; the same call may succeed later
     │   │   ├── ThrottledError           too many requests; slow down
     │   │   └── UnreachableError         no connection to the host
     │   │       └── NameResolutionError
@@ -18,7 +18,7 @@
     │   ├── StorageFullError
     │   ├── StorageClosedError
     │   └── UnsafeStorageError           the storage lacks a promise that the engine needs
-    ├── FormatError                      stored bytes are damaged, hostile or not Icechunk's
+    ├── FormatError                      stored bytes are damaged, hostile or not Icechunk
     │   └── UnsupportedSpecVersionError
     ├── InvalidInputError (ValueError)   the call itself is wrong; fix it
     │   ├── InvalidURLError
@@ -51,15 +51,15 @@
     │   └── NodeExistsError
     ├── ConflictError                    another writer was first; rebase or start again
     │   └── RebaseFailedError
-    ├── StreamPositionLostError          history no longer has where a stream was
+    ├── StreamPositionLostError          the history no longer holds the stream's position
     ├── ReadOnlyError
     │   └── RepositoryReadOnlyError
     ├── SessionStateError
     │   ├── FeatureDisabledError         a feature flag of the repository forbids it
     │   ├── InvalidMoveError
     │   ├── NothingToCommitError
-    │   ├── IncompleteWriteError         tasks of a job did not answer once each
-    │   └── MergeFailedError             forks that do not go together; nothing was merged
+    │   ├── IncompleteWriteError         tasks of a job did not report exactly once each
+    │   └── MergeFailedError             forks clash; nothing was merged
     └── VirtualChunkError
         ├── VirtualContainerError        no container covers the location
         ├── VirtualAccessError           the reader did not authorise the container
@@ -79,7 +79,7 @@ class IcechunkError(Exception):
     kind: str = "icechunk"
 
     def __init__(self, message: str, /, **context: object) -> None:
-        """Keep the sentence for people and the data for handlers.
+        """Store the message for people and the data for handlers.
 
         Args:
             message: what was asked, what was found, what to do.
@@ -103,7 +103,7 @@ def _rebuild(cls: type[IcechunkError], message: str, context: dict[str, object])
 
 
 class StorageError(IcechunkError):
-    """The object store failed in a way that has no class of its own."""
+    """The object store failed in a way that no subclass describes."""
 
     kind = "storage"
 
@@ -124,13 +124,13 @@ class PreconditionFailedError(StorageError):
 
 
 class OutcomeUnknownError(StorageError):
-    """A write was sent and no answer came: it may have landed, or may land later."""
+    """A write was sent and no reply came: it may have landed, or may land later."""
 
     kind = "outcome-unknown"
 
 
 class StorageUnavailableError(StorageError):
-    """The store cannot answer now (busy, throttled, unreachable); nothing changed."""
+    """The store cannot serve the request now (busy, throttled, unreachable); nothing changed."""
 
     kind = "storage-unavailable"
 
@@ -145,7 +145,7 @@ class ThrottledError(StorageUnavailableError):
 
 
 class UnreachableError(StorageUnavailableError):
-    """No connection to the store's host: refused, no route, or no answer in time."""
+    """No connection to the store's host: refused, no route, or no reply in time."""
 
     kind = "unreachable"
 
@@ -157,13 +157,13 @@ class NameResolutionError(UnreachableError):
 
 
 class PermissionDeniedError(StorageError):
-    """The store refuses these credentials, or this user, the operation."""
+    """The store does not allow the operation with these credentials or this user."""
 
     kind = "permission-denied"
 
 
 class ExpiredCredentialsError(PermissionDeniedError):
-    """The credentials were good once and are no longer."""
+    """The credentials have expired."""
 
     kind = "expired-credentials"
 
@@ -181,7 +181,7 @@ class BucketNotFoundError(StorageError):
 
 
 class WrongRegionError(StorageError):
-    """The bucket is in another region than the one asked. ``context`` may hold ``region``."""
+    """The bucket is in another region than the one requested. ``context`` may hold ``region``."""
 
     kind = "wrong-region"
 
@@ -193,7 +193,7 @@ class TLSError(StorageError):
 
 
 class StorageFullError(StorageError):
-    """There is no room left; nothing changed."""
+    """The storage is full; nothing changed."""
 
     kind = "storage-full"
 
@@ -205,7 +205,7 @@ class StorageClosedError(StorageError):
 
 
 class UnsafeStorageError(StorageError):
-    """The storage does not promise what this operation needs, so it was not begun."""
+    """The storage lacks a promise that this operation needs; nothing was sent."""
 
     kind = "unsafe-storage"
 
@@ -301,7 +301,7 @@ class OutsideGridError(InvalidInputError):
 
 
 class MissingCoordinatesError(InvalidInputError):
-    """A table, or a row of it, does not say where it belongs; nothing was published.
+    """A table or one of its rows lacks a coordinate; nothing was published.
 
     ``context`` holds ``dimension``.
     """
@@ -310,7 +310,7 @@ class MissingCoordinatesError(InvalidInputError):
 
 
 class AmbiguousCoordinatesError(InvalidInputError):
-    """A dimension has one coordinate several times: rows with it have no one place.
+    """A dimension has the same coordinate twice, so a row with it has no unique place.
 
     Nothing was published. ``context`` holds ``dimension`` and ``value``, the first such coordinate.
     """
@@ -319,7 +319,7 @@ class AmbiguousCoordinatesError(InvalidInputError):
 
 
 class UnsortedCoordinatesError(InvalidInputError):
-    """Coordinates to append do not go on in the order of those that are there.
+    """Coordinates to append do not continue the order of the existing ones.
 
     Nothing was published. ``context`` holds ``dimension``.
     """
@@ -328,7 +328,7 @@ class UnsortedCoordinatesError(InvalidInputError):
 
 
 class IngestError(InvalidInputError):
-    """Files that were to be ingested cannot be; nothing was published.
+    """Files cannot be ingested; nothing was published.
 
     ``context`` holds ``report``, an Arrow table with a row for each file.
     """
@@ -337,7 +337,7 @@ class IngestError(InvalidInputError):
 
 
 class MissingDriverError(IcechunkError, ImportError):
-    """A backend is known, but the package that it drives is not installed."""
+    """A backend is registered, but the driver package it needs is not installed."""
 
     kind = "missing-driver"
 
@@ -379,7 +379,7 @@ class NodeNotFoundError(NotFoundError):
 
 
 class AlreadyExistsError(IcechunkError):
-    """Something of this name is there already; nothing changed."""
+    """Something of this name already exists; nothing changed."""
 
     kind = "already-exists"
 
@@ -403,13 +403,13 @@ class TagExistsError(AlreadyExistsError):
 
 
 class TagDeletedError(AlreadyExistsError):
-    """A tag of this name was deleted; its name is never used again."""
+    """A tag of this name was deleted; the name cannot be reused."""
 
     kind = "tag-deleted"
 
 
 class NodeExistsError(AlreadyExistsError):
-    """A node of the other type, or where a node is to be moved any node, is at this path."""
+    """A node of the other type is at this path, or any node at the target of a move."""
 
     kind = "node-exists"
 
@@ -424,7 +424,7 @@ class ConflictError(IcechunkError):
 
 
 class RebaseFailedError(ConflictError):
-    """Changes of this session and of a newer commit cannot both stand.
+    """Changes of this session conflict with a newer commit.
 
     ``context`` holds ``snapshot_id``, the newer commit, and ``conflicts``, all clashes with it.
     The session's changes are kept; its base is the last commit that did not clash.
@@ -434,7 +434,7 @@ class RebaseFailedError(ConflictError):
 
 
 class StreamPositionLostError(IcechunkError):
-    """A stream cannot go on where it was: its branch's history no longer has that snapshot.
+    """A stream cannot continue: the history of its branch no longer holds its snapshot.
 
     ``context`` holds ``branch`` and ``snapshot_id``. No row was read.
     """
@@ -443,7 +443,7 @@ class StreamPositionLostError(IcechunkError):
 
 
 class ReadOnlyError(IcechunkError):
-    """A write was asked of something that only reads."""
+    """A write was attempted on something read-only."""
 
     kind = "read-only"
 
@@ -455,13 +455,13 @@ class RepositoryReadOnlyError(ReadOnlyError):
 
 
 class SessionStateError(IcechunkError):
-    """The session cannot do this in its present state."""
+    """The session's state does not allow the operation."""
 
     kind = "session-state"
 
 
 class InvalidMoveError(SessionStateError):
-    """A node cannot be moved there: into itself, or where no group is. Nothing was moved.
+    """A node cannot be moved into itself or below something that is no group; nothing was moved.
 
     ``context`` holds ``source`` and ``target``, and ``parent`` where that is no group.
     """
@@ -476,7 +476,7 @@ class NothingToCommitError(SessionStateError):
 
 
 class IncompleteWriteError(SessionStateError):
-    """Tasks of a distributed write did not answer exactly once each; nothing was published.
+    """Tasks of a distributed write did not report exactly once each; nothing was published.
 
     ``context`` holds ``missing`` and ``repeated``, numbers of tasks.
     """
@@ -487,7 +487,7 @@ class IncompleteWriteError(SessionStateError):
 class MergeFailedError(SessionStateError):
     """Forks clash with each other or with their session; nothing was merged.
 
-    ``context`` holds ``clashes``, a :class:`~icechunk_async.conflicts.MergeClash` each.
+    ``context`` holds ``clashes``, a `MergeClash` each.
     """
 
     kind = "merge-failed"
@@ -503,7 +503,7 @@ class FeatureDisabledError(SessionStateError):
 
 
 class VirtualChunkError(IcechunkError):
-    """A chunk that lives in another file or object cannot be read."""
+    """A chunk stored in another file or object cannot be read."""
 
     kind = "virtual-chunk"
 

@@ -40,7 +40,7 @@ class _Rearranged(Flawed):
     async def list_prefix(
         self, prefix: str = "", *, start_after: str | None = None, delimiter: Delimiter = None
     ) -> AsyncIterator[ListEntry]:
-        """List what :meth:`spoil` makes of the listing."""
+        """List what `spoil` makes of the listing."""
         found = self.inner.list_prefix(prefix, start_after=start_after, delimiter=delimiter)
         for entry in self.spoil([entry async for entry in found]):
             yield entry

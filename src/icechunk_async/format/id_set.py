@@ -54,7 +54,7 @@ class IdSet:
         return self.find(ids) >= 0
 
     def find(self, ids: Ids) -> npt.NDArray[np.int64]:
-        """Return the places of some ids, ``(n, 12)``, in :meth:`ids`; -1 for those not there."""
+        """Return the places of some ids, ``(n, 12)``, in `ids`; -1 for those not there."""
         self._settle()
         high, low = _columns(ids)
         found = np.full(len(ids), -1, np.int64)
@@ -115,7 +115,7 @@ def _columns(ids: Ids) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
 def parse_ids(names: Sequence[str]) -> tuple[Ids, npt.NDArray[np.bool_]]:
     """Read the text forms of many 12-byte ids at once.
 
-    Unlike :meth:`ChunkId.parse` this takes only the form that writers use: whatever else is in
+    Unlike `ChunkId.parse` this takes only the form that writers use: whatever else is in
     a listing is not the name of an object of ours.
 
     Returns:

@@ -1,4 +1,9 @@
-"""What the engine asks of an object store, and how one is found by its URL."""
+"""Storage: the contract of an object store, and opening one by URL.
+
+Backends and third parties use this package and `icechunk_async.errors` only. `protocol` holds the
+contract, `registry` finds the backend of a URL, `authoring` helps to write one. `policies` and
+`cache` are wrappers around a storage, `probe` tries the promises of one.
+"""
 
 from icechunk_async.storage.authoring import (
     BlockingObjects,

@@ -35,10 +35,10 @@ __all__ = ["BlockingObjects", "ThreadedStorage", "check_expected", "listed"]
 
 
 def check_expected(key: str, expected: Expected, found: Version | Absent) -> None:
-    """Refuse a write that expects another state than was found.
+    """Raise an error if a write expects another state than was found.
 
-    The look that found it and the write that follows have to be one atomic step: both under one
-    lock, or in one transaction.
+    The check and the write that follows must be one atomic step: both under one lock, or in one
+    transaction.
 
     Args:
         key: of the object whose state counts.
@@ -64,7 +64,7 @@ def listed(
     start_after: str | None = None,
     delimiter: Literal["/"] | None = None,
 ) -> Iterator[ListEntry]:
-    """Yield what a listing of these objects has to hold, see ``Storage.list_prefix``.
+    """Yield the entries of a listing of these objects, see ``Storage.list_prefix``.
 
     For stores that do not group keys themselves. Of a listing in pages each is handed in by itself,
     with the last key of the page before as ``start_after``.
@@ -90,11 +90,11 @@ _PAGE_OBJECTS: Final = 1000
 
 
 class BlockingObjects(Protocol):
-    """What :class:`ThreadedStorage` is made of.
+    """The blocking functions that `ThreadedStorage` calls on threads.
 
-    Each method is called on a thread, several at the same time on several. Keys have been checked,
-    and what is not promised by the capabilities is not asked for. The promises, and the errors to
-    raise, are those of the methods of :class:`~icechunk_async.storage.Storage`.
+    Methods are called on worker threads, several at the same time. Keys are checked before, and an
+    operation that the capabilities do not promise is never called. The promises, and the errors to
+    raise, are those of the methods of `Storage`.
     """
 
     def get(self, key: str, byte_range: RangeRequest) -> Retrieved:
@@ -123,7 +123,7 @@ class BlockingObjects(Protocol):
 
 
 class ThreadedStorage:
-    """A :class:`~icechunk_async.storage.Storage`: each operation is one hop to a thread.
+    """A `Storage` made of blocking functions; each operation is one hop to a thread.
 
     It is used in an ``async with`` block, whose end closes it. A call that is cancelled waits for
     its thread, which cannot be interrupted. Copies pass through this process, and take two hops.
@@ -161,7 +161,7 @@ class ThreadedStorage:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What was said to be promised."""
+        """The capabilities given to the constructor."""
         return self._capabilities
 
     @property

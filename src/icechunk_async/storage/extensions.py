@@ -18,16 +18,16 @@ __all__ = ["ByteReads", "FolderListing", "ObjectStates", "PlacedRange", "room"]
 
 
 _MOST_BYTES: Final = 256 << 20
-"""The length of a read is somebody's word: beyond this, memory is used as bytes arrive."""
+"""Lengths come from untrusted files: beyond this one, memory is allocated as bytes arrive."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedRange(ByteRange):
-    """A range with a known end, and where its bytes are wanted. Equal to the range alone.
+    """A range with a known end and a buffer for its bytes. Equal to the range alone.
 
-    A storage may fill ``into`` and answer it as ``Retrieved.data``, if exactly so many bytes come;
-    any other storage answers as always. Only one request at a time may fill it, and none after the
-    read has returned or was cancelled.
+    A storage may fill ``into`` and return it as ``Retrieved.data`` if exactly that number of bytes
+    arrives; a storage that does not know this class returns its own buffer. Only one request at a
+    time may fill it, and none after the read has returned or was cancelled.
     """
 
     into: memoryview = field(kw_only=True, repr=False)
@@ -47,17 +47,17 @@ class PlacedRange(ByteRange):
 
 
 def room(length: int) -> memoryview | None:
-    """Return memory for so many bytes, which takes none until it is filled; None for too many."""
+    """Return memory of ``length`` bytes, allocated lazily by the system; None if it is too long."""
     return memoryview(np.empty(length, np.uint8)) if length <= _MOST_BYTES else None
 
 
 @runtime_checkable
 class ByteReads(Protocol):
-    """Also answers bytes of objects that never change, without the objects' versions.
+    """An optional operation: reading bytes of immutable objects without their versions.
 
-    An addition to :class:`~icechunk_async.storage.BlockingStorage`. Both methods answer exactly
-    the bytes ``[start, stop)`` or None; then the caller asks ``get_blocking`` or ``get``, which
-    also tell what is wrong. Callable from any thread, also at the same time.
+    An addition to `BlockingStorage`. Both methods return exactly the bytes ``[start, stop)`` or
+    None. After None the caller uses ``get_blocking`` or ``get``, which raise the proper error.
+    Callable from any thread, also at the same time.
     """
 
     def read_bytes(self, key: str, start: int, stop: int) -> bytes | memoryview | None:
@@ -65,17 +65,17 @@ class ByteReads(Protocol):
         ...
 
     def read_bytes_at_once(self, key: str, start: int, stop: int) -> bytes | memoryview | None:
-        """Return bytes of an object that are in memory; None where that would mean waiting.
+        """Return bytes of an object that are in memory; None if the call would block.
 
-        An event loop may call it. None is also the answer after many reads in a row, so that
-        others on the loop get their turn with what the caller awaits instead.
+        It may be called on an event loop. It also returns None after many reads in a row, so that
+        the caller awaits and other tasks get their turn.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectStates:
-    """What is known of some objects, a row each, in the order in which they were asked for."""
+    """The states of several objects as columns, in the order of the request."""
 
     present: npt.NDArray[np.bool_]
     """Whether there is such an object."""
@@ -86,14 +86,14 @@ class ObjectStates:
 
 @runtime_checkable
 class FolderListing(Protocol):
-    """Also lists one folder in no order, where asking for each object's state is what costs.
+    """An optional operation: listing the names of one folder without the state of each object.
 
-    An addition to :class:`~icechunk_async.storage.Storage`, whose listings tell the size and the
+    An addition to `Storage`, whose listings tell the size and the
     time of every object.
     """
 
     async def list_names(self, folder: str) -> list[str]:
-        """Return the names of what is directly in a folder, objects or not; none without it.
+        """Return the names directly in a folder, objects or not; empty if there is no such folder.
 
         Cancellation: no effect. Memory: the names.
         """

@@ -1,11 +1,11 @@
-"""Try what a storage promises before anything depends on it.
+"""Try the promises of a storage before anything depends on them.
 
-Each answers a sentence about what it saw, and raises :class:`BrokenPromiseError` with one about
-what it should not have seen. What does not depend on one another is asked at the same time: far
-from the storage a trial takes as long as its longest line of requests.
+Each trial returns a sentence about what it saw, or raises `BrokenPromiseError` with a sentence
+about what is wrong. Independent requests run at the same time: far from the storage a trial takes
+as long as its longest chain of requests.
 
-A server may ignore the conditions of a write and answer as if it had honoured them; commits are
-then lost without a word. A trial finds that out.
+A server may ignore the condition of a write and reply as if it had honoured it; commits are then
+lost silently. A trial detects that.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ _NAMES: Final = ("B", "a-b", "a.b", "a/b", "a0", "b", "é", "\uff5e", "\U0001f60
 
 
 class BrokenPromiseError(Exception):
-    """A storage did what it must not do; the message says what."""
+    """A storage broke a promise; the message says which and how."""
 
 
 class Trial:
-    """A storage to be tried, and the keys that the trial wrote."""
+    """A storage under trial, and the keys that the trial wrote."""
 
     def __init__(self, storage: Storage, prefix: str) -> None:
         """Begin; nothing is written yet."""
@@ -87,7 +87,7 @@ class Trial:
         self.prefix = prefix
         self._written: set[str] = set()
         self.racing = anyio.Lock()
-        """Held by the races of one kind: all at once would need twice as many connections, and
+        """Held by the races of one kind: all of them at once would need twice the connections, and
         the writers of a race should not have to wait for one."""
 
     def key(self, name: str) -> str:
@@ -97,13 +97,13 @@ class Trial:
         return key
 
     async def names(self, folder: str, *, start_after: str | None = None) -> list[str]:
-        """Return what a listing of a folder of the trial shows, relative to the folder."""
+        """List the names in a folder of the trial, relative to the folder."""
         base = self.prefix + folder
         after = None if start_after is None else base + start_after
         return [it.key.removeprefix(base) for it in await self.objects(folder, after)]
 
     async def objects(self, folder: str, start_after: str | None = None) -> list[ObjectInfo]:
-        """Return what a listing of a folder of the trial shows."""
+        """List the objects in a folder of the trial."""
         entries = self.storage.list_prefix(self.prefix + folder, start_after=start_after)
         return [entry async for entry in entries if isinstance(entry, ObjectInfo)]
 
@@ -113,17 +113,17 @@ class Trial:
         return tuple(sorted(self._written))
 
     async def clean(self) -> tuple[str, ...]:
-        """Remove everything; answer the keys that could not be removed."""
+        """Remove everything; return the keys that could not be removed."""
         if not self._written:
             return ()
         try:
             return tuple(failure.key for failure in await self.storage.delete(self.written))
-        except IcechunkError:  # what was being tried tells more
+        except IcechunkError:  # the failure of the trial itself says more
             return self.written
 
 
 async def read_after_write(trial: Trial) -> str:
-    """What was written, and written over, is read at once."""
+    """A write and an overwrite are visible to the next read."""
     await bounded_map(partial(_reads_what_it_wrote, trial), range(_READ_KEYS), limit=_READ_KEYS)
     return "writes and overwrites are read at once"
 
@@ -137,9 +137,9 @@ async def _reads_what_it_wrote(trial: Trial, number: int) -> None:
             trial.storage.get(key), trial.storage.get_if_changed(key, version)
         )
         if bytes(found.data) != body:
-            raise BrokenPromiseError("a read after a write answered other bytes")
+            raise BrokenPromiseError("a read after a write returned other bytes")
         if found.version != version:
-            raise BrokenPromiseError("a read after a write answered another version")
+            raise BrokenPromiseError("a read after a write returned another version")
         if changed is not None:
             raise BrokenPromiseError("an object that did not change was said to have changed")
 
@@ -194,7 +194,7 @@ async def conditional_update(trial: Trial) -> str:
 
 
 async def _updates(trial: Trial) -> None:
-    """One writer alone updates, and does not where the object is in another state."""
+    """An update without competitors lands, and is refused if the object is in another state."""
     storage, key, again = trial.storage, trial.key("update/alone"), trial.key("update/again")
     old, other = await gather(storage.put(key, b"old"), storage.put(again, b"other"))
     missing = trial.key("update/never")
@@ -217,7 +217,7 @@ async def _updates(trial: Trial) -> None:
 async def _refused(
     trial: Trial, key: str, expected: Expected, there: bytes | None, what: str
 ) -> None:
-    """Try what must be refused and leave what is ``there``."""
+    """Try a write that must be refused and leave ``there`` unchanged."""
     try:
         await trial.storage.put(key, b"must not land", if_version=expected)
     except PreconditionFailedError:
@@ -236,10 +236,10 @@ async def _read(trial: Trial, key: str) -> bytes | None:
 
 
 async def _race(trial: Trial, races: Mapping[str, Version | Absent]) -> None:
-    """Hold races at once, in each of which writers expect the same state; one must stay.
+    """Run several races at once; in each, writers expect the same state and one must win.
 
     Args:
-        trial: what is tried.
+        trial: the trial in progress.
         races: by key, the state that is expected.
     """
     async with trial.racing:
@@ -249,7 +249,7 @@ async def _race(trial: Trial, races: Mapping[str, Version | Absent]) -> None:
 
 
 async def _compete(trial: Trial, races: Mapping[str, Version | Absent], key: str) -> list[str]:
-    """Let writers write at once; answer what each was told."""
+    """Let writers write at once; return the outcome each one saw."""
 
     async def write(number: int) -> str:
         try:
@@ -264,7 +264,7 @@ async def _compete(trial: Trial, races: Mapping[str, Version | Absent], key: str
 
 
 async def _judge(trial: Trial, key: str, told: list[str]) -> None:
-    """Find that one writer landed, was told so, and that its bytes are there."""
+    """Check that exactly one writer landed, was told so, and that its bytes are stored."""
     winners = [number for number, outcome in enumerate(told) if outcome == "landed"]
     if len(winners) > 1:
         raise BrokenPromiseError(
@@ -309,7 +309,7 @@ async def list_order(trial: Trial) -> str:
 
 
 async def deletion(trial: Trial) -> str:
-    """What was deleted is gone, what was not stays, what never was is no failure."""
+    """Deleted objects are gone, others stay, and deleting a missing one is no failure."""
     names = ["a", "b", "c"]
     await _fill(trial, "deleted", names)
     await _delete(trial, ["deleted/a", "deleted/b", "deleted/never"])
@@ -360,28 +360,28 @@ async def times(trial: Trial) -> str:
 _SECONDS: Final = 60.0
 _CLEANUP_SECONDS: Final = 15.0
 PROBE_PREFIX: Final = ".icechunk-probe-"
-"""With what the keys of every trial begin."""
+"""The prefix of the keys of every trial."""
 _RETRIES: Final = RetryPolicy(max_tries=5, initial_seconds=0.1, max_seconds=5.0)
 
 
 class Verdict(StrEnum):
-    """What a trial found out about a promise."""
+    """The result of the trial of one promise."""
 
     KEPT = "kept"
     BROKEN = "broken"
     NOT_PROMISED = "not promised"
     """The storage itself says that it does not make it; nothing was tried."""
     UNKNOWN = "unknown"
-    """No answer told, or time ran out."""
+    """No reply settled it, or time ran out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One promise, and what became of it."""
+    """One promise and the result of its trial."""
 
     promise: str
     needed: bool
-    """Commits could be lost without it."""
+    """Whether commits could be lost without it."""
     verdict: Verdict
     detail: str
     """A sentence: what was seen, or the storage's own reason."""
@@ -408,7 +408,7 @@ class ProbeResult:
         return tuple(it for it in self.findings if it.needed and it.verdict is not Verdict.KEPT)
 
     def check(self) -> None:
-        """Refuse a storage on which commits could be lost.
+        """Raise an error if commits could be lost on this storage.
 
         Raises:
             UnsafeStorageError: it says which promises failed, how, and what to do.
@@ -433,7 +433,7 @@ class _Promise:
     test: Callable[[Trial], Awaitable[str]]
     needed: bool = False
     also: str | None = None
-    """A capability beside ``writable`` without which there is nothing to try."""
+    """A capability needed, beside ``writable``, to try it at all."""
 
 
 _PROMISES: Final = (
@@ -454,7 +454,7 @@ async def probe_storage(
     timeout_seconds: float = _SECONDS,
     **options: object,
 ) -> ProbeResult:
-    """Try the promises of a storage, with objects of its own that it removes again.
+    """Try the promises of a storage with temporary objects, which are removed at the end.
 
     They are below a fresh prefix ``.icechunk-probe-<random>/``; nothing else is read or written.
     A race that a server loses only once in a thousand times may go unnoticed: a kept promise is
@@ -462,7 +462,7 @@ async def probe_storage(
 
     Args:
         location: a path, a URL, or an open storage (which is left open).
-        timeout_seconds: what was not found out by then is ``Verdict.UNKNOWN``.
+        timeout_seconds: promises not settled by then are ``Verdict.UNKNOWN``.
         options: the backend's options, where ``location`` is a path or URL.
 
     Raises:
@@ -512,7 +512,7 @@ async def _probe(storage: Storage, timeout_seconds: float) -> ProbeResult:
 
 
 async def _clean(trial: Trial) -> tuple[str, ...]:
-    """Remove the objects of a trial; answer the keys that may still be there."""
+    """Remove the objects of a trial; return the keys that may still be there."""
     with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _CLEANUP_SECONDS):
         return await trial.clean()
     return trial.written

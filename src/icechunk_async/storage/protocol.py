@@ -1,8 +1,8 @@
-"""What the engine asks of an object store: seven operations and what each one promises.
+"""The storage contract: seven operations of an object store and what each promises.
 
 A backend is any class with these methods (no base class is needed) that raises the errors of
-:mod:`icechunk_async.errors`. The promises are checked one by one by
-:mod:`icechunk_async.testing.conformance`.
+`icechunk_async.errors`. The promises are checked one by one by
+`icechunk_async.testing.conformance`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_KEY_BYTES: Final = 1024
 """The longest key, in UTF-8 bytes; the smallest limit of the large services."""
 
 type Data = bytes | bytearray | memoryview
-"""What can be written."""
+"""The types of bytes that can be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Version:
 
 
 class Absent(Enum):
-    """The type of :data:`ABSENT`."""
+    """The type of `ABSENT`."""
 
     ABSENT = "absent"
 
@@ -69,7 +69,8 @@ ABSENT: Final = Absent.ABSENT
 """As an expectation: there is no object with this key."""
 
 type Expected = Version | Absent | None
-"""What a write expects to replace: this version, nothing (:data:`ABSENT`), or anything (None)."""
+"""The state that a write expects to replace: this version, nothing (`ABSENT`), or anything
+(None)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class ByteRange:
     stop: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse ranges that are not ``0 <= start <= stop``."""
+        """Raise `ValueError` unless ``0 <= start <= stop``."""
         if self.start < 0 or (self.stop is not None and self.stop < self.start):
             raise ValueError(f"a byte range needs 0 <= start <= stop, not {self}")
 
@@ -95,7 +96,7 @@ class SuffixRange:
     length: int
 
     def __post_init__(self) -> None:
-        """Refuse negative lengths."""
+        """Raise `ValueError` if the length is negative."""
         if self.length < 0:
             raise ValueError(f"a suffix needs a length of at least 0, not {self.length}")
 
@@ -118,7 +119,7 @@ def slice_range(request: RangeRequest, size_bytes: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """The answer of a read: bytes, and the one state of the object that they are from."""
+    """The result of a read: bytes, and the one state of the object they come from."""
 
     data: bytes | memoryview
     """The bytes asked for."""
@@ -143,7 +144,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class CommonPrefix:
-    """In a listing with a delimiter: one or more keys begin with this, up to and with ``/``."""
+    """A group of keys in a listing with a delimiter: their common beginning, ending in ``/``."""
 
     prefix: str
 
@@ -161,7 +162,7 @@ class DeleteFailure:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a storage can promise; the engine refuses at open what it could not do safely."""
+    """The promises of a storage; opening a repository fails if a needed one is missing."""
 
     writable: bool = True
     """``put``, ``delete`` and ``copy`` work at all."""
@@ -174,10 +175,10 @@ class Capabilities:
     shared: bool = True
     """Other processes that open the same description see the same objects."""
     verified: bool = field(default=False, compare=False)
-    """The backend has made sure of all this itself, by construction or by trying it when it was
-    opened. Where it has not, creating a repository begins with a trial of the promises."""
+    """The backend has verified these promises, by construction or by a trial when it was opened. If
+    not, creating a repository starts with a trial of them."""
     reasons: Mapping[str, str] = field(default_factory=dict[str, str])
-    """For exactly the promises not made, by field name: why, and what would help."""
+    """The reason for each promise that is not made, by field name, with what would help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +196,13 @@ class StorageDescription:
 class Storage(Protocol):
     """An object store, or a part of one below a prefix.
 
-    Keys are relative, see :func:`check_key`. Every method may raise
+    Keys are relative, see `check_key`. Every method may raise
 
     * ``InvalidObjectKeyError``: a key is not acceptable; nothing was sent;
     * ``UnsafeStorageError``: ``capabilities`` do not promise what it needs; nothing was sent;
     * ``StorageUnavailableError``, ``PermissionDeniedError``, ``StorageError``: the store failed;
-    * ``StorageClosedError``: the storage's ``async with`` block has ended. What is under way when
-      it ends is finished, or raises this.
+    * ``StorageClosedError``: the storage's ``async with`` block has ended. Calls in progress when
+    it ends either finish or raise this.
 
     An object appears, is replaced and disappears as a whole: readers see the bytes of one
     ``put``, never a mixture, and a ``put`` that returned is seen by every later operation,
@@ -213,7 +214,7 @@ class Storage(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this storage promises; constant while it is open."""
+        """The promises of this storage; constant while it is open."""
         ...
 
     @property
@@ -224,8 +225,8 @@ class Storage(Protocol):
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Read an object or part of it.
 
-        Ranges behave like slices: beyond the end there is nothing, and nothing is an empty
-        answer. All bytes of one answer are from one version.
+        Ranges behave like slices: bytes beyond the end are left out, and a range outside the object
+        is empty. All bytes of one reply are from one version.
 
         Raises:
             ObjectNotFoundError: no object has this key, whatever the range.
@@ -235,7 +236,7 @@ class Storage(Protocol):
         ...
 
     async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
-        """Read a whole object unless it is still at ``version``, which answers None.
+        """Read a whole object, or return None if it is still at ``version``.
 
         Raises:
             ObjectNotFoundError: no object has this key.
@@ -245,13 +246,13 @@ class Storage(Protocol):
         ...
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
-        """Write one whole object, in place of any other, and answer its new version.
+        """Write one whole object, replacing any other, and return its new version.
 
-        With ``if_version`` the look and the write are one atomic step, against every other
-        write, copy and deletion of the key, conditional or not, of every handle: of racing
-        writers that expect the same state, exactly one lands. It is durable when the call returns,
-        and so is, before others can see it, all that this handle changed and acknowledged before
-        the call: a reference never outlives what it refers to.
+        With ``if_version`` the check and the write are one atomic step with respect to every other
+        write, copy and deletion of the key, conditional or not, by any handle: of racing writers
+        that expect the same state, exactly one lands. It is durable when the call returns, and so
+        is, before others can see it, all that this handle changed and acknowledged before the call:
+        a reference never outlives what it refers to.
 
         Bytes of ``data`` count, not items. The caller may change it once the call has returned
         or was cancelled.
@@ -294,7 +295,7 @@ class Storage(Protocol):
             prefix: beginning of the keys; empty for all.
             start_after: leave out entries that are not greater than this string.
             delimiter: with ``"/"``, keys that have a further ``/`` after the prefix are
-                grouped: each group is one :class:`CommonPrefix`, in its place in the order. With
+                grouped: each group is one `CommonPrefix`, in its place in the order. With
                 ``start_after`` a group is compared by its own string.
 
         A key that exists during the whole listing is listed once; one that is written or
@@ -305,7 +306,7 @@ class Storage(Protocol):
         ...
 
     async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
-        """Copy an object within the storage and answer the new version of ``target``.
+        """Copy an object within the storage and return the new version of ``target``.
 
         Args:
             source: key of the object to copy.
@@ -323,14 +324,14 @@ class Storage(Protocol):
         ...
 
     async def sync(self) -> None:
-        """Return when all that this handle changed and acknowledged will survive a power cut.
+        """Wait until everything this handle has acknowledged will survive a power cut.
 
-        Returns at once where a ``put`` answers only after that. A conditional ``put`` needs no
-        call before: what was written earlier is durable before it is seen.
+        Returns at once if a ``put`` is durable when it returns. A conditional ``put`` needs no call
+        before: what was written earlier is durable before it is seen.
 
         Raises:
-            StorageError: some of it may not be stored; do not refer to it. Where bytes were lost
-                every later call says so again.
+            StorageError: some of it may not be stored; do not refer to it. Once bytes were lost,
+                every later call raises this again.
 
         Cancellation: no effect.
         """
@@ -339,7 +340,7 @@ class Storage(Protocol):
 
 @runtime_checkable
 class BlockingStorage(Protocol):
-    """Also answers without an event loop: for memory and local disks, where a hop costs more.
+    """Optional methods that need no event loop: for memory and local disks, where a hop costs more.
 
     Contracts are those of the methods without the suffix. Callable from any thread, also at
     the same time.
@@ -358,7 +359,7 @@ def check_key(key: str) -> str:
     """Return ``key`` if it may name an object.
 
     A key is one or more segments joined by ``/``; no segment is empty, ``.`` or ``..``, and
-    none holds a NUL. It is at most :data:`MAX_KEY_BYTES` long in UTF-8; segments of up to 255
+    none holds a NUL. It is at most `MAX_KEY_BYTES` long in UTF-8; segments of up to 255
     bytes work everywhere. Whether both ``a`` and ``a/b`` can exist at once is left to the backend,
     which may also refuse names that it keeps for itself.
 

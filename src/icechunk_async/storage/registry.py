@@ -1,10 +1,10 @@
-"""From a URL to an open storage, through the entry points of installed backends.
+"""Open a storage by URL, through the entry points of installed backends.
 
 A backend registers itself in the entry point group ``icechunk_async.backends``, under its URL
-scheme, as a callable ``open(url, **options)`` that answers an asynchronous context manager of a
-:class:`~icechunk_async.storage.Storage`. A name that ends with ``+`` stands for all schemes that
-begin with it and have no backend of their own. If opening a storage writes, even only to try what
-can be promised, the callable takes an option ``read_only`` that keeps it from doing so.
+scheme, as a callable ``open(url, **options)`` that returns an asynchronous context manager of a
+`Storage`. A name that ends with ``+`` serves every scheme that begins with it and has no backend
+registered for itself. A callable that writes when it opens a storage, even only to try what can be
+promised, must take an option ``read_only`` that prevents it.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _EXTRAS: Final = {
     "obstore+az": "obstore",
     "fsspec+": "fsspec",
 }
-"""Which extra of our own distribution brings the driver of a scheme."""
+"""The extra of this distribution that installs the driver of a scheme."""
 _loaded: Final[dict[str, OpenBackend]] = {}
 
 
 class OpenBackend(Protocol):
-    """What an entry point of the group refers to."""
+    """The signature of a backend's entry point."""
 
     def __call__(self, url: str, **options: object) -> AbstractAsyncContextManager[Storage]:
         """Return a context manager that opens ``url``; nothing is opened before it is entered."""
@@ -105,7 +105,7 @@ async def open_storage(
     """
     if isinstance(location, str) and _SCHEME.match(location):
         url = normalize_url(location)
-    else:  # for a path the file system is asked
+    else:  # expanding a path asks the file system
         url = await anyio.to_thread.run_sync(normalize_url, location)
     scheme = url.partition("://")[0]
     backend = _loaded.get(scheme)
@@ -124,7 +124,7 @@ def reopen(description: StorageDescription) -> AbstractAsyncContextManager[Stora
     """Open the storage that ``description`` was taken from.
 
     Raises:
-        IcechunkError: as :func:`open_storage`.
+        IcechunkError: as `open_storage`.
     """
     return open_storage(description.url, **description.options)
 
@@ -162,7 +162,7 @@ def _load(scheme: str, url: str) -> OpenBackend:
 def _check_options(
     parameters: Collection[inspect.Parameter], scheme: str, options: dict[str, object]
 ) -> None:
-    """Name unknown options here, so that every backend answers them alike."""
+    """Raise the same error for an unknown option of any backend."""
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
     known = sorted(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)

@@ -1,7 +1,7 @@
-"""Where messages of HTTP/1.1 begin and end, byte for byte: enough to pass them on unchanged.
+"""Framing of HTTP/1.1 messages, byte for byte: enough to pass them on unchanged.
 
-Strict on purpose: what is not framed as the standard says (RFC 9112) is an error here, since a
-guess would only move the trouble to a place where nobody looks for it.
+Strict on purpose: framing that deviates from the standard (RFC 9112) is an error here, because a
+guess would only move the failure to a less obvious place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WITHOUT_BODY: Final = frozenset({204, 304})
 
 
 class FramingError(Exception):
-    """Bytes that are no HTTP/1.1 message."""
+    """The bytes are not an HTTP/1.1 message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Message:
     body: bytes = b""
     """As framed: with the sizes of its chunks, where it is chunked."""
     ends_connection: bool = False
-    """Nothing follows on this connection."""
+    """Whether the connection closes after this message."""
 
     @property
     def method(self) -> str:
@@ -87,7 +87,7 @@ async def read_request_head(reader: asyncio.StreamReader) -> Message | None:
 
 
 async def read_request(reader: asyncio.StreamReader, head: Message) -> Message:
-    """Read the body of a request, and answer the whole of it."""
+    """Read the body of a request, and return the whole request."""
     if head.header("transfer-encoding") is None and head.header("content-length") is None:
         return _whole(head, b"", ends=_closes(head))
     return _whole(head, await _read_body(reader, head), ends=_closes(head))

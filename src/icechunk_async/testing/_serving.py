@@ -1,4 +1,4 @@
-"""A stream server on a thread and an event loop of its own, which ends when it is told to."""
+"""A stream server on a separate thread and event loop, which stops when told to."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _LOOK_SECONDS: Final = 0.02
 
 
 class ServerThread:
-    """Serves each connection by a coroutine function, within ``with`` or ``async with``.
+    """Serves each connection with a coroutine function, within ``with`` or ``async with``.
 
-    At the end of the block what is under way is cancelled, every connection is closed and the
-    thread has ended, also when the block is cancelled. It can be entered again, and then listens
-    on the same port.
+    At the end of the block running handlers are cancelled, every connection is closed and the
+    thread has ended, also when the block is cancelled. It can be entered again, and then listens on
+    the same port.
     """
 
     def __init__(self, serve: Serve, *, limit_bytes: int) -> None:
@@ -94,7 +94,7 @@ class ServerThread:
             await self._end_connections()
 
     async def _end_connections(self) -> None:
-        """Cancel what serves; a connection accepted last may yet begin, and is then cancelled."""
+        """Cancel the handlers; one accepted last may still start, and is then cancelled."""
         cancelled = set[asyncio.Task[None]]()
         for _ in range(_LOOKS):  # what is left then ends with the loop
             others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -121,7 +121,7 @@ class ServerThread:
 
 
 async def _accepted() -> None:
-    """Let connections begin that were just accepted; Python 3.12 loses them if a server closes."""
+    """Let accepted connections start; Python 3.12 loses them if a server closes."""
     for _ in range(_LOOKS):
         coroutines = (task.get_coro() for task in asyncio.all_tasks())
         if not any(getattr(it, "__name__", "") == "_accept_connection2" for it in coroutines):
@@ -130,7 +130,7 @@ async def _accepted() -> None:
 
 
 async def _in_thread(work: Callable[[], object]) -> None:
-    """Do blocking work off the loop and wait for its end, also while being cancelled."""
+    """Do blocking work on a thread and wait for its end, also while being cancelled."""
     done = asyncio.get_running_loop().run_in_executor(None, work)
     cancelled: asyncio.CancelledError | None = None
     while not done.done():

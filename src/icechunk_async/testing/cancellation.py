@@ -1,4 +1,4 @@
-"""Cancelling a coroutine exactly where it waits for the n-th time."""
+"""Cancel a coroutine exactly where it waits for the n-th time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def at_every_wait(start: Callable[[int], Coroutine[Any, Any, object]]) -> 
     """Cancel ``start(n)`` where it waits for the n-th time, for n = 0, 1, 2, ...
 
     Yields:
-        ``n`` after each cancelled run. It ends when a run comes to its end.
+        ``n`` after each cancelled run. The iteration ends when a run completes.
     """
     for n in range(_MOST_WAITS):
         if not await _was_cancelled(start(n), n):

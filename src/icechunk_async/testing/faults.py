@@ -1,4 +1,4 @@
-"""A storage that fails on purpose, the same way for each seed."""
+"""A storage that fails on purpose, in the same way for each seed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = ["FaultRates", "FaultyStorage"]
 
 @dataclass(frozen=True, slots=True)
 class FaultRates:
-    """How often each fault happens, from 0 to 1."""
+    """The rate of each fault, from 0 to 1."""
 
     lost_replies: float = 0.0
-    """A write is carried out, and the caller does not hear of it."""
+    """A write is applied, and its reply is lost."""
     lost_requests: float = 0.0
-    """A write is not carried out, and the caller does not hear of that either."""
+    """A write is not applied, and its reply is lost."""
     late_writes: float = 0.0
-    """The caller hears nothing, and the write is carried out after other requests."""
+    """The reply is lost, and the write is applied after later requests."""
     refusals: float = 0.0
     """Any request is turned away, as by a busy service; nothing changes."""
     delays: float = 0.0
@@ -64,7 +64,7 @@ class FaultyStorage(WrappedStorage):
         return self._random.random() < rate
 
     async def before(self, operation: str, key: str) -> None:
-        """Delay, carry out late writes, or turn the request away."""
+        """Delay, apply late writes, or refuse the request."""
         del operation
         if self._happens(self._rates.delays):
             await anyio.sleep(self._random.random() * self._rates.delay_seconds)
@@ -93,7 +93,7 @@ class FaultyStorage(WrappedStorage):
         return version
 
     async def settle(self) -> None:
-        """Carry out every write that is still on its way."""
+        """Apply every write that is still in flight."""
         while self._late:
             await self._carry_out_late()
 

@@ -1,9 +1,9 @@
-"""Checking what concurrent writers saw against what the repository holds afterwards.
+"""Check what concurrent writers saw against the history of the repository.
 
-Every commit carries a unique name. Afterwards the ancestry of a branch must hold each
-acknowledged commit exactly once and none that was refused, and a commit that began after another
-was acknowledged must lie above it. (A list to which unique elements are appended, after the Elle
-checker by Kingsbury and Alvaro.)
+Every commit carries a unique name. Afterwards the ancestry of a branch must hold each acknowledged
+commit exactly once and no refused one, and a commit that started after another was acknowledged
+must lie above it. (A list to which unique elements are appended, after the Elle checker by
+Kingsbury and Alvaro.)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SeededClock:
 
 
 class Outcome(Enum):
-    """What a writer was told about its commit."""
+    """The outcome of a commit as its writer saw it."""
 
     ACKNOWLEDGED = "acknowledged"
     REFUSED = "refused"
@@ -48,7 +48,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One commit that a writer tried."""
+    """One attempted commit."""
 
     name: str
     """Unique; the commit's message."""
@@ -66,13 +66,13 @@ def find_anomalies(
     *,
     dropped: Collection[str] = (),
 ) -> list[str]:
-    """Return what is wrong with a branch, a sentence each; nothing if all is well.
+    """Return the faults of a branch, a sentence each; empty if it is correct.
 
     Args:
         attempts: every commit that was tried on any branch.
         branch: the branch to look at.
         newest_first: the messages along its ancestry.
-        dropped: commits that somebody took off the branch again, or may have.
+        dropped: commits that were, or may have been, removed from the branch by a reset.
     """
     mine = {attempt.name: attempt for attempt in attempts if attempt.branch == branch}
     found = Counter(name for name in newest_first if name in mine)

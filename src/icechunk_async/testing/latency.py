@@ -1,4 +1,4 @@
-"""A storage that answers late and counts what it is asked."""
+"""A storage that delays and counts its requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["LatencyStorage"]
 class LatencyStorage(WrappedStorage):
     """Delays each request by a fixed time, or by a random time in a range.
 
-    On a :class:`~icechunk_async.testing.virtual_time.VirtualTimeLoop` with ``seconds=1`` the
+    On a `VirtualTimeLoop` with ``seconds=1`` the
     time that an operation takes is the number of requests that had to follow one another.
     """
 
@@ -32,9 +32,9 @@ class LatencyStorage(WrappedStorage):
         self._jitter = jitter_seconds
         self._random = random.Random(seed)  # noqa: S311 -- delays, not secrets
         self.requests: Counter[str] = Counter()
-        """How often each operation was asked for."""
+        """The number of requests of each operation."""
         self.log: list[tuple[str, str]] = []
-        """Operations and keys in the order in which they were asked for."""
+        """Operations and keys in the order of the requests."""
 
     async def before(self, operation: str, key: str) -> None:
         """Count, and wait."""

@@ -1,6 +1,6 @@
-"""A proxy between a client and a server that fails on purpose, the same way for each seed.
+"""A proxy that fails on purpose, in the same way for each seed.
 
-It stands where the network would be, so that the real client library meets the faults::
+It stands between a client and a server, so that the real client library meets the faults::
 
     plan = FaultPlan(rules=(Rule(Reset(applied=True), method="PUT", first=1),))
     async with FaultProxy("127.0.0.1", server_port, plan) as proxy:
@@ -52,7 +52,7 @@ _PARTS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """One request that reached the proxy whole, and what became of it."""
+    """One complete request that reached the proxy, and its outcome."""
 
     method: str
     target: str
@@ -62,21 +62,20 @@ class LoggedRequest:
     ``hung after``, ``truncated``, ``slow``, or ``server gone`` where the server itself gave no
     answer."""
     status: int | None
-    """What the client was answered, or would have been; None where nobody answered."""
+    """The status sent to the client, or that would have been; None if there was no reply."""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Those of the request; names in lower case. They may hold credentials."""
 
 
 class FaultProxy:
-    """Passes requests on to one server, but for those that the plan spoils.
+    """Passes requests on to one server, except those that the plan spoils.
 
-    Runs on a thread and an event loop of its own, so that clients on any loop, or on none, can
-    use it. It ends with its block, with every connection and the thread, also when the block is
-    cancelled.
+    Runs on a separate thread and event loop, so that clients on any loop, or on none, can use it.
+    It ends with its block, with every connection and the thread, also when the block is cancelled.
     """
 
     def __init__(self, target_host: str, target_port: int, plan: FaultPlan | None = None) -> None:
-        """Stand before the server at ``target_host:target_port``; nothing is opened yet."""
+        """Proxy the server at ``target_host:target_port``; nothing is opened yet."""
         self._target = (target_host, target_port)
         self._chooser = Chooser(plan or FaultPlan())
         self._log: list[LoggedRequest] = []
@@ -149,7 +148,7 @@ class FaultProxy:
     async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: _Server
     ) -> bool:
-        """Settle one request; tell whether the connection goes on."""
+        """Handle one request; return whether the connection stays open."""
         head = await read_request_head(reader)
         if head is None:
             return False
@@ -185,7 +184,7 @@ class FaultProxy:
     async def _ask(
         self, server: _Server, request: Message, writer: asyncio.StreamWriter
     ) -> Message | None:
-        """Return what the server does, or end the connection as the server ended its own."""
+        """Return the server's response, or end the connection as the server ended its side."""
         try:
             return await server.ask(request)
         except (OSError, asyncio.IncompleteReadError):
@@ -201,7 +200,7 @@ class FaultProxy:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> bool:
-        """Hand the server's response over, or spoil it; tell whether the connection goes on."""
+        """Pass the server's response on, or spoil it; return whether the connection stays open."""
         status, whole = response.status, response.head + response.body
         match fault:
             case None | Delay() | Respond():  # delayed, and answered, before the server was asked

@@ -1,4 +1,4 @@
-"""What a :class:`~icechunk_async.testing.proxy.FaultProxy` does wrong, and how it is chosen."""
+"""The faults of a `FaultProxy`, and the plan that chooses them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Hang:
     """No answer comes, and the connection stays open until the client or the proxy ends it."""
 
     applied: bool
-    """As for :class:`Reset`."""
+    """As for `Reset`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Delay:
 
 
 type Fault = Respond | Reset | Hang | Truncate | SlowBody | Delay
-"""What is done to one request."""
+"""The fault and the delay of one request."""
 
 _XML: Final = ("Content-Type", "application/xml")
 
@@ -123,35 +123,35 @@ class Rule:
     path: str = ""
     """Regular expression that is looked for in path and query, as sent; empty for any."""
     first: int | None = None
-    """Only so many requests; None for no limit."""
+    """At most this number of requests; None for no limit."""
     rate: float = 1.0
-    """Which share of the requests, from 0 to 1, at random."""
+    """The share of the requests, from 0 to 1, at random."""
 
     def __post_init__(self) -> None:
-        """Refuse a rate that is none."""
+        """Raise `ValueError` if the rate is out of range."""
         if not 0 <= self.rate <= 1:
             raise ValueError(f"a rate is from 0 to 1, not {self.rate}")
 
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """What to do to which request; without arguments nothing.
+    """Rules and delays for requests; without arguments every request passes.
 
     A request gets the fault of the first rule that matches it and whose chance comes up.
     """
 
     rules: tuple[Rule, ...] = ()
     latency_seconds: float = 0.0
-    """Every request takes so much longer."""
+    """The additional duration of every request."""
     jitter_seconds: float = 0.0
-    """And up to so much more, at random."""
+    """Up to this much more, at random."""
     seed: int = 0
     """Equal seeds and equal requests in equal order have equal faults."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What happens to one request."""
+    """The fault and the delay of one request."""
 
     delay_seconds: float
     fault: Fault | None
@@ -167,7 +167,7 @@ class Chooser:
         self._followed = [0] * len(plan.rules)
 
     def choose(self, method: str, target: str) -> Choice:
-        """Return what happens to the next request."""
+        """Return the decision for the next request."""
         plan = self._plan
         delay = plan.latency_seconds + self._random.random() * plan.jitter_seconds
         for index, rule in enumerate(plan.rules):

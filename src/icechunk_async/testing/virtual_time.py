@@ -43,7 +43,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._jumping.now
 
     def call_exception_handler(self, context: Mapping[str, object]) -> None:
-        """Let nothing go unnoticed: what a callback raised ends the test."""
+        """Fail the test if a callback raised an exception."""
         error = context.get("exception")
         if isinstance(error, BaseException):
             raise error

@@ -24,7 +24,7 @@ __all__ = ["WrappedStorage"]
 
 
 class WrappedStorage(PassingStorage):
-    """Passes every call on; subclasses override :meth:`before`, :meth:`after` or operations.
+    """Passes every call on; subclasses override `before`, `after` or operations.
 
     ``sync`` takes no time, as for a service whose writes are durable at once.
     """

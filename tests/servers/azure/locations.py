@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AzureServer:
-    """A :class:`~tests.servers.whole_repository.Server`; each place is a container."""
+    """A `Server`; each place is a container."""
 
     def __init__(self, azurite: Azurite) -> None:
         self._azurite = azurite

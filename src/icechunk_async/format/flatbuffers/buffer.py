@@ -6,7 +6,7 @@ NumPy copies an item of a type of its own in less than half of the time that it 
 as many bytes, so a piece is made to look like one.
 
 The layout is that of the FlatBuffers "Internals" document. Positions are given as an array, or as
-:class:`Even` where they are records'; then what is answered may be a
+`Even` where they are records'; then what is answered may be a
 view of the buffer, and nothing was copied.
 """
 
@@ -75,7 +75,7 @@ class Even:
 
 
 def evenly(positions: Positions) -> Places:
-    """Return what is the same as some positions: :class:`Even` if they are many, and that."""
+    """Return what is the same as some positions: `Even` if they are many, and that."""
     count = len(positions)
     if count < FEWEST:
         return positions
@@ -116,7 +116,7 @@ def copy_of_rows(data: Bytes, positions: Positions, size: int) -> Bytes:
 def put_rows(data: Bytes, positions: Positions, rows: Bytes) -> None:
     """Write rows of bytes, which lie together in memory, to a position each.
 
-    Args and errors as :func:`copy_of_rows`.
+    Args and errors as `copy_of_rows`.
     """
     size = rows.shape[1]
     _windows(data, size)[positions] = rows.view(f"V{size}")[:, 0]

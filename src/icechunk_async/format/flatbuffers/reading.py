@@ -1,6 +1,6 @@
 """Read FlatBuffers by the column: many tables of one type at once, checked before use.
 
-One :class:`Tables` stands for any number of tables of the same type. Each accessor reads one
+One `Tables` stands for any number of tables of the same type. Each accessor reads one
 field of all of them with NumPy, after checking that every byte it is about to touch lies in the
 buffer, so a hostile file raises ``FormatError`` and nothing else. No Python object is made per
 table.
@@ -121,7 +121,7 @@ class FewVTables:
         return column
 
     def field(self, slot: int, size: int) -> tuple[int | Positions, Mask | None]:
-        """Return and refuse as :meth:`VTable.field`."""
+        """Return and refuse as `VTable.field`."""
         found: list[int] = []
         for table_size, distances in self._vtables:
             distance = _distance(distances, slot)
@@ -154,7 +154,7 @@ class ManyVTables:
         return present
 
     def field(self, slot: int, size: int) -> tuple[int | Positions, Mask | None]:
-        """Return and refuse as :meth:`VTable.field`."""
+        """Return and refuse as `VTable.field`."""
         distances = self._distances(slot)
         present = distances != 0
         if (present & (distances + size > self._table_sizes)).any():
@@ -387,7 +387,7 @@ class Tables:
 
         Args:
             slot: number of the field.
-            longest: as :meth:`Vectors.changes`.
+            longest: as `Vectors.changes`.
             field: its name.
 
         Returns:

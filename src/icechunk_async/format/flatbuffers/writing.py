@@ -97,7 +97,7 @@ class Output:
     """A buffer being filled in."""
 
     def __init__(self, data: npt.NDArray[np.uint8]) -> None:
-        """Write the file identifier; the root comes with :meth:`finish`."""
+        """Write the file identifier; the root comes with `finish`."""
         self.data = data
         self.put(4, IDENTIFIER)
 
@@ -199,7 +199,7 @@ def _u16(values: Sequence[int]) -> bytes:
 
 
 REF: Final = "->"
-"""In a :class:`Shape`: a block, referred to by an offset."""
+"""In a `Shape`: a block, referred to by an offset."""
 _ALIGNMENTS: Final = {"B": 1, "H": 2, "I": 4, "i": 4, "Q": 8, "8s": 1, "12s": 1, REF: 4}
 _WIDTHS: Final = {**_ALIGNMENTS, "8s": 8, "12s": 12}
 _COUNT: Final = Struct("<I")
@@ -210,7 +210,7 @@ _ZEROS: Final = tuple(bytes(count) for count in range(9))
 class Shape:
     """Where the fields of a table lie: one for each slot, in their order.
 
-    Codes are those of :mod:`struct` for numbers and for ids in the table itself, :data:`REF` for
+    Codes are those of `struct` for numbers and for ids in the table itself, `REF` for
     a block, and nothing for a slot that is always left out.
     """
 

@@ -1,1 +1,1 @@
-"""Immutable reads kept in memory and on disk."""
+"""A cache of immutable objects: `cached` is the wrapper, `disk` and `disk_space` its disk tier."""

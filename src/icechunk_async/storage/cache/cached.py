@@ -1,7 +1,7 @@
-"""Objects that never change, kept in memory and on disk.
+"""The cache: immutable objects kept in memory and on disk.
 
-Which keys those are is for the engine to say: a key for which ``immutable`` answers True never
-holds two different sequences of bytes. It may be deleted.
+The engine decides which keys are immutable: a key for which ``immutable`` returns True never holds
+two different sequences of bytes. It may be deleted.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
 __all__ = ["CacheOptions", "CacheStatistics", "Cached", "MemoryTier"]
 
 _ENTRY_BYTES: Final = 1024
-"""What an entry takes beside its bytes, roughly: keys, versions, places in dictionaries."""
+"""The rough overhead of an entry beside its bytes: keys, versions, dictionary slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """How much is kept, and where; plain data.
+    """Sizes and location of a cache; plain data.
 
     Raises:
         InvalidInputError: a size is negative.
     """
 
     memory_bytes: int = 256 * 1024 * 1024
-    """Most memory that one handle uses for objects; 0 for none."""
+    """The maximum memory that one handle uses for objects; 0 for none."""
     directory: str | os.PathLike[str] | None = None
-    """Where objects are kept for later and for other processes, or None. It is made if it is not
-    there; other users must not be able to write to it."""
+    """A directory that keeps objects for later and for other processes, or None. It is created if
+    missing; other users must not be able to write to it."""
     disk_bytes: int = 10 * 1024 * 1024 * 1024
-    """Most room that the files in ``directory`` take, whichever repository they are of."""
+    """The maximum size of all files in ``directory``, of all repositories together."""
 
     def __post_init__(self) -> None:
         """Check the sizes."""
@@ -70,24 +70,24 @@ class CacheOptions:
 
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
-    """What a cache has done so far. Only reads of immutable objects count."""
+    """Counts of a cache. Only reads of immutable objects count."""
 
     memory_hits: int = 0
-    """Reads answered from memory."""
+    """Reads served from memory."""
     disk_hits: int = 0
-    """Reads answered from disk."""
+    """Reads served from disk."""
     misses: int = 0
-    """Reads answered by the storage."""
+    """Reads passed on to the storage."""
     hit_bytes: int = 0
-    """Bytes answered from memory or disk."""
+    """Bytes served from memory or disk."""
     missed_bytes: int = 0
-    """Bytes answered by the storage."""
+    """Bytes read from the storage."""
     memory_bytes: int = 0
-    """What the tier in memory holds now."""
+    """Bytes that the memory tier holds now."""
 
 
 class MemoryTier:
-    """Answers by key and range; those used longest ago leave first. Usable from any thread."""
+    """The memory tier: replies by key and range, least recently used out first. Thread-safe."""
 
     def __init__(self, capacity_bytes: int) -> None:
         """Begin empty."""
@@ -98,7 +98,7 @@ class MemoryTier:
         self.held_bytes = 0
 
     def get(self, key: str, request: RangeRequest) -> Retrieved | None:
-        """Return what is kept for exactly this request, and mark it as used."""
+        """Return the entry of exactly this request, and mark it as used."""
         place = (key, part_name(request))
         with self._lock:
             found = self._entries.get(place)
@@ -107,7 +107,7 @@ class MemoryTier:
             return found
 
     def put(self, key: str, request: RangeRequest, retrieved: Retrieved) -> None:
-        """Keep an answer; one that alone exceeds the capacity is not kept."""
+        """Keep a reply, unless it alone exceeds the capacity."""
         cost = _cost(retrieved)
         if cost > self._capacity:
             return
@@ -121,14 +121,14 @@ class MemoryTier:
                 self._remove(*next(iter(self._entries)))
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Forget all that is kept of objects."""
+        """Drop all entries of the given objects."""
         with self._lock:
             for key in keys:
                 for part in list(self._parts.get(key, ())):
                     self._remove(key, part)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         with self._lock:
             self._entries.clear()
             self._parts.clear()
@@ -144,19 +144,19 @@ class MemoryTier:
 
 
 class Cached:
-    """A storage that keeps what it read of objects that never change.
+    """A storage that caches reads of immutable objects.
 
-    Contracts are those of :class:`~icechunk_async.storage.Storage`, with one exception: an
+    Contracts are those of `Storage`, with one exception: an
     immutable object that another handle deleted may still be read here. Objects of other keys,
     and all operations but reading, are passed on.
 
-    Kept is what was asked for: whole objects, and single ranges of packed ones. A whole object
-    also answers its ranges. Writing keeps nothing, since writers seldom read what they wrote. A
-    storage that other processes do not share (``capabilities.shared``) is kept in memory only:
-    its URL does not say which objects it holds.
+    Entries are whole objects and single ranges of packed ones, as requested. A whole object also
+    serves its ranges. Writes are not cached, because writers seldom read what they wrote. A storage
+    that other processes do not share (``capabilities.shared``) is kept in memory only: its URL does
+    not say which objects it holds.
 
-    Cost: a read from memory does not wait; the disk is looked at on a thread, once for each read
-    that memory does not answer, and once more to keep what the storage answered.
+    Cost: a read from memory does not wait. The disk is accessed on a thread, once for each read
+        that misses memory, and once more to keep the reply of the storage.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Cached:
 
     @property
     def statistics(self) -> CacheStatistics:
-        """What the cache has done so far."""
+        """The counts of the cache so far."""
         with self._lock:
             return replace(self._statistics, memory_bytes=self._memory.held_bytes)
 
@@ -193,7 +193,7 @@ class Cached:
         return self._storage.description
 
     def close(self) -> None:
-        """Forget what is in memory, and refuse to answer from now on."""
+        """Drop the memory tier, and refuse further use."""
         with self._lock:
             self._closed = True
             self._memory.clear()
@@ -202,11 +202,11 @@ class Cached:
         """Read an object or part of it."""
         if not self._immutable(key):
             return await self._storage.get(key, byte_range)
-        if isinstance(byte_range, PlacedRange):  # what is kept has to be the cache's own
+        if isinstance(byte_range, PlacedRange):  # an entry must not share the caller's buffer
             byte_range = byte_range.unplaced()
         check_key(key)
         self._check_open()
-        # The whole object first: it answers any range of itself.
+        # The whole object first: it serves any range of itself.
         requests: list[RangeRequest] = (
             [None] if part_name(byte_range) == "all" else [None, byte_range]
         )
@@ -228,7 +228,7 @@ class Cached:
         self, key: str, request: RangeRequest, found: Retrieved, deletions: int
     ) -> None:
         if len(found.data) == found.size_bytes:
-            request = None  # whatever was asked for, it is the whole object
+            request = None  # the range covers the whole object
         if not fits(request, found):
             return
         if not isinstance(found.data, bytes):  # it may be a small part of a large buffer
@@ -245,13 +245,14 @@ class Cached:
     def _keep_in_memory(
         self, key: str, request: RangeRequest, found: Retrieved, deletions: int
     ) -> None:
-        # One step against deletions on other threads, which count under the lock before they drop.
+        # Atomic with respect to deletions on other threads, which count under the lock before they
+        # drop.
         with self._lock:
             if not self._closed and self._right_since(deletions):
                 self._memory.put(key, request, found)
 
     def _right_since(self, deletions: int) -> bool:
-        """Tell that nothing was or is being deleted since ``deletions`` were counted."""
+        """Return whether no deletion has started since ``deletions`` were counted."""
         return self._deletions == deletions and not self._deleting
 
     async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
@@ -340,7 +341,7 @@ def _first_on_disk(
 
 
 def _part(found: Retrieved, kept: RangeRequest, asked: RangeRequest) -> Retrieved:
-    """Return a range of what is kept, which is that very range or the whole object."""
+    """Return a range cut from an entry, which is that very range or the whole object."""
     if kept is not None:
         return found
     start, stop = slice_range(asked, found.size_bytes)
@@ -354,7 +355,7 @@ def _cost(retrieved: Retrieved) -> int:
 
 
 def _place(description: StorageDescription) -> str:
-    """Return what tells a storage from others: its URL, and the server where one is named.
+    """Return the identity of a storage: its URL, and the server if one is named.
 
     Other options are left out, since some are secrets and some change (tokens).
     """

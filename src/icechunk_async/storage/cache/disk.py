@@ -1,7 +1,7 @@
 """The disk tier of the cache: one directory for all repositories and processes of a user.
 
-Files appear by being renamed, whole, and are believed only when their checksum fits. Nothing is
-synced to disk: what a power cut damages is found out when it is read.
+Files appear whole, by a rename, and are trusted only if their checksum fits. Nothing is synced to
+disk: the checksum finds what a power cut damaged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_ABOUT_BYTES: Final = 16 * 1024
 
 
 def part_name(request: RangeRequest) -> str:
-    """Return a short name for what was asked of an object."""
+    """Return a short file name part for a range."""
     match request:
         case None | ByteRange(0, None):
             return "all"
@@ -55,13 +55,13 @@ def part_name(request: RangeRequest) -> str:
 
 
 def fits(request: RangeRequest, retrieved: Retrieved) -> bool:
-    """Return whether an answer has as many bytes as the request has in an object of that size."""
+    """Return whether the length of a reply fits the request and the size of the object."""
     start, stop = slice_range(request, retrieved.size_bytes)
     return len(retrieved.data) == stop - start
 
 
 def dump(namespace: str, key: str, request: RangeRequest, retrieved: Retrieved) -> bytes:
-    """Return what precedes the bytes of an answer in its file."""
+    """Return the header of the file that keeps a reply."""
     modified = retrieved.last_modified
     about = json.dumps(
         [
@@ -76,17 +76,18 @@ def dump(namespace: str, key: str, request: RangeRequest, retrieved: Retrieved) 
 def load(
     file: IO[bytes], size_bytes: int, namespace: str, key: str, request: RangeRequest
 ) -> Retrieved:
-    """Read an answer from an unbuffered file of ``size_bytes``.
+    """Read a reply from an unbuffered file of ``size_bytes``.
 
     Raises:
-        ValueError: the file is damaged, or answers something else.
+        ValueError: the file is damaged, or holds the reply to another request.
     """
     start = file.read(_START)
     if len(start) != _START:
         raise ValueError("the file is too short")
     magic, digest = _HEADER.unpack_from(start)
     about_bytes, data_bytes = _LENGTHS.unpack_from(start, _HEADER.size)
-    # Sizes are compared before they are believed: no file can ask for more memory than it has.
+    # Sizes are checked against the file before they are trusted, so that no file can request more
+    # memory than it occupies.
     if (
         magic != _MAGIC
         or about_bytes > _MAX_ABOUT_BYTES
@@ -101,7 +102,7 @@ def load(
     except RecursionError as error:
         raise ValueError("the description is damaged") from error
     if place != [namespace, key, part_name(request)]:
-        raise ValueError("the file answers something else")
+        raise ValueError("the file holds the reply to another request")
     if (
         not isinstance(token, str)
         or not isinstance(size, int)
@@ -116,7 +117,7 @@ def load(
 
 
 def _read(file: IO[bytes], count: int) -> bytes:
-    """Read exactly ``count`` bytes; systems answer at most about 2 GiB at once."""
+    """Read exactly ``count`` bytes; systems return at most about 2 GiB at once."""
     data = file.read(count)
     if len(data) == count:
         return data
@@ -134,17 +135,17 @@ def _digest(rest: bytes, data: bytes | memoryview) -> bytes:
 
 _log = logging.getLogger(__name__)
 _FOLDER: Final = "icechunk-async-1"
-"""Below the directory that was given; another format of files gets another number."""
+"""The subdirectory; a change of the file format gets a new number."""
 _LONGEST_PART: Final = 64
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""A pipe that somebody put there must not make us wait, nor a link lead us elsewhere."""
+"""A pipe put there must not block the reader, nor a link lead elsewhere."""
 
 
 class DiskTier:
-    """Answers of one storage, by key and range. Blocking; callable from any thread.
+    """Replies of one storage, by key and range. Blocking; thread-safe.
 
-    Never raises ``OSError``: a disk that is full, read-only or broken is no cache. The first
-    time it is logged.
+    Never raises ``OSError``: a disk that is full, read-only or broken only disables the cache. The
+    first such failure is logged.
     """
 
     def __init__(self, directory: str | os.PathLike[str], capacity_bytes: int, place: str) -> None:
@@ -152,8 +153,8 @@ class DiskTier:
 
         Args:
             directory: shared by all storages and processes.
-            capacity_bytes: most that all files in it take, whoever wrote them.
-            place: tells this storage from others, such as its URL; only a hash of it is kept.
+            capacity_bytes: maximum size of all files in it, of any writer.
+            place: identifies this storage, such as its URL; only a hash of it is stored.
         """
         self._namespace = hashlib.sha256(place.encode(errors="replace")).hexdigest()[:32]
         self._directory = Path(directory)
@@ -165,7 +166,7 @@ class DiskTier:
         self._warned = False
 
     def read(self, key: str, request: RangeRequest) -> Retrieved | None:
-        """Return what is kept for exactly this request; a damaged file is removed."""
+        """Return the entry of exactly this request; a damaged file is removed."""
         path = self._path(key, request)
         if path is None:
             return None
@@ -211,9 +212,10 @@ class DiskTier:
         *,
         still_right: Callable[[], bool],
     ) -> None:
-        """Keep an answer, in place of others that were used longer ago.
+        """Keep a reply, evicting those used longest ago.
 
-        ``still_right`` is asked when it is in place: if not, it is removed again.
+        ``still_right`` is called once the file is in place; if it returns False, the file is
+        removed.
         """
         path = self._path(key, request)
         if path is None:
@@ -224,7 +226,7 @@ class DiskTier:
             self._publish(path, dump(self._namespace, key, request, retrieved), retrieved)
             if not still_right():
                 path.unlink(missing_ok=True)
-        except FileNotFoundError:  # somebody removed the directory: it is made anew next time
+        except FileNotFoundError:  # the directory was removed: the next write creates it
             self._usable = None
         except OSError as error:
             self._warn(error)
@@ -248,7 +250,7 @@ class DiskTier:
                 unfinished.rename(path)
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Remove all that is kept of objects."""
+        """Remove all entries of the given objects."""
         by_folder: dict[Path, set[str]] = {}
         for key in keys:
             path = self._path(key, None)
@@ -266,7 +268,7 @@ class DiskTier:
             self._warn(error)
 
     def _path(self, key: str, request: RangeRequest) -> Path | None:
-        """Return where an answer is kept; None if its name would be too long for a file."""
+        """Return the path of an entry; None if its name would be too long for a file."""
         name = hashlib.sha256(key.encode()).hexdigest()[:40]
         part = part_name(request)
         if len(part) > _LONGEST_PART:
@@ -274,7 +276,7 @@ class DiskTier:
         return self._folder / name[:2] / f"{name}.{part}"
 
     def _prepared(self) -> bool:
-        """Make the directory at the first use; tell whether it is safe to believe its files.
+        """Create the directory at the first use; return whether its files can be trusted.
 
         A checksum finds damage, not malice: others must not be able to write here.
         """

@@ -1,9 +1,9 @@
-"""How much a cache directory holds, kept by all processes that write to it.
+"""The size of a cache directory, maintained by all processes that write to it.
 
-One small file, the ledger, says how many bytes the directory holds. Whoever wants to write locks
-it, adds what is to be written, and makes room first where there is none. It may say too much (a
-process died before it wrote, a file was removed by hand), never too little, and is made exact by
-looking at all files: when room is needed, and once an hour.
+One small file, the ledger, holds the number of bytes in the directory. A writer locks it, adds the
+size of its file, and makes room first if necessary. The number may be too large (a process died
+before it wrote, a file was removed by hand) but never too small. A scan of all files makes it
+exact: when room is needed, and once an hour.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 __all__ = ["CACHE_BLOCK_BYTES", "Space"]
 
 CACHE_BLOCK_BYTES: Final = 4096
-"""Files are counted in whole blocks, as disks give them out: many tiny files are not free."""
+"""Files are counted in whole blocks, the unit in which disks allocate space."""
 
 _LEDGER: Final = struct.Struct(">qqI")
 _EXACT_FOR_US: Final = 3600 * 1_000_000
 _KEEP: Final = 0.9
-"""What is left of the capacity when room is made, so that not every write has to."""
+"""The fraction of the capacity that eviction leaves, so that not every write has to evict."""
 _LOCK_TIMEOUT_SECONDS: Final = 0.25
 
 
 class Space:
     """The files below one directory, ``objects/<namespace>/<shard>/<name>``, up to a capacity.
 
-    Blocking; callable from any thread and process. Raises ``OSError`` where the system does.
+    Blocking; usable from any thread and process. Raises ``OSError`` if a system call fails.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Space:
         *,
         lock_timeout_seconds: float = _LOCK_TIMEOUT_SECONDS,
     ) -> None:
-        """Look after ``root``; nothing is read or made yet."""
+        """Manage ``root``; nothing is read or created yet."""
         self._objects = root / "objects"
         self._unfinished = root / "unfinished"
         self._ledger = root / "ledger"
@@ -59,11 +59,11 @@ class Space:
 
     @contextmanager
     def room(self, size_bytes: int) -> Generator[tuple[int, Path] | None]:
-        """Make a new file of ``size_bytes``, to be written and moved to where it belongs.
+        """Create a file of ``size_bytes``, which the caller writes and moves into place.
 
-        Yields its descriptor and path; or None where there is no room, or where others kept the
-        ledger for so long that it is better to go without. A file that was not moved is removed;
-        if the process dies, by the next one that looks at all files.
+        Yields its descriptor and path; or None if there is no room, or if others hold the ledger
+        for too long. A file that was not moved is removed; if the process dies, the next scan
+        removes it.
         """
         reserved = self._reserve(size_bytes)
         if reserved is None:
@@ -90,7 +90,7 @@ class Space:
                 most = self._capacity - cost
                 held = self._count(most, min(most, int(self._capacity * _KEEP)))
                 exact_at = clock.now_us()
-                if held > most:  # what is left is being written by others
+                if held > most:  # others are writing the remaining files
                     return None
             _write_ledger(ledger, held + cost, exact_at)
             self._unfinished.mkdir(mode=0o700, exist_ok=True)
@@ -99,7 +99,7 @@ class Space:
             descriptor = os.open(path, flags, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.ftruncate(descriptor, size_bytes)  # who counts sees its final size
+                os.ftruncate(descriptor, size_bytes)  # a concurrent scan sees its final size
             except BaseException:
                 path.unlink()
                 os.close(descriptor)
@@ -108,7 +108,7 @@ class Space:
 
     @contextmanager
     def _locked(self) -> Generator[int | None]:
-        """Hold the ledger against all other threads and processes; None if they do not let go."""
+        """Lock the ledger against other threads and processes; yield None if that takes too long."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         ledger = os.open(self._ledger, flags, 0o600)
         try:
@@ -131,10 +131,10 @@ class Space:
             time.sleep(0.001)  # a stopped process must not stop all the others
 
     def _count(self, most: int, target: int) -> int:
-        """Return what all files take; over ``most``, remove those unused longest, to ``target``.
+        """Return the size of all files; above ``most``, first evict the oldest down to ``target``.
 
-        Also removes what dead writers left. Only called under the lock, so that no new file is
-        being made.
+        Also removes files of dead writers. Called only under the lock, so that no file is created
+        meanwhile.
         """
         held = sum(map(_unless_abandoned, _entries(self._unfinished)))
         found: list[tuple[int, int, str]] = []
@@ -162,7 +162,7 @@ class Space:
                     os.unlink(path)  # noqa: PTH108 - one of very many
                 held -= cost
         for path in emptied:
-            with suppress(OSError):  # not empty any more
+            with suppress(OSError):  # no longer empty
                 os.rmdir(path)  # noqa: PTH106 - as above
         return held
 
@@ -172,13 +172,13 @@ def _cost(size_bytes: int) -> int:
 
 
 def _entries(folder: os.PathLike[str] | os.DirEntry[str]) -> Iterator[os.DirEntry[str]]:
-    """Iterate over a folder; what is none, or has gone, has no entries."""
+    """Iterate over a folder; one that is missing or no folder has no entries."""
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         yield from entries
 
 
 def _unless_abandoned(entry: os.DirEntry[str]) -> int:
-    """Return what a file in the making will take; one whose writer is dead is removed."""
+    """Return the final size of an unfinished file; one whose writer is dead is removed."""
     try:
         descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -196,7 +196,7 @@ def _unless_abandoned(entry: os.DirEntry[str]) -> int:
 
 
 def _read_ledger(ledger: int) -> tuple[int | None, int]:
-    """Return the bytes held and when that was exact; None where nobody can know."""
+    """Return the bytes held and when they were counted; None if the ledger is unreadable."""
     if not stat.S_ISREG(os.fstat(ledger).st_mode):
         raise OSError(errno.EINVAL, "the ledger of the cache is not a file")
     content = os.pread(ledger, _LEDGER.size + 1, 0)

@@ -1,1 +1,1 @@
-"""Policies around a storage, one wrapper each; `stack` says how they are put together."""
+"""Policies around a storage, one wrapper each; `stack` defines their order."""

@@ -1,8 +1,8 @@
 """Fewer requests for many small reads, and several at once for a large one.
 
-Reads of one object that are asked for in the same turn of an event loop are sent together. None
-of them is sent before that turn has ended, and none joins a request that is already on its way:
-so each read begins after it was asked for, and sees every write that had returned by then.
+Reads of one object that are requested in the same turn of an event loop are sent together. None is
+sent before that turn ends, and none joins a request that is already in flight. So each read starts
+after it was requested, and sees every write that had returned by then.
 """
 
 from __future__ import annotations
@@ -29,48 +29,49 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class CoalescePolicy:
-    """What is joined and what is split."""
+    """Limits for joining and splitting reads."""
 
     gap_bytes: int = 64 << 10
-    """Ranges that are this far apart or closer are read as one; the bytes between are dropped.
-    Receiving that many bytes costs this machine about as much as a request of its own."""
+    """Ranges at most this far apart are read as one; the bytes between are dropped. Receiving them
+    costs about as much as one more request."""
     part_bytes: int = 12 * _MIB
     """The longest joined range, and about the length of the parts of a split one."""
     max_parts: int = 18
     """Parts of one read at most; they are longer instead."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers without a meaning."""
+        """Raise `ValueError` if a number is out of range."""
         if self.gap_bytes < 0 or self.part_bytes < 1 or self.max_parts < 1:
             raise ValueError(f"a gap of at least 0, parts of at least 1 and 1 of them, not {self}")
 
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """The reads of one object that were asked for in one turn of one loop."""
+    """The reads of one object requested in one turn of one event loop."""
 
     asked: list[RangeRequest] = field(default_factory=list["RangeRequest"])
     sent: dict[RangeRequest, RangeRequest] | None = None
-    """For each read the request that answers it, once the turn has ended."""
+    """The request that serves each read, once the turn has ended."""
     shared: frozenset[RangeRequest] = frozenset()
-    """The requests that answer several reads."""
+    """The requests that serve several reads."""
 
 
 class Coalescing(PassingStorage):
     """A storage whose reads of one object are joined and split.
 
-    Contracts are those of :class:`~icechunk_async.storage.Storage`. All bytes of an answer are
+    Contracts are those of `Storage`. All bytes of an answer are
     from one version: joined reads are cut from one answer, and the parts of a split one are read
     again as a whole where the object was replaced between them. One reader's cancellation does not
     disturb the others. Each event loop is served by itself.
 
-    Joined: ranges with a known end, by :class:`CoalescePolicy`; other reads only with their like.
+    Joined: ranges with a known end, by `CoalescePolicy`; other reads only with their like.
     Split: ranges longer than ``part_bytes``. A read of a whole object is not split, since nobody
     knows its size.
 
-    Cost: a turn of the loop per read. Memory: a joined answer, at most ``part_bytes``, until its
-    reads are answered; each read gets bytes of its own. The parts of a split read are put in place
-    as they come, by storages that know :class:`PlacedRange` without
+    Cost: a turn of the loop per read. Memory: a joined reply, at most ``part_bytes``, until its
+        reads are served; each read gets a copy of its bytes. The parts of a split read are put in
+        place
+    as they come, by storages that know `PlacedRange` without
     another copy.
     """
 
@@ -123,7 +124,7 @@ class Coalescing(PassingStorage):
         turn.shared = frozenset(shared)
 
     async def _read(self, key: str, request: RangeRequest) -> Retrieved:
-        """Send a request, in parts if it is long."""
+        """Send one request, in parts if it is long."""
         if not isinstance(request, ByteRange) or request.stop is None:
             return await self.wrapped.get(key, request)
         length = request.stop - request.start
@@ -166,7 +167,7 @@ def _cut(answer: Retrieved, request: RangeRequest, byte_range: RangeRequest) -> 
     assert isinstance(byte_range, ByteRange)
     assert byte_range.stop is not None
     start, stop = byte_range.start - request.start, byte_range.stop - request.start
-    # A view would keep the whole answer in memory for as long as one reader keeps its part.
+    # A view would keep the whole reply in memory for as long as one reader keeps its part.
     data = bytes(memoryview(answer.data)[start:stop])
     return replace(answer, data=data)
 
@@ -177,7 +178,7 @@ def join_ranges(
     """Return for each range, all with known ends, the joined one to read in its place.
 
     Joined are ranges that overlap or are at most ``gap_bytes`` apart, to ``max_bytes`` at most.
-    Empty ranges, and those that are longer by themselves, stay as they are.
+    Empty ranges, and single ranges longer than that, are unchanged.
     """
     joined: dict[ByteRange, ByteRange] = {}
     group: list[ByteRange] = []

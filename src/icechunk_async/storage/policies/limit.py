@@ -1,8 +1,8 @@
-"""One budget of concurrent requests, shared by everything that an opened repository does.
+"""One budget of concurrent requests, shared by all operations of an open repository.
 
 The budget adapts: it shrinks when the store cannot keep up and grows back as the store answers.
-It is fair: whoever waits is served by start-time fair queueing, so that a small read does not
-wait for the bulk that was asked for before it, and the bulk is not put off for ever either.
+It is fair: waiting requests are served by start-time fair queueing, so that a small read does not
+wait behind a bulk transfer, and the bulk transfer is not starved either.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ __all__ = ["Budget", "Limited"]
 
 _SHRINK: Final = 0.7
 _SMALL_BYTES: Final = 1 << 18
-"""Up to here a request takes about as long as an empty one."""
+"""A request of this size or less takes about as long as an empty one."""
 _BYTES_PER_COST: Final = 1 << 16
-"""What can be transferred in the time that a request takes anyway, roughly."""
+"""Bytes that can be transferred in the latency of one request, roughly."""
 _MAX_FLOWS: Final = 64
-"""Flows that are told apart; all others share one."""
+"""Flows that are queued separately; all others share one."""
 
 
 @dataclass(slots=True)
 class _Waiter:
-    """Somebody who waits for a place; in a heap by start tag, then by arrival."""
+    """A waiting request; ordered by start tag, then by arrival."""
 
     order: tuple[float, int]
     loop: asyncio.AbstractEventLoop
@@ -65,11 +65,11 @@ class _Waiter:
 class Budget:
     """At most ``limit`` holders at a time, on any event loops, fewer while the store is busy.
 
-    asyncio's own semaphores belong to one loop; Zarr reads and writes on a loop of its own.
+    A semaphore of asyncio belongs to one loop, and Zarr runs a separate one.
     """
 
     def __init__(self, limit: int) -> None:
-        """Begin with every place free; there are never more than ``limit`` and never none."""
+        """Start with every place free; there are at most ``limit`` and at least one."""
         if limit < 1:
             raise ValueError(f"a budget needs at least one place, not {limit}")
         self._maximum = limit
@@ -85,28 +85,28 @@ class Budget:
 
     @property
     def limit(self) -> int:
-        """Places at present."""
+        """The current number of places."""
         return int(self._limit)
 
     def place(self, kind: str = "", key: str = "", size_bytes: int = 0) -> _Place:
-        """Hold one place for the length of an ``async with`` block; wait if there is none.
+        """Hold one place for the length of an ``async with`` block; wait until one is free.
 
-        Those who wait get equal shares by kind of request, by the first segment of the key, and
-        by small and large; among their like it is first come, first served.
+        Waiting requests get equal shares by kind of request, first segment of the key, and size
+        class; within a share the order is first come, first served.
 
         Args:
             kind: such as reading.
             key: of the object.
             size_bytes: to be transferred, as far as that is known.
 
-        An error that leaves the block tells how the store fares, see :meth:`_Place.learn`.
+        An error that leaves the block is a sign of the store's load, see `_Place.learn`.
 
         Cancellation: no place is held, none is lost.
         """
         return _Place(self, kind, key, size_bytes)
 
     def acquire_at_once(self) -> int | None:
-        """Take a place as :meth:`acquire` does, or answer None if that would mean waiting."""
+        """Take a place as `acquire` does, or return None if none is free."""
         with self._lock:
             if not self._has_room():
                 return None
@@ -114,7 +114,7 @@ class Budget:
             return self._shrinks
 
     async def acquire(self, flow: Hashable, cost: float) -> int:
-        """Wait for a place; answer how often the budget had shrunk by then.
+        """Wait for a place; return how often the budget had shrunk by then.
 
         Args:
             flow: which share of the budget the request belongs to.
@@ -142,7 +142,7 @@ class Budget:
         """Give a place back, and hand free ones to those who wait.
 
         Args:
-            shrinks: what :meth:`acquire` answered.
+            shrinks: the number that `acquire` returned.
             overloaded: whether the store could not keep up with this request; None where
                 nothing was learned.
         """
@@ -174,8 +174,8 @@ class Budget:
     def _enqueue(self, flow: Hashable, cost: float) -> _Waiter:
         loop = asyncio.get_running_loop()
         if flow not in self._ends and len(self._ends) >= _MAX_FLOWS:
-            # A flow that is served up to here begins as a new one would. Were there no end of
-            # new ones, those that are here already would wait for ever.
+            # A flow served up to here starts like a new one. Otherwise an endless supply of new
+            # flows would starve the old ones.
             self._ends = {it: end for it, end in self._ends.items() if end > self._reached}
             if len(self._ends) >= _MAX_FLOWS:
                 flow = None
@@ -188,7 +188,7 @@ class Budget:
         return waiter
 
     def _grant(self) -> list[_Waiter]:
-        """Take those whose turn it is out of the queue; their places count as held."""
+        """Remove the next waiters from the queue; their places count as held."""
         ready: list[_Waiter] = []
         while self._waiting and self._held < int(self._limit):
             waiter = heappop(self._heap)
@@ -203,7 +203,7 @@ class Budget:
         return ready
 
     def _tidy(self) -> None:
-        """Forget those who left, before they are more than those who wait."""
+        """Drop cancelled waiters before they outnumber the waiting ones."""
         if self._waiting == 0:
             self._heap.clear()
             self._ends.clear()
@@ -212,7 +212,7 @@ class Budget:
             self._heap = [waiter for waiter in self._heap if not waiter.gone]
             heapify(self._heap)
         if len(self._ends) > 2 * self._waiting + 64:
-            # A flow that was served up to here begins as a new one would.
+            # A flow that was served up to here starts like a new one.
             self._ends = {flow: end for flow, end in self._ends.items() if end > self._reached}
 
 
@@ -248,14 +248,14 @@ class _Place:
         self._budget.release(self._shrinks, overloaded=self._overloaded)
 
     def learn(self, error: BaseException) -> None:
-        """Take an error as news of the store: too busy, fine otherwise, or no news at all."""
+        """Classify an error: the store is too busy, is fine, or nothing was learned."""
         told = _tells_overload(error)
         if told is not False:
             self._overloaded = told
 
 
 def _tells_overload(error: BaseException) -> bool | None:
-    """Return whether an error means that the store is too busy; None where it is no news of it."""
+    """Return whether an error means that the store is too busy; None if it says nothing."""
     if isinstance(error, (asyncio.CancelledError, NameResolutionError)):
         return None
     return isinstance(error, (StorageUnavailableError, OutcomeUnknownError))
@@ -280,7 +280,7 @@ class Limited(PassingStorage):
     Requests that wait are fair to each other by kind: reading or writing, the first segment of
     the key, and whether the request is small or large.
 
-    Contracts are those of :class:`~icechunk_async.storage.Storage`. A call that waits for its
+    Contracts are those of `Storage`. A call that waits for its
     place and is cancelled has no effect. A request counts as a sign of overload where the store
     was unavailable or did not answer, but not where its name could not be resolved.
     """
@@ -356,7 +356,7 @@ class Limited(PassingStorage):
 
 
 def _asked_bytes(byte_range: RangeRequest) -> int:
-    """Return how many bytes are asked for; 0 where only the store knows."""
+    """Return the number of bytes requested; 0 if only the store knows it."""
     match byte_range:
         case ByteRange(start, int(stop)):
             return stop - start

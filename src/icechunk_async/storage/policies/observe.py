@@ -58,28 +58,28 @@ class RequestEnd:
     bytes_in: int
     bytes_out: int
     error: BaseException | None
-    """What was raised; also a cancellation."""
+    """The exception, also a cancellation; None if it succeeded."""
 
 
 class RequestHook(Protocol):
-    """What wants to know of each request as it happens, such as a tracer.
+    """A listener to each request as it happens, such as a tracer.
 
-    Both methods are called on the thread of the request and must not block. What they raise is
-    counted and goes nowhere else.
+    Both methods are called on the thread of the request and must not block. Exceptions they raise
+    are counted and dropped.
     """
 
     def on_start(self, operation: str, key: str, /) -> object:
-        """Return something that :meth:`on_end` of the same request is given, such as a span."""
+        """Return something that `on_end` of the same request is given, such as a span."""
         ...
 
     def on_end(self, started: Any, end: RequestEnd, /) -> None:
-        """Take note of the end of a request whose start was noted."""
+        """Handle the end of a request whose start was handled."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OperationCounts:
-    """What was seen of one operation; plain data."""
+    """Counts and latencies of one operation; plain data."""
 
     requests: int
     """Those that ended."""
@@ -89,12 +89,12 @@ class OperationCounts:
     """Of all of them together; more than the time that passed where they overlap."""
     slowest_seconds: float
     errors: Mapping[str, int]
-    """By ``kind`` of the error, or the name of its class if it is none of ours."""
+    """By ``kind`` of the error, or the class name of an error from elsewhere."""
     histogram: Sequence[int]
     """Requests that took less than ``2 ** i`` microseconds, and not less than half of that."""
 
     def quantile(self, share: float) -> float:
-        """Return seconds that ``share`` of the requests did not exceed, at most doubled; 0 if none.
+        """Return an upper bound of the ``share`` quantile in seconds, within a factor of two.
 
         Args:
             share: such as 0.95.
@@ -119,10 +119,10 @@ class _Tally:
 
 
 class Observations:
-    """What was seen by one or more :class:`Observed` storages; used from any thread."""
+    """The counts of one or more `Observed` storages; usable from any thread."""
 
     def __init__(self, hooks: Iterable[RequestHook] = ()) -> None:
-        """Begin with nothing seen; tell ``hooks`` of every request."""
+        """Start empty; call ``hooks`` for every request."""
         self.hooks = tuple(hooks)
         self._lock = threading.Lock()  # held over no await
         self._tallies: dict[str, _Tally] = {}
@@ -134,7 +134,7 @@ class Observations:
         return self._failed_hooks
 
     def snapshot(self) -> dict[str, OperationCounts]:
-        """Return what was seen up to now, by operation; operations never asked for are missing."""
+        """Return the counts so far, by operation; operations never used are missing."""
         with self._lock:
             return {
                 operation: OperationCounts(
@@ -150,7 +150,7 @@ class Observations:
             }
 
     def start(self, operation: str, key: str) -> list[tuple[RequestHook, object]]:
-        """Tell the hooks that a request begins."""
+        """Call the hooks at the start of a request."""
         started: list[tuple[RequestHook, object]] = []
         for hook in self.hooks:
             try:
@@ -160,7 +160,7 @@ class Observations:
         return started
 
     def end(self, started: list[tuple[RequestHook, object]], end: RequestEnd) -> None:
-        """Count a request, and tell the hooks that heard of its start."""
+        """Count a request, and call the hooks that saw its start."""
         bucket = min(int(end.seconds * 1e6).bit_length(), _BUCKETS - 1)
         with self._lock:
             tally = self._tallies.get(end.operation)
@@ -235,8 +235,8 @@ class _Request:
 class Observed(PassingStorage):
     """A storage whose requests are counted and timed.
 
-    Contracts are those of :class:`~icechunk_async.storage.Storage`. Where it is put decides what
-    it sees: around a backend each try of a request, around retries the time until they succeed.
+    Contracts are those of `Storage`. Its position decides what it counts: around a backend each try
+    of a request, around retries the time until they succeed.
     """
 
     def __init__(self, storage: Storage, observations: Observations | None = None) -> None:
@@ -307,7 +307,7 @@ def _size(data: Data) -> int:
 
 
 def traced(storage: Storage) -> Storage:
-    """Wrap a storage so that its requests are traced; leave it as it is if nobody listens."""
+    """Wrap a storage so that its requests are traced; return it unchanged if nothing listens."""
     if not telemetry.is_listening():
         return storage
     return Observed(storage, Observations([RequestTracer()]))

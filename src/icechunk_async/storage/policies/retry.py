@@ -1,8 +1,8 @@
-"""Trying again, where that can help and can do no harm.
+"""Retries, only where a repeated request can help and cannot do harm.
 
-What the store refused without changing anything is asked again after a pause. A write whose
-answer was lost may have landed, and may still land, even after a later write: it is repeated only
-if all writes of its key write the same bytes.
+A request that the store refused without changing anything is repeated after a pause. A write whose
+reply was lost may have landed, and may still land, even after a later write: it is repeated only if
+all writes of its key write the same bytes.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ __all__ = ["RetryPolicy", "Retrying"]
 _log = logging.getLogger(__name__)
 
 _NAME_RESOLUTION_TRIES: Final = 3
-"""A resolver may stumble; a name that does not exist will not come to exist soon."""
+"""A resolver may fail once; a name that does not exist will not appear soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often, and after which pauses.
+    """The number of tries and the pauses between them.
 
     The pause after the n-th failure is random, up to ``initial_seconds * 2 ** (n - 1)`` and up to
     ``max_seconds``: clients that failed together do not come back together.
@@ -72,11 +72,11 @@ class _Tries:
         self._failures = 0
 
     def succeed(self) -> None:
-        """Count from zero again: a listing went on."""
+        """Count from zero again, because a listing made progress."""
         self._failures = 0
 
-    async def go_on(self, error: IcechunkError) -> bool:
-        """Pause after a failure; answer False at once if that was the last try.
+    async def pause(self, error: IcechunkError) -> bool:
+        """Pause after a failure; return False at once if that was the last try.
 
         Cancellation: no effect; it ends the pause at once.
         """
@@ -99,7 +99,7 @@ class _Tries:
         return True
 
     def last(self, error: IcechunkError) -> IcechunkError:
-        """Return the error that ends the tries; it says how many there were, if several."""
+        """Return the error to raise after the last try, with the number of tries if several."""
         if self._failures <= 1:
             return error
         seconds = _now() - self._began
@@ -113,19 +113,19 @@ class _Tries:
 
 
 class Retrying(PassingStorage):
-    """A storage that tries again after passing trouble.
+    """A storage that repeats requests after transient failures.
 
-    Tried again: ``StorageUnavailableError`` with its kinds (of which ``NameResolutionError``
-    three times at most), after the pause that the store asks for in ``retry_after_seconds``, if it
-    does. They promise that nothing changed, so conditional writes are safe to repeat too. Listings
-    go on after the last entry that was seen, and deletions with the keys that are left.
+    ``StorageUnavailableError`` and its subclasses are retried (``NameResolutionError`` three times
+    at most), after the pause in ``retry_after_seconds`` if the store asks for one. They promise
+    that nothing changed, so conditional writes are safe to repeat too. Listings continue after the
+    last entry that was returned, deletions with the remaining keys.
 
     ``OutcomeUnknownError`` promises nothing. Only an unconditional ``put`` or a deletion of keys
-    that ``immutable`` accepts is repeated; if its outcome is never learned, that is what is raised.
+    that ``immutable`` accepts is repeated; if its outcome is never learned, the error is raised.
 
-    Every other error is raised as it comes: asking again would get the same answer. An error
-    after the last try says how often and for how long it was tried, and has ``tries`` in its
-    context. ``asyncio.timeout`` around a call ends a pause at once.
+    Every other error is raised at once, because a repeated request would fail in the same way. The
+    error after the last try says how often and for how long the request was tried, and has
+    ``tries`` in its context. ``asyncio.timeout`` around a call ends a pause at once.
     """
 
     def __init__(
@@ -140,8 +140,8 @@ class Retrying(PassingStorage):
         Args:
             storage: whose failures are tried again.
             policy: how often and when; the official engine's default if None.
-            immutable: tells keys that are only ever written with the same bytes, and that are
-                not written again once deleted.
+            immutable: returns whether a key is only ever written with the same bytes, and not
+                written again once deleted.
         """
         super().__init__(storage)
         self._policy = policy or RetryPolicy()
@@ -180,7 +180,7 @@ class Retrying(PassingStorage):
         )
 
     async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
-        """Delete objects, those left several times."""
+        """Delete objects, repeating the keys that failed."""
         left = list(keys)
         tries = _Tries(self._policy, _now())
         settled: list[DeleteFailure] = []
@@ -194,7 +194,7 @@ class Retrying(PassingStorage):
             if not passing:
                 return settled
             left = [failure.key for failure in passing]
-            if not await tries.go_on(max(passing, key=lambda it: _retry_after(it.error)).error):
+            if not await tries.pause(max(passing, key=lambda it: _retry_after(it.error)).error):
                 return settled + [DeleteFailure(it.key, tries.last(it.error)) for it in passing]
 
     def _passes(self, failure: DeleteFailure) -> bool:
@@ -225,7 +225,7 @@ class Retrying(PassingStorage):
                     start_after = entry.prefix if isinstance(entry, CommonPrefix) else entry.key
                     tries.succeed()
                     yield entry
-            if not await tries.go_on(failure):
+            if not await tries.pause(failure):
                 raise tries.last(failure)
 
     async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
@@ -255,10 +255,10 @@ class Retrying(PassingStorage):
         *,
         repeatable: bool = False,
     ) -> T:
-        """Go on after the first failure."""
+        """Retry after the first failure."""
         tries = _Tries(self._policy, began)
         unknown = failure if isinstance(failure, OutcomeUnknownError) else None
-        while await tries.go_on(failure):
+        while await tries.pause(failure):
             try:
                 return await call()
             except StorageUnavailableError as error:

@@ -24,10 +24,10 @@ __all__ = ["PassingStorage"]
 
 
 class PassingStorage:
-    """Passes every call on; a subclass overrides the operations that it has a say in.
+    """Passes every call on; a subclass overrides the operations it changes.
 
-    Contracts are those of :class:`~icechunk_async.storage.Storage`. It does not answer without an
-    event loop even if the wrapped storage does, since a subclass could not have its say there.
+    Contracts are those of `Storage`. It has no blocking methods even if the wrapped storage has
+    them, because they would bypass the subclass.
     """
 
     def __init__(self, storage: Storage) -> None:

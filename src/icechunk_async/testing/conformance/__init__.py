@@ -8,7 +8,7 @@ A backend's author writes a subclass with one fixture::
             async with open_storage(f"shelf://bucket/{uuid4()}") as storage:
                 yield storage
 
-The storage of each test must be empty and writable. :class:`StorageConformance` tells what else
+The storage of each test must be empty and writable. `StorageConformance` tells what else
 can be said about a backend.
 """
 

@@ -33,7 +33,7 @@ class StorageConformance(
     CancellationPromises,
     LifetimePromises,
 ):
-    """One test for each promise of :class:`~icechunk_async.storage.Storage`.
+    """One test for each promise of `Storage`.
 
     A subclass has an asynchronous fixture ``storage``: an open, empty, writable storage for each
     test. It may also say
