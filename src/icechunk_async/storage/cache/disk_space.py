@@ -108,7 +108,7 @@ class Space:
 
     @contextmanager
     def _locked(self) -> Generator[int | None]:
-        """Lock the ledger against other threads and processes; yield None if that takes too long."""
+        """Lock the ledger against other threads and processes; None if that takes too long."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         ledger = os.open(self._ledger, flags, 0o600)
         try:
