@@ -27,7 +27,13 @@ from icechunk_async.format.manifest import packed
 from icechunk_async.format.manifest.reading import decode_manifest
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind, NativeChunk
 from icechunk_async.format.manifest.writing import encode_manifest
-from icechunk_async.format.operations_log import Availability, NewCommit, RepoStatus, Update
+from icechunk_async.format.operations_log import (
+    Availability,
+    LogCache,
+    NewCommit,
+    RepoStatus,
+    Update,
+)
 from icechunk_async.format.repo_info import (
     RepoInfo,
     SnapshotInfo,
@@ -311,12 +317,13 @@ def test_the_history_is_written_with_few_calls_an_entry() -> None:
         RepoStatus(Availability.ONLINE, 0),
         tuple(updates),
     )
+    log_cache = LogCache()
     with counted_calls() as calls:
-        payload = encode_repo_info(info)
+        payload = encode_repo_info(info, log_cache)
     assert len(calls) < 500 * 18
     assert decode_repo_info(Envelope(2, payload)) == info
     with counted_calls() as calls:
-        assert encode_repo_info(replace(info, status=RepoStatus(Availability.ONLINE, 1)))
+        assert encode_repo_info(replace(info, status=RepoStatus(Availability.ONLINE, 1)), log_cache)
     assert len(calls) < 500 * 5  # what did not change was written before
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
@@ -30,6 +29,7 @@ __all__ = [
     "ExpirationRan",
     "FeatureFlagChanged",
     "GarbageCollectionRan",
+    "LogCache",
     "MetadataChanged",
     "NewCommit",
     "RepoInitialized",
@@ -230,7 +230,7 @@ _UPDATE: Final = Shape("B", REF, "Q", REF)
 _STATUS_SHAPE: Final = Shape("B", "Q", REF)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Update:
     """One entry of the operations log."""
 
@@ -240,53 +240,87 @@ class Update:
     backup_path: str | None = None
     """Name of the backup in which this entry is the newest; None for the newest of all."""
 
-    @cached_property
-    def block(self) -> Block:
-        """The Update table; kept, since every change of a repository writes the log again."""
-        number, names, forms, shape = _WRITTEN[type(self.detail)]
-        values = [
-            _encode_slot(getattr(self.detail, name), form)
-            for name, form in zip(names, forms, strict=True)
+
+class LogCache:
+    """The tables of the logs that were encoded last.
+
+    Every change of a repository writes the log again with one entry more, so a writer keeps one of
+    these, and only new entries are built.
+    """
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._built: dict[int, tuple[Update, Block]] = {}
+
+    def find(self, updates: Sequence[Update]) -> list[Block | None]:
+        """Return the table of each entry; None if it is not known."""
+        known = self._built
+        return [
+            hit[1] if (hit := known.get(it.updated_at)) is not None and hit[0] is it else None
+            for it in updates
         ]
-        backup = None if self.backup_path is None else string(self.backup_path)
-        return table(_UPDATE, number, table(shape, *values), self.updated_at, backup)
+
+    def add(self, update: Update, block: Block) -> None:
+        """Remember the table of an entry, in place of another one of the same time."""
+        self._built[update.updated_at] = (update, block)
+
+    def trim(self, updates: Sequence[Update]) -> None:
+        """Forget entries that left the log, once there are as many as in the log."""
+        if len(self._built) > 2 * len(updates):
+            blocks = zip(updates, self.find(updates), strict=True)
+            self._built = {it.updated_at: (it, block) for it, block in blocks if block is not None}
 
 
-def encode_updates(updates: Sequence[Update]) -> list[Block]:
-    """Build the Update tables of a log."""
-    commits: dict[tuple[str, int], list[Update]] = {}
-    for update in updates:
-        if "block" in update.__dict__:  # it was built before
-            continue
+def encode_updates(updates: Sequence[Update], cache: LogCache | None = None) -> list[Block]:
+    """Build the Update tables of a log; ``cache`` knows those of logs encoded before."""
+    cache = cache or LogCache()
+    found = cache.find(updates)
+    alike: dict[tuple[str, int], list[int]] = {}
+    for row in [row for row, block in enumerate(found) if block is None]:
+        update = updates[row]
         detail, backup = update.detail, update.backup_path
         if type(detail) is NewCommit and backup and update.updated_at:
-            commits.setdefault((detail.branch, len(backup.encode())), []).append(update)
-    for alike in commits.values():
-        if len(alike) > 1:
-            _build_commits(alike)
-    return [update.block for update in updates]
+            alike.setdefault((detail.branch, len(backup.encode())), []).append(row)
+        else:
+            found[row] = block = _build(update)
+            cache.add(update, block)
+    for rows in alike.values():
+        for row, block in zip(rows, _build_commits([updates[it] for it in rows]), strict=True):
+            found[row] = block
+            cache.add(updates[row], block)
+    cache.trim(updates)
+    return cast("list[Block]", found)
 
 
-def _build_commits(updates: Sequence[Update]) -> None:
-    """Build entries that differ in three fields only: copies of the first with theirs filled in.
+def _build(update: Update) -> Block:
+    number, names, forms, shape = _WRITTEN[type(update.detail)]
+    values = [
+        _encode_slot(getattr(update.detail, name), form)
+        for name, form in zip(names, forms, strict=True)
+    ]
+    backup = None if update.backup_path is None else string(update.backup_path)
+    return table(_UPDATE, number, table(shape, *values), update.updated_at, backup)
 
-    Logs consist of commits for the most part, and whoever opened a repository has built none.
+
+def _build_commits(updates: Sequence[Update]) -> list[Block]:
+    """Build commits that differ only in three fields: copies of the first with theirs filled in.
+
+    Most of a log is commits, and a handle that has just opened the repository has built none.
     """
-    model, entry = updates[0].block
+    model, entry = _build(updates[0])
     (_, _, time_at, _), detail_at = _UPDATE.places, _UPDATE.end
-    texts = [cast("str", it.backup_path) for it in updates]
-    ids = [bytes(cast("NewCommit", it.detail).new_snapshot_id) for it in updates]
+    texts = [it.backup_path or "" for it in updates]
+    ids = [bytes(it.detail.new_snapshot_id) for it in updates if isinstance(it.detail, NewCommit)]
     times = [it.updated_at.to_bytes(8, "little") for it in updates]
     id_at = detail_at + _WRITTEN[NewCommit][3].places[1]
-    text_at = len(model) - len(string(texts[0])[0]) + 4  # it is what comes last
+    text_at = len(model) - len(string(texts[0])[0]) + 4  # the text is the table's last part
     columns = ((id_at, ids), (time_at, times), (text_at, [it.encode() for it in texts]))
     rows = np.tile(np.frombuffer(model, np.uint8), (len(updates), 1))
     for at, values in columns:
         column = np.frombuffer(b"".join(values), np.uint8).reshape(len(updates), -1)
         rows[:, at : at + column.shape[1]] = column
-    data = rows.tobytes()
-    for row, update in enumerate(updates):
-        update.__dict__["block"] = data[row * len(model) : (row + 1) * len(model)], entry
+    data, size = rows.tobytes(), len(model)
+    return [(data[at : at + size], entry) for at in range(0, len(data), size)]
 
 
 def decode_updates(tables: Tables) -> tuple[Update, ...]:

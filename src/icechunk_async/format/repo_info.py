@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.envelope import Envelope
     from icechunk_async.format.flatbuffers.writing import Block
     from icechunk_async.format.json.metadata import JSON
+    from icechunk_async.format.operations_log import LogCache
 
     type RawMetadata = tuple[tuple[str, bytes], ...]
 
@@ -224,8 +225,11 @@ def _decode_flags(root: Tables, slot: int) -> tuple[int, ...] | None:
     return tuple(root.vector(slot, 2, 2).words().tolist())
 
 
-def encode_repo_info(info: RepoInfo) -> bytes:
-    """Return the FlatBuffer of a repo info file. Cost: some microseconds for each table."""
+def encode_repo_info(info: RepoInfo, log_cache: LogCache | None = None) -> bytes:
+    """Return the FlatBuffer of a repo info file. Cost: some microseconds for each table.
+
+    ``log_cache`` saves a writer that encodes successive states most of the operations log.
+    """
     ids = sorted(info.snapshots)
     places = {snapshot_id: index for index, snapshot_id in enumerate(ids)}
     return finish(
@@ -238,7 +242,7 @@ def encode_repo_info(info: RepoInfo) -> bytes:
             vector([_encode_snapshot(info.snapshots[it], places) for it in ids]),
             encode_status(info.status),
             _encode_items(info.raw_metadata),
-            vector(encode_updates(info.updates)),
+            vector(encode_updates(info.updates, log_cache)),
             None if info.before_updates is None else string(info.before_updates),
             None if info.raw_config is None else blob(info.raw_config),
             _encode_flags(info.enabled_flags),

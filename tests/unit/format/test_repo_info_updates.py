@@ -16,6 +16,7 @@ from icechunk_async.format.flatbuffers.writing import REF, Shape, finish, table,
 from icechunk_async.format.operations_log import (
     Availability,
     FeatureFlagChanged,
+    LogCache,
     NewCommit,
     RepoStatus,
     RepoStatusChanged,
@@ -85,16 +86,18 @@ COMMITS = st.builds(
 
 
 @given(st.lists(COMMITS | st.sampled_from([Update(it, 7, "b") for it in EVERY_KIND.values()])))
-def test_entries_that_are_built_together_are_what_each_would_be_alone(
+def test_batched_and_cached_entries_equal_single_ones(
     updates: list[Update],
 ) -> None:
     """Commits whose texts are equally long are copies of one, filled in."""
-    alone = [replace(it).block for it in updates]
-    assert encode_updates([replace(it) for it in updates]) == alone
-    assert encode_updates(updates) == encode_updates(updates) == alone
+    alone = [block for it in updates for block in encode_updates([it])]
+    assert encode_updates(updates) == alone
+    cache = LogCache()
+    assert encode_updates(updates, cache) == encode_updates(updates, cache) == alone
+    assert encode_updates(updates[1:], cache) == alone[1:]
 
 
-def test_a_log_of_commits_is_built_with_few_calls() -> None:
+def test_encoding_a_log_builds_alike_commits_once() -> None:
     """Each change of a repository writes all of it."""
     log = [Update(NewCommit("main", snapshot_id(it)), it + 1, "repo.1.X") for it in range(1000)]
     built: list[Shape] = []
@@ -105,9 +108,10 @@ def test_a_log_of_commits_is_built_with_few_calls() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("icechunk_async.format.operations_log.table", counted)
-        encode_updates(log)
+        cache = LogCache()
+        encode_updates(log, cache)
         assert len(built) == 2
-        encode_updates([Update(NewCommit("main", snapshot_id(7)), 2000), *log])
+        encode_updates([Update(NewCommit("main", snapshot_id(7)), 2000), *log], cache)
         assert len(built) == 4
 
 

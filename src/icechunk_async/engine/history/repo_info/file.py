@@ -23,6 +23,7 @@ from icechunk_async.errors import (
 )
 from icechunk_async.format.envelope import FileType, pack, unpack
 from icechunk_async.format.layout import REPO_INFO, backup_key, new_backup_name
+from icechunk_async.format.operations_log import LogCache
 from icechunk_async.format.repo_info import decode_repo_info, encode_repo_info
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class RepoInfoFile:
         self._storage = storage
         self._seen = seen
         self._settings = settings
+        self._log_cache = LogCache()
 
     @property
     def seen(self) -> Seen:
@@ -167,7 +169,7 @@ class RepoInfoFile:
 
     async def _write(self, info: RepoInfo, seen: Seen) -> Version:
         level = self._settings.compression_level
-        data = pack(encode_repo_info(info), FileType.REPO_INFO, 2, level=level)
+        data = pack(encode_repo_info(info, self._log_cache), FileType.REPO_INFO, 2, level=level)
         return await self._storage.put(REPO_INFO, data, if_version=seen.version)
 
 
