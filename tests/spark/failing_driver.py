@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from icechunk_async.errors import ConflictError
+from icechunk_async.errors import OutcomeUnknownError
+from icechunk_async.session import Session
 from icechunk_async.spark import Transaction, map_chunks
-from icechunk_async.sync import Session
 from icechunk_async_local.storage import LocalStorage
 from tests.spark.failing_source import FailingSource, fail, once
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from pyspark.sql import SparkSession
+
+    from icechunk_async import SnapshotId
 
 ROOT = Path(__file__).parents[2]
 DIED = 9
@@ -37,14 +39,12 @@ def make_trouble(what: str, notes: Path) -> None:
         if once(notes, "failed"):
             os._exit(DIED)
 
-    def committing(session: Session, *arguments: Any, **options: Any) -> str:
+    async def committing(session: Session, *arguments: Any, **options: Any) -> SnapshotId:
         if what == "driver dies before the commit":
             die()
-        snapshot_id = commit(session, *arguments, **options)
+        snapshot_id = await commit(session, *arguments, **options)
         if what == "driver dies after the commit":
             die()
-        if what == "reply is lost" and once(notes, "failed"):
-            raise ConflictError("The reply was lost, and another try was refused.")
         return snapshot_id
 
     async def putting(storage: LocalStorage, key: str, *arguments: Any, **options: Any) -> Any:
@@ -53,6 +53,8 @@ def make_trouble(what: str, notes: Path) -> None:
         version = await put(storage, key, *arguments, **options)
         if what == "driver dies after the reference" and key == "repo":
             die()
+        if what == "reply is lost" and key == "repo" and once(notes, "failed"):
+            raise OutcomeUnknownError("The reply was lost.")
         return version
 
     Session.commit = committing  # type: ignore[assignment,method-assign]

@@ -17,20 +17,23 @@ from icechunk_async.errors import (
     MergeFailedError,
     RebaseFailedError,
 )
-from icechunk_async.spark import Answer, CooperativeWrite, Transaction, run_tasks
-from icechunk_async.spark.write import transactions
+from icechunk_async.spark import (
+    Answer,
+    CooperativeWrite,
+    Published,
+    Transaction,
+    publish,
+    run_tasks,
+)
 from icechunk_async.spark.write.cooperative import check_answers
 from icechunk_async.sync import Repository
 from icechunk_async.sync.conflicts import ConflictDetector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import numpy.typing as npt
     from pyspark.sql import SparkSession
 
     from icechunk_async.sync import ForkSession
-    from icechunk_async.sync.snapshots import SnapshotInfo
     from icechunk_async.sync.store import IcechunkStore
 
 
@@ -204,27 +207,24 @@ def test_a_transaction_is_recognised_under_commits_of_others(place: str) -> None
         Transaction("", 1)
 
 
-def test_a_transaction_that_another_won_on_the_last_try_is_no_error(
-    place: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("solver", [None, ConflictDetector()])
+@pytest.mark.parametrize("unchanged", [(), ("a",)])
+def test_transaction_committed_by_a_twin_is_no_error(
+    place: str, solver: ConflictDetector | None, unchanged: tuple[str, ...]
 ) -> None:
-    """It looked for the transaction before the other one had published it."""
+    """Both sessions began before either committed, and write the same chunk of an input."""
     once = Transaction("app", 1)
     repository = Repository.open(place)
     sessions = [repository.writable_session("main") for _ in range(2)]
-    look = transactions.newest_versions
-
-    def racing(ancestry: Iterable[SnapshotInfo]) -> dict[str, int]:
-        found = look(ancestry)
-        monkeypatch.undo()
-        first = transactions.publish(repository, sessions[0], "first", transaction=once)
-        assert first.committed
-        return found
-
-    monkeypatch.setattr(transactions, "newest_versions", racing)
-    ended = transactions.publish(
-        repository, sessions[1], "second", transaction=once, rebase_tries=0
-    )
-    assert ended == transactions.Published(repository.lookup_branch("main"), committed=False)
+    for session in sessions:
+        zarr.open_array(session.store, path="a", mode="r+")[:2] = 7
+    ended = [
+        publish(repository, it, "twin", transaction=once, rebase_with=solver, unchanged=unchanged)
+        for it in sessions
+    ]
+    tip = repository.lookup_branch("main")
+    assert ended == [Published(tip, committed=True), Published(tip, committed=False)]
+    assert commits(place) == 3
 
 
 def test_a_branch_must_be_there(place: str) -> None:

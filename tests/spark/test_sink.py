@@ -17,9 +17,9 @@ import zarr
 from pyspark.sql.types import FloatType, LongType, StructField, StructType
 
 from icechunk_async.errors import ConflictError, IncompleteWriteError, InvalidInputError
+from icechunk_async.spark import published_version
 from icechunk_async.spark.stream import sink
 from icechunk_async.spark.stream.sink import BatchWritten, StreamWriter, stream_writer
-from icechunk_async.spark.write.transactions import published_version
 from icechunk_async.sync import Repository
 from tests.spark.dying_sink import DyingSource
 

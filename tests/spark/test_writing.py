@@ -84,7 +84,7 @@ def test_appended_coordinates_can_be_named(spark: SparkSession, place: str) -> N
     ("what", "mode", "error", "words"),
     [
         ("twice", "overwrite", DuplicateRowsError, "cell"),
-        ("outside", "overwrite", OutsideGridError, "none of the 4 coordinates"),
+        ("outside", "overwrite", OutsideGridError, "not among the 4 coordinates"),
         ("null", "overwrite", MissingCoordinatesError, "Drop such rows"),
         ("there", "append", OutsideGridError, "have already"),
         ("no column", "overwrite", MissingCoordinatesError, "no column 'lon'"),

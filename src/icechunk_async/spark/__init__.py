@@ -1,6 +1,6 @@
 """Apache Spark: read versioned arrays as tables, write to them, stream commits, run upkeep.
 
-`register` makes the format ``icechunk`` known to a Spark session::
+`register` makes the format `icechunk` known to a Spark session::
 
     icechunk_async.spark.register(spark)
     spark.read.format("icechunk").option("branch", "main").load("s3://bucket/climate")
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from icechunk_async.spark.write.by_chunk import repartition_by_chunk
     from icechunk_async.spark.write.compute import Input, NewArray, map_chunks, write_region
     from icechunk_async.spark.write.cooperative import Answer, CooperativeWrite, run_tasks
-    from icechunk_async.spark.write.rows import write_rows
-    from icechunk_async.spark.write.transactions import (
+    from icechunk_async.spark.write.publish import (
         Published,
         Transaction,
         publish,
         published_version,
     )
+    from icechunk_async.spark.write.rows import write_rows
 
 __all__ = [
     "Answer",
@@ -81,8 +81,8 @@ _NAMES: Final = {
     "write.by_chunk": ("repartition_by_chunk",),
     "write.compute": ("Input", "NewArray", "map_chunks", "write_region"),
     "write.cooperative": ("Answer", "CooperativeWrite", "run_tasks"),
+    "write.publish": ("Published", "Transaction", "publish", "published_version"),
     "write.rows": ("write_rows",),
-    "write.transactions": ("Published", "Transaction", "publish", "published_version"),
 }
 _MODULES: Final = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -17,6 +17,7 @@ import zarr
 from pyspark import TaskContext
 
 from icechunk_async.engine.changes.wire import decode_fork, encode_fork
+from icechunk_async.engine.commit.once import record_of
 from icechunk_async.session import ForkSession as AsyncForkSession
 from icechunk_async.sync import ForkSession, Repository, RepositoryConfig
 from icechunk_async.sync.handles import RepositoryHandle, Source
@@ -28,9 +29,12 @@ from icechunk_async.sync.session_handles import SessionHandle
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.open import Engine as NativeEngine
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.repository import Repository as AsyncRepository
+    from icechunk_async.session import Session as AsyncSession
+    from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.storage import Storage
     from icechunk_async.sync.store import IcechunkStore
 
@@ -39,6 +43,7 @@ __all__ = [
     "Engine",
     "adopt_changes",
     "base_of",
+    "commit_once",
     "fork_changes",
     "has_chunks",
     "merge_changes",
@@ -79,7 +84,7 @@ class Budget:
 
 
 def tasks_at_a_time(properties: Mapping[str, str], task_cpus: int, machine_cores: int) -> int:
-    """Return how many tasks an executor runs at once.
+    """Return the number of tasks that an executor runs at once.
 
     Args:
         properties: local properties of a task, by Spark's names.
@@ -148,6 +153,15 @@ class Engine:
         """Return a read-only session of a snapshot; it opens at first use."""
         return Session(SessionHandle(self._handle, None, snapshot_id=snapshot_id))
 
+    def newest_versions(self, branch: str) -> Mapping[str, int]:
+        """Return the newest version of every application that committed once to a branch."""
+
+        async def find(repository: AsyncRepository) -> Mapping[str, int]:
+            history = opened_of(repository).history
+            return (await record_of(history, await history.branch_tip(branch))).versions
+
+        return self.ask(find)
+
     def fork(self, data: bytes) -> ForkSession:
         """Return a fork from what `fork_changes` returned; it attaches at first use."""
         return ForkSession(SessionHandle(self._handle, AsyncForkSession.from_bytes(data)))
@@ -202,6 +216,27 @@ def merge_changes(session: Session, root: bytes, forks: Sequence[bytes]) -> None
     resumed = AsyncForkSession.from_bytes(root)
     parts = [AsyncForkSession.from_bytes(it) for it in forks]
     run(session_handle(session).ask(lambda native: native.resume(resumed, *parts)))
+
+
+def commit_once(
+    session: Session,
+    message: str,
+    metadata: Mapping[str, Any] | None,
+    once: Transaction | None,
+    *,
+    rebase_with: ConflictSolver | None = None,
+    rebase_tries: int = 1000,
+) -> tuple[str, bool]:
+    """Commit a session; return the snapshot, and whether this call is known to have made it."""
+    solver = None if rebase_with is None else rebase_with.to_native()
+
+    async def commit(native: AsyncSession) -> tuple[str, bool]:
+        made = await native.commit(
+            message, metadata, rebase_with=solver, rebase_tries=rebase_tries, once=once
+        )
+        return str(made), not native.already_committed
+
+    return run(session_handle(session).ask(commit))
 
 
 def open_array(store: IcechunkStore, path: str, *, write: bool = False) -> zarr.Array[Any]:

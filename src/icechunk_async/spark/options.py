@@ -19,7 +19,7 @@ from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.spark.engine import Engine
 from icechunk_async.spark.read.pushdown import parse_where
-from icechunk_async.spark.write.transactions import Transaction
+from icechunk_async.spark.write.publish import Transaction
 from icechunk_async.storage.registry import normalize_url
 from icechunk_async.sync import Repository
 from icechunk_async.sync.conflicts import ConflictDetector

@@ -63,7 +63,7 @@ class JobReport[T]:
 
 
 def total_cores(spark: SparkSession) -> int:
-    """Return how many tasks the cluster runs at once, as far as the session knows."""
+    """Return the number of tasks that the cluster runs at once, as far as the session knows."""
     try:
         return int(spark.sparkContext.defaultParallelism)
     except Exception:  # noqa: BLE001 -- Spark Connect has no context, and its errors vary
@@ -71,7 +71,7 @@ def total_cores(spark: SparkSession) -> int:
 
 
 def default_tasks(spark: SparkSession, pieces: int) -> int:
-    """Return how many tasks to use for a number of pieces: one each, at most four per core."""
+    """Return the number of tasks for some pieces: one each, at most four per core."""
     return max(1, min(pieces, total_cores(spark) * _TASKS_PER_CORE))
 
 
@@ -115,7 +115,8 @@ def run_job[P](
         phase: what is being done, for Spark's pages and `progress`.
         progress: called with the number of finished tasks, from a separate thread.
 
-    Raises whatever Spark raises when a task failed too often.
+    Raises:
+        PySparkException: a task failed too often.
     """
     budget, schema = engine.budget(), _arrow(columns)
     if not parts:

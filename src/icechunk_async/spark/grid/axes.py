@@ -59,7 +59,7 @@ class Steps:
         return cls(signed[-1], steps[0], most) if equal and steps[0] != zero else None
 
     def number(self, values: Column) -> npt.NDArray[np.int64]:
-        """Return how many steps each value is after the last one; -1 if it is not on a step."""
+        """Return the number of steps from the last value to each; -1 if it is not on a step."""
         if values.dtype.kind == "f":
             steps = (values.astype(np.float64) - self.last) / self.step
             number = np.rint(steps)

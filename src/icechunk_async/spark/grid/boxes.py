@@ -46,12 +46,12 @@ _MAX_BOXES: Final = 1024
 
 
 def num_rows(box: Box) -> int:
-    """Return how many cells a box has."""
+    """Return the number of cells of a box."""
     return prod(stop - start for start, stop in box)
 
 
 def num_chunks(boxes: Iterable[Box], chunks: Sequence[int]) -> int:
-    """Return how many chunks boxes touch."""
+    """Return the number of chunks that boxes touch."""
     return sum(
         prod(
             -(-stop // size) - start // size
@@ -252,10 +252,10 @@ def cells_of_chunks(
     grid: Sequence[int],
     shape: Sequence[int],
 ) -> npt.NDArray[np.int64]:
-    """Return the chunks of a table's grid that overlap chunks of an array; ``(n, dimensions)``.
+    """Return the chunks of a table's grid that overlap chunks of an array; `(n, dimensions)`.
 
     Args:
-        chunks: coordinates of the array's chunks, ``(n, rank)``.
+        chunks: coordinates of the array's chunks, `(n, rank)`.
         sizes: chunk shape of the array.
         axes: for each axis of the array the number of the table's dimension, each once.
         grid: chunk shape of the table, at least as large as that of the array.
@@ -280,10 +280,10 @@ def cells_of_chunks(
 
 
 def boxes_of_cells(cells: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Join cells into half-open boxes that cover exactly these; ``(n, dimensions, 2)``.
+    """Join cells into half-open boxes that cover exactly these; `(n, dimensions, 2)`.
 
     Args:
-        cells: distinct coordinates, ``(n, dimensions)``.
+        cells: distinct coordinates, `(n, dimensions)`.
     """
     found = np.stack([cells, cells.astype(np.int64) + 1], axis=2).astype(np.int64)
     for axis in reversed(range(found.shape[1])):

@@ -111,7 +111,7 @@ def _equal(size: int, length: int) -> npt.NDArray[np.int64]:
 
 
 def share(number: int, parts: int, part: int) -> range:
-    """Return one of `parts` parts of ``range(number)``; their sizes differ by at most one."""
+    """Return one of `parts` parts of `range(number)`; their sizes differ by at most one."""
     return range(number * part // parts, number * (part + 1) // parts)
 
 

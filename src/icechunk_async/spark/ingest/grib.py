@@ -1,6 +1,6 @@
 """GRIB 2 files by their indexes: each message becomes a chunk, decoded by a GRIB codec.
 
-An index (``.idx`` of wgrib2, ``.index`` of ECMWF) lists where messages are and what they contain.
+An index (`.idx` of wgrib2, `.index` of ECMWF) lists where messages are and what they contain.
 The grid is read from the first message of each variable.
 """
 
@@ -143,7 +143,7 @@ async def scan_grib_index(index: Source, file: Source, codec: Mapping[str, Any] 
     Args:
         index: the index.
         file: the file of the index; see `grib_file`.
-        codec: the codec that decodes messages; None for that of the package ``gribberish``.
+        codec: the codec that decodes messages; None for that of the package `gribberish`.
 
     Raises:
         InvalidInputError: the codec is not registered, or see `read_index` and `grid_of`.

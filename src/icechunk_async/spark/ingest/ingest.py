@@ -29,7 +29,7 @@ from icechunk_async.spark.ingest.write import (
     write_groups,
 )
 from icechunk_async.spark.tasks import run_job
-from icechunk_async.spark.write.transactions import Published, publish
+from icechunk_async.spark.write.publish import Published, publish
 from icechunk_async.sync import Repository
 from icechunk_async.zarr.virtual.kerchunk import location_of
 
@@ -74,7 +74,7 @@ REPORT: Final = pa.schema(
 
 
 def references_of(entry: Entry | None) -> int:
-    """Return how many references a file had before."""
+    """Return the number of references that a file had before."""
     return 0 if entry is None else entry.references
 
 
@@ -101,7 +101,7 @@ def report_of(plan: Plan, answers: Mapping[str, Answered], files: Sequence[str])
 
 
 def check_report(report: pa.Table, on_error: str) -> None:
-    """Raise IngestError if a file failed and `on_error` is ``"fail"``."""
+    """Raise IngestError if a file failed and `on_error` is `"fail"`."""
     if on_error != "fail":
         return
     failed = [row for row in report.to_pylist() if row["reason"] is not None]
@@ -167,8 +167,8 @@ def ingest_virtual(
         spark: a session, also one of Spark Connect.
         repository: an open repository that is authorised to read the files' containers, or its
             URL if they need no credentials. Its configuration declares the containers.
-        files: URLs or absolute paths of HDF5 and NetCDF files, Zarr stores (``.zarr``), kerchunk
-            references (``.json``, ``.parq``) and indexes of GRIB files (``.idx``, ``.index``).
+        files: URLs or absolute paths of HDF5 and NetCDF files, Zarr stores (`.zarr`), kerchunk
+            references (`.json`, `.parq`) and indexes of GRIB files (`.idx`, `.index`).
         branch: the branch to commit to.
         group: the group of the output; created if it is missing.
         concat_dim: concatenate the files along this dimension, in their order. Chunks keep their
@@ -176,20 +176,20 @@ def ingest_virtual(
             becomes a group.
         group_of: returns the group for a file, relative to `group`; by default the name of the
             file without its suffix.
-        mode: ``"append"`` adds new files after those ingested before, and updates changed ones in
-            place. ``"overwrite"`` makes these files the whole output, in this order, and removes
+        mode: `"append"` adds new files after those ingested before, and updates changed ones in
+            place. `"overwrite"` makes these files the whole output, in this order, and removes
             others.
         kind: format of the files; by default known from their names, otherwise HDF5 or NetCDF.
         skip: paths of arrays and groups within the files to leave out.
         load: paths of arrays to copy instead of referring to them. By default, with `concat_dim`,
             those that have no other dimension, and their bounds.
         guard: what references record so that readers notice a changed file: its ETag, or the time
-            of its last change in whole seconds. The latter is used for ``"last-modified"``, and
+            of its last change in whole seconds. The latter is used for `"last-modified"`, and
             where readers would not see the same ETag, as for local files.
-        grib_codec: the Zarr codec that decodes GRIB messages, as in ``zarr.json``; by default
-            that of the package ``gribberish``.
-        on_error: leave out files that cannot be read (``"report"``), or commit nothing
-            (``"fail"``).
+        grib_codec: the Zarr codec that decodes GRIB messages, as in `zarr.json`; by default
+            that of the package `gribberish`.
+        on_error: leave out files that cannot be read (`"report"`), or commit nothing
+            (`"fail"`).
         files_per_task: files of one task; increase it for very many small files.
         message: message of the commit.
         metadata: properties of the commit.
@@ -200,7 +200,7 @@ def ingest_virtual(
         VirtualContainerError: no container covers a location.
         InvalidInputError: arguments contradict each other or earlier ingests, or the group of a
             file would be inside of another file's.
-        IngestError: with ``on_error="fail"``, some files cannot be ingested.
+        IngestError: with `on_error="fail"`, some files cannot be ingested.
         NodeExistsError: a node that was not ingested is in the place of the output.
         ConflictError: another writer was first.
         PySparkException: a task failed too often.
@@ -273,8 +273,8 @@ def list_sources(repository: Repository | str, prefix: str, pattern: str = "*") 
 
     Args:
         repository: a repository that is authorised to read the container of the prefix.
-        prefix: a URL, or an absolute path ending in ``/``.
-        pattern: pattern for keys below the prefix, such as ``"*.nc"``; ``*`` also matches ``/``.
+        prefix: a URL, or an absolute path ending in `/`.
+        pattern: pattern for keys below the prefix, such as `"*.nc"`; `*` also matches `/`.
 
     Raises:
         VirtualContainerError, VirtualAccessError: no container covers the prefix, or it may not

@@ -52,7 +52,7 @@ _FILLS: Final[Mapping[str, Any]] = {
     "f4": 9.969209968386869e36,
     "f8": 9.969209968386869e36,
 }
-"""Default fill values of variables without ``_FillValue``."""
+"""Default fill values of variables without `_FillValue`."""
 _MAX_HEADER_BYTES: Final = 16 << 20
 
 

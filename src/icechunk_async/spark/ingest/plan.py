@@ -124,7 +124,7 @@ class Placed:
     start: int
     count: int
     scanned: Scanned | None
-    """Its contents; None if it stays as it was ingested before."""
+    """Its contents; None if its earlier references stay."""
     old: Entry | None
     """Its earlier entry, if it was ingested before."""
 

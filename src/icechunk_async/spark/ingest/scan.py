@@ -91,7 +91,7 @@ class Places:
     """Locations of the chunks of one array, one row each."""
 
     coords: npt.NDArray[np.uint32]
-    """``(n, rank)``."""
+    """`(n, rank)`."""
     codes: npt.NDArray[np.uint32]
     """Index into `Scanned.urls`."""
     offsets: npt.NDArray[np.uint64]
@@ -220,7 +220,7 @@ class Scanned:
             places: locations of its chunks.
             normalize: checks a URL, and returns it in the form that is stored.
             guard: what references record, so that readers notice a changed source.
-            first: coordinates to which the chunk ``(0, ...)`` is moved.
+            first: coordinates to which the chunk `(0, ...)` is moved.
         """
         distinct, objects = np.unique(places.codes, return_inverse=True)
         used: list[int] = distinct.tolist()
@@ -341,7 +341,7 @@ def pieces(offset: int, shape: Sequence[int], chunks: Sequence[int], itemsize: i
 
 
 def along_first(numbers: npt.NDArray[np.integer], rank: int) -> npt.NDArray[np.uint32]:
-    """Return coordinates that differ along the first axis; ``(n, rank)``."""
+    """Return coordinates that differ along the first axis; `(n, rank)`."""
     coords = np.zeros((len(numbers), rank), np.uint32)
     coords[:, 0] = numbers
     return coords

@@ -32,7 +32,7 @@ class ZarrListing:
     """The objects of a store, by key."""
 
     root: str
-    """Its URL, ending in ``/``."""
+    """Its URL, ending in `/`."""
     urls: dict[str, str]
     infos: dict[str, ObjectInfo]
 

@@ -76,7 +76,8 @@ def check_references(
         tasks: number of tasks of each step; by default four for each core.
         progress: called with the number of finished tasks of each step, from a thread.
 
-    Raises whatever Spark raises when a task failed too often.
+    Raises:
+        PySparkException: a task failed too often.
 
     Cost: that of one process, divided; the driver reads every snapshot. Memory of the driver:
     about 40 bytes for each chunk object in use.

@@ -112,8 +112,8 @@ def garbage_collect(
         RepositoryReadOnlyError, UnsafeStorageError: the repository or its storage does not allow
             it. Nothing was deleted.
         FormatError, SnapshotNotFoundError: a snapshot is damaged or missing. Nothing was deleted.
-        ConflictError: the repository changed each time its history was to be written. Nothing
-            was deleted.
+        ConflictError: each attempt to write the repository's history lost a race. Nothing was
+            deleted.
         PySparkException: a task failed too often. If it was reading, for example a damaged
             manifest, nothing was deleted; if it was deleting, only garbage was, and calling again
             finishes the work.

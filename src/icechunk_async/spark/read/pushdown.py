@@ -46,11 +46,11 @@ _ITEM: Final = re.compile(r"""'[^']*'|"[^"]*"|[^,\s]+""")
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """A column compared with literals. Null satisfies the operator ``null`` only."""
+    """A column compared with literals. Null satisfies the operator `null` only."""
 
     column: str
     op: str
-    """``=``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in``, ``not in``, ``null``, ``not null``."""
+    """`=`, `!=`, `<`, `<=`, `>`, `>=`, `in`, `not in`, `null`, `not null`."""
     values: tuple[Any, ...] = ()
 
 
@@ -87,7 +87,7 @@ def of_filter(given: Filter) -> Predicate | None:
 
 
 def parse_where(text: str) -> tuple[Predicate, ...]:
-    """Parse conditions joined by ``and``: comparisons, ``in (...)`` and ``between a and b``.
+    """Parse conditions joined by `and`: comparisons, `in (...)` and `between a and b`.
 
     Raises:
         InvalidInputError: the text is anything else.

@@ -114,7 +114,7 @@ def _dimension_names(array: zarr.Array[Any]) -> tuple[str | None, ...]:
 
 
 def _by_position(arrays: Mapping[str, zarr.Array[Any]], *, decode: bool) -> xarray.Dataset:
-    """Name unnamed dimensions ``dim_0`` and so on.
+    """Name unnamed dimensions `dim_0` and so on.
 
     Where arrays differ in length along such a dimension, each gets a separate one.
     """

@@ -1,7 +1,7 @@
 """Rows and chunks that a commit appended, changed or removed.
 
 The driver plans from the commit's transaction log, and reads coordinates only. Tasks read the
-values, and compare them with the parent where the log does not tell what changed.
+values, and compare them with the parent where the log is not enough.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ def row_parts(
     """Plan which cells tasks read to find the rows that a commit changed.
 
     Args:
-        before: the table in the commit's parent; None if there was none.
-        after: the table in the commit; None if there is none any more.
+        before: the table in the commit's parent, or None.
+        after: the table in the commit, or None.
         touched: coordinates of chunks that the commit set or deleted, by name of the array.
         commit: the commit.
         every_change: include updated and deleted rows.
@@ -421,7 +421,7 @@ class ChunksState:
         self.nodes = nodes_of(options)
 
     def grid(self, name: str) -> tuple[int, ...]:
-        """Return how many chunks an array has along each axis."""
+        """Return the number of chunks of an array along each axis."""
         data = self.nodes[name].array
         assert data is not None  # nodes_of returns arrays only
         return data.grid

@@ -16,8 +16,8 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter
 from icechunk_async.errors import ConflictError, IcechunkError, InvalidInputError
 from icechunk_async.spark.options import WriteOptions
 from icechunk_async.spark.write.cooperative import Answer, CooperativeWrite
+from icechunk_async.spark.write.publish import Transaction
 from icechunk_async.spark.write.rows import RowsWritten, WritePlan, commit_rows, write_batches
-from icechunk_async.spark.write.transactions import Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -85,7 +85,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Write the rows of one partition; called in a task.
 
         A task does not know the number of its batch. If the batch is tried again after its commit
-        landed, its coordinates exist already; only the commit can tell whether that is an error.
+        landed, its coordinates exist already; only the commit knows if that is an error.
         """
         context = TaskContext.get()
         assert context is not None  # Spark runs it in a task

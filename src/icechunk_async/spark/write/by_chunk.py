@@ -97,7 +97,7 @@ def arrange(frame: DataFrame, target: WriteTarget, grid: ChunkGrid, count: int) 
 def _along(
     frame: DataFrame, axis: Axis, edges: npt.NDArray[np.int64], name: str
 ) -> tuple[DataFrame, Column]:
-    """Return a frame with what is needed for a column of chunk indices along an axis, and that.
+    """Return a frame, and a column of it with the index of each row's chunk along an axis.
 
     The index must be right for every row inside of the arrays, and may be anything for others.
     """
@@ -124,7 +124,7 @@ def _along(
 
 
 def _steps(key: Column, steps: Steps, kind: str) -> Column:
-    """Return how many steps after the last coordinate a row is."""
+    """Return the number of steps from the last coordinate to each row's."""
     last, step = steps.last, steps.step
     if kind == "f":
         return sf.rint((key.cast("double") - sf.lit(float(last))) / sf.lit(float(step)))

@@ -13,7 +13,7 @@ from icechunk_async.spark.engine import open_array
 from icechunk_async.spark.grid.chunks import ChunkGrid, check_disjoint, share
 from icechunk_async.spark.tasks import default_tasks
 from icechunk_async.spark.write.cooperative import CooperativeWrite, run_tasks
-from icechunk_async.spark.write.transactions import Published, is_published
+from icechunk_async.spark.write.publish import Published, is_published
 from icechunk_async.sync import Repository
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from icechunk_async.spark.grid.chunks import Region
-    from icechunk_async.spark.write.transactions import Transaction
+    from icechunk_async.spark.write.publish import Transaction
     from icechunk_async.sync import ForkSession, Session
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.store import IcechunkStore

@@ -20,7 +20,7 @@ from icechunk_async.spark.engine import (
     fork_changes,
     merge_changes,
 )
-from icechunk_async.spark.write.transactions import Published, is_published, publish
+from icechunk_async.spark.write.publish import Published, is_published, publish
 from icechunk_async.sync import Repository
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from icechunk_async.spark.engine import Budget
-    from icechunk_async.spark.write.transactions import Transaction
+    from icechunk_async.spark.write.publish import Transaction
     from icechunk_async.sync import ForkSession
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.store import IcechunkStore
@@ -134,7 +134,7 @@ class CooperativeWrite:
     def adopt(self, changes: bytes) -> bytes:
         """Return changes of another write as if they belonged to this one.
 
-        Both must have begun at the same snapshot, with the same preparation.
+        Both must start at the same snapshot, with the same preparation.
         """
         return adopt_changes(changes, self._fork)
 

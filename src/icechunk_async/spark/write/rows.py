@@ -24,6 +24,7 @@ from icechunk_async.spark.options import WriteOptions
 from icechunk_async.spark.tasks import default_tasks
 from icechunk_async.spark.write.by_chunk import arrange
 from icechunk_async.spark.write.cooperative import Answer, CooperativeWrite, check_answers
+from icechunk_async.spark.write.publish import Published, is_published
 from icechunk_async.spark.write.target import (
     WriteTarget,
     coordinate_column,
@@ -32,7 +33,6 @@ from icechunk_async.spark.write.target import (
     open_dataset,
     value_column,
 )
-from icechunk_async.spark.write.transactions import Published, is_published
 from icechunk_async.sync import Repository
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from icechunk_async.spark.grid.chunks import Block, ChunkGrid
-    from icechunk_async.spark.write.transactions import Transaction
+    from icechunk_async.spark.write.publish import Transaction
     from icechunk_async.sync import ForkSession
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.store import IcechunkStore
@@ -61,7 +61,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """One write of rows, begun once and sent to every task as plain data.
+    """One write of rows, prepared once and sent to every task as plain data.
 
     Attributes:
         write: the write in which tasks take part.
@@ -146,7 +146,7 @@ class RowsWritten(WriterCommitMessage):
 
     Attributes:
         answer: the changes it made.
-        length: the length that its rows need along the appended dimension; 0 if there is none.
+        length: the length that its rows need along the appended dimension, or 0.
         refusal: why its rows cannot be written, if the batch may turn out to be written already.
         plan: the plan, if the task made it.
     """

@@ -81,7 +81,7 @@ class Encoding:
         return self.attributes.get("_FillValue", self.attributes.get("missing_value"))
 
     def encode(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return one-dimensional values as they are stored.
+        """Encode one-dimensional values for storage.
 
         Raises:
             InvalidInputError: the array cannot hold one of them.
@@ -160,7 +160,7 @@ def _numpy(column: pa.Array[Any]) -> npt.NDArray[Any]:
 
 
 _MOST: Final = 1_000_000
-"""How many coordinates one write can append if they are not listed."""
+"""The most coordinates that one write can append without listing them."""
 
 
 @dataclass(frozen=True, slots=True)
