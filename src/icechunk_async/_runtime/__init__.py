@@ -1,1 +1,6 @@
-"""What everything else runs on: bounded concurrency, the clock, telemetry, locks, back-off."""
+"""The ground that all other rooms stand on; it imports none of them.
+
+`concurrency` is the only place that starts tasks. `clock` is time and randomness, which tests can
+replace. `backoff` spaces retries, `weighted_cache` keeps values within a budget, `progress` and
+`telemetry` report what is happening.
+"""

@@ -1,4 +1,4 @@
-"""How long to wait before trying again after somebody else was first."""
+"""Pauses before another try, after another writer was first."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from icechunk_async._runtime import clock
 __all__ = ["Backoff", "Turns"]
 
 _LOSSES_PER_TRY: Final = 4
-"""Each time that so many more races were lost, pauses are up to one try longer."""
+"""For each this many lost races, pauses become up to one try longer."""
 _LONGEST_TRIES: Final = 2
 _SPARED: Final = 0.2
-"""The part of a try that asks where the branch is."""
+"""The share of a try that is spent on asking where the branch is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,12 @@ class Backoff:
 
 
 class Turns:
-    """Pauses of a writer that loses races for the end of a branch.
+    """Pauses of a writer that loses races for the tip of a branch.
 
-    They are in proportion to how long its last try took, which holds for a disk and for a service
-    far away alike. While few compete, another try at once costs nobody anything. The more races
-    were lost, the more writers there must be; each landing makes all those fail that try at that
-    moment, so that pauses save work and delay nothing: others land meanwhile. They
-    are bounded, so that nobody is left behind by those that came later.
+    Pauses are proportional to the length of the last try, so they suit a disk and a remote service.
+    While few writers compete, trying again at once costs the others nothing. Every lost race is a
+    sign of more writers: each commit that lands makes all concurrent tries fail, so pauses save
+    work and delay nothing. They are bounded, so that a writer does not fall behind later ones.
     """
 
     def __init__(self) -> None:
@@ -54,14 +53,14 @@ class Turns:
         self._began = anyio.current_time()
 
     async def wait(self) -> bool:
-        """Wait after a race was lost, and begin the next try; answer whether there was a pause.
+        """Wait after a race was lost, and begin the next try; return whether there was a pause.
 
         Cancellation: no effect.
         """
         spread = min(self._losses / _LOSSES_PER_TRY, _LONGEST_TRIES)
         self._losses += 1
         took = anyio.current_time() - self._began
-        # A try that follows at once spares itself the question where the branch is now.
+        # A try that follows at once need not ask where the branch is now.
         pause = took * (clock.uniform() * spread - _SPARED)
         if pause > 0:
             await anyio.sleep(pause)

@@ -26,7 +26,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Clock(Protocol):
-    """What the library asks of its surroundings."""
+    """Time and randomness as the library needs them."""
 
     def now_us(self) -> int:
         """Return microseconds since the Unix epoch, UTC."""

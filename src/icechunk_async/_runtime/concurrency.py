@@ -63,10 +63,10 @@ async def bounded_map[T, R](
     """Await ``fn`` of every item, at most ``limit`` at a time; results keep the items' order.
 
     ``limit`` workers share one iterator, so a million items cost no million tasks, and a lazy
-    iterable is drawn from only as fast as it is used.
+    iterable is consumed only as fast as its items are used.
 
     Raises:
-        Whatever ``fn`` raised first; the other calls are cancelled and waited for.
+        The first error of ``fn``; the other calls are cancelled and waited for.
 
     Cancellation: every running call is cancelled and waited for.
     """
@@ -109,10 +109,10 @@ async def gather[A, B, C](
 @overload
 async def gather(*awaitables: Awaitable[Any]) -> tuple[Any, ...]: ...
 async def gather(*awaitables: Awaitable[Any]) -> tuple[Any, ...]:
-    """Await a handful of different things at once and answer their results in order.
+    """Await a handful of different things concurrently and return their results in order.
 
     Raises:
-        Whatever failed first; the others are cancelled and waited for.
+        The first error; the others are cancelled and waited for.
 
     Cancellation: all are cancelled and waited for.
     """
@@ -130,7 +130,7 @@ async def gather(*awaitables: Awaitable[Any]) -> tuple[Any, ...]:
 async def first_of_two[R](
     call: Callable[[], Awaitable[R]], *, after_seconds: float, again: Callable[[], bool]
 ) -> tuple[R, bool]:
-    """Await ``call()``; where it takes long, start it once more and answer the first success.
+    """Await ``call()``; if it takes long, start it once more and return the first success.
 
     Args:
         call: what to do; it must not matter that it is done twice.
@@ -143,7 +143,7 @@ async def first_of_two[R](
     Raises:
         What the first raised, if the second was not started or failed as well.
 
-    Cancellation: both are cancelled. Whatever happens, neither runs when this returns.
+    Cancellation: both are cancelled. Neither runs when this returns, however it ends.
     """
     loop = asyncio.get_running_loop()
     tasks: list[asyncio.Task[R]] = [loop.create_task(_as_coroutine(call))]
@@ -171,10 +171,10 @@ async def first_of_two[R](
 
 
 class Background:
-    """Work that nobody waits for, for the length of an ``async with`` block.
+    """Work in the background for the length of an ``async with`` block.
 
-    It belongs to the event loop that runs the block: work offered from another loop is not
-    begun, so only what may be left undone is given here.
+    It belongs to the event loop that runs the block. Work offered from another loop is not
+    started, so offer only work that may be left undone.
     """
 
     def __init__(self) -> None:

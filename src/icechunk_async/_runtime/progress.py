@@ -13,11 +13,11 @@ class Progress:
     """One report."""
 
     phase: str
-    """What is being done, in a few words; it stays the same for the length of the phase."""
+    """A few words about the work; the same for the length of the phase."""
     done: int
     """Pieces of work that are done; never decreases within a phase."""
     total: int | None = None
-    """All pieces of the phase, as far as they are known; None where nobody knows."""
+    """All pieces of the phase that are known so far; None if unknown."""
 
 
 type ProgressCallback = Callable[[Progress], None]

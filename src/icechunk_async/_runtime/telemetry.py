@@ -1,6 +1,6 @@
 """Spans and metrics through OpenTelemetry's API, where that package is installed; else nothing.
 
-What is recorded and where it goes is decided by whoever sets up OpenTelemetry in the process. A
+The application that sets up OpenTelemetry decides what is recorded and where it goes. A
 span joins the span that is current for the caller. Names begin with ``icechunk.``.
 """
 
@@ -51,7 +51,7 @@ def is_listening() -> bool:
 
 @cache
 def tracer() -> Tracer:
-    """Return the tracer; only where :func:`is_installed`."""
+    """Return the tracer; call it only if `is_installed`."""
     from opentelemetry import trace  # noqa: PLC0415 - may not be there
 
     return trace.get_tracer(_SCOPE)

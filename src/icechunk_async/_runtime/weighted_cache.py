@@ -1,4 +1,4 @@
-"""A cache with a budget: the least recently used entries leave when their weight exceeds it."""
+"""A cache with a budget: it drops the least recently used entries when their weight exceeds it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class WeightedCache[K, V]:
     """Keeps values up to a total weight. Usable from any thread."""
 
     def __init__(self, capacity: int) -> None:
-        """Begin empty; ``capacity`` is in the unit of the weights given to :meth:`put`."""
+        """Begin empty; ``capacity`` is in the unit of the weights given to `put`."""
         self._capacity = capacity
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._weight = 0

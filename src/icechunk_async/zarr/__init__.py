@@ -1,4 +1,8 @@
-"""The Zarr store of a session."""
+"""The Zarr store of a session.
+
+`store.IcechunkStore` is what ``zarr`` and ``xarray`` use; `keys` parses its keys and `listing`
+lists them. `virtual` writes references to other people's files.
+"""
 
 from icechunk_async.zarr.store import IcechunkStore
 from icechunk_async.zarr.virtual.references import VirtualChunkSpec

@@ -102,5 +102,5 @@ def metadata_key(path: str) -> str:
 
 
 def chunk_prefix(path: str) -> str:
-    """Return what the chunk keys of an array begin with, up to and with ``c``."""
+    """Return the common prefix of an array's chunk keys, up to and including ``c``."""
     return "c" if path == "/" else f"{path[1:]}/c"

@@ -30,7 +30,7 @@ async def key_pages(workspace: Workspace, prefix: str) -> AsyncIterator[list[str
             page.append(key)
         start = chunk_prefix(path)
         if has_chunks and (start.startswith(prefix) or prefix.startswith(start)):
-            if page:  # nobody waits for these while a manifest is read
+            if page:  # hand these out before a manifest is read
                 yield page
                 page = []
             coords = (await workspace.all_refs(path)).coords
@@ -110,7 +110,7 @@ def _may_have_chunks(workspace: Workspace, node: Node) -> bool:
 
 
 def _array_above(workspace: Workspace, path: str) -> tuple[str, str] | None:
-    """Return the array that a path inside ``c`` belongs to, and what follows ``c``."""
+    """Return the array that a path inside ``c`` belongs to, and the part after ``c``."""
     for parent in ancestors(path):
         node = workspace.node(parent)
         if node is not None:

@@ -1,4 +1,4 @@
-"""A Zarr store over a session: asynchronous, in batches, and without an event loop."""
+"""A Zarr store over a session: asynchronous, in batches, and on the calling thread."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ from zarr.core.buffer import default_buffer_prototype
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.tree.blocking import BlockingChunks
 from icechunk_async.errors import InvalidStoreKeyError, UnsupportedBySpecError
+from icechunk_async.format.paths import check_path
 from icechunk_async.format.zarr_document import parse_document
 from icechunk_async.storage import ByteRange, SuffixRange, slice_range
 from icechunk_async.zarr import listing
 from icechunk_async.zarr.keys import ChunkKey, ForeignKey, MetadataKey, parse_key
-from icechunk_async.zarr.virtual.references import VirtualWrites
+from icechunk_async.zarr.virtual.references import grid_refs, one_ref, spec_refs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+    from datetime import datetime
 
+    import numpy as np
+    import numpy.typing as npt
     from zarr.core.buffer import Buffer, BufferPrototype
 
     from icechunk_async.session import Session
     from icechunk_async.storage import RangeRequest
+    from icechunk_async.zarr.virtual.references import VirtualChunkSpec
 
 __all__ = ["IcechunkStore", "range_of"]
 
@@ -37,7 +42,7 @@ def range_of(request: ByteRequest | None) -> RangeRequest:
     """Return the range that a byte request means.
 
     Raises:
-        ValueError: it is none of Zarr's.
+        ValueError: it is not one of Zarr's.
     """
     match request:
         case None:
@@ -62,7 +67,7 @@ _CONCURRENT_READS = 64
 _CONCURRENT_WRITES = 64
 
 
-class IcechunkStore(Store, VirtualWrites):
+class IcechunkStore(Store):
     """The hierarchy of one session, for ``zarr`` and ``xarray``. See ``Session.store``.
 
     Keys are parsed strictly: what is neither a metadata document nor a chunk of the default
@@ -141,7 +146,7 @@ class IcechunkStore(Store, VirtualWrites):
 
     @property
     def _supports_sync_io(self) -> bool:
-        """What Zarr asks before it uses the synchronous methods."""
+        """Whether Zarr may use the synchronous methods."""
         return self._blocking is not None
 
     async def get(
@@ -150,7 +155,7 @@ class IcechunkStore(Store, VirtualWrites):
         prototype: BufferPrototype,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        """Return a document or a chunk, or a part of it; None if there is none.
+        """Return a document or a chunk, or a part of it; None if it does not exist.
 
         Raises:
             InvalidStoreKeyError: the key cannot exist.
@@ -168,7 +173,7 @@ class IcechunkStore(Store, VirtualWrites):
         return None if data is None else prototype.buffer.from_bytes(data)
 
     def _document(self, key: MetadataKey | ForeignKey, request: RangeRequest) -> bytes | None:
-        """Return a metadata document, or a part of it; None if there is none."""
+        """Return a metadata document, or a part of it; None if it does not exist."""
         node = self._workspace.node(key.path) if isinstance(key, MetadataKey) else None
         if node is None:
             return None
@@ -210,7 +215,7 @@ class IcechunkStore(Store, VirtualWrites):
         """Return the size of a value in bytes, without reading it.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: it does not exist.
         """
         size = await self._size(key)
         if size is None:
@@ -424,3 +429,109 @@ class IcechunkStore(Store, VirtualWrites):
     def delete_sync(self, key: str) -> None:
         """Delete on the calling thread; as `delete`."""
         self._delete(key)
+
+    def set_virtual_ref(
+        self,
+        key: str,
+        location: str,
+        *,
+        offset: int,
+        length: int,
+        checksum: str | datetime | None = None,
+        validate_container: bool = True,
+    ) -> None:
+        """Make a chunk refer to bytes ``[offset, offset + length)`` of another object.
+
+        Args:
+            key: the chunk, such as ``temperature/c/0/0``.
+            location: absolute URL of the object, or ``vcc://container-name/path``.
+            offset: first byte.
+            length: bytes.
+            checksum: ETag of the object, or a time after which it was not modified; reading
+                is refused once it changed.
+            validate_container: refuse a location that no container covers.
+
+        Raises:
+            VirtualContainerError: no container covers it; nothing was stored.
+            InvalidStoreKeyError, InvalidCoordinatesError, NodeNotFoundError: nothing was stored.
+        """
+        self._check_writable()
+        parsed = parse_key(key)
+        if not isinstance(parsed, ChunkKey):
+            raise InvalidStoreKeyError(f"{key!r} is no chunk key, such as 'array/c/0/0'.", key=key)
+        ref = one_ref(
+            self._workspace.virtual.locations,
+            location,
+            offset,
+            length,
+            checksum,
+            validate_container=validate_container,
+        )
+        self._workspace.set_ref(parsed.path, parsed.coords, ref)
+
+    def set_virtual_refs(
+        self,
+        array_path: str,
+        chunks: Sequence[VirtualChunkSpec],
+        *,
+        validate_containers: bool = True,
+    ) -> None:
+        """Set many virtual chunks of one array, all or none.
+
+        Raises:
+            VirtualContainerError: no container covers a location; nothing was stored.
+            InvalidCoordinatesError: a chunk lies outside of the grid; nothing was stored.
+        """
+        self._check_writable()
+        path, rank = self._array_of(array_path)
+        locations = self._workspace.virtual.locations
+        refs = spec_refs(locations, chunks, rank, validate_containers=validate_containers)
+        self._workspace.set_refs(path, refs)
+
+    def set_virtual_refs_arr(
+        self,
+        array_path: str,
+        chunk_grid_shape: tuple[int, ...],
+        locations: Sequence[str],
+        offsets: npt.NDArray[np.uint64],
+        lengths: npt.NDArray[np.uint64],
+        *,
+        validate_containers: bool = True,
+        arr_offset: tuple[int, ...] | None = None,
+        checksum: str | datetime | None = None,
+    ) -> None:
+        """Set a box of virtual chunks of one array from columns, all or none.
+
+        Args:
+            array_path: the array.
+            chunk_grid_shape: chunks of the box along each axis.
+            locations: URL of each chunk, row-major; empty ones are left out.
+            offsets: first byte of each chunk.
+            lengths: bytes of each chunk.
+            validate_containers: refuse locations that no container covers.
+            arr_offset: chunk coordinates at which the box begins; the origin if None.
+            checksum: one for all, as for `set_virtual_ref`.
+
+        Raises: as `set_virtual_refs`.
+
+        Cost: no object is made per chunk; each distinct location is checked once.
+        """
+        self._check_writable()
+        path, _ = self._array_of(array_path)
+        refs = grid_refs(
+            self._workspace.virtual.locations,
+            chunk_grid_shape,
+            locations,
+            offsets,
+            lengths,
+            first=arr_offset,
+            checksum=checksum,
+            validate_containers=validate_containers,
+        )
+        self._workspace.set_refs(path, refs)
+
+    def _array_of(self, given: str) -> tuple[str, int]:
+        path = check_path(given)
+        array = self._workspace.array(path).array
+        assert array is not None
+        return path, len(array.dimensions)

@@ -1,1 +1,7 @@
-"""The objects of a repository, loaded, cached and stored: snapshots, manifests, logs, chunks."""
+"""The immutable files of a repository: load, cache and store them.
+
+`assets.Assets` is what other rooms use: snapshots and transaction logs, and in it `manifests`
+(lookups that read as little as possible) and `chunks`. Both have a blocking twin for storages that
+answer without an event loop. `packs` lets small chunks of a session share objects, `preload`
+fetches manifests ahead.
+"""

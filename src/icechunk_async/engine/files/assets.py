@@ -102,7 +102,7 @@ class Assets:
         self._flights: SingleFlight[SnapshotId, Snapshot] = SingleFlight()
 
     async def compute[T](self, work: Callable[[], T], *, size_bytes: int) -> T:
-        """Run ``work``, on a thread if it handles so many bytes that the loop would be held up."""
+        """Run ``work``, on a thread if it handles enough bytes to hold up the event loop."""
         return await offload(work, size_bytes=size_bytes)
 
     async def snapshot(self, snapshot_id: SnapshotId) -> Snapshot:
@@ -127,7 +127,7 @@ class Assets:
             return None
 
     async def read_snapshot(self, snapshot_id: SnapshotId) -> Snapshot:
-        """Return a snapshot as it is stored now, and do not keep it.
+        """Read a snapshot from the storage, and do not cache it.
 
         Errors as `snapshot`. Cost: one request.
         """
@@ -160,7 +160,7 @@ class Assets:
         """Return the transaction log of a snapshot.
 
         Raises:
-            ObjectNotFoundError: there is none; spec 1 has none for the first snapshot.
+            ObjectNotFoundError: it does not exist; in spec 1 the first snapshot has no log.
             FormatError: it is damaged, or belongs to another snapshot.
 
         Cost: one request; logs are not cached.

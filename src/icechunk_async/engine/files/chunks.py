@@ -1,4 +1,4 @@
-"""Chunk objects: read parts of them, and store chunks in objects of their own.
+"""Chunk objects: read parts of them, and store each chunk in a new one.
 
 There are two implementations of one small surface. `ChunkFiles` awaits the storage with all its
 policies; `BlockingChunkFiles` answers on the calling thread, for backends that can (memory, local

@@ -1,12 +1,12 @@
 """Load, search and store manifests; what was loaded is cached.
 
 As much of a manifest is read and decoded as a lookup needs: a few pieces of a seekable one, the
-decompressed bytes for a few chunks, columns for many. The cache holds whichever form was paid for
+decompressed bytes for a few chunks, columns for many. The cache holds the fullest form so far
 (`format.manifest.held`).
 
 A damaged index only costs a request: the whole file is read instead. Under a sound index, a piece
-with another checksum is an error: the whole file has no checksum of its own, and would return a
-wrong reference.
+with another checksum is an error: the whole file has no checksum, and would give a wrong
+reference.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _CONCURRENT_PIECES: Final = 8
 
 
 async def offload[T](work: Callable[[], T], *, size_bytes: int) -> T:
-    """Run ``work``, on a thread if it handles so many bytes that the loop would be held up."""
+    """Run ``work``, on a thread if it handles enough bytes to hold up the event loop."""
     if size_bytes < _OFFLOAD_BYTES:
         return work()
     return await anyio.to_thread.run_sync(work)
@@ -212,11 +212,11 @@ class ManifestFiles:
         return self._keep(manifest_id, held)
 
     async def read(self, manifest_id: ManifestId, size_bytes: int = 0) -> Manifest:
-        """Return a manifest as it is stored, and do not keep it.
+        """Read a manifest from the storage, and do not cache it.
 
         For readers that look at each manifest once, or check that its file is there.
 
-        Args and errors as `get`. Cost: one request, whatever is cached.
+        Args and errors as `get`. Cost: one request, even if it is cached.
         """
         data = await self._fetch(manifest_id, 0, size_bytes or None)
         manifest = await offload(

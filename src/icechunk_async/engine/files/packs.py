@@ -83,7 +83,7 @@ class Packing:
 
     @classmethod
     def off(cls) -> Self:
-        """Return the setting under which every chunk gets an object of its own."""
+        """Return the setting that stores every chunk in a separate object."""
         return cls(max_chunk_bytes=0)
 
     @property
@@ -147,7 +147,7 @@ class _Pack:
     def __init__(self, capacity: int) -> None:
         self.id = ChunkId.random()
         self.size_bytes = 0
-        self._buffer = memoryview(np.empty(capacity, np.uint8))  # pages come as they are used
+        self._buffer = memoryview(np.empty(capacity, np.uint8))  # untouched pages take no memory
 
     def append(self, data: Data) -> NativeChunk | None:
         """Copy a chunk to the end; None if there is no room."""
@@ -195,7 +195,7 @@ class Packs:
 
     @property
     def count(self) -> int:
-        """How many packs are in memory."""
+        """The number of packs in memory."""
         return len(self._kept)
 
     @property
@@ -328,7 +328,7 @@ class Packs:
             self._wake()
 
     def _sleep(self) -> asyncio.Future[None]:
-        """Return what to await until a pack was stored, or could not be; the lock is held."""
+        """Return a future that ends when some pack was stored or could not be; the lock is held."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._sleepers.append((loop, turn))

@@ -1,7 +1,7 @@
-"""Fetching manifests in the background when a session begins, before anybody asks for them.
+"""Fetch manifests in the background when a session begins, before a reader needs them.
 
-A hint to readers, from the repository's configuration (spec, "Configuration"): it delays nothing,
-and what fails is simply read later.
+The repository's configuration asks for it (spec, "Configuration"). It is a hint: it delays nothing,
+and a manifest that cannot be fetched is read later.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def choose(base: Snapshot, config: ManifestPreloadConfig, max_refs: int) -> list
 async def preload(
     base: Snapshot, assets: Assets, config: ManifestPreloadConfig, max_refs: int
 ) -> None:
-    """Fetch the manifests that a configuration wants to be there.
+    """Fetch the manifests that a configuration selects.
 
     Cancellation: what was fetched stays.
 
@@ -65,7 +65,7 @@ async def preload(
     async def load(manifest_id: ManifestId) -> None:
         try:
             await assets.manifests.load(manifest_id, base.manifests[manifest_id].size_bytes)
-        except IcechunkError as error:  # whoever needs the manifest will meet it again
+        except IcechunkError as error:  # a reader that needs the manifest will raise it
             _log.info("manifest %s could not be preloaded: %s", manifest_id, error)
 
     await bounded_map(load, choose(base, config, max_refs), limit=_CONCURRENT_MANIFESTS)

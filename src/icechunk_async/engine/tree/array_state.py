@@ -21,7 +21,7 @@ __all__ = ["ArrayState"]
 
 @dataclass(frozen=True, slots=True)
 class ArrayState:
-    """The chunks of an array at one moment, whatever the session does afterwards."""
+    """The chunks of an array at one moment, unaffected by later changes."""
 
     node: Node
     """As the session sees it."""
@@ -33,7 +33,7 @@ class ArrayState:
     box: Extents
     """Where the base's chunks still count."""
     ours: ChunkRefs
-    """What the session set and deleted, in ascending order."""
+    """References that the session set or deleted, in ascending order."""
     revision: int
     """Of the session's changes, see ``ArrayChanges``."""
 

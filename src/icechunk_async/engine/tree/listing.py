@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Batches", "ChunkBatch", "ChunkType"]
 
 _MIN_RUN: Final = 8
-"""Chunks in a row, on average, from which a list of their paths is made run by run."""
+"""Average length of runs from which a list of paths is built run by run."""
 
 
 class ChunkType(IntEnum):
@@ -54,8 +54,8 @@ _TYPES[[Kind.NATIVE, Kind.VIRTUAL, Kind.INLINE]] = (
 class Batches[T](AsyncIterator[T]):
     """Parts of at most ``batch_size`` references of an array, each made into something.
 
-    No generator: those that are left half-way when their loop ends are closed all at once, which
-    fails for one that waits for another.
+    This is not a generator: asyncio closes abandoned generators all at once when their loop ends,
+    which fails if one waits for another.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Batches[T](AsyncIterator[T]):
         """None once nothing is left to load."""
         self._manifests = iter(state.manifests)
         self._loaded: deque[tuple[ChunkRefs, int]] = deque()
-        """References, and the first of them that was not answered yet."""
+        """References, and the first row that was not returned yet."""
 
     async def __anext__(self) -> T:
         """Return the next batch."""
@@ -123,7 +123,7 @@ class ChunkBatch:
 
     @property
     def kinds(self) -> npt.NDArray[np.uint8]:
-        """:class:`ChunkType` of each; ``(n,)``. Chunks that do not exist are not listed."""
+        """The `ChunkType` of each; ``(n,)``. Chunks that do not exist are not listed."""
         return _TYPES[self._refs.kinds]
 
     @property
@@ -157,7 +157,7 @@ class ChunkBatch:
         """
         different, codes = self.path_table()
         first = np.flatnonzero(codes[1:] != codes[:-1]) + 1
-        if _MIN_RUN * len(first) < len(codes):  # a list is repeated faster than it is gathered
+        if _MIN_RUN * len(first) < len(codes):  # repeating a list is faster than gathering it
             runs: list[str] = []
             starts = np.concatenate(([0], first))
             counts = np.diff(starts, append=len(codes)).tolist()
@@ -170,9 +170,9 @@ class ChunkBatch:
         return found
 
     def path_table(self) -> tuple[list[str], npt.NDArray[np.uint32]]:
-        """Return the different ``paths``, and of each chunk the index of its own; ``(n,)``.
+        """Return the different ``paths``, and for each chunk the index of its path; ``(n,)``.
 
-        The form for chunks that share files: as many texts are made as there are files.
+        The form for chunks that share files: one text is made for each file.
 
         Raises:
             VirtualContainerError: there is no container of such a name.
@@ -216,8 +216,8 @@ def _distinct(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32]]:
     """Return the different numbers, and of each one its index in them.
 
-    Quick where they count on, as they do unless somebody moved or wrote single chunks; and where
-    they repeat.
+    Quick for runs of equal or consecutive numbers, which is the rule unless single chunks were
+    moved or written.
     """
     if len(numbers) and (numbers[1:] - numbers[:-1]).max(initial=0) <= 1:
         low, high = int(numbers[0]), int(numbers[-1])

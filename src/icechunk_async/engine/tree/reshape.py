@@ -1,4 +1,4 @@
-"""Giving the chunks of an array other places in its grid; only references change."""
+"""Move the chunks of an array to other places in its grid; only references change."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["MoveChunk", "MoveChunks", "reindex", "reindexed", "shift", "shifted"]
 
 type MoveChunk = Callable[[list[int]], Iterable[int] | None]
-"""Answers where the chunk at some coordinates goes, or None."""
+"""Returns the new place of the chunk at some coordinates, or None."""
 type MoveChunks = Callable[[npt.NDArray[np.int64]], npt.NDArray[Any]]
-"""Answers where the chunks at some rows of coordinates go; negative rows stand for None."""
+"""Returns the new places of chunks, a row each; negative rows stand for None."""
 
 _FAR: Final = 1 << 32
 """Beyond any grid, in either direction."""
@@ -74,7 +74,7 @@ async def reindex(
 
 
 def shifted(refs: ChunkRefs, offset: Sequence[int], grid: Coordinates) -> ChunkRefs:
-    """Return what to set and delete, so that chunks are ``offset`` further along each axis."""
+    """Return the references to set and delete that move chunks by ``offset`` along each axis."""
     places = refs.coords.astype(np.int64) + np.array(offset, np.int64)
     stay = _inside(places, grid)
     gone = ChunkRefs.build(refs.coords, Kind.DELETED)
@@ -88,9 +88,9 @@ def reindexed(
     grid: Coordinates,
     path: str,
 ) -> ChunkRefs:
-    """Return what to set and delete, so that chunks are where ``forward`` says.
+    """Return the references to set and delete that move chunks to where ``forward`` says.
 
-    Both functions answer a row of coordinates for each row, a negative one to say none.
+    Both functions return a row of coordinates for each row, a negative one for no place.
 
     Raises:
         InvalidCoordinatesError: a place lies outside of the grid.
@@ -104,7 +104,7 @@ def reindexed(
         raise InvalidCoordinatesError(
             f"Chunk {tuple(here[row].tolist())} of {path!r} was to be moved to "
             f"{tuple(places[row].tolist())}, outside of the array's grid of {grid} chunks. "
-            "Nothing was moved. Answer None to leave a chunk where it is, or resize the array.",
+            "Nothing was moved. Return None to leave a chunk where it is, or resize the array.",
             path=path,
         )
     moved = _placed(refs, goes, places).sort()
@@ -132,14 +132,14 @@ def _inside(places: _Rows, grid: Coordinates) -> npt.NDArray[np.bool_]:
 def _rows_function(
     function: MoveChunk | MoveChunks, path: str, *, vectorized: bool
 ) -> Callable[[_Rows], _Rows]:
-    """Return a function of rows that checks what the user's function answers."""
+    """Return a function of rows that checks the results of the user's function."""
 
     def at_once(rows: _Rows) -> _Rows:
         answer = np.asarray(cast("MoveChunks", function)(rows.copy()))
         if answer.shape != rows.shape or answer.dtype.kind not in "iu":
             raise InvalidInputError(
-                f"The function that reindexes {path!r} answered an array of {answer.dtype} with "
-                f"shape {answer.shape}; it must answer integers with shape {rows.shape}."
+                f"The function that reindexes {path!r} returned an array of {answer.dtype} with "
+                f"shape {answer.shape}; it must return integers with shape {rows.shape}."
             )
         clipped: _Rows = np.clip(answer, None, _FAR).astype(np.int64)
         return clipped
@@ -156,7 +156,7 @@ def _rows_function(
 
 
 def _coordinates(place: Any, rank: int, path: str) -> list[int]:
-    """Return what a user's function answered as coordinates, the far ones made beyond any grid."""
+    """Return the result of a user's function as coordinates; far ones become beyond any grid."""
     try:
         numbers = [min(_FAR, index(value)) for value in place]
     except TypeError as error:
@@ -168,7 +168,7 @@ def _coordinates(place: Any, rank: int, path: str) -> list[int]:
 
 def _no_coordinates(place: object, rank: int, path: str) -> InvalidInputError:
     return InvalidInputError(
-        f"The function that reindexes {path!r} answered {place!r:.200}; it must answer {rank} "
+        f"The function that reindexes {path!r} returned {place!r:.200}; it must return {rank} "
         "coordinates of a chunk, none negative, or None.",
         path=path,
     )
@@ -191,8 +191,8 @@ def _begin(workspace: Workspace, path: str) -> ArrayState:
 
 
 def _finish(workspace: Workspace, path: str, state: ArrayState, changes: ChunkRefs) -> None:
-    """Make the changes, unless the array is not as it was."""
-    with workspace.lock:  # no await between looking and changing
+    """Make the changes, unless the array was changed meanwhile."""
+    with workspace.lock:  # held from the check to the change, without an await
         workspace.check_writable()
         node = workspace.tree.get(path)
         known = workspace.changes.chunks.get(state.node.id)

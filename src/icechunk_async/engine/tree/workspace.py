@@ -133,7 +133,7 @@ class Workspace:
         """Why changes are refused at present; None while they are allowed."""
         self._rearranging = rearranging
         self.packs = packs
-        """Where small chunks go; None where every chunk gets an object of its own."""
+        """Where small chunks go; None if every chunk gets a separate object."""
         self.is_fixed = read_only
         """Whether nothing of it ever changes, so that reading needs no lock."""
 
@@ -157,7 +157,7 @@ class Workspace:
         self.check_open()
         if self._rearranging:
             raise SessionStateError(
-                "This session was begun to move nodes, and does nothing else. Commit it, and "
+                "This session moves nodes and does nothing else. Commit it, and "
                 "write in a session of Repository.writable_session.",
                 code="rearrange-session-only",
             )
@@ -166,13 +166,13 @@ class Workspace:
         """Move a node and all below it; see ``Moves.add``.
 
         Raises:
-            SessionStateError: the session was not begun to move nodes.
+            SessionStateError: it is not a session to move nodes.
         """
         with self.lock:
             self.check_open()
             if not self._rearranging:
                 raise SessionStateError(
-                    "Nodes are moved in a session of their own. Commit this one, and move in a "
+                    "Nodes are moved in a separate session. Commit this one, and move in a "
                     "session of Repository.rearrange_session.",
                     code="non-rearrange-session",
                 )
@@ -299,7 +299,7 @@ class Workspace:
         return await self.store_object(data)
 
     async def store_object(self, data: Data) -> NativeChunk:
-        """Store the bytes of a chunk in an object of its own, or give them a place in a pack.
+        """Store the bytes of a chunk as a separate object, or give them a place in a pack.
 
         Cancellation: an object that nothing refers to may exist.
         """

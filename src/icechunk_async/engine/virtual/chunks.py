@@ -1,7 +1,7 @@
-"""Virtual chunks: bytes that live in other people's objects, and who may read them.
+"""Read virtual chunks, whose bytes are in objects outside of the repository.
 
-A repository declares containers, URL prefixes under which its virtual chunks may lie. That alone
-gives nobody access: whoever opens the repository authorises containers one by one.
+A repository declares containers: URL prefixes under which its virtual chunks may lie. Declaring one
+gives no access. The reader who opens the repository authorises containers one by one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["VirtualChunks", "VirtualLocations", "open_virtual"]
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _NAMED: Final = "vcc"
 _LITERAL: Final = "/!$&'()*+,;=:@~"
-"""What may stand in the path of a URL besides letters, digits and ``-._``."""
+"""Characters that are literal in the path of a URL, besides letters, digits and ``-._``."""
 
 
 class VirtualLocations:
@@ -59,7 +59,7 @@ class VirtualLocations:
         self._decoded = [(unquote(prefix), prefix) for prefix in self._prefixes]
 
     def normalize(self, location: str, *, validate_container: bool = True) -> str:
-        """Return a location as it is stored (spec, "Virtual chunk locations").
+        """Return a location in the form that is stored (spec, "Virtual chunk locations").
 
         Raises:
             InvalidInputError: it is no absolute URL.
@@ -73,7 +73,7 @@ class VirtualLocations:
             if parts.path.startswith("/") and parts.netloc.lower() in {"", "localhost"}:
                 location = f"file:///{posixpath.normpath(parts.path).lstrip('/')}"
             else:
-                match = None  # a file of another machine is none of ours
+                match = None  # the file of another machine
         elif not rest.startswith("//") or not rest[2:].partition("/")[0]:
             match = None
         else:
@@ -115,7 +115,7 @@ class VirtualLocations:
         """Return the absolute URL of a location.
 
         Raises:
-            VirtualContainerError: it names a container that there is not.
+            VirtualContainerError: it names a container that does not exist.
         """
         url = self.expand(location)
         if url.startswith(f"{_NAMED}://"):
@@ -144,7 +144,7 @@ class VirtualChunks:
     """Reads virtual chunks from the containers that the reader authorised."""
 
     def __init__(self, locations: VirtualLocations, sources: Mapping[str, _Source]) -> None:
-        """Use :func:`open_virtual`."""
+        """Use `open_virtual`."""
         self.locations = locations
         self._sources = sources
 
@@ -164,10 +164,9 @@ class VirtualChunks:
         Raises:
             VirtualContainerError: no container covers the location, or its store can hold no
                 such object.
-            VirtualAccessError: the container was not authorised, or its store lets the reader
-                not in.
+            VirtualAccessError: the container was not authorised, or its store denied access.
             VirtualSourceChangedError: the source was modified since it was referenced, is
-                gone, or is too short; or whether it was modified cannot be told.
+                gone, or is too short; or the store does not report enough to tell.
             StorageError: the store failed; ``context`` has the location.
 
         Cost: one request.
@@ -187,7 +186,7 @@ class VirtualChunks:
         return _checked(chunk, retrieved, stop - start)
 
     async def size(self, location: str) -> int:
-        """Return how many bytes an object has.
+        """Return the size of an object in bytes.
 
         Raises:
             VirtualChunkError, StorageError: as `read`.
@@ -198,7 +197,7 @@ class VirtualChunks:
         return (await self._get(chunk, ByteRange(0, 0))).size_bytes
 
     async def fetch(self, location: str, wanted: RangeRequest = None) -> Retrieved:
-        """Read an object of a container, or a part of it, whatever state it is in.
+        """Read an object of a container, or a part of it, without a guard against changes.
 
         Raises:
             VirtualChunkError, StorageError: as `read`.
@@ -210,7 +209,7 @@ class VirtualChunks:
     async def entries(self, location: str) -> AsyncGenerator[tuple[str, ObjectInfo]]:
         """Iterate over the objects of a container whose location begins like this one.
 
-        Each is answered with its location.
+        Each comes with its location.
 
         Raises:
             VirtualContainerError, VirtualAccessError: the container is unknown, or not authorised.
@@ -285,10 +284,10 @@ def _unauthorized(chunk: VirtualChunk, prefix: str) -> VirtualAccessError:
 
 
 def check_unchanged(chunk: VirtualChunk, retrieved: Retrieved) -> None:
-    """Compare what was read with the guard of its reference.
+    """Raise unless what was read has the state that its reference asks for.
 
     Raises:
-        VirtualSourceChangedError: it is of another state, or does not tell of which.
+        VirtualSourceChangedError: it has another state, or the store does not report which.
     """
     if chunk.etag is not None:
         found = [it.strip('"') for it in (retrieved.etag, retrieved.version.token) if it]
@@ -326,8 +325,8 @@ async def open_virtual(
     Args:
         containers: those that the repository declares.
         authorized: by URL prefix: a credential; the backend's options; an open storage, whose
-            keys are relative to the prefix; or None, which lets in whoever needs no credential,
-            and to S3 whom the environment names.
+            keys are relative to the prefix; or None, for stores that need no credential, and
+            for S3 the credentials of the environment.
         wrap: puts the repository's policies around a storage.
 
     Raises:

@@ -1,7 +1,7 @@
-"""From a container and what its reader authorised to a storage: which URL, with which options.
+"""Turn a container and the reader's credential into a backend's URL and options.
 
-The container says where its store is and how it is reached; the reader says who asks. What the
-reader says goes first.
+The container says where its store is and how to reach it, the reader supplies the identity. Options
+that the reader gives take precedence.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PROOFS: Final = {
     "gs": frozenset({"token"}),
     "az": frozenset({"account_key", "sas_token", "connection_string", "credential", "anonymous"}),
 }
-"""Options that say who asks: of two parties only one can."""
+"""Options that are an identity: they come from the container or the reader, never from both."""
 _TRUE: Final = frozenset({"1", "true", "on", "yes", "y"})
 _SECONDS: Final = {
     "ms": 0.001,
@@ -62,9 +62,9 @@ class SourcePlace:
     backend: str
     """URL scheme of the backend."""
     url: str
-    """What the backend opens: a bucket, a server, or for files the container's directory."""
+    """The place that the backend opens: a bucket, a server, or a directory of files."""
     base: str
-    """What goes before a key that is relative to the container; empty, or ending in ``/``."""
+    """Prepended to keys, which are relative to the container; empty, or ending in ``/``."""
 
 
 def source_place(url_prefix: str) -> SourcePlace:
@@ -73,7 +73,7 @@ def source_place(url_prefix: str) -> SourcePlace:
     backend = _BACKENDS.get(parts.scheme, parts.scheme)
     if backend == "file":
         return SourcePlace(backend, url_prefix, "")
-    # The whole bucket is opened, and keys are whole: backends know of no encoded prefixes.
+    # The whole bucket is opened, with whole keys: backends do not decode prefixes.
     scheme = parts.scheme if backend == "http" else backend
     return SourcePlace(backend, f"{scheme}://{parts.netloc}", unquote(parts.path[1:]))
 
@@ -109,7 +109,7 @@ async def source_options(
 def _by_default(
     container: VirtualChunkContainer, place: SourcePlace, stored: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return who asks where the reader did not say."""
+    """Return the identity to use if the reader gave none."""
     if place.backend == "gs":
         return {"token": "anonymous"}
     if place.backend == "az" and not _PROOFS["az"] & stored.keys():
@@ -135,7 +135,7 @@ def _laid_over(
         return merged
     headers = {"headers": merged.pop("headers", None)}
     if "headers" in given:
-        # What the reader sends over plain http is for the reader to decide.
+        # Only the reader may decide to send the reader's headers over plain http.
         if "allow_http" not in given:
             merged.pop("allow_http", None)
         headers["headers"] = _joined(stored.get("headers"), given["headers"])
@@ -171,7 +171,7 @@ class _JoinedHeaders:
 
 
 def _stored(container: VirtualChunkContainer) -> dict[str, object]:
-    """Return what the repository says about reaching a container's store."""
+    """Return the options that the repository has for a container's store."""
     match container.store:
         case S3Store(options) | S3CompatibleStore(options):
             return _of_s3(options)
@@ -197,7 +197,7 @@ def _of_s3(options: S3Options) -> dict[str, object]:
 
 
 def _of_gcs(options: Mapping[str, str]) -> dict[str, object]:
-    """Return what a key or a switch for anonymous access says.
+    """Return the options of a key, or of a switch for anonymous access.
 
     Neither addresses nor files of credentials are followed: a repository's author must not be
     able to send the reader's token elsewhere.
@@ -205,7 +205,7 @@ def _of_gcs(options: Mapping[str, str]) -> dict[str, object]:
     known = _Known(options, "google_")
     found: dict[str, object] = {}
     if known.flag("skip_signature"):
-        found["token"] = "anonymous"  # noqa: S105 - says that there is none
+        found["token"] = "anonymous"  # noqa: S105 - no secret
     key = known.take("service_account_key")
     if key is not None:
         try:
@@ -221,7 +221,7 @@ def _of_gcs(options: Mapping[str, str]) -> dict[str, object]:
 
 
 def _of_azure(options: Mapping[str, str]) -> dict[str, object]:
-    """Return the account, and what a key, a signature or a switch for anonymous access says."""
+    """Return the account, and the options of a key, a signature or anonymous access."""
     known = _Known(options, "azure_storage_", "azure_")
     found: dict[str, object] = {}
     account = known.take("account", "account_name")
@@ -248,11 +248,11 @@ def _of_http(
     agent = known.take("user_agent")
     if agent is not None:
         sent = _join({"User-Agent": agent}, sent)
-    # Whoever wants to hear of changes records a guard, which such a server cannot pass.
+    # References that need a guard against changes have one, which such a server cannot satisfy.
     found: dict[str, object] = {"unversioned": True}
     if sent:
         found["headers"] = sent
-        # They stand in the repository: plain http tells nobody anything new.
+        # They are stored in the repository, so plain http reveals nothing new.
         found |= {"allow_http": True} if plain else {}
     known.take("allow_http", "http1_only", "http2_only")
     _timeouts(known, found, silence="timeout_seconds")

@@ -1,8 +1,8 @@
 """One interface to a manifest, however much of it is in memory.
 
-A manifest is kept as its file, decompressed, in pieces, or decoded to columns, whichever a reader
-has paid for so far. Callers look chunks up in all of them in the same way; where what is in memory
-does not decide, they learn what to read, or that the manifest has to be expanded first.
+A manifest is kept as its file, decompressed, in pieces, or decoded to columns. Callers look chunks
+up in all of them in the same way. If the part in memory does not decide, they learn which bytes to
+read, or that the manifest has to be expanded first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _fill_nothing(extent: Extent, data: bytes | memoryview) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """What is in memory does not decide whether a chunk exists."""
+    """The part of a manifest in memory does not decide whether a chunk exists."""
 
     extents: tuple[Extent, ...] = ()
     """Parts of the file that may decide it; none if the manifest has to be expanded instead."""

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["EMPTY_POOL", "StoredStrings", "StringPool", "Strings", "join_stored", "merge_pools"]
 
 _MAX_LOCATION_BYTES: Final = 1 << 16
-"""What one compressed location may decompress to. The official reader allows 1024 bytes."""
+"""The limit of one decompressed location. The official reader allows 1024 bytes."""
 _MAX_RATIO: Final = 64
-"""How much larger than their file all locations together may be. Genuine ones reach 16, where
-each is 1024 bytes long and compresses to next to nothing."""
+"""The limit of all decompressed locations, as a multiple of their file. Genuine files reach 16, if
+each location has 1024 bytes and compresses to almost nothing."""
 _UNKNOWN_SIZE: Final = (1 << 64) - 1
 _RUN: Final = 64
-"""Values that are looked at together, since neighbours mostly share their location."""
+"""Values that are compared together, because neighbours mostly share their location."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Strings:
         return Strings(tuple(self.strings[row] for row in rows))
 
     def distinct(self) -> tuple[npt.NDArray[np.uint32], Strings]:
-        """Answer, for every index, its index in a pool without repetitions; and that pool."""
+        """Return, for every index, its index in a pool without repetitions, and the pool."""
         if len(set(self.strings)) == len(self.strings):
             return np.arange(len(self.strings), dtype=np.uint32), self
         return Strings.factorize(self.strings)
@@ -122,7 +122,7 @@ class StoredStrings:
         return StoredStrings(self.raw.select(indices), self.compressed[indices], self.dictionary)
 
     def distinct(self) -> tuple[npt.NDArray[np.uint32], Strings]:
-        """Decode every different string once; answer each one's index, and the strings."""
+        """Decode every different string once; return each index's string, and the strings."""
         places = self.raw.starts * 2 + self.compressed
         _, first, inverse = np.unique(places, return_index=True, return_inverse=True)
         # Files that store a string anew for every chunk have most of them in runs.
@@ -195,7 +195,7 @@ def join_stored(pools: Sequence[StringPool]) -> StringPool:
 
 
 def merge_pools(pools: list[StringPool]) -> tuple[list[npt.NDArray[np.uint32]], Strings]:
-    """Join pools; answer for each how its indices map to the joint pool."""
+    """Join pools; return how the indices of each map to the joint pool, and the pool."""
     if len(pools) == 1:
         indices, distinct = pools[0].distinct()
         return [indices], distinct

@@ -53,7 +53,7 @@ def open_manifest(data: bytes | memoryview) -> Manifest | PackedManifest:
 
 
 class ManifestFile:
-    """A manifest as it is stored, such as one that was just written."""
+    """The stored file of a manifest, such as one that was just written."""
 
     is_whole = True
     columns = None

@@ -1,7 +1,7 @@
 """Decode manifest files: the chunk references of one or more arrays (spec, "Chunk manifest files").
 
-References are decoded a block at a time into columns allocated for the whole array, so that what is
-computed on the way stays in the processor's cache and takes no memory of its own.
+References are decoded a block at a time into columns allocated for the whole array, so that
+intermediate results stay in the processor's cache and take no memory.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def _moved(etags: Column, base: int) -> Column:
 
 
 def location_dictionary(root: Tables) -> bytes | None:
-    """Return what locations are compressed with, if they are."""
+    """Return the dictionary that locations are compressed with; None if they are not."""
     if root.has(2)[0] and int(root.scalar(3, 1, _ZSTD)[0]) == _ZSTD:
         return bytes(root.vector(2, 1, 1).raw(0))
     return None

@@ -1,10 +1,9 @@
 """References to the chunks of one array: NumPy columns, one row a chunk.
 
-They are short-lived: what a lookup answers, or what a session has set and not yet put into columns.
-
 A reference says where the bytes of one chunk are: inline in the manifest, in a chunk object of
 the repository (native), or in somebody else's object (virtual). Columns are never turned into
-Python objects wholesale; :meth:`ChunkRefs.ref` makes one on demand.
+Python objects wholesale; `ChunkRefs.ref` makes one on demand. Such
+objects are short-lived: results of lookups, or changes that are not in columns yet.
 """
 
 from __future__ import annotations
@@ -196,7 +195,7 @@ class ChunkRefs:
     coords: npt.NDArray[np.uint32]
     """``(n, rank)``."""
     kinds: npt.NDArray[np.uint8]
-    """:class:`Kind`, ``(n,)``."""
+    """The `Kind` of each, ``(n,)``."""
     objects: npt.NDArray[np.uint32]
     """Native: index into ``chunk_ids``. Virtual: index into ``locations``. Else unused."""
     offsets: npt.NDArray[np.uint64]
@@ -308,9 +307,9 @@ class ChunkRefs:
         return tuple((int(column.min()), int(column.max()) + 1) for column in columns)
 
     def find(self, coords: Coordinates) -> int | None:
-        """Return the row of a chunk; rows must be sorted, see :meth:`sort`.
+        """Return the row of a chunk; rows must be sorted, see `sort`.
 
-        Cost: a few comparisons; constant time where the references fill their box.
+        Cost: a few comparisons; constant time if the references fill their box.
         """
         return self._index.find(coords)
 
@@ -333,7 +332,7 @@ class ChunkRefs:
         return self.take(order[last])
 
     def check_sorted(self) -> None:
-        """Refuse rows that are not strictly ascending by coordinates."""
+        """Raise FormatError unless rows are strictly ascending by coordinates."""
         if len(self) < 2:
             return
         if not self._index.ascending:
@@ -384,7 +383,7 @@ class ChunkRefs:
         )
 
     def narrow(self) -> ChunkRefs:
-        """Drop what no row refers to from the pools, which :meth:`take` leaves whole."""
+        """Drop entries that no row refers to from the pools, which `take` leaves whole."""
         ids, id_rows = _used(self.objects, self.kinds == Kind.NATIVE, len(self.chunk_ids))
         names, name_rows = _used(self.objects, self.kinds == Kind.VIRTUAL, len(self.locations))
         etags, etag_rows = _used(self.etags, self.etags != NO_ETAG, len(self.etag_pool))
@@ -400,7 +399,7 @@ class ChunkRefs:
         )
 
     def compact(self) -> ChunkRefs:
-        """Drop what no row refers to from the inline bytes, so that old buffers can go."""
+        """Drop bytes that no row refers to from the inline data, so that old buffers can go."""
         rows = np.flatnonzero(self.kinds == Kind.INLINE)
         used = int(self.lengths[rows].sum())
         if used == len(self.inline):

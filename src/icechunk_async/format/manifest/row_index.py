@@ -52,10 +52,10 @@ class RowIndex:
         return cls(coords, *box, ascending, full, None if full else keys)
 
     def find(self, coords: Coordinates) -> int | None:
-        """Return the row of these coordinates; None if there is none.
+        """Return the row of these coordinates; None if no row has them.
 
-        There is none for coordinates of another number of axes: files written by others may
-        hold references that do not fit their array.
+        No row has coordinates of another number of axes: files of other writers may hold
+        references that do not fit their array.
         """
         if len(self.coords) == 0 or len(coords) != len(self.low):
             return None
@@ -93,7 +93,7 @@ def _keys(
 
 
 def _ascending(coords: npt.NDArray[np.uint32]) -> bool:
-    """Return whether rows ascend strictly, whatever their numbers."""
+    """Return whether rows ascend strictly; works for any coordinates."""
     before, after = coords[:-1], coords[1:]
     first = (before != after).argmax(axis=1)[:, None]  # the axis that decides; 0 if equal
     return bool((np.take_along_axis(before, first, 1) < np.take_along_axis(after, first, 1)).all())

@@ -120,7 +120,7 @@ def encode_manifest(
 
 
 def _check_apparent_size(refs: Sequence[ChunkRefs], locations: _StringTable) -> None:
-    """Readers that check a manifest count a shared string each time that it is referred to."""
+    """Raise if readers would count too much: each use of a shared string counts for them."""
     sizes = np.array([len(string) for string in locations.raw], np.int64)
     if sum(map(len, refs)) * (80 + int(sizes.max(initial=0))) <= MAX_PAYLOAD_BYTES:
         return  # however often each is referred to
@@ -159,7 +159,7 @@ class _StringTable:
 
 
 def _place_bytes(layout: Layout, sizes: Positions) -> Positions:
-    """Reserve a vector of bytes for each size and answer the positions of their counts."""
+    """Reserve a vector of bytes for each size; return the positions of their counts."""
     padded = 4 + sizes + (-sizes) % 4
     positions: Positions = layout.place(int(padded.sum()), 4) + np.cumsum(padded) - padded
     return positions
@@ -311,7 +311,7 @@ class _Shape:
 def _compress(
     locations: _StringTable, refs: Sequence[ChunkRefs], settings: LocationDictionary
 ) -> bytes | None:
-    """Compress the locations in place and answer the dictionary; None if it would not pay."""
+    """Compress the locations in place; return the dictionary, or None if it would not pay."""
     virtual = sum(int(np.count_nonzero(it.kinds == Kind.VIRTUAL)) for it in refs)
     if virtual < settings.min_refs or not locations.raw:
         return None

@@ -1,7 +1,7 @@
-"""Writing datasets of VirtualiZarr into a session.
+"""Write datasets of VirtualiZarr into a session.
 
-VirtualiZarr's own ``to_icechunk`` asks for a store of the official engine. The functions below it
-take any store that sets references in columns, as ours does.
+VirtualiZarr's ``to_icechunk`` insists on a store of the official engine. The functions that it
+calls take any store that sets references in columns, as ours does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["write_virtual_dataset"]
 
 
 class _Store(IcechunkStore):
-    """Takes keys as VirtualiZarr makes them of a group's name, which begins with a slash."""
+    """Accepts the leading slash that VirtualiZarr leaves in keys."""
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write a value."""
@@ -74,7 +74,7 @@ async def write_virtual_dataset(
         MissingDriverError: VirtualiZarr is not installed.
         zarr.errors.ContainsGroupError, ValueError: the group exists, or what is there does not fit.
 
-    Cancellation: what was begun is written to its end, on a thread.
+    Cancellation: writing continues to its end on a thread.
 
     Cost: one call in columns for each variable; a request for each chunk of what is copied.
     """

@@ -48,7 +48,7 @@ _META: Final = (".zgroup", ".zarray", ".zattrs", ".zmetadata")
 _TEMPLATE: Final = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LITERAL: Final = "/!$&'()*+,;=:@~"
-"""What may stand in the path of a URL besides letters, digits and ``-._``."""
+"""Characters that are literal in the path of a URL, besides letters, digits and ``-._``."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class ArrayReferences:
     offsets: array[int] = field(default_factory=lambda: array("Q"))
     lengths: array[int] = field(default_factory=lambda: array("Q"))
     whole: list[int] = field(default_factory=list[int])
-    """Rows that are all of an object, whose length is not told."""
+    """Rows that are whole objects, of unknown length."""
     inline: dict[tuple[int, ...], bytes] = field(default_factory=dict[tuple[int, ...], bytes])
 
     def coordinates(self) -> npt.NDArray[np.uint64]:
@@ -88,7 +88,7 @@ class NodeReferences:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What a document of references says."""
+    """The hierarchy that a document of references describes."""
 
     nodes: list[NodeReferences]
     """Ascending by path."""
@@ -103,7 +103,7 @@ def read_references(document: object, *, path: str) -> References:
         path: absolute.
 
     Raises:
-        InvalidInputError: it is none, or names chunks of arrays that are not in it.
+        InvalidInputError: it cannot be understood, or names chunks of arrays that are not in it.
         InvalidMetadataError: an array cannot be expressed in Zarr format 3.
     """
     try:
@@ -188,7 +188,7 @@ def _inline(value: str | bytes) -> bytes:
 def _fill(
     refs: Mapping[str, Any], arrays: Mapping[str, ArrayReferences], templates: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Sort references into the columns of their arrays; answer the distinct URLs."""
+    """Sort references into the columns of their arrays; return the distinct URLs."""
     codes: dict[str, int] = {}
     for key, value in refs.items():
         node, _, name = key.rpartition("/")
@@ -280,7 +280,7 @@ def location_of(url: object, templates: Mapping[str, str]) -> str:
 
 
 def _check_grids(nodes: list[NodeReferences]) -> None:
-    """Refuse chunks outside of their arrays, so that nothing is stored before that is known."""
+    """Raise if chunks are outside of their arrays, before anything is stored."""
     for node in nodes:
         if node.chunks is None or node.array is None:
             continue
@@ -323,15 +323,15 @@ async def write_kerchunk_references(
         validate_containers: refuse locations that no container covers.
 
     Returns:
-        How many virtual chunks there are now.
+        The number of virtual chunks written.
 
-    Raises:
-        InvalidInputError: the references cannot be understood; nothing was changed.
-        InvalidMetadataError: an array has a codec or type that Zarr format 3 has not; likewise.
-        VirtualContainerError: no container covers a location; likewise.
-        VirtualChunkError, StorageError: the length of a ``[url]`` could not be asked for, which
-            needs access to its container; likewise.
-        NodeExistsError: a group is where an array is to be, or the other way round; likewise.
+    Raises: each before anything was changed.
+        InvalidInputError: the references cannot be understood.
+        InvalidMetadataError: Zarr format 3 does not have an array's codec or data type.
+        VirtualContainerError: no container covers a location.
+        VirtualChunkError, StorageError: the length of a ``[url]`` could not be read, which needs
+            access to its container.
+        NodeExistsError: a group exists in place of an array, or the other way round.
 
     Cancellation: some nodes may have been written.
 
@@ -341,7 +341,7 @@ async def write_kerchunk_references(
     workspace = session.workspace
     workspace.check_writable()
     root = check_path(path)
-    # Looking at every entry takes long where there are many: the event loop goes on meanwhile.
+    # On a thread: with many entries parsing would hold up the event loop.
     found = await anyio.to_thread.run_sync(partial(read_references, references, path=root))
     columns = await _columns(
         workspace, found, checksum=checksum, validate_containers=validate_containers
@@ -430,7 +430,7 @@ def _groups(found: References, root: str) -> list[str]:
 
 
 def _check_places(workspace: Workspace, found: References, root: str) -> None:
-    """Refuse to put an array where a group is, or the other way round."""
+    """Raise NodeExistsError if a group is in place of an array, or the other way round."""
     new = {node.path: node.chunks is not None for node in found.nodes}
     for path in (*_groups(found, root), *new):
         node = workspace.node(path)

@@ -1,6 +1,6 @@
-"""From metadata of Zarr format 2, as references of other libraries have it, to ``zarr.json``. Pure.
+"""Turn metadata of Zarr format 2, as references of other libraries have it, into format 3. Pure.
 
-Bytes stay where they are, so every codec is kept, in the same order; only its name is another.
+Chunks are not rewritten, so every codec is kept, in the same order, under its name in format 3.
 """
 
 from __future__ import annotations

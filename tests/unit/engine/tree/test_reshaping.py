@@ -261,9 +261,9 @@ NO_ROWS: list[Callable[[npt.NDArray[np.int64]], Any]] = [
 
 
 @pytest.mark.parametrize("answer", NO_ROWS)
-async def test_a_vectorized_function_must_answer_rows(session: Session, answer: Any) -> None:
+async def test_vectorized_function_must_return_rows(session: Session, answer: Any) -> None:
     """Integers, as many as it was given."""
-    with pytest.raises(InvalidInputError, match="must answer integers with shape"):
+    with pytest.raises(InvalidInputError, match="must return integers with shape"):
         await session.reindex_array("/a", answer, vectorized=True)
     with pytest.raises(InvalidCoordinatesError):
         await session.reindex_array(

@@ -1,7 +1,7 @@
 """The index of a seekable manifest: where its pieces are, and which references are in which.
 
-It stands in a skippable frame after the manifest's own (docs/reference/seekable-manifests.md),
-where only readers look that know of it. All numbers are little-endian.
+It is in a skippable frame after the manifest's frame (docs/reference/seekable-manifests.md), which
+readers that do not know it pass over. All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_HEADER_BYTES: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class ArrayFences:
-    """Every so many references of one array: what a lookup looks at before the manifest itself."""
+    """A sample of an array's references, which a lookup searches before the manifest itself."""
 
     first: int
     """Position of the array's vector of references in the payload."""
@@ -98,7 +98,7 @@ class SeekIndex:
         """Read an index.
 
         Args:
-            data: the end of the object, at least as much as :func:`index_size` says.
+            data: the end of the object, at least `index_size` bytes.
             object_bytes: the size of the object.
 
         Raises:
@@ -106,14 +106,14 @@ class SeekIndex:
         """
         size = index_size(data)
         if size is None or not _FRAME.size + _TRAILER.size <= size <= min(len(data), object_bytes):
-            raise _damaged("there is none")
+            raise _damaged("it is missing")
         frame = memoryview(data)[len(data) - size :]
         body, trailer = frame[_FRAME.size : -_TRAILER.size], frame[-_TRAILER.size :]
         *numbers, checksum, _ = _TRAILER.unpack(trailer)
         if _checksum(body, numbers) != checksum:
             raise _damaged("its checksum is another")
         if _FRAME.unpack_from(frame) != (_SKIPPABLE, size - _FRAME.size):
-            raise _damaged("it is not in a frame of its own")
+            raise _damaged("it is not in a skippable frame")
         num_pieces, num_arrays, step, header, _ = numbers
         table = _Reader(body)
         pieces = table.take(num_pieces * _PIECE.itemsize).view(_PIECE)
@@ -153,7 +153,7 @@ class SeekIndex:
         return range(max(low - 1, 0) * self.step, min(low * self.step, fences.count))
 
     def likely(self, node_id: NodeId, rows: range) -> list[int]:
-        """Guess which pieces a search among these rows will want; worth nothing but time."""
+        """Guess which pieces a search among these rows will want; a wrong guess only costs time."""
         fences = self.arrays.get(node_id)
         if fences is None or not rows:
             return []
@@ -165,10 +165,10 @@ class SeekIndex:
 
 
 def index_size(data: bytes | memoryview) -> int | None:
-    """Return how many bytes at its end the index of an object takes; None if it has none.
+    """Return the size of the index at the end of an object; None if it has no index.
 
     Args:
-        data: the end of the object, at least :data:`TRAILER_BYTES`.
+        data: the end of the object, at least `TRAILER_BYTES`.
     """
     if len(data) < _TRAILER.size:
         return None

@@ -1,10 +1,10 @@
-"""Changing a few references of a seekable manifest without decoding or encoding the others.
+"""Change a few references of a seekable manifest without decoding or encoding the others.
 
-The new references are put behind the payload, as a manifest of their own whose tables the old
-vector then refers to; FlatBuffers allow tables to be anywhere ahead. So of the pieces only those
-change that hold the id and the entries of the vector, and the last one, which is no longer the
-last; all others are copied as they are, compressed. What the old references took is lost until the
-manifest is written anew, which is why this is done a few times in a row and not for ever.
+The new references are appended to the payload as a second manifest, and the old vector is made to
+refer to its tables; FlatBuffers allow tables anywhere ahead. So only few pieces change: those with
+the id and the entries of the vector, and the previously last one. All others are copied in
+compressed form. The room of the old references is lost until the manifest is written anew, which is
+why this is done only a few times in a row.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def patch_manifest(
         data: the file of the old manifest.
         ids: those of the old and of the new one.
         node_id: the array.
-        refs: the new references, sorted, without deletions; at most :data:`MAX_PATCHED_REFS`.
+        refs: the new references, sorted, without deletions; at most `MAX_PATCHED_REFS`.
         spec_version: 1 or 2.
         level: zstd compression level.
 
@@ -142,7 +142,7 @@ class _Patch:
         return entry
 
     def _have[T](self, ask: Callable[[], T]) -> T:
-        """Return what a search answers once the pieces that it needs are decoded."""
+        """Return the result of a search, decoding the pieces that it needs."""
         for _ in range(len(self._index) + 1):
             try:
                 return ask()

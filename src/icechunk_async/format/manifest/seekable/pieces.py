@@ -1,10 +1,9 @@
 """One zstd frame in pieces that decode on their own.
 
-The library's threaded compressor begins each job without a window, without tables and without
-remembered offsets, and a flush ends a job. So the blocks between two flushes make a frame of their
-own once a header is put before them, while all of them together are the one standard frame that
-every reader expects. (Several frames in a row are not: the official engine takes the first one's
-size for that of the whole.)
+The library's threaded compressor begins each job without a window, tables or remembered offsets,
+and a flush ends a job. So the blocks between two flushes become a complete frame once a header is
+put before them, while all of them together are the one standard frame that every reader expects.
+(Several frames in a row are not: the official engine takes the size of the first for the whole.)
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = [
 ]
 
 MAX_PIECE_BYTES: Final = 1 << 20
-"""What a piece may decompress to: one job of the compressor, so that it is not cut again."""
+"""The limit of a decompressed piece: one job of the compressor, so that it is not cut again."""
 
 _MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ONE_SEGMENT: Final = b"\xa0"
@@ -83,7 +82,7 @@ def compress_pieces(payload: memoryview, cuts: Sequence[int], level: int) -> Pie
 
     Args:
         payload: what to compress.
-        cuts: ascending, from 0 to the payload's length, at most :data:`MAX_PIECE_BYTES` apart.
+        cuts: ascending, from 0 to the payload's length, at most `MAX_PIECE_BYTES` apart.
         level: zstd compression level.
 
     Returns:
@@ -109,7 +108,7 @@ def compress_each(
         total: bytes of the whole frame, if all of it is known.
 
     Returns:
-        Their blocks, the first with a frame's header; None as with :func:`compress_pieces`.
+        Their blocks, the first with a frame's header; None as `compress_pieces`.
     """
     try:
         parameters = zstandard.ZstdCompressionParameters.from_level(  # pyright: ignore[reportUnknownMemberType]
@@ -166,7 +165,7 @@ def _decompress(
     last: bool,
     decompressor: zstandard.ZstdDecompressor,
 ) -> bytes:
-    """Decode a piece by itself, whatever it holds."""
+    """Decode a piece by itself, without comparing its size and checksum."""
     size = size_bytes.to_bytes(4, "little")
     frame = b"".join([_MAGIC, _ONE_SEGMENT, size, blocks, b"" if last else _LAST_BLOCK])
     try:

@@ -1,8 +1,8 @@
 """Find references in a seekable manifest of which only a few pieces are in memory.
 
-The buffer has the manifest's full length, but only pieces that were filled in take memory. Whatever
-reads the buffer asks first whether the bytes are present, and an `AbsentPiecesError` names the
-pieces to fetch; then the search starts again.
+The buffer has the manifest's full length, but only pieces that were filled in take memory. Each
+read of the buffer first checks that the bytes are present; an `AbsentPiecesError` names the pieces
+to fetch, and then the search starts again.
 
 An index can save time and nothing else. What is found has the coordinates that were asked for, in
 pieces whose checksums are right; that a chunk does not exist only the whole file tells.
@@ -58,7 +58,7 @@ def tail_extent(size_bytes: int) -> Extent:
 
 
 def longer_tail(size_bytes: int, tail: bytes | memoryview) -> Extent | None:
-    """Return the end of a file that holds the index; None if ``tail`` does, or there is none."""
+    """Return the end of a file that holds its index; None if ``tail`` does, or it has no index."""
     size = index_size(tail)
     return (
         None
@@ -200,7 +200,7 @@ class SeekableManifest:
             return Undecided(tuple(self.extents(wanted)), self.fill)
         except FormatError:
             return EXPAND
-        # Only between lookups: one that has begun to read pieces may finish with them.
+        # Decided between lookups, so that one that has read some pieces may finish with more.
         self._given_up = self.worn_out
         return EXPAND if found is None else found
 

@@ -24,7 +24,7 @@ __all__ = ["MIN_SEEKABLE_BYTES", "pack_manifest", "pack_seekable"]
 MIN_SEEKABLE_BYTES: Final = 2 << 20
 """Manifests from this size, before compression, are written seekable."""
 _STEP: Final = 4096
-"""References from one fence to the next; records of so many make a piece."""
+"""References from one fence to the next; their records make about one piece."""
 _PIECE_BYTES: Final = 1 << 18
 _ENTRIES: Final = _PIECE_BYTES // 4
 """Entries of a vector of references that make a piece."""
@@ -35,7 +35,7 @@ _MAX_ARRAYS: Final = 64
 def pack_manifest(payload: memoryview, spec_version: int, *, level: int) -> bytes:
     """Wrap the FlatBuffer of a manifest, seekable where that pays.
 
-    Errors as :func:`~icechunk_async.format.envelope.pack`.
+    Errors as `format.envelope.pack`.
     """
     if len(payload) >= MIN_SEEKABLE_BYTES:
         packed = pack_seekable(payload, spec_version, level=level)
@@ -83,7 +83,7 @@ def pack_seekable(payload: memoryview, spec_version: int, *, level: int) -> byte
 
 
 class _Array:
-    """The references of one array, and every so many of its tables."""
+    """The references of one array, and a table in every `_STEP`."""
 
     def __init__(self, first: int, count: int, tables: Tables) -> None:
         self.first = first
@@ -93,7 +93,7 @@ class _Array:
 
     @property
     def is_regular(self) -> bool:
-        """Whether the coordinates are all of one length, as far as they were looked at."""
+        """Whether the coordinates of the sampled tables are all of one length."""
         counts = self._coords.counts
         return bool((counts == counts[0]).all()) and counts[0] <= MAX_RANK
 
@@ -103,9 +103,9 @@ class _Array:
         return [*entries, self.first + 4 * self.count, *self._tables.positions.tolist()]
 
     def fences(self, cuts: list[int]) -> ArrayFences:
-        """Return what the index says of this array."""
+        """Return the array's part of the index."""
         plain, packed = (self._tables.vector(slot, 1, 1).starts for slot in (5, 8))
-        texts = np.maximum(plain, packed)  # 0 where there is none
+        texts = np.maximum(plain, packed)  # 0 without a location
         tables = self._tables.positions
         places = np.stack([tables, np.where(texts > 0, texts, tables)], axis=1)
         pieces = np.searchsorted(cuts, places, side="right") - 1
