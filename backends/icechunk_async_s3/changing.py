@@ -1,4 +1,4 @@
-"""Deleting and copying: the changes that aiobotocore carries out."""
+"""Deletions and copies, which aiobotocore sends."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Changer:
         return []
 
     async def _delete(self, operation: str, asked: str, **parameters: object) -> dict[str, Any]:
-        """Send once: a request that came late could delete what was written meanwhile."""
+        """Send once, because a late repetition could delete an object written in between."""
         try:
             return await self._transport.call(operation, asked, **parameters)
         except LostReplyError as error:

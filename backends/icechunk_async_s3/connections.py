@@ -30,12 +30,12 @@ from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
 from icechunk_async.errors import InvalidInputError, StorageClosedError
-from icechunk_async_s3.keys import CallbackKeys, ChainKeys, FixedKeys, S3Credentials
+from icechunk_async_s3.credentials import CallbackKeys, ChainKeys, FixedKeys, S3Credentials
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine, Generator
 
-    from icechunk_async_s3.keys import KeySource
+    from icechunk_async_s3.credentials import KeySource
     from icechunk_async_s3.options import Options, Place
 
 __all__ = [
@@ -56,9 +56,9 @@ _ANY_KEY = "icechunk-async"
 
 
 class _SendsOnce(AIOHTTPSession):
-    """aiobotocore's HTTP, without aiohttp's habit of sending a request again by itself.
+    """aiobotocore's HTTP session with the automatic repetition of requests disabled.
 
-    A conditional copy that was sent twice may answer that it was refused although it landed.
+    A conditional copy that was sent twice may be reported as refused although it landed.
     """
 
     async def _get_session(self, proxy_url: str | None) -> aiohttp.ClientSession:
@@ -71,16 +71,16 @@ class _SendsOnce(AIOHTTPSession):
 class Stock:
     """The client of one event loop, made on a thread when it is first needed.
 
-    Most loops only read and write, which needs none.
+    Most loops only read and write objects, which needs no client.
     """
 
     def __init__(self, options: Options, bucket: str, given: KeySource | None) -> None:
-        """Make nothing yet.
+        """Remember the options; the client is created later.
 
         Args:
             options: of the storage.
             bucket: for messages.
-            given: the keys that the options name; None to search the usual chain.
+            given: the credentials in the options; None to search the usual chain.
         """
         self._options = options
         self._bucket = bucket
@@ -96,7 +96,7 @@ class Stock:
         Raises:
             InvalidInputError: botocore cannot make sense of an option or of the configuration.
 
-        Cancellation: what was begun goes on on its thread, for the next who asks.
+        Cancellation: client creation continues in its thread; the next caller gets it.
         """
         if self._client is None:
             if self._making is None:
@@ -134,7 +134,7 @@ class Stock:
             )
 
     def chain(self) -> ChainKeys:
-        """Return the keys that the usual chain finds; not on an event loop."""
+        """Return the credentials of the usual chain; not on an event loop."""
         with self._translated():
             return ChainKeys(_run(self._session().get_credentials()))
 
@@ -186,7 +186,7 @@ class Stock:
 
 
 def given_keys(options: Options) -> KeySource | None:
-    """Return the keys that options name, for one event loop; None to search the usual chain."""
+    """Return the credentials in the options, for one event loop; None to search the chain."""
     if options.access_key_id is not None and options.secret_access_key is not None:
         return FixedKeys(
             S3Credentials(options.access_key_id, options.secret_access_key, options.session_token)
@@ -206,13 +206,13 @@ def sent_always(options: Options) -> dict[str, str]:
 
 @cache
 def _loader() -> Any:
-    """Return what reads botocore's service descriptions, so that they are read once a process."""
+    """Return the loader of botocore's service descriptions, so that a process reads them once."""
     loader: Any = AioSession().get_component("data_loader")
     return loader
 
 
 def _run[T](coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run one of aiobotocore's, which also read files, on a loop that may be blocked."""
+    """Run a coroutine of aiobotocore, which also reads files, on a loop that may be blocked."""
     with ThreadPoolExecutor(1) as aside:
         return aside.submit(asyncio.run, coroutine).result()
 
@@ -222,7 +222,7 @@ def _config(options: Options) -> AioConfig:
         http_session_cls=_SendsOnce,
         signature_version=UNSIGNED if options.anonymous else "s3v4",
         s3={"addressing_style": "path"} if options.force_path_style else None,
-        # Policies above the backend retry; a retry in here would make a copy that landed fail.
+        # Policies above the backend retry; a retry here would report a copy that landed as failed.
         retries={"total_max_attempts": 1, "mode": "standard"},
         # Many servers that speak the protocol do not know the newer checksums.
         request_checksum_calculation="when_required",
@@ -234,7 +234,7 @@ def _config(options: Options) -> AioConfig:
 
 
 class _Provider:
-    """Answers one set of credentials where aiobotocore would search the chain."""
+    """Provides one set of credentials where aiobotocore would search the chain."""
 
     def __init__(self, keys: CallbackKeys) -> None:
         self._keys = keys
@@ -253,7 +253,7 @@ class _HeaderAdder:
 
 
 class _RevealedError(Exception):
-    """Brings out where aiobotocore would send a request, which is then not sent."""
+    """Carries the URL that aiobotocore would send a request to; the request is not sent."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -261,16 +261,16 @@ class _RevealedError(Exception):
 
 
 def _reveal(request: Any, **_: object) -> None:
-    """Stop the one operation that is never used otherwise, before it is signed."""
+    """Stop `HeadObject`, which is used for nothing else, before it is signed."""
     raise _RevealedError(request.url)
 
 
 _AWS_DOMAINS: Final = (".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")
 _KEPT: Final = 64
 _SETTINGS: Final = ("AWS_", "BOTO", "HOME")
-"""With what the names of settings begin that may change an answer."""
+"""Prefixes of the environment variables that may change the route."""
 _KEYS: Final = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
-"""They do not change where a bucket is, and are not to be kept."""
+"""Secrets, which do not change the route and must not be kept."""
 _FILES: Final = (
     ("AWS_CONFIG_FILE", "~/.aws/config"),
     ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
@@ -279,7 +279,7 @@ _FILES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way to a bucket; plain data but for the TLS context, and the same for all loops."""
+    """The address of a bucket, the same for all loops; plain data except for the TLS context."""
 
     base_url: str
     """The bucket's URL, ending in ``/``; keys follow."""
@@ -289,7 +289,7 @@ class Route:
     """As it stands in the ``Host`` header."""
     region: str
     is_aws: bool
-    """Whether the bucket is at AWS, and not at a server that speaks the protocol."""
+    """Whether the bucket is at AWS rather than at a compatible server."""
     tls: ssl.SSLContext | None
     proxy: str | None
 
@@ -300,12 +300,12 @@ _contexts: dict[object, ssl.SSLContext] = {}
 
 
 def find_route(options: Options, bucket: str, stock: Stock) -> Route:
-    """Return the way to a bucket; reads files, so not on an event loop.
+    """Return the route to a bucket; reads files, so not on an event loop.
 
     Args:
         options: of the storage.
         bucket: its name.
-        stock: asked where no answer is remembered, which takes tens of milliseconds.
+        stock: used if the route is not cached, which takes tens of milliseconds.
 
     Raises:
         InvalidInputError: botocore cannot make sense of an option or of the configuration.
@@ -334,7 +334,7 @@ def find_route(options: Options, bucket: str, stock: Stock) -> Route:
 
 
 def _decisive(options: Options, bucket: str) -> object:
-    """Return all that botocore's answer depends on."""
+    """Return a cache key of everything that botocore's route depends on."""
     settings = {
         name: value
         for name, value in os.environ.items()
@@ -354,7 +354,7 @@ def _decisive(options: Options, bucket: str) -> object:
 
 
 def _state(path: Path) -> object:
-    """Return what changes when a file does."""
+    """Return a value that changes when the file changes."""
     try:
         found = path.stat()
     except OSError:
@@ -363,7 +363,7 @@ def _state(path: Path) -> object:
 
 
 def _tls(authorities: Any) -> ssl.SSLContext:
-    """Return what trusts the authorities in a file; reading them takes 20 milliseconds."""
+    """Return a TLS context for a file of authorities; reading it takes 20 milliseconds."""
     known_by = (authorities, _state(Path(authorities)))
     context = _contexts.get(known_by)
     if context is None:
@@ -379,7 +379,7 @@ _KEEP_ALIVE_SECONDS: Final = 12.0
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What one loop needs before its first request."""
+    """The parts that one loop needs before its first request."""
 
     route: Route
     keys: KeySource
@@ -395,7 +395,7 @@ class Connection:
 
 
 def prepare(options: Options, bucket: str) -> Wiring:
-    """Find out where the bucket is and whose requests these are; reads files.
+    """Find the route and the credentials; reads files.
 
     Not to be called on an event loop, but used on one.
 
@@ -408,7 +408,7 @@ def prepare(options: Options, bucket: str) -> Wiring:
 
 
 def rewire(route: Route, options: Options, bucket: str) -> Wiring | None:
-    """Return the same for another loop, at once; None where the usual chain has to be searched."""
+    """Return the wiring of another loop at once; None if the credential chain must be searched."""
     given = given_keys(options)
     return None if given is None else Wiring(route, given, Stock(options, bucket, given))
 
@@ -434,7 +434,7 @@ async def connect(wiring: Wiring, options: Options) -> AsyncGenerator[Connection
             sock_read=options.network_stream_timeout_seconds or None,
         ),
     )
-    # aiohttp would send a write again, and the second answer would be taken for the first.
+    # aiohttp would repeat a write, and the second reply would be taken for the first.
     http._retry_connection = False  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     try:
         yield Connection(wiring, http)
@@ -446,7 +446,7 @@ async def connect(wiring: Wiring, options: Options) -> AsyncGenerator[Connection
 
 
 class _Entry:
-    """What one loop has. Only its own loop touches it, but for closing."""
+    """The state of one loop. Only that loop touches it, except for closing."""
 
     def __init__(self, wiring: asyncio.Future[Wiring]) -> None:
         self.wiring = wiring
@@ -458,7 +458,7 @@ class Connections:
     """The connections of one storage, by event loop."""
 
     def __init__(self, place: Place, options: Options) -> None:
-        """Make none yet."""
+        """Open nothing yet."""
         self._place = place
         self._options = options
         self._route: Route | None = None  # found out by the loop that comes first
@@ -467,7 +467,7 @@ class Connections:
         self._closed = False
 
     def check_open(self) -> None:
-        """Refuse use after the end.
+        """Raise an error after the storage was closed.
 
         Raises:
             StorageClosedError: the storage's block has ended.
@@ -484,7 +484,7 @@ class Connections:
             StorageClosedError: the storage's block has ended.
             InvalidInputError: no client can be made with these options.
 
-        Cancellation: what was begun goes on on its thread, for the next who asks.
+        Cancellation: client creation continues in its thread; the next caller gets it.
         """
         self.check_open()
         loop = asyncio.get_running_loop()
@@ -501,7 +501,7 @@ class Connections:
             raise
         self.check_open()
         self._route = wiring.route
-        if entry.connection is None:  # making it does not wait, so nobody comes in between
+        if entry.connection is None:  # creation does not await, so no other task intervenes
             entry.keeper = connect(wiring, self._options)
             entry.connection = await anext(entry.keeper)
         return entry.connection
@@ -525,7 +525,7 @@ class Connections:
     async def close(self) -> None:
         """Close the connection of this loop, and have other loops close theirs.
 
-        They are not waited for: a loop that is blocked would never answer.
+        They are not awaited, because a blocked loop would never finish.
         """
         self._closed = True
         here = asyncio.get_running_loop()
@@ -543,11 +543,11 @@ class Connections:
 
 
 _closing: set[asyncio.Task[None]] = set()
-"""Keeps the tasks alive: a loop does not."""
+"""Keeps the tasks alive, which a loop does not."""
 
 
 def _begin_closing(loop: asyncio.AbstractEventLoop, keeper: AsyncGenerator[Connection]) -> None:
-    # Made only here: a loop that stopped without being closed never gets to it.
+    # Created only now: a loop that stopped without being closed never runs this.
     task = loop.create_task(_close(keeper))
     _closing.add(task)
     task.add_done_callback(_closing.discard)

@@ -1,4 +1,4 @@
-"""From what a server or a driver says went wrong to the errors of the library, in one place."""
+"""Translate errors of servers and drivers to the errors of the library."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from icechunk_async.errors import (
     UnreachableError,
     WrongRegionError,
 )
-from icechunk_async_s3.keys import redact
+from icechunk_async_s3.credentials import redact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from icechunk_async_s3.keys import S3Credentials
+    from icechunk_async_s3.credentials import S3Credentials
     from icechunk_async_s3.options import Place
 
 __all__ = ["LostReplyError", "Refusal", "explain", "lost", "not_sent", "of_driver"]
@@ -81,10 +81,10 @@ _ADVICE: Final = {
 
 
 class LostReplyError(Exception):
-    """A request was sent, and no whole answer came. Never leaves the backend."""
+    """A request was sent and no complete reply came. Never leaves the backend."""
 
     def __init__(self, what: str, *, timed_out: bool = False) -> None:
-        """Keep ``what`` happened, without a secret."""
+        """Store a description without secrets."""
         super().__init__(what)
         self.timed_out = timed_out
 
@@ -100,7 +100,7 @@ class LostReplyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A complete answer that says no."""
+    """A complete reply that refuses the request."""
 
     status: int
     code: str
@@ -117,7 +117,7 @@ class Refusal:
         body: bytes | memoryview,
         keys: S3Credentials | None,
     ) -> Refusal:
-        """Read an answer of the hot path; the body may be empty, or no XML at all."""
+        """Parse a reply of the hot path; the body may be empty or not XML."""
         text = bytes(body[:8192]).decode("utf-8", "replace")
         found = {match[1]: unescape(match[2]) for match in _ELEMENT.finditer(text)}
         return cls(
@@ -133,7 +133,7 @@ class Refusal:
     def of_client_error(
         cls, error: botocore_errors.ClientError, keys: S3Credentials | None
     ) -> Refusal:
-        """Read an answer that aiobotocore read already."""
+        """Convert a reply that aiobotocore has parsed."""
         details: dict[str, Any] = error.response.get("Error", {})
         metadata: dict[str, Any] = error.response.get("ResponseMetadata", {})
         headers: dict[str, str] = metadata.get("HTTPHeaders", {})
@@ -154,15 +154,15 @@ class Refusal:
 
     @property
     def is_full(self) -> bool:
-        """Return whether the server has no room; it has not written then."""
+        """Return whether the server is full; then it has not written anything."""
         return self.code in _FULL or self.status == 507
 
     @property
     def is_doubtful(self) -> bool:
-        """Return whether a change may have been carried out all the same.
+        """Return whether the change may have been applied all the same.
 
-        An error inside of a 200, which botocore calls a 500, came after the work began: then even
-        throttling leaves doubt.
+        An error inside a 200, which botocore reports as a 500, came after the work started: then
+        even throttling leaves doubt.
         """
         if self.is_full:
             return False
@@ -170,7 +170,7 @@ class Refusal:
 
     @property
     def is_throttling(self) -> bool:
-        """Return whether the server turned the request away unseen; a bare 503 does not say so."""
+        """Return whether the server rejected the request unread; a bare 503 does not say so."""
         return self.status == 429 or self.code in _THROTTLED
 
     @property
@@ -193,7 +193,7 @@ def explain(refusal: Refusal, asked: str, place: Place, *, key: str | None = Non
     """Return the error for a refusal of anything but a condition.
 
     Args:
-        refusal: what the server answered.
+        refusal: the server's reply.
         asked: beginning of the sentence, such as ``"reading 'key' in"``.
         place: where it was asked.
         key: of the object that it was about.
@@ -253,7 +253,7 @@ def _explain_denial(refusal: Refusal, head: str, context: dict[str, object]) -> 
 
 
 def not_sent(error: BaseException, asked: str, place: Place) -> IcechunkError | None:
-    """Return the error for a request that never left, or None where it may have."""
+    """Return the error for a request that was never sent, or None if it may have been."""
     head = f"{asked} {place.url!r}"
     host = getattr(error, "host", None) or "the server"
     match error:
@@ -288,7 +288,7 @@ def not_sent(error: BaseException, asked: str, place: Place) -> IcechunkError | 
 
 
 def lost(error: BaseException) -> LostReplyError:
-    """Return what is to be known of a reply that did not come, or not whole."""
+    """Return the error for a reply that is missing or incomplete."""
     timed_out = isinstance(error, TimeoutError)
     return LostReplyError("no answer in time" if timed_out else _cause(error), timed_out=timed_out)
 
@@ -325,7 +325,7 @@ def of_driver(
 
 
 def _cause(error: BaseException) -> str:
-    """Name an error of the network; its own words are kept where they are the system's."""
+    """Describe a network error; its text is kept only if it comes from the system."""
     inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
     reason = getattr(inner, "verify_message", None) or getattr(inner, "strerror", None)
     return f"{type(error).__name__}: {reason}" if isinstance(reason, str) else type(error).__name__

@@ -1,4 +1,4 @@
-"""What can be said about a bucket when it is opened, checked before anything is sent."""
+"""The options of `open_s3` and its URL, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from icechunk_async_s3.signing import CHECKSUMS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from icechunk_async_s3.keys import S3Credentials
+    from icechunk_async_s3.credentials import S3Credentials
 
 __all__ = ["PRESETS", "Options", "Place", "make_options", "place_of"]
 
@@ -26,14 +26,14 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "tigris": {
         "endpoint_url": "https://t3.storage.dev",
         "region": "auto",
-        # Without it a read may be answered from a copy that has not heard of the last write.
+        # Without it a read may come from a replica that has not seen the last write.
         "extra_headers": {"x-tigris-consistent": "true"},
     },
     "minio": {"region": "us-east-1", "force_path_style": True},
-    # Its gateway finds no object to be at a version that is sent in quotes.
+    # Its gateway never matches a version that is sent in quotes.
     "ceph": {"region": "us-east-1", "force_path_style": True, "quote_etags": False},
 }
-"""What each kind of server wants; what the caller says goes first."""
+"""The options of each kind of server; options given by the caller take precedence."""
 
 _NEEDS_ENDPOINT: Final = {
     "r2": "https://<account>.r2.cloudflarestorage.com",
@@ -76,7 +76,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the keys of a storage are: a bucket, and what is put before each of them."""
+    """The location of a storage: a bucket and the prefix of its keys."""
 
     url: str
     bucket: str

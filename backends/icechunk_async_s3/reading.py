@@ -35,7 +35,7 @@ __all__ = ["Reader", "walk"]
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(-?\d+)/(\d+)")
 _TRIES: Final = 5
-"""Of a range of an object that is replaced again and again meanwhile."""
+"""Tries to read a range of an object that is replaced again and again."""
 
 
 class Reader:
@@ -77,7 +77,7 @@ class Reader:
 
     async def get_if_changed(self, key: str, full: str, version: Version) -> Retrieved | None:
         """Read an object unless it is still at ``version``."""
-        if not is_etag(version):  # no server answered it, so the object is not at it
+        if not is_etag(version):  # no server has such a version, so the object is not at it
             return await self.get(key, full, None)
         known = condition(version, quoted=self._options.quote_etags)
         reply = await self._transport.read("GET", full, {"if-none-match": known})
@@ -89,14 +89,14 @@ class Reader:
         return None if found.version == version else found
 
     async def _nothing(self, key: str, full: str) -> Retrieved:
-        """Return no bytes of an object that is there."""
+        """Return an empty read of an existing object."""
         reply = await self._transport.read("HEAD", full)
         if reply.status == 200:
             size = reply.headers.get("content-length", "")
             if not size.isdecimal():
                 raise self._odd(key, "its size is not told")
             return self._retrieved(reply, b"", int(size), key)
-        # Such an answer has no body: one byte of the object brings the reason.
+        # The reply to a HEAD has no body: a read of one byte gives the reason.
         told = await self._transport.read("GET", full, {"range": "bytes=0-0"})
         if told.status in (200, 206, 416):
             told = reply
@@ -104,7 +104,7 @@ class Reader:
 
     def _whole(self, key: str, reply: Reply, request: RangeRequest) -> Retrieved:
         size = len(reply.body)
-        start, stop = slice_range(request, size)  # a server may answer all where part was asked
+        start, stop = slice_range(request, size)  # servers may send the whole object
         data = reply.body if stop - start == size else memoryview(reply.body)[start:stop]
         return self._retrieved(reply, data, size, key)
 
@@ -172,7 +172,7 @@ async def walk(
         return
     parameters: dict[str, Any] = {"Prefix": full, "MaxKeys": _PAGE_KEYS}
     parameters |= {"Delimiter": delimiter} if delimiter else {}
-    # A string that cannot be sent is cut, and what comes too early is left out below.
+    # A string that cannot be sent is cut; entries that come too early are dropped below.
     parameters |= {"StartAfter": _sendable(place.prefix + start_after)} if start_after else {}
     last = start_after
     while True:

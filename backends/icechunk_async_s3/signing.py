@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from datetime import datetime
 
-    from icechunk_async_s3.keys import S3Credentials
+    from icechunk_async_s3.credentials import S3Credentials
 
     type Buffer = bytes | memoryview
 
@@ -63,7 +63,7 @@ def sign(
     region: str,
     now: datetime,
 ) -> dict[str, str]:
-    """Return ``headers`` with those added that prove who sends the request.
+    """Return ``headers`` with the headers of the signature added.
 
     Args:
         method: the verb, in capitals.
@@ -103,7 +103,7 @@ def _shown(second: datetime) -> str:
 
 @lru_cache(maxsize=16)
 def _key_of_day(secret: str, day: str, region: str) -> bytes:
-    """Derive what signs all requests of one day; a few keys, since credentials change."""
+    """Derive the signing key of one day; a few are kept, because credentials change."""
     key = f"AWS4{secret}".encode()
     for part in (day, region, "s3", "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")

@@ -1,4 +1,4 @@
-"""The storage itself: keys are checked, promises kept apart, work handed to where it is done."""
+"""The storage: checks keys and promises, and delegates to reader, writer and changer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Retrieved,
         Version,
     )
-    from icechunk_async_s3.keys import S3Credentials
+    from icechunk_async_s3.credentials import S3Credentials
     from icechunk_async_s3.options import Options, Place
 
 __all__ = ["S3Storage", "open_s3"]
@@ -73,7 +73,7 @@ async def open_s3(
     conditional_multipart: bool | None = None,
     read_only: bool | None = None,
 ) -> AsyncGenerator[S3Storage]:
-    """Open what lies below a prefix of a bucket: ``s3://bucket/prefix``.
+    """Open a bucket, or a prefix of one: ``s3://bucket/prefix``.
 
     Nothing is sent until the storage is used. Without ``access_key_id``, ``credentials``,
     ``profile`` and ``anonymous`` credentials come from the usual chain: environment, AWS
@@ -82,7 +82,7 @@ async def open_s3(
 
     Args:
         url: ``s3://bucket`` or ``s3://bucket/prefix``; the prefix is taken literally.
-        preset: what a kind of server wants, where other options do not say otherwise.
+        preset: defaults for a kind of server; other options override them.
         endpoint_url: a server other than AWS.
         region: where the bucket is.
         force_path_style: put the bucket into the path of URLs instead of the host name; servers
@@ -97,9 +97,9 @@ async def open_s3(
         access_key_id: fixed credentials, with ``secret_access_key`` and perhaps ``session_token``.
         secret_access_key: see ``access_key_id``.
         session_token: see ``access_key_id``.
-        credentials: an asynchronous function that answers `S3Credentials`; it is called
-            when the first are needed, five minutes before their end, and when the server calls
-            them expired.
+        credentials: an asynchronous function that returns `S3Credentials`; it is called when the
+            first are needed, five minutes before they expire, and when the server calls them
+            expired.
         profile: of the AWS configuration files.
         quote_etags: whether versions are sent in quotes; False for servers that then find none.
         connect_timeout_seconds: for a connection; 0 for no limit.
@@ -107,8 +107,8 @@ async def open_s3(
         multipart_threshold_bytes: writes of more bytes are sent in parts, conditional ones where
             the server honours conditions then; elsewhere in one request, of up to 5 GiB.
         conditional_multipart: whether the server honours ``If-None-Match`` and ``If-Match`` when
-            it joins the parts of an upload. AWS does, and is the only one taken to do so unless
-            this says so. True for a server that does not would lose commits.
+            it joins the parts of an upload. AWS does; other servers are assumed not to unless this
+            is True. True for a server that does not would lose commits.
         read_only: promise no writes.
 
     Raises:
@@ -208,7 +208,7 @@ class S3Storage:
         return await self._changer.copy(*places, if_version)
 
     async def sync(self) -> None:
-        """Return at once: the server answers a write when it is durable."""
+        """Return at once: a write is durable when the server acknowledges it."""
         self._connections.check_open()
 
     def _full(self, key: str) -> str:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from icechunk_async.errors import IcechunkError
     from icechunk_async.storage import Data
     from icechunk_async_s3.connections import Connection, Connections, Wiring
-    from icechunk_async_s3.keys import S3Credentials
+    from icechunk_async_s3.credentials import S3Credentials
     from icechunk_async_s3.options import Options, Place
 
     type Body = bytes | memoryview
@@ -62,11 +62,11 @@ _PIECE_BYTES: Final = 256 * 1024
 
 
 def as_bytes(data: Data) -> Body:
-    """Return what is to be written, item by item a byte; not copied where that is safe.
+    """Return the bytes of a buffer, not copied if that is safe.
 
-    Of an array, which is what zarr writes, the bytes are copied as they are sent, see
-    `body_to_send`. What could be resized by its owner, who must not be hindered once a write
-    was cancelled, is copied here.
+    The bytes of an array, which is what zarr writes, are copied while they are sent, see
+    `body_to_send`. A buffer that its owner could resize is copied here: a view would block resizing
+    it even after a cancelled write.
     """
     if isinstance(data, bytes):
         return data
@@ -80,11 +80,11 @@ def as_bytes(data: Data) -> Body:
 
 
 def body_to_send(body: Body) -> bytes | AsyncIterator[Body]:
-    """Return a body for aiohttp; a large one in pieces, between which the loop does other things.
+    """Return a body for aiohttp; a large one in pieces, so that other tasks run in between.
 
-    A connection that is given up still sends what it was given. That must not change any more, so
-    it is given copies of what its owner may change after a cancellation: of a large body one piece,
-    which the processor has at hand when it is sent.
+    A connection that is given up still sends the bytes it holds, which must not change. So it gets
+    copies of anything the owner may change after a cancellation: of a large body one piece at a
+    time, copied just before it is sent and so still in the processor's cache.
     """
     return bytes(body) if len(body) <= _PIECE_BYTES else _pieces(memoryview(body))
 
@@ -97,14 +97,14 @@ async def _pieces(view: memoryview) -> AsyncIterator[Body]:
 
 
 async def receive(response: ClientResponse, into: memoryview | None) -> Body:
-    """Return the body of an answer: ``into``, filled, if it is a part of exactly that length."""
+    """Return the body of a reply: ``into``, filled, if it is a part of exactly that length."""
     if into is None or response.status != 206 or response.content_length != len(into):
         return await response.read()
     filled = 0
     async for piece, _ in response.content.iter_chunks():
         into[filled : filled + len(piece)] = piece
         filled += len(piece)
-    # A connection that ends early is an error of aiohttp's, and it takes no more than was told.
+    # aiohttp raises if a connection ends early, and reads no more than the announced length.
     assert filled == len(into)
     return into
 
@@ -127,16 +127,16 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A complete answer."""
+    """A complete reply."""
 
     status: int
     headers: Mapping[str, str]
     body: Body
-    """The place that was given for it, if it fitted."""
+    """The given buffer, if the length fitted."""
 
 
 class Transport:
-    """Sends requests of one storage; answers whatever the server says, refusals included."""
+    """Sends the requests of one storage and returns every reply, refusals included."""
 
     def __init__(self, place: Place, options: Options, connections: Connections) -> None:
         """Use `open_s3`."""
@@ -155,7 +155,7 @@ class Transport:
         body: Body = b"",
         into: memoryview | None = None,
     ) -> Reply:
-        """Send one request, once; again with new keys where the callback's had expired.
+        """Send one request once, or again with new credentials if those of a callback expired.
 
         Args:
             method: the verb, in capitals.
@@ -166,7 +166,7 @@ class Transport:
             into: where to put the part of the object that comes, if it has exactly that length.
 
         Raises:
-            LostReplyError: no complete answer came; the server may have acted.
+            LostReplyError: no complete reply came; the server may have acted.
             IcechunkError: nothing was sent.
 
         Cancellation: the server may have acted.
@@ -196,7 +196,7 @@ class Transport:
         *,
         into: memoryview | None = None,
     ) -> Reply:
-        """Send a request that changes nothing; once more where the connection had gone stale.
+        """Send a request that changes nothing; once more if the connection was stale.
 
         Raises:
             StorageUnavailableError: no complete answer came.
@@ -212,10 +212,10 @@ class Transport:
             raise error.as_read(f"reading {key!r} in", self.place) from error
 
     async def call(self, operation: str, asked: str, **parameters: object) -> dict[str, Any]:
-        """Let aiobotocore carry out one operation on the bucket.
+        """Run one operation on the bucket through aiobotocore.
 
         Raises:
-            LostReplyError: no complete answer came; the server may have acted.
+            LostReplyError: no complete reply came; the server may have acted.
             RefusedError: the server said no.
             IcechunkError: nothing was sent.
         """
@@ -247,17 +247,17 @@ class Transport:
         return (await self._connections.here()).wiring.route.is_aws
 
     async def refusal(self, reply: Reply) -> Refusal:
-        """Read an answer that is not the one hoped for."""
+        """Parse a reply that is not a success."""
         connection = await self._connections.here()
         keys = connection.wiring.keys.last
         return Refusal.of_reply(reply.status, reply.headers, reply.body, keys)
 
     async def explain(self, reply: Reply, asked: str, key: str) -> IcechunkError:
-        """Return the error for an answer that is not the one hoped for."""
+        """Return the error for a reply that is not a success."""
         return explain(await self.refusal(reply), asked, self.place, key=key)
 
     def check_open(self) -> None:
-        """Refuse use after the end.
+        """Raise an error after the storage was closed.
 
         Raises:
             StorageClosedError: the storage's block has ended.
@@ -304,7 +304,7 @@ class Transport:
         url = connection.wiring.route.base_url + encode_key(request.key)
         if request.query:
             url += "?" + request.query
-        # Signed or not makes no difference to these; intermediaries change them.
+        # Not signed, because intermediaries change them.
         headers["accept-encoding"] = "identity"
         headers["user-agent"] = "icechunk-async"
         data = None
@@ -333,7 +333,7 @@ class Transport:
 
 
 class RefusedError(Exception):
-    """aiobotocore brought a refusal. Never leaves the backend."""
+    """A refusal that aiobotocore raised. Never leaves the backend."""
 
     def __init__(self, refusal: Refusal) -> None:
         """Keep what the server answered."""
@@ -348,19 +348,19 @@ async def _hashed[T](digest: Callable[[], T], body: Body) -> T:
 
 
 _ETAG: Final = re.compile(r"[!#-)+-~]|[!#-~]{2,}")
-"""What stands between the quotes; a lone ``*`` would mean any version."""
+"""The text between the quotes; a lone ``*`` would match any version."""
 
 
 def parse_etag(value: str) -> str:
-    """Return an ETag without quotes and without the mark of weakness that some proxies add."""
+    """Return an ETag without quotes and without the weak mark that some proxies add."""
     return value.removeprefix("W/").strip('"')
 
 
 def version_of(headers: Mapping[str, str], asked: str, place: Place) -> Version:
-    """Return the version that an answer tells.
+    """Return the version in the headers of a reply.
 
     Raises:
-        StorageError: it tells none, so that nothing could be written safely.
+        StorageError: there is none, so nothing could be written safely.
     """
     etag = parse_etag(headers.get("etag", ""))
     if not etag:
@@ -373,7 +373,7 @@ def version_of(headers: Mapping[str, str], asked: str, place: Place) -> Version:
 
 
 def is_etag(version: Version) -> bool:
-    """Return whether a server may have answered this version."""
+    """Return whether a server can have issued this version."""
     return _ETAG.fullmatch(version.token) is not None
 
 

@@ -43,7 +43,7 @@ _ABORT_SECONDS: Final = 10.0
 
 @dataclass(slots=True)
 class Upload:
-    """An object whose parts are sent, or being sent, and not yet joined."""
+    """An upload whose parts are not yet joined."""
 
     transport: Transport
     key: str
@@ -55,10 +55,10 @@ class Upload:
 async def upload(
     transport: Transport, options: Options, key: str, full: str, body: Body
 ) -> Version:
-    """Write a large object, whatever is there, and answer its version.
+    """Write a large object unconditionally and return its version.
 
     Raises:
-        OutcomeUnknownError: no answer came to the last request, which makes the object.
+        OutcomeUnknownError: no reply came to the last request, which creates the object.
 
     Cancellation: the parts are removed again, unless the object was being made.
     """
@@ -112,10 +112,10 @@ async def begin(
 
 
 async def join(made: Upload, **conditions: str) -> Version:
-    """Make the object of its parts, in one request.
+    """Join the parts to an object, in one request.
 
     Args:
-        made: what `begin` answered.
+        made: the result of `begin`.
         conditions: ``IfMatch`` or ``IfNoneMatch``.
 
     Raises:
@@ -132,7 +132,7 @@ async def join(made: Upload, **conditions: str) -> Version:
         **conditions,
     )
     etag = parse_etag(done.get("ETag", ""))
-    if not etag:  # the status comes before the work, so that it alone says nothing
+    if not etag:  # the status is sent before the work, so it alone proves nothing
         raise LostReplyError("the answer ended before it told a version")
     return Version(etag)
 
@@ -153,7 +153,8 @@ async def _send_parts(made: Upload, body: Body) -> list[dict[str, Any]]:
             except IcechunkError as error:
                 failures.append(error)
 
-    # Parts in turn would use one connection's bandwidth; the engine's own helper is out of reach.
+    # Sequential parts would use the bandwidth of one connection. A backend may not import the
+    # engine's helper.
     async with anyio.create_task_group() as group:  # noqa: TID251
         for _ in range(_AT_A_TIME):
             group.start_soon(work)
@@ -207,7 +208,7 @@ def _unknown(transport: Transport, key: str, why: str) -> OutcomeUnknownError:
 
 
 async def abort(made: Upload) -> None:
-    """Remove the parts, which would be paid for; what remains is left to the bucket's rules."""
+    """Remove the parts, which cost money; the bucket's lifecycle rules remove the rest."""
     asked = "removing parts in"
     with (
         anyio.move_on_after(_ABORT_SECONDS, shield=True),
@@ -225,10 +226,10 @@ _LARGEST_PUT_BYTES: Final = 5 * 1024**3
 """S3 takes no more in one request."""
 
 _TRIES: Final = 6
-"""Of a conditional write that the server put off, or whose request may never have arrived."""
+"""Tries of a conditional write that the server deferred, or whose request may not have arrived."""
 
 _LOOKS: Final = 4
-"""At an object, where the server is busy or the connection breaks."""
+"""Looks at an object, if the server is busy or the connection breaks."""
 
 _NAME_IN_CALLS: Final = {"if-none-match": "IfNoneMatch", "if-match": "IfMatch"}
 
@@ -249,11 +250,11 @@ class _Write:
     upload: Upload | None = None
     """Its parts, while they wait to be joined."""
     maybe_landed: str | None = None
-    """What went wrong with a try that may have landed."""
+    """The failure of a try that may have landed."""
     turned_away: IcechunkError | None = None
-    """The last answer of a server that was too busy."""
+    """The last reply of a server that was too busy."""
     pause_seconds: float = 0.0
-    """What the server asked for before the next try."""
+    """The pause that the server asked for before the next try."""
 
     @property
     def asked(self) -> str:
@@ -269,9 +270,9 @@ class Writer:
         self._options = options
 
     async def put(self, key: str, full: str, body: Body) -> Version:
-        """Write whatever is there; a large body in parts.
+        """Write unconditionally; a large body in parts.
 
-        Never sent again here: the first request could arrive late, after somebody else's write.
+        Never repeated here: the first request could arrive late, after another writer's.
 
         Raises:
             OutcomeUnknownError: the answer was lost, or the server failed.
@@ -324,7 +325,7 @@ class Writer:
             raise
 
     async def _settle(self, write: _Write) -> Version:
-        """Try until it is known what became of a write, or until there is no use in it."""
+        """Repeat a write until its outcome is known or the tries are used up."""
         for number in range(_TRIES):
             if number:
                 backoff = _FIRST_PAUSE_SECONDS * 2**number * (0.5 + random.random())  # noqa: S311
@@ -343,9 +344,9 @@ class Writer:
         )
 
     async def _try(self, write: _Write) -> Version | None:
-        """Send it once; answer its version if it landed, None if it is to be tried again.
+        """Send it once; return its version if it landed, None if it must be tried again.
 
-        Another try carries the same id: if both arrive, the id still tells.
+        Every try carries the same id, so the id is conclusive even if several arrive.
         """
         try:
             answer = await (self._join(write) if write.in_parts else self._send(write))
@@ -394,7 +395,7 @@ class Writer:
                 return "if-match", condition(expected, quoted=self._options.quote_etags)
 
     async def _refused(self, write: _Write, refusal: Refusal) -> Version | None:
-        """Return the version if it landed after all, None if it is to be tried again.
+        """Return the version if it landed after all, None if it must be tried again.
 
         Raises:
             PreconditionFailedError: it has not landed.
@@ -403,7 +404,7 @@ class Writer:
         status, code = refusal.status, refusal.code
         is_missing = status == 404 and code != "NoSuchBucket"
         if write.in_parts and is_missing and code != "NoSuchKey":
-            # Joined before, by a repetition of the request, or removed by the bucket's rules.
+            # Already joined by a repetition of the request, or removed by the bucket's rules.
             write.maybe_landed = write.maybe_landed or f"the server answered {refusal.said}"
         maybe = write.maybe_landed
         if is_missing or status == 412 or code == "PreconditionFailed":
@@ -414,7 +415,7 @@ class Writer:
                 raise self._unknown(write.key, maybe)
             raise self.precondition_failed(write.key, write.expected)
         if status == 409 or code == "ConditionalRequestConflict":
-            # Another write was under way: nothing was changed. S3 wants the parts anew.
+            # Another write was in progress and nothing was changed. S3 requires new parts.
             await _discard(write)
             return None
         pause = refusal.retry_after_seconds or 0.0
@@ -434,8 +435,8 @@ class Writer:
         """Return the version that this write made, None if the object is not from it.
 
         Raises:
-            OutcomeUnknownError: the object cannot be looked at, or has changed in a way that
-                does not tell whether this write was there in between.
+            OutcomeUnknownError: the object cannot be read back, or has changed so that nothing
+                proves whether this write was there in between.
         """
         try:
             reply = await self._head(write.full)

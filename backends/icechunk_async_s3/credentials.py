@@ -1,4 +1,4 @@
-"""Whose requests these are: fixed keys, those of a callback, those of the usual chain, or none."""
+"""Credentials: fixed, from a callback, from the usual chain, or none."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ __all__ = [
 ]
 
 _RENEW_BEFORE: Final = timedelta(minutes=5)
-"""Keys are asked for anew this long before they end, so that no request carries ended ones."""
+"""Credentials are renewed this long before they expire, so that no request carries expired ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class S3Credentials:
-    """Keys for requests; the secret parts are left out of the repr."""
+    """Credentials for requests; the secret parts are left out of the repr."""
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
     session_token: str | None = field(default=None, repr=False)
     expires_at: datetime | None = None
-    """When they end (aware); None where that is not known."""
+    """When they expire (aware); None if unknown."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot sign a request.
+        """Validate that they can sign a request.
 
         Raises:
             InvalidInputError: a part is missing, or the time has no zone.
@@ -57,7 +57,7 @@ class S3Credentials:
 
 @runtime_checkable
 class _Keys(Protocol):
-    """Keys of somebody else's making."""
+    """Any object with the attributes of `S3Credentials`."""
 
     @property
     def access_key_id(self) -> str: ...
@@ -70,22 +70,22 @@ class _Keys(Protocol):
 
 
 class KeySource(Protocol):
-    """Answers the keys for the next request. Belongs to one event loop."""
+    """A source of credentials for requests. Belongs to one event loop."""
 
     last: S3Credentials | None
-    """The keys that were answered last, to keep them out of messages."""
+    """The credentials returned last, to redact them from messages."""
 
     async def current(self) -> S3Credentials | None:
-        """Return the keys to sign with; None for requests that are not signed."""
+        """Return the credentials to sign with; None for unsigned requests."""
         ...
 
     def reject(self, keys: S3Credentials | None) -> bool:
-        """Take note that the server calls ``keys`` expired; tell whether others can be had."""
+        """Note that the server calls ``keys`` expired; return whether others are available."""
         ...
 
 
 class FixedKeys:
-    """Always the same keys, or none."""
+    """Always the same credentials, or none."""
 
     def __init__(self, keys: S3Credentials | None) -> None:
         """Return ``keys``."""
@@ -102,7 +102,7 @@ class FixedKeys:
 
 
 class ChainKeys:
-    """What the environment, the files, or the machine's role say, renewed by aiobotocore."""
+    """Credentials of the environment, the files or the machine's role, renewed by aiobotocore."""
 
     def __init__(self, found: Any) -> None:
         """Take the result of a session's ``get_credentials``."""
@@ -110,7 +110,7 @@ class ChainKeys:
         self._found = found
 
     async def current(self) -> S3Credentials | None:
-        """Return the keys, renewed when their end is near."""
+        """Return the credentials, renewed shortly before they expire."""
         if self._found is None:
             raise PermissionDeniedError(
                 "No credentials for S3 were found in the environment, in the AWS configuration "
@@ -130,16 +130,16 @@ class ChainKeys:
         return self.last
 
     def reject(self, keys: S3Credentials | None) -> bool:
-        """The chain renews by itself before the end; it cannot be asked to hurry."""
+        """Return False: the chain renews by itself and cannot be forced to."""
         del keys
         return False
 
 
 class CallbackKeys(AioCredentials):
-    """Keys that an asynchronous function of the user answers, to aiobotocore as well."""
+    """Credentials from an asynchronous function of the user, also for aiobotocore."""
 
     def __init__(self, callback: Callable[[], Awaitable[S3Credentials]]) -> None:
-        """Ask ``callback`` when the first keys are needed."""
+        """Call ``callback`` when the first credentials are needed."""
         super().__init__("callback", "callback", method="icechunk-async-callback")
         self.last: S3Credentials | None = None
         self._callback = callback
@@ -147,12 +147,12 @@ class CallbackKeys(AioCredentials):
         self._asking: asyncio.Future[None] | None = None
 
     async def current(self) -> S3Credentials:
-        """Return keys that have not ended; however many ask, the callback is called once.
+        """Return valid credentials; concurrent callers share one call of the callback.
 
         Raises:
             PermissionDeniedError: the callback failed.
 
-        Cancellation: the next who waits calls the callback.
+        Cancellation: the next waiting caller calls the callback.
         """
         while True:
             if self.last is not None and not self._ends(self.last):
@@ -167,16 +167,16 @@ class CallbackKeys(AioCredentials):
                 return keys
             finally:
                 self._asking = None
-                asked.set_result(None)  # others look again, and ask themselves if this failed
+                asked.set_result(None)  # waiters check again, and call it themselves
 
     def reject(self, keys: S3Credentials | None) -> bool:
-        """Call the callback for the next request, unless that happened since."""
+        """Renew the credentials for the next request, unless that happened in the meantime."""
         if keys is self.last:
             self._rejected = True
         return True
 
     async def get_frozen_credentials(self) -> ReadOnlyCredentials:
-        """Return the keys to aiobotocore."""
+        """Return the credentials to aiobotocore."""
         keys = await self.current()
         return ReadOnlyCredentials(keys.access_key_id, keys.secret_access_key, keys.session_token)
 
@@ -202,7 +202,7 @@ class CallbackKeys(AioCredentials):
                 keys.access_key_id, keys.secret_access_key, keys.session_token, keys.expires_at
             )
         raise InvalidInputError(
-            f"The credentials callback for S3 answered {type(keys).__name__}. It must answer "
+            f"The credentials callback for S3 returned {type(keys).__name__}. It must return "
             "icechunk_async_s3.S3Credentials."
         )
 
