@@ -1,9 +1,10 @@
-"""Reading files without waiting: what the kernel has in memory, or nothing.
+"""Reads that never block: bytes that the kernel has in memory, or nothing.
 
-An event loop may read what is in memory, which takes less time than asking a thread to. It must
-not wait for a disk: not to find a file (``openat2`` with ``RESOLVE_CACHED``), not for what is known
-of it (``statx`` with ``AT_STATX_DONT_SYNC``), and not for its bytes (``preadv2`` with
-``RWF_NOWAIT``). Where one of them would wait, or the system has them not, nothing is read here.
+An event loop may read bytes that are in memory, which takes less time than a hop to a thread. It
+must not wait for a disk: not to find a file (``openat2`` with ``RESOLVE_CACHED``), not for what is
+known of it (``statx`` with ``AT_STATX_DONT_SYNC``), and not for its bytes (``preadv2`` with
+``RWF_NOWAIT``). If a call would block or is unsupported, nothing is read and a worker thread does
+it.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["MOST_BYTES", "ReadsAtOnce"]
 
 MOST_BYTES: Final = 2 << 20
-"""Longer reads take a thread: copying them takes longer than the hop."""
+"""Longer reads go to a thread: copying them takes longer than the hop."""
 
 _PAGE_BYTES: Final = 4096
 _MAPPED_BYTES: Final = 1 << 17
-"""From this size on the allocator may ask the system for pages of their own."""
+"""From this size on the allocator may map new pages."""
 
 _OPENAT2: Final = 437  # on all of these
 _MACHINES: Final = frozenset({"x86_64", "aarch64", "ppc64le", "s390x", "riscv64"})
@@ -47,8 +48,8 @@ _AT_STATX_DONT_SYNC_AT_EMPTY_PATH: Final = 0x4000 | 0x1000
 _STATX_BASIC: Final = 0x7FF
 _NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 _NEVER: Final = frozenset({ENOSYS, EPERM, EINVAL, ELOOP, EOPNOTSUPP})
-"""What says that it will not work the next time either: an old kernel, a sandbox, a link on the
-way to the root, another file system further down."""
+"""Errors that will repeat: an old kernel, a sandbox, a link on the way to the root, another file
+system further down."""
 
 
 class _How(ctypes.Structure):
@@ -75,7 +76,7 @@ class _State(ctypes.Structure):
 
 
 class _Calls:
-    """The system's calls; made once."""
+    """The system calls through `ctypes`; created once."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -95,10 +96,10 @@ class _Calls:
         self._how_at = ctypes.addressof(self._how)
 
     def open(self, path: bytes) -> int:
-        """Open a file if the kernel knows the way to it; answer its descriptor.
+        """Open a file if its path is cached in the kernel; return its descriptor.
 
         Raises:
-            OSError: it does not, or there is none.
+            OSError: it is not cached, or does not exist.
         """
         size = ctypes.sizeof(_How)
         fd: int = self._openat2(_OPENAT2, _AT_FDCWD, path, self._how_at, size)
@@ -107,7 +108,7 @@ class _Calls:
         return fd
 
     def state(self, fd: int) -> _State:
-        """Return what the kernel knows of an open file."""
+        """Return the cached state of an open file."""
         found = _State()
         flags = _AT_STATX_DONT_SYNC_AT_EMPTY_PATH
         if self._statx(fd, b"", flags, _STATX_BASIC, ctypes.byref(found)) != 0:
@@ -128,23 +129,23 @@ _calls: Final = _find_calls()
 
 
 class ReadsAtOnce:
-    """Reads below a directory that need not wait. Any thread may call, also at the same time."""
+    """Non-blocking reads below a directory. Thread-safe."""
 
     def __init__(self, root: Path, *, follow_links: bool = False) -> None:
-        """Read below an absolute path. May block, to find out what file system it is on."""
+        """Read below an absolute path. May block, to identify the file system."""
         self._below = os.fsencode(root).rstrip(b"/") + b"/"
         works = not follow_links and opens_without_requests(root)
         self._calls = _calls if works else None
 
     @property
     def active(self) -> bool:
-        """Whether it was not yet found out that no read here can be answered at once."""
+        """Whether reads at once may work here; False once they were found not to."""
         return self._calls is not None
 
     def read_bytes(self, key: str, start: int, stop: int) -> memoryview | None:
         """Return bytes ``[start, stop)`` of a file, or None as `read`; the key is checked.
 
-        What is no file cannot be read at a position, so its kind need not be asked for.
+        Something that is no file cannot be read at a position, so its kind is not checked.
         """
         calls = self._calls
         if calls is None or stop - start > MOST_BYTES:
@@ -167,7 +168,7 @@ class ReadsAtOnce:
             self._calls = None
 
     def is_at(self, place: Place, version: Version) -> bool:
-        """Return whether a file is known to be at a version; False where a thread may know more."""
+        """Return whether a file is known to be at a version; after False a thread must check."""
         calls = self._calls
         if calls is None:
             return False
@@ -183,11 +184,11 @@ class ReadsAtOnce:
         return stat.S_ISREG(found.mode) and _version(found) == version
 
     def read(self, place: Place, byte_range: RangeRequest) -> Retrieved | None:
-        """Return a file or part of it; None where that is to be tried on a thread.
+        """Return a file or part of it; None if a thread must try.
 
         Raises:
-            ObjectNotFoundError: the kernel knows that there is none. Whatever else may be wrong
-                a thread tells.
+            ObjectNotFoundError: the kernel knows that it does not exist. Other errors are left to
+                the thread.
         """
         calls = self._calls
         if calls is None:
@@ -230,7 +231,7 @@ def _read_all(fd: int, start: int, stop: int) -> memoryview | None:
     """Return bytes of an open file; None if it ends before.
 
     Raises:
-        OSError: they are not in memory, as a rule.
+        OSError: usually, they are not in memory.
     """
     length = stop - start
     view = _memory(length)
@@ -242,10 +243,10 @@ def _read_all(fd: int, start: int, stop: int) -> memoryview | None:
 
 
 def _memory(length: int) -> memoryview:
-    """Return memory to read into. Much of it begins where a page does.
+    """Return memory to read into, aligned to a page if it is large.
 
-    The allocator's own pages are used from their 16th byte on. Some processors take more than
-    twice as long to copy there from the system's cache, whose bytes begin where a page does.
+    Memory from the allocator starts 16 bytes into a page. Some processors take more than twice as
+    long to copy there from the system's cache, whose pages are aligned.
     """
     if length < _MAPPED_BYTES:
         return memoryview(np.empty(length, np.uint8))

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["Lane", "Loan", "TakenBackError"]
 
 _PATIENCE_SECONDS: Final = 0.003
-"""A thread that has been at work for so long hands over what it has."""
+"""A thread that has worked for this long hands over its results so far."""
 
 _SLOW_CALL_SECONDS: Final = 0.0005
-"""Calls that take longer wait for a device, so that more threads finish sooner. Shorter ones
-would only wait for each other's turn in the interpreter: 64 small reads of cached files take
-twice as long on two threads as on one."""
+"""Calls that take longer wait for a device, so more threads finish sooner. Shorter ones only
+compete for the interpreter: 64 small reads of cached files take twice as long on two threads as on
+one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,10 +47,10 @@ class _Call:
 
 
 class Lane:
-    """A few threads and the calls that wait for them; usable from any number of event loops."""
+    """A few threads and a queue of calls; usable from any number of event loops."""
 
     def __init__(self, name: str, threads: int) -> None:
-        """Start nothing: threads start with the first calls."""
+        """Start nothing; threads start with the first calls."""
         self.executor: Final = ThreadPoolExecutor(threads, f"icechunk-{name}")
         self._waiting: deque[_Call] = deque()
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Call]]
@@ -58,7 +58,7 @@ class Lane:
         self._turns_lock = threading.Lock()  # held over no await
         self._closed = False
         self.used = False
-        """Whether any call was made: else there is no thread to wait for."""
+        """Whether any call was made; if not, there is no thread to wait for."""
 
     async def run[R](self, work: Callable[[], R]) -> R:
         """Return ``work()``, called on a thread together with others of this turn.
@@ -66,7 +66,7 @@ class Lane:
         Raises:
             StorageClosedError: the lane was closed before the call began.
 
-        Cancellation: ``work`` is not begun, or goes on to its end unheard.
+        Cancellation: ``work`` is not started, or runs to its end and its result is dropped.
         """
         self.used = True
         loop = asyncio.get_running_loop()
@@ -80,12 +80,12 @@ class Lane:
         return result
 
     async def hop[R](self, work: Callable[[], R]) -> R:
-        """Return ``work()``, called on a thread on its own: for work that may take its time.
+        """Return ``work()``, called on a thread by itself: for work that may take long.
 
         Raises:
             StorageClosedError: the lane was closed before.
 
-        Cancellation: ``work`` is not begun, or goes on to its end unheard.
+        Cancellation: ``work`` is not started, or runs to its end and its result is dropped.
         """
         self.used = True
         try:
@@ -97,7 +97,7 @@ class Lane:
         return result
 
     def close(self) -> None:
-        """Wait for the calls that have begun or are waiting; no others begin. May block."""
+        """Wait for running and waiting calls; no others start. May block."""
         self._closed = True
         self.executor.shutdown(wait=True)
 
@@ -121,7 +121,7 @@ class Lane:
         _settle(refused)
 
     def _work(self) -> None:
-        """Do waiting calls until there are none; runs on a thread."""
+        """Run waiting calls until the queue is empty; runs on a thread."""
         done: list[_Call] = []
         began = time.monotonic()
         alone = True
@@ -150,7 +150,7 @@ class Lane:
 
 
 def _hand_over(done: list[_Call]) -> None:
-    """Give results to the loops that wait for them, with one callback for each loop."""
+    """Deliver results to their loops, with one callback for each loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Call]] = {}
     for call in done:
         by_loop.setdefault(call.future.get_loop(), []).append(call)

@@ -1,7 +1,9 @@
-"""What was written and may still be lost in a power cut, and how it is made to last.
+"""The ledger of writes that a power cut could still lose, and the syncs that make them durable.
 
-A file lasts when its bytes and every directory entry that leads to it were synced. A handle
-remembers the files that it wrote and the folders whose entries it changed, up to a bound.
+A file is durable once its bytes and every directory entry that leads to it are synced. Syncing each
+chunk as it is written would cost a wait for the disk each; so a handle remembers the files that it
+wrote and the folders whose entries it changed, up to a bound, and syncs all of them together before
+a conditional write makes them reachable.
 """
 
 from __future__ import annotations
@@ -40,29 +42,29 @@ if TYPE_CHECKING:
 __all__ = ["FEW", "MOST_REMEMBERED", "Ledger", "flush"]
 
 MOST_REMEMBERED: Final = 10_000
-"""Files, and likewise folders, that wait for a sync; together about 4 MB."""
+"""The maximum number of files, and of folders, that wait for a sync; together about 4 MB."""
 
 FEW: Final = 64
-"""So many entries are synced one by one; more are left to one ``syncfs`` where that is sound."""
+"""Up to this many entries are synced one by one; above it one ``syncfs`` does it, if sound."""
 
 _THREADS: Final = 8
 _SLOW_SECONDS: Final = 0.001
-"""Where a sync takes longer, others are asked for at the same time: a thread costs less."""
+"""If a sync takes longer, the next ones run in parallel: a thread costs less."""
 _LARGE_BYTES: Final = 1 << 19
-"""From this size on a device gains by beginning early; smaller files are written out together."""
+"""From this size on early write-out pays; smaller files are written out together."""
 _GONE: Final = MISSING | {errno.ELOOP}
 _NOTHING_TO_SYNC: Final = frozenset({errno.EINVAL, errno.EBADF, errno.EROFS})
-"""How file systems say that a directory is durable anyway."""
+"""Errors by which file systems say that directories need no sync."""
 
 _NO_SYNCFS: Final = frozenset({errno.ENOSYS, errno.EPERM})
-"""How sandboxes refuse a call that they do not know."""
+"""Errors by which sandboxes refuse an unknown system call."""
 
 type _Path = tuple[bytes, ...]
 """Names from the root down."""
 
 
 class _LostWriteError(OSError):
-    """The device did not take what was written; trying again would only hide it."""
+    """The device lost written bytes; syncing again would hide that."""
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ class _Pending:
     files: set[_Path] = field(default_factory=set[_Path])
     folders: set[_Path] = field(default_factory=set[_Path])
     uncounted: bool = False
-    """There is more than is remembered."""
+    """More was written than is remembered."""
 
     def take(self) -> _Pending:
         taken = _Pending(self.files, self.folders, self.uncounted)
@@ -85,24 +87,25 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Home:
-    """The file system that was written first, as a rule the only one below a root."""
+    """The file system that was written first, usually the only one below a root."""
 
     device: int
     directory: int
-    """Open from the first write on: a descriptor reports the failures of its own time."""
+    """Open since the first write, because a descriptor reports only failures since it was
+    opened."""
     at_once: bool
-    """Whether one call syncs all of it."""
+    """Whether one call syncs the whole file system."""
 
 
 class Ledger:
-    """Keeps what is not yet durable. Every method may block; any thread may call.
+    """The writes that are not yet durable. Every method may block; thread-safe.
 
     Attributes:
         active: whether anything is synced at all.
     """
 
     def __init__(self, tree: Tree, *, active: bool) -> None:
-        """Begin with nothing written."""
+        """Start empty."""
         self.active = active
         self._tree = tree
         self._lock = threading.RLock()  # guards the next four; no disk is waited for under it
@@ -117,19 +120,19 @@ class Ledger:
 
     @property
     def used(self) -> bool:
-        """Whether anything was ever noted."""
+        """Whether anything was ever recorded."""
         return self._home is not None or bool(self._above_root)
 
     def filled(self, fd: int, size_bytes: int) -> None:
-        """Let the device begin with a large file, so that the sync has less to wait for."""
+        """Start writing out a large file, so that the sync has less to wait for."""
         if self.active and size_bytes >= _LARGE_BYTES:
             begin_writing_out(fd)
 
     def wrote(self, folder: int, place: Place) -> None:
-        """Remember a file that was just given its name in an open folder.
+        """Record a file that just received its name in an open folder.
 
         Raises:
-            OSError: it could not be remembered, and syncing it at once failed.
+            OSError: it could not be recorded, and syncing it immediately failed.
         """
         if not self.active:
             return
@@ -146,10 +149,10 @@ class Ledger:
             self.secure(place.folders)
 
     def changed(self, folder: int, folders: _Path) -> None:
-        """Remember an open folder that lost an entry.
+        """Record an open folder that lost an entry.
 
         Raises:
-            OSError: it could not be remembered, and syncing it at once failed.
+            OSError: it could not be recorded, and syncing it immediately failed.
         """
         if not self.active:
             return
@@ -160,13 +163,13 @@ class Ledger:
             self.secure(folders)
 
     def made(self, directory: Path) -> None:
-        """Remember a directory above the root in which one was made."""
+        """Record a directory above the root in which another was created."""
         if self.active:
             with self._lock:
                 self._above_root.add(directory)
 
     def secure(self, folders: _Path) -> None:
-        """Make the entries of a folder, and the way to it, durable now.
+        """Make the entries of a folder, and of its parents, durable now.
 
         Raises:
             OSError: they may be lost in a power cut.
@@ -178,16 +181,17 @@ class Ledger:
         self._sync_above_root()
 
     def sync(self) -> None:
-        """Make durable all that was remembered before the call.
+        """Make durable everything recorded before the call.
 
         Raises:
-            StorageError: some of it is lost. Every later call says so again, since the system
+            StorageError: some of it is lost. Every later call raises this again, because the system
                 reports a failed write once and then drops the bytes.
-            OSError: passing trouble; nothing was forgotten.
+            OSError: a transient failure; nothing was dropped from the ledger.
         """
         if not self.active:
             return
-        # One at a time: who finds nothing pending must not return before who took it is done.
+        # One at a time: a caller that finds nothing pending must not return before the one syncing
+        # it.
         with self._syncing:
             if self._lost is None:
                 with self._lock:
@@ -213,7 +217,7 @@ class Ledger:
                 )
 
     def close(self) -> None:
-        """Let go of the directory that is held open, and of threads."""
+        """Close the directory that is held open, and end the threads."""
         self._threads.shutdown()
         with self._lock:
             home, self._home = self._home, None
@@ -221,12 +225,12 @@ class Ledger:
             os.close(home.directory)
 
     def sync_with(self, fd: int) -> None:
-        """Make durable an open file that has no name yet, and all that was remembered before.
+        """Make durable an open file that has no name yet, and everything recorded before.
 
         Both go out together, which takes little more than one of them.
 
         Raises:
-            StorageError, OSError: as `sync`, and likewise for the open file.
+            StorageError, OSError: as `sync`, also for the open file.
         """
         begin_writing_out(fd)
         self.sync()
@@ -264,17 +268,17 @@ class Ledger:
             for some in batched(files, FEW):
                 self._sync_files(some, failures)
             self._each(work, failures)
-        finally:  # what is lost is told once only; whatever else went wrong can be told again
+        finally:  # a loss is reported once only; other errors can be reported again
             for lost in (it for it in failures if isinstance(it, _LostWriteError)):
                 raise lost
         if failures:
             raise failures[0]
 
     def _sync_files(self, files: Iterable[_Path], failures: list[OSError]) -> None:
-        """Have the device begin with all of some files, then wait for each.
+        """Start writing out all of the files, then wait for each.
 
-        So their bytes go out together, and what the first one waits for (as a rule an entry of
-        the journal that all share) is there for the others.
+        So their bytes go out together, and the wait for the first one (usually for a shared entry
+        of the journal) serves the others.
         """
         with ExitStack() as opened:
             work: list[Callable[[], None]] = []
@@ -291,7 +295,7 @@ class Ledger:
             self._each(work, failures)
 
     def _each(self, work: Iterable[Callable[[], None]], failures: list[OSError]) -> None:
-        """Sync one after another; once that takes long, the others at the same time."""
+        """Sync one after another; once that is slow, the rest in parallel."""
         waiting = deque(work)
 
         def next_one() -> None:
@@ -319,7 +323,7 @@ class Ledger:
                 for _ in range(min(len(waiting) - 1, _THREADS)):
                     helpers.append(self._threads.submit(share))  # noqa: PERF401 -- if one fails
             share()
-        finally:  # what fails must not be given back while others are still under way
+        finally:  # failures must not be given back while other syncs still run
             wait(helpers)
         for helper in helpers:
             helper.result()
@@ -351,9 +355,9 @@ class Ledger:
         with self._lock:
             self._above_root -= above
         if not self._root_entered:
-            # Whoever made the root may have died before its own sync, so its entry is synced
-            # once by every handle that writes; a parent that may not be read is let be, and one
-            # that was removed has no entries.
+            # The process that created the root may have died before its sync, so every handle that
+            # writes syncs its entry once. A parent that may not be read is skipped, and one that
+            # was removed has no entries.
             with suppress(PermissionError, FileNotFoundError, NotADirectoryError):
                 with self._tree.folder(()) as root:
                     parent = os.open("..", os.O_RDONLY, dir_fd=root)
@@ -362,7 +366,7 @@ class Ledger:
 
 
 def _remember(pending: _Pending, group: set[_Path], entry: _Path, home: _Home | None) -> bool:
-    """Note one entry, or that there are too many; False where neither would have it synced."""
+    """Record one entry, or that there are too many; False if neither would get it synced."""
     if pending.uncounted or entry in group:
         return True
     if len(group) < MOST_REMEMBERED:

@@ -1,4 +1,4 @@
-"""What the operating system refuses, as errors of the storage contract."""
+"""Translate errors of the operating system to errors of the storage contract."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["MISSING", "explain", "missing", "refuse_link"]
 
 MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENXIO})
-"""On the way to an object that is to be read: there is none."""
+"""Errors on the way to an object that mean it does not exist."""
 
 _DENIED: Final = "Check the owner and the mode of the directory, and how it is mounted"
 _BUSY: Final = "Try again"
@@ -70,9 +70,9 @@ def explain(error: OSError, action: str, path: str, *, key: str | None = None) -
     """Return the contract's error for a failed system call.
 
     Args:
-        error: what the operating system said; the caller raises the answer from it.
-        action: what was asked for, such as ``"read"``.
-        path: the file or directory that it was asked of.
+        error: the error of the operating system; the caller raises the result from it.
+        action: the operation, such as ``"read"``.
+        path: the file or directory concerned.
         key: of the object, where there is one.
     """
     number = error.errno or 0
@@ -85,7 +85,7 @@ def explain(error: OSError, action: str, path: str, *, key: str | None = None) -
 
 
 def missing(key: str) -> ObjectNotFoundError:
-    """Return the error for an object that there is not."""
+    """Return the error for a missing object."""
     return ObjectNotFoundError(f"There is no object {key!r}.", key=key)
 
 

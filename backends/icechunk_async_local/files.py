@@ -1,4 +1,4 @@
-"""Whole operations on files: each is one call that may block, and leaves all or nothing."""
+"""Whole operations on files: each is one blocking call that does everything or nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ __all__ = ["Files"]
 
 _ATTEMPTS: Final = 100
 _LOCKED_TOGETHER: Final = 64
-"""Files that are deleted with one lock; a few milliseconds at most."""
+"""Files deleted under one lock; a few milliseconds at most."""
 _STEP_BYTES: Final = 1 << 20
 _MOST_AT_ONCE: Final = 2 << 20
 _READ: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
@@ -59,7 +59,7 @@ _NOT_IN_KERNEL: Final = frozenset(
 
 
 class Files:
-    """The operations of one storage. Any thread may call, also at the same time."""
+    """The operations of one storage. Thread-safe."""
 
     def __init__(
         self, tree: Tree, ledger: Ledger, publisher: Publisher, capabilities: Capabilities
@@ -78,10 +78,11 @@ class Files:
         return retrieved
 
     def read_bytes(self, place: Place, start: int, stop: int) -> bytes | None:
-        """Return bytes ``[start, stop)`` of a file; None where `read` tells what is wrong.
+        """Return bytes ``[start, stop)`` of a file; None if `read` must find the error.
 
-        What is no file cannot be read at a position, so its kind need not be asked for. Nor is its
-        size, and so no more is asked for than may be set aside on anybody's word.
+        Something that is no file cannot be read at a position, so its kind is not checked. Its size
+        is not checked either, so the length is bounded by memory that may be allocated on an
+        unverified request.
         """
         if stop - start > _MOST_AT_ONCE:
             return None
@@ -112,7 +113,7 @@ class Files:
         return self._write(place, partial(self._fill, view, loan), expected)
 
     def copy(self, source: Place, target: Place, if_version: Version | None) -> Version:
-        """Write the bytes of one file to another; they leave the kernel only where they must."""
+        """Copy one file to another, inside the kernel if possible."""
         fd = self._open(source)
         try:
             found = self._state_of_object(fd, source)
@@ -176,8 +177,8 @@ class Files:
             for attempt in range(_ATTEMPTS):
                 try:
                     return self._write_once(place, fill, expected)
-                except FileNotFoundError:  # someone removes empty folders: make them again
-                    if attempt > _ATTEMPTS // 10:  # in step with us, as it seems
+                except FileNotFoundError:  # someone removes empty folders: create them again
+                    if attempt > _ATTEMPTS // 10:  # the remover seems to run in lockstep
                         time.sleep(secrets.randbelow(1000) / 1e6)
         except OSError as error:
             raise self._explain(error, "write", place) from error
@@ -247,7 +248,7 @@ class Files:
                 yield from failures
                 if gone:
                     self.ledger.changed(folder, gone[0].folders)
-            except OSError as error:  # what is gone may come back after a power cut
+            except OSError as error:  # a deletion may be undone by a power cut
                 for place in gone or group:
                     yield DeleteFailure(place.key, self._explain(error, "delete", place))
             except IcechunkError as error:
@@ -276,7 +277,7 @@ class Files:
             try:
                 with self.tree.folder(folders) as fd:
                     os.rmdir(name, dir_fd=fd)
-            except OSError:  # as a rule it is not empty; nothing depends on its removal
+            except OSError:  # usually it is not empty; nothing depends on its removal
                 return
 
     def _require(self, promise: str) -> None:
@@ -300,7 +301,7 @@ class Files:
 
 
 def _is_directory(folder: int, name: bytes) -> bool:
-    """Return whether this is a folder, which is no object: systems differ in what they say."""
+    """Return whether this is a folder, because systems report that by different errors."""
     try:
         return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except OSError:
@@ -308,10 +309,10 @@ def _is_directory(folder: int, name: bytes) -> bool:
 
 
 def _read_all(fd: int, start: int, stop: int) -> memoryview:
-    """Read bytes that are there, or as many as there are.
+    """Read the bytes of a range, or those that exist.
 
-    Much memory of NumPy's comes in pages of megabytes, where the system has them: half of the time
-    would be spent on touching so many small ones for the first time.
+    NumPy allocates large buffers in pages of megabytes if the system has them; touching the same
+    memory in small pages for the first time would take half of the time.
     """
     view = memoryview(np.empty(stop - start, np.uint8))
     have = count = os.preadv(fd, (view,), start)

@@ -59,7 +59,7 @@ _ON_THIS_MACHINE: Final = frozenset({_EXT, _XFS, _BTRFS, _F2FS, _TMPFS})
 _WRITE: Final = 2
 """Of ``sync_file_range``: begin, and wait for nothing."""
 _FIRST_WITH_ERRORS: Final = (5, 8)
-"""The first Linux whose ``syncfs`` answers failed writes."""
+"""The first Linux whose ``syncfs`` reports failed writes."""
 
 
 def has_common_locks(directory: int) -> bool:
@@ -73,7 +73,7 @@ def has_common_locks(directory: int) -> bool:
 
 
 def opens_without_requests(path: Path) -> bool:
-    """Return whether what is below a path, which need not exist, is on a disk of this machine."""
+    """Return whether a path, which need not exist, is on a disk of this machine."""
     if sys.platform != "linux":
         return False
     while not os.path.lexists(path):
@@ -89,7 +89,7 @@ def opens_without_requests(path: Path) -> bool:
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:
-    """Return what tells the file system of a path on a disk of this machine from all others."""
+    """Return the identity of the file system of a path; None unless on a disk of this machine."""
     if not opens_without_requests(path):
         return None
     return path.stat().st_dev, os.statvfs(path).f_fsid
@@ -121,9 +121,9 @@ def sync_file_system(directory: int) -> None:
 
 
 def begin_writing_out(fd: int) -> None:
-    """Have the system begin to write out an open file, where it can be asked to.
+    """Start writing out an open file, if the system supports it.
 
-    Nothing is waited for and nothing is promised; whoever syncs later hears of failures.
+    It neither waits nor promises anything; a later sync reports failures.
     """
     if sys.platform == "linux" and hasattr(_libc(), "sync_file_range"):
         offset = ctypes.c_int64(0)
@@ -131,7 +131,7 @@ def begin_writing_out(fd: int) -> None:
 
 
 def _kind(directory: int) -> int | None:
-    """Return ``f_type``, the first word of ``struct statfs``; None where it cannot be had."""
+    """Return ``f_type``, the first word of ``struct statfs``; None if it is unavailable."""
     reply = ctypes.create_string_buffer(512)
     if _libc().fstatfs(directory, reply) != 0:
         return None
@@ -148,10 +148,10 @@ _LONGEST_PAUSE_SECONDS: Final = 0.01
 
 
 def try_lock(directory: int, *, exclusive: bool) -> bool:
-    """Lock an open directory if that needs no waiting.
+    """Try to lock an open directory without waiting.
 
     Raises:
-        OSError: there are no locks here.
+        OSError: the file system has no locks.
     """
     if sys.platform == "win32":
         raise NotImplementedError
@@ -163,10 +163,10 @@ def try_lock(directory: int, *, exclusive: bool) -> bool:
 
 
 def unlock(directory: int) -> None:
-    """Let others have the lock.
+    """Release the lock.
 
-    Closing the descriptor would not do: a child process that was forked in this moment has a
-    copy of it until it starts its own program.
+    Closing the descriptor is not enough: a child process forked at this moment holds a copy until
+    it starts its program.
     """
     if sys.platform != "win32":
         fcntl.flock(directory, fcntl.LOCK_UN)
@@ -176,13 +176,13 @@ def unlock(directory: int) -> None:
 def locked(
     directory: int, path: Callable[[], str], *, exclusive: bool, timeout_seconds: float
 ) -> Generator[None]:
-    """Hold the lock of an open directory; those who share it keep out only who wants it alone.
+    """Hold the lock of an open directory, shared or exclusive.
 
     Args:
         directory: an open directory.
-        path: answers where it is, for a message.
-        exclusive: keep out all others.
-        timeout_seconds: how long to wait for them.
+        path: returns its path, for a message.
+        exclusive: exclude all others; a shared lock excludes only exclusive ones.
+        timeout_seconds: maximum wait.
 
     Raises:
         StorageUnavailableError: others held it all the time.
@@ -207,7 +207,7 @@ def locked(
 
 
 def _holders(directory: int) -> str:
-    """Name the processes that hold the lock, where the system tells."""
+    """Name the processes that hold the lock, if the system lists them."""
     inode = os.fstat(directory).st_ino
     try:
         table = Path("/proc/locks").read_text(encoding="ascii", errors="replace")
@@ -233,17 +233,17 @@ _ONE_MACHINE: Final = (
 )
 
 _fine: Final[set[tuple[int, int]]] = set()
-"""File systems where everything was seen to work."""
+"""File systems where every trial succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What works in a directory."""
+    """The operations that work in a directory."""
 
     links: bool
-    """A second name for a file is made in one step, unless the name is taken."""
+    """A hard link is created in one step, and fails if the name is taken."""
     locks: bool
-    """A directory can be locked against everyone who writes there."""
+    """A directory can be locked against every other writer."""
     exact_times: bool
     """Files keep the microseconds of their times."""
 
@@ -258,13 +258,13 @@ class _Findings:
 def probe(
     url: str, root: Path, *, single_machine: bool, read_only: bool = False
 ) -> tuple[Abilities, Capabilities]:
-    """Try what a directory can do, in a folder that is removed again.
+    """Try the promises of a directory in a temporary folder.
 
-    A root that does not exist yet is not made: to look whether there is a repository must leave
-    no trace. Its nearest existing parent, on whose file system it will be, is tried instead.
+    A root that does not exist is not created: looking for a repository must leave no trace. Its
+    nearest existing parent, which is on the same file system, is tried instead.
 
     Raises:
-        InvalidURLError: there is something else than a directory.
+        InvalidURLError: the path is not a directory.
     """
     place = root
     while not os.path.lexists(place):
@@ -298,10 +298,10 @@ def probe(
 
 
 def remove_abandoned(root: Path) -> None:
-    """Remove old unfinished files directly below the root, where it has few entries.
+    """Remove old unfinished files directly below the root, if it has few entries.
 
-    Those of killed writers in other folders stay: to look for them there would mean to list
-    every chunk. They are hidden from listings and may be deleted when they are a day old.
+    Those of killed writers in other folders stay, because finding them would require listing every
+    chunk. They are hidden from listings and may be deleted when they are a day old.
     """
     oldest = time.time_ns() - _ABANDONED_AFTER_SECONDS * 10**9
     with suppress(OSError), os.scandir(root) as entries:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["PAGE_ENTRIES", "next_page", "states_in", "walk"]
 
 PAGE_ENTRIES: Final = 1000
-"""Entries that are fetched with one hop."""
+"""Entries fetched with one hop."""
 
 _GONE: Final = frozenset({ENOENT, ENOTDIR, ELOOP})
 _NO_SUCH_FOLDER: Final = frozenset({ENOENT, ENOTDIR, ENAMETOOLONG})
@@ -37,22 +37,22 @@ type _Path = tuple[bytes, ...]
 
 
 def next_page(entries: Iterator[ListEntry]) -> list[ListEntry]:
-    """Draw the next entries of a walk; fewer than `PAGE_ENTRIES` at its end."""
+    """Return the next entries of a walk; fewer than `PAGE_ENTRIES` at its end."""
     return list(islice(entries, PAGE_ENTRIES))
 
 
 def walk(tree: Tree, prefix: str, start_after: str | None, *, grouped: bool) -> Iterator[ListEntry]:
     """List the objects whose keys begin with ``prefix``, in the order of their bytes.
 
-    Between two entries nothing is held open, so a walk can be left at any point. What
-    disappears meanwhile is left out; so is what is no object: links, special files, unfinished
-    files, and names that are not UTF-8.
+    Nothing is held open between two entries, so a walk can be abandoned at any point. Files that
+    disappear meanwhile are left out. So is everything that is no object: links, special files,
+    unfinished files, and names that are not UTF-8.
 
     Args:
         tree: the directory of the storage.
         prefix: beginning of the keys.
-        start_after: leave out what is not greater.
-        grouped: answer the folders below the prefix instead of what is in them.
+        start_after: leave out entries that are not greater.
+        grouped: return the folders below the prefix instead of their contents.
 
     Raises:
         PermissionDeniedError: the prefix leads through a symbolic link.
@@ -194,7 +194,7 @@ def _next_files(entries: list[bytes]) -> list[bytes]:
 
 
 def _describe(tree: Tree, folders: _Path, names: list[bytes]) -> list[ListEntry]:
-    """Ask for size and time of some files of one folder."""
+    """Return size and time of some files of one folder."""
     base = "".join(name.decode() + "/" for name in folders)
     described: list[ListEntry] = []
     try:

@@ -31,12 +31,12 @@ __all__ = [
 ]
 
 RESERVED_PREFIX: Final = b".icechunk-tmp-"
-"""How the names of unfinished files begin; no key may use it, and no listing shows it."""
+"""The prefix of unfinished files; no key may use it, and no listing shows it."""
 
 _RESERVED: Final = RESERVED_PREFIX.decode()
 _MAX_NAME_BYTES: Final = 255
 _SHORT: Final = _MAX_NAME_BYTES // 4
-"""No key of so many characters has a segment that is too long in UTF-8."""
+"""No key of at most this many characters has a segment that is too long in UTF-8."""
 _OFFICIAL_TEMPORARY = re.compile(rb"#[0-9]+\Z")
 
 # O_PATH asks for no permission to list the folders on the way, only to pass through them.
@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 
 def is_reserved(name: bytes) -> bool:
-    """Return whether a file name belongs to an unfinished file, of ours or the official engine's.
+    """Return whether a name is that of an unfinished file, ours or the official engine's.
 
     That engine writes ``name#1`` and renames it; it can neither read nor list such names.
     """
@@ -62,7 +62,7 @@ def is_reserved(name: bytes) -> bool:
 
 
 def is_plain(key: str) -> bool:
-    """Return whether ``key`` is a folder and a name with which nothing can be wrong."""
+    """Return whether ``key`` is a folder and a name that need no further checks."""
     folder, _, name = key.partition("/")
     return len(key) <= _SHORT and folder.isalnum() and name.isalnum()
 
@@ -137,16 +137,16 @@ class Tree:
         return os.fsdecode(self._below + b"/".join((*folders, name))).rstrip("/")
 
     def open_file(self, folders: tuple[bytes, ...], name: bytes, flags: int) -> int:
-        """Open a file below the root and answer its descriptor."""
+        """Open a file below the root and return its descriptor."""
         flags |= self.nofollow
         if not folders:
             return os.open(self._below + name, flags)
         return _step(self.open_folder(folders), name, flags)
 
     def open_folder(self, folders: tuple[bytes, ...], *, to_list: bool = False) -> int:
-        """Open a folder, link by link not followed, and answer its descriptor.
+        """Open a folder without following links, and return its descriptor.
 
-        With ``to_list`` the descriptor can be listed, locked and synced, too.
+        With ``to_list`` the descriptor can also be listed, locked and synced.
         """
         last = _LIST if to_list else _PASS
         if not folders:
@@ -159,11 +159,11 @@ class Tree:
         return fd
 
     def make_folder(self, folders: tuple[bytes, ...], made: Callable[[Path], None]) -> int:
-        """Open a folder to list, made with all above it where it is missing.
+        """Open a folder for listing; create it and its parents if missing.
 
         Args:
             folders: names from the root down.
-            made: told the path of each directory that got a new entry outside the root.
+            made: called with each directory outside the root that received a new entry.
         """
         _make_root(self.root, made)
         fd = os.open(self.root, _LIST)
@@ -198,7 +198,7 @@ class Tree:
 
 
 def _step(parent: int, name: bytes, flags: int) -> int:
-    """Open what is in the folder ``parent``, which is closed."""
+    """Open a name in the folder ``parent``, and close the folder."""
     try:
         return os.open(name, flags, dir_fd=parent)
     finally:
@@ -223,7 +223,7 @@ _MOST: Final = 16
 
 
 class _Folder:
-    """An open folder, which is closed when nobody uses it any more."""
+    """An open folder, closed when the last user drops it."""
 
     __slots__ = ("descriptor",)
 
@@ -235,10 +235,10 @@ class _Folder:
 
 
 class KeptFolders:
-    """Opens files of a few folders that are kept open. Any thread may call, also at the same time.
+    """Opens files in a few folders that stay open. Thread-safe.
 
-    What is put in place of such a folder is only seen once a file is missing in it: this is for
-    files that never change and whose names are never given again.
+    A folder put in place of an open one is noticed only once a file is missing: this is for files
+    that never change and whose names are never reused.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -247,10 +247,10 @@ class KeptFolders:
         self._open: dict[tuple[bytes, ...], _Folder] = {}
 
     def open_file(self, folders: tuple[bytes, ...], name: bytes, flags: int) -> int:
-        """Open a file as ``Tree.open_file`` does and answer its descriptor."""
+        """Open a file as ``Tree.open_file`` does and return its descriptor."""
         if not folders:
             return self._tree.open_file(folders, name, flags)
-        # Whoever uses a folder holds it, so that another thread cannot close it meanwhile.
+        # The local reference keeps the folder open while another thread drops it.
         folder = self._open.get(folders)
         if folder is None:
             folder = _Folder(self._tree.open_folder(folders))
@@ -264,5 +264,5 @@ class KeptFolders:
             raise
 
     def close(self) -> None:
-        """Let go of all folders."""
+        """Close all folders that are not in use."""
         self._open.clear()

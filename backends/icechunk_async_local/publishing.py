@@ -1,9 +1,9 @@
-"""From a finished file under a reserved name to an object, in one step that others see whole.
+"""Publish a finished file under its final name, in one atomic step.
 
-Whoever gives, takes or moves a name in a folder holds the folder's lock: shared where it does not
-matter what was there before, alone where it does. Creations need no lock where hard links work:
-the kernel makes a link only where the name is free. The folder cannot disappear meanwhile, since
-it holds the unfinished file.
+Every change of a name in a folder happens under the folder's lock: shared if the previous state
+does not matter, exclusive if it does. A creation needs no lock if hard links work, because the
+kernel creates a link only if the name is free. The folder cannot disappear meanwhile, because it
+holds the unfinished file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NOTHING_HAPPENED: Final = frozenset(
     {errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV}
     | {errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EBUSY}
 )
-"""What the kernel says before it begins; after anything else the name may have been given."""
+"""Errors that the kernel raises before it starts; after any other the name may be in place."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ def draft(
     Args:
         folder: an open folder.
         fill: writes all bytes to the descriptor that it is given.
-        sync: makes them durable.
+        sync: makes the file durable.
 
     Raises:
         FileNotFoundError: the folder was removed.
@@ -96,10 +96,10 @@ def draft(
 
 
 class Publisher:
-    """Gives finished files their names, as far as their file system allows."""
+    """Gives finished files their names, by the means of the file system."""
 
     def __init__(self, tree: Tree, abilities: Abilities, lock_timeout_seconds: float) -> None:
-        """Keep what was found out about the file system."""
+        """Store the abilities of the file system."""
         self._tree = tree
         self._abilities = abilities
         self._lock_timeout_seconds = lock_timeout_seconds
@@ -109,7 +109,7 @@ class Publisher:
 
         Raises:
             PreconditionFailedError: it is in another state; nothing changed.
-            OutcomeUnknownError: the file system failed when asked.
+            OutcomeUnknownError: the file system failed and the outcome is open.
             OSError: nothing changed.
         """
         if expected is None:
@@ -137,7 +137,7 @@ class Publisher:
             return version_of(finished.state)
 
     def lock(self, folder: int, place: Place, *, exclusive: bool) -> AbstractContextManager[None]:
-        """Hold the lock of an open folder, where there are locks."""
+        """Hold the lock of an open folder, if locks work."""
         if not self._abilities.locks:
             return nullcontext()
         return locked(
@@ -162,7 +162,7 @@ class Publisher:
         finished.kept = False
 
     def _link(self, finished: Draft, place: Place) -> bool:
-        """Give the file its name where that is free; False where links cannot be made."""
+        """Link the file to its name if that is free; False if links do not work."""
         folder = finished.folder
         try:
             try:
@@ -174,7 +174,8 @@ class Publisher:
                 _clear_the_way(folder, place)
                 _link_in(folder, finished.name, place.name)
         except FileExistsError:
-            # NFS repeats a request whose answer was lost, and so may refuse what it has done.
+            # NFS repeats a request whose reply was lost, and may so refuse what it has already
+            # done.
             own = os.stat(finished.name, dir_fd=folder, follow_symlinks=False)
             if own.st_nlink < 2:
                 raise refused(place.key, ABSENT, _state_of(folder, place.name)) from None
@@ -211,7 +212,7 @@ def _state_of(folder: int, name: bytes) -> os.stat_result | None:
 
 
 def _clear_the_way(folder: int, place: Place) -> None:
-    """Remove an empty folder that has the name of the object, left over from longer keys.
+    """Remove an empty folder with the name of the object, left over from longer keys.
 
     Raises:
         IsADirectoryError: it is not empty.
@@ -225,7 +226,7 @@ def _clear_the_way(folder: int, place: Place) -> None:
 
 
 def _set_later(finished: Draft, than_us: int) -> None:
-    """Give a finished file a time after that of the object that it replaces."""
+    """Set the time of a finished file later than that of the object it replaces."""
     time_ns = next_time_us(later_than=than_us) * 1000
     os.utime(finished.name, ns=(time_ns, time_ns), dir_fd=finished.folder, follow_symlinks=False)
     flags = os.O_RDONLY | os.O_NOFOLLOW

@@ -1,4 +1,4 @@
-"""The storage itself: on the loop is done what need not wait, all else on threads."""
+"""The storage: non-blocking work runs on the loop, everything else on threads."""
 
 from __future__ import annotations
 
@@ -47,20 +47,21 @@ if TYPE_CHECKING:
 __all__ = ["LocalStorage", "open_local"]
 
 _THREADS: Final = 4
-"""For reading, and as many for writing: who waits for a lock keeps no reader waiting."""
+"""For reading, and the same number for writing, so that a writer waiting for a lock delays no
+reader."""
 
 _LOCK_TIMEOUT_SECONDS: Final = 30.0
 
 _TURN_BYTES: Final = 1 << 21
 _FILE_BYTES: Final = 1 << 16
-"""What is read on the event loop before others on it get their turn: about a millisecond, where a
-file takes as long as so many bytes."""
+"""Bytes read on the event loop before other tasks get a turn, about a millisecond. Opening a file
+counts as `_FILE_BYTES`."""
 
 _SMALL_BYTES: Final = 1 << 17
-"""What is copied to the system in a fraction of the time that naming the file takes."""
+"""Writing this much takes a fraction of the time of creating the file."""
 
 _OPENS_BELOW: Final = os.open in os.supports_dir_fd
-"""Whether the system opens a file by its name in an open directory."""
+"""Whether the system opens files relative to an open directory."""
 
 
 @asynccontextmanager
@@ -75,8 +76,8 @@ async def open_local(
 ) -> AsyncGenerator[LocalStorage]:
     """Open the directory that ``file:///path`` names; it is made by the first write.
 
-    What the directory can be trusted with is tried when it is opened: hard links, locks on
-    directories, exact times of files. ``capabilities`` tell the result. Reads need none of them.
+    The directory is tried when it is opened: hard links, locks on directories, exact file times.
+    ``capabilities`` hold the result. Reads need none of them.
 
     Programs that write the same directory without these locks, such as the official engine, are
     not protected from updates that are made here, nor these from them.
@@ -99,7 +100,7 @@ async def open_local(
         InvalidInputError: an option has a value that it cannot have.
         StorageError: closing the storage could not make everything durable.
 
-    Cancellation: on leaving, what runs on threads goes on to its end.
+    Cancellation: on leaving, work on threads runs to its end.
     """
     description = _describe(
         url,
@@ -139,8 +140,7 @@ async def open_local(
 class LocalStorage:
     """A `Storage` in a directory; made by `open_local`.
 
-    It also answers without an event loop (`BlockingStorage`), and
-    bytes alone (`ByteReads`).
+    It also works without an event loop (`BlockingStorage`), and reads bytes alone (`ByteReads`).
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class LocalStorage:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What was found out when the directory was opened."""
+        """The promises found when the directory was opened."""
         return self._files.capabilities
 
     @property
@@ -174,28 +174,28 @@ class LocalStorage:
         return self._description
 
     async def close(self) -> None:
-        """Wait for what is under way, make it durable, and refuse further use.
+        """Wait for running operations, make their writes durable, and refuse further use.
 
         Raises:
-            StorageError: what was written may not survive a power cut.
+            StorageError: some writes may not survive a power cut.
 
-        Cancellation: closing goes on to its end on its thread.
+        Cancellation: closing continues on its thread.
         """
         if not self._closed:
             self._closed = True
             if not (self._readers.used or self._writers.used or self._files.ledger.used):
                 self._finish()  # there is nothing to wait for
                 return
-            # On a thread of the loop's own: those of the lanes are waited for.
+            # On a thread of the loop, because those of the lanes are waited for.
             try:
                 closing = asyncio.get_running_loop().run_in_executor(None, self._finish)
-            except RuntimeError:  # the interpreter exits and begins nothing more on threads
+            except RuntimeError:  # the interpreter exits and starts nothing on threads
                 self._finish()
             else:
                 await asyncio.shield(closing)
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Read a file or part of it: at once where it is in memory, else on a thread."""
+        """Read a file or part of it: at once if it is in memory, else on a thread."""
         place = self._place(key)
         if self._read_this_turn > _TURN_BYTES:  # before reading, so that nothing is held meanwhile
             self._read_this_turn = 0
@@ -246,7 +246,7 @@ class LocalStorage:
                 return
 
     async def list_names(self, folder: str) -> list[str]:
-        """Return the names of what is directly in a folder, with one hop."""
+        """Return the names directly in a folder, with one hop."""
         place = self._place(folder)
         return await self._readers.hop(partial(self._list_names, place))
 
@@ -275,7 +275,7 @@ class LocalStorage:
         return self._files.read_bytes(self._place(key), start, stop)
 
     def read_bytes_at_once(self, key: str, start: int, stop: int) -> memoryview | None:
-        """Return bytes of a file that are in memory, until it is the turn of others."""
+        """Return bytes of a file that are in memory; None if not, or if other tasks are due."""
         if self._closed or not is_plain(key):
             self._place(key)  # tells what is wrong; the place itself is not needed
         if self._read_this_turn > _TURN_BYTES:
@@ -288,9 +288,9 @@ class LocalStorage:
     def put_blocking(self, key: str, data: Data) -> Version:
         """Write one whole file, on this thread; small ones one after another.
 
-        At each of a dozen calls of the system a thread lets others have the interpreter: two that
-        write at the same time change places all the time, which takes longer than to wait. Where a
-        call may ask another machine, waiting for its answers at the same time is worth more.
+        A thread releases the interpreter at each of a dozen system calls: two threads that write at
+        the same time alternate constantly, which takes longer than waiting. On a network file
+        system parallel writes are worth more.
         """
         place = self._place(key)
         if memoryview(data).nbytes > _SMALL_BYTES or not self._at_once.active:
@@ -371,7 +371,7 @@ def _describe(
     read_only: bool,
     follow_links: bool,
 ) -> StorageDescription:
-    """Check the options; answer the URL with those that differ from their defaults."""
+    """Check the options; return the URL with those that differ from their defaults."""
     if durability not in ("commit", "none"):
         raise InvalidInputError(
             f"durability={durability!r} is not known. Use 'commit' or 'none'.",

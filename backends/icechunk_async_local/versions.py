@@ -1,7 +1,7 @@
-"""What tells two states of a file apart: its inode, its time and its size.
+"""Versions of files: inode, time and size.
 
-Rust's ``object_store`` makes the same tag of a local file. It holds because a file is never
-changed once it has its name, and because every file gets a time of its own before that.
+Rust's ``object_store`` builds the same tag for a local file. It is sound because a file is never
+changed once it has its name, and because every file gets a distinct time before that.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = [
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_US: Final = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
-"""The last time that can be told."""
+"""The latest time that `datetime` can express."""
 
 
 class _Times:
-    """Answers times that grow, for all threads of the process."""
+    """Strictly increasing times for all threads of the process."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -49,12 +49,12 @@ _times: Final = _Times()
 
 
 def version_of(found: os.stat_result) -> Version:
-    """Return the version of the file that ``found`` was asked of."""
+    """Return the version of a file in state ``found``."""
     return version_from(found.st_ino, time_us(found), found.st_size)
 
 
 def version_from(inode: int, modified_us: int, size_bytes: int) -> Version:
-    """Return the version of a file of which this is known."""
+    """Return the version of a file with these properties."""
     return Version(f"{inode:x}-{modified_us:x}-{size_bytes:x}")
 
 
@@ -64,7 +64,7 @@ def modified_at(found: os.stat_result) -> datetime:
 
 
 def modified_at_us(since_us: int) -> datetime:
-    """Return the moment so many microseconds after the beginning of 1970."""
+    """Return the time of this number of microseconds since 1970."""
     return _EPOCH + timedelta(microseconds=min(since_us, LAST_US))
 
 
@@ -74,7 +74,7 @@ def time_us(found: os.stat_result) -> int:
 
 
 def next_time_us(later_than: int = 0) -> int:
-    """Return a time for a new file: now, or a little later where that was given out already.
+    """Return a time for a new file: now, or slightly later if that was already used.
 
     Args:
         later_than: microseconds since 1970; the answer is greater.
