@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Clients", "Proof", "Tuning", "released"]
 
 _EARLY: Final = timedelta(minutes=2)
-"""How long before its end a SAS token is fetched again."""
+"""A SAS token is renewed this long before it expires."""
 _RECENT: Final = 16
-"""SAS tokens that may still stand in requests that are under way."""
+"""Earlier SAS tokens kept, because requests in flight may still carry them."""
 _SCOPE: Final = "https://storage.azure.com/.default"
 _LATER: Final = datetime.max.replace(tzinfo=UTC)
 
@@ -49,7 +49,7 @@ class Proof:
         """Make the credential; may read files, so call it off the loop."""
         self.credential: Any = None
         self.expires: datetime | None = None
-        """When the SAS token or token in use ends."""
+        """When the SAS token or bearer token in use expires."""
         self._login = login
         self._owned: Any = None
         self._fetch: Callable[[], Awaitable[str]] | None = None
@@ -85,11 +85,11 @@ class Proof:
         return fetch
 
     async def refresh(self) -> None:
-        """Fetch a new SAS token where one is to be fetched and is about to end.
+        """Fetch a new SAS token if the current one comes from a callback and is about to expire.
 
         Raises:
-            InvalidInputError: the callback answered no SAS token.
-            Exception: what the callback raised.
+            InvalidInputError: the callback did not return a SAS token.
+            Exception: the callback failed.
         """
         if self._fetch is None or not self._is_ending():
             return
@@ -116,7 +116,7 @@ class Proof:
         token = getattr(answer, "token", answer)
         if not isinstance(token, str) or "sig=" not in token:
             raise InvalidInputError(
-                "The function given as sas_token answered no SAS token. It must answer "
+                "The function given as sas_token returned no SAS token. It must return "
                 "what follows the '?' of a SAS URL.",
                 option="sas_token",
             )
@@ -136,7 +136,7 @@ class Proof:
         return f"Bearer {(await self.credential.get_token(_SCOPE)).token}"
 
     async def close(self) -> None:
-        """Close a credential that was made here."""
+        """Close a credential that was created here."""
         owned, self._owned = self._owned, None
         close = getattr(owned, "close", None)
         if close is not None:
@@ -144,13 +144,13 @@ class Proof:
 
 
 class _Tokens:
-    """What the driver asks for tokens; it keeps one until it ends.
+    """The token credential given to the driver, which keeps a token until it expires.
 
-    The end is noted, since a refusal that has no body does not tell that it was the reason.
+    The expiry is recorded, because a refusal without a body does not say that it was the reason.
     """
 
     def __init__(self, fetch: Callable[..., Awaitable[AccessToken]], proof: Proof) -> None:
-        """Remember whom to ask."""
+        """Wrap a credential or function."""
         self._fetch = fetch
         self._proof = proof
 
@@ -159,7 +159,7 @@ class _Tokens:
         token = await self._fetch(*scopes, **options)
         if not hasattr(cast("object", token), "expires_on"):
             raise InvalidInputError(
-                "The function given as credential answered no AccessToken(token, expires_on).",
+                "The function given as credential returned no AccessToken(token, expires_on).",
                 option="credential",
             )
         seconds = min(token.expires_on, _LATER.timestamp() - 1)
@@ -167,7 +167,7 @@ class _Tokens:
         return token
 
     async def close(self) -> None:
-        """Do nothing: what it asks is closed by who made it."""
+        """Do nothing: the owner of the wrapped credential closes it."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -177,7 +177,7 @@ class _Tokens:
 
 
 def _end_of(token: str) -> datetime | None:
-    """Return when a SAS token ends, where it says so."""
+    """Return when a SAS token expires, if it says so."""
     try:
         end = datetime.fromisoformat(parse_qs(token)["se"][0])
     except (KeyError, ValueError):
@@ -187,18 +187,18 @@ def _end_of(token: str) -> datetime | None:
 
 _CONNECTIONS: Final = 128
 _IDLE_SECONDS: Final = 4.0
-"""How long an unused connection is kept: less than servers do (Azurite: 5 s). What is sent into a
-connection that is being closed has an unknown outcome."""
+"""How long an unused connection is kept: less than servers do (Azurite: 5 s). A request sent into a
+closing connection has an unknown outcome."""
 _PIECE_BYTES: Final = 512 * 1024
 _REFUSED: Final = frozenset({"AuthenticationFailed", "InvalidAuthenticationInfo"})
-"""What the service says of credentials that are not, or no longer, good."""
+"""Error codes of invalid or expired credentials."""
 _CLOSE_SECONDS: Final = 1.0
 _WHOLE_BYTES: Final = 1 << 40
-"""Objects come in one answer, and so from one version, however large they are."""
+"""Download any object in one reply, so that all its bytes are from one version."""
 
 
 class Tuning:
-    """How patient a client is."""
+    """Timeouts of a client."""
 
     __slots__ = ("connect_timeout_seconds", "timeout_seconds")
 
@@ -215,10 +215,10 @@ class LostReplyError(aiohttp.ClientConnectionError):
 async def _send_once(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """Keep aiohttp from sending a conditional write again when a connection breaks.
+    """Prevent aiohttp from repeating a conditional write when a connection breaks.
 
-    The second one would be refused because the first one landed, and another writer may have
-    replaced it in between.
+    The repetition would be refused because the first request landed, and another writer may have
+    replaced the blob in between.
     """
     try:
         return await handler(request)
@@ -238,9 +238,9 @@ _opened: Final[ContextVar[list[aiohttp.ClientResponse] | None]] = ContextVar(
 
 @contextmanager
 def released() -> Generator[None]:
-    """Give back the connections of the requests in the block, also where it is cancelled.
+    """Release the connections of the requests in the block, also if it is cancelled.
 
-    The driver leaves them to the garbage collector when the reading of a body is broken off.
+    The driver leaves them to the garbage collector if reading a body is interrupted.
     """
     responses: list[aiohttp.ClientResponse] = []
     token = _opened.set(responses)
@@ -249,19 +249,19 @@ def released() -> Generator[None]:
     finally:
         _opened.reset(token)
         for response in responses:
-            response.close()  # nothing, where the body was read to its end
+            response.close()  # no effect if the body was read to its end
 
 
 class _Session:
-    """An aiohttp session that sends large bodies in pieces, so that the loop goes on meanwhile.
+    """An aiohttp session that sends large bodies in pieces, so that the loop is not blocked.
 
-    A request whose SAS token the service refuses is sent once more where there is a newer one.
+    A request whose SAS token the service refuses is sent once more if there is a newer token.
     """
 
     auto_decompress = False
 
     def __init__(self, session: aiohttp.ClientSession, proof: Proof) -> None:
-        """Send through ``session``, for whom ``proof`` shows."""
+        """Send through ``session`` with the credential of ``proof``."""
         self._session = session
         self._proof = proof
 
@@ -294,24 +294,24 @@ class _Session:
 
 
 class _FileSystem(AzureBlobFileSystem):  # type: ignore[misc, unused-ignore]
-    """adlfs's file system over a client of our making.
+    """adlfs's file system over a client created here.
 
-    Its own way of connecting lets the environment override what the caller gave, knows no plain
-    http, and passes on neither timeouts nor retries.
+    Its own way of connecting lets the environment override the caller's options, does not know
+    plain http, and passes on neither timeouts nor retries.
     """
 
     def do_connect(self) -> None:
-        """Take the client that was given."""
+        """Use the given client."""
         self.service_client: BlobServiceClient = self.kwargs["client"]  # pyright: ignore[reportUnknownMemberType]
 
 
 class Client:
-    """What one event loop uses."""
+    """The client, session and credential of one event loop."""
 
     def __init__(
         self, session: aiohttp.ClientSession, service: BlobServiceClient, proof: Proof, place: Place
     ) -> None:
-        """Take over all of them."""
+        """Take ownership of all of them."""
         self.filesystem = _file_system(service)
         self.container: ContainerClient = service.get_container_client(place.container)
         self.proof = proof
@@ -324,7 +324,7 @@ class Client:
         return self.container.get_blob_client(name)
 
     async def close(self) -> None:
-        """Close its connections; what is under way fails."""
+        """Close its connections; requests in flight fail."""
         if not self._closed:
             self._closed = True
             try:
@@ -344,7 +344,7 @@ def _file_system(service: BlobServiceClient) -> AzureBlobFileSystem:
         use_listings_cache=False,
         client=service,
     )
-    # It would be kept alive until the program ends, to be closed on a loop that is gone by then.
+    # It would stay alive until the program ends, and be closed on a loop that is gone by then.
     for reference in weakref.getweakrefs(filesystem):
         finalizer: Any = reference.__callback__
         if isinstance(finalizer, weakref.finalize):
@@ -370,7 +370,7 @@ class Clients:
         self.closed = False
 
     def check_open(self) -> None:
-        """Refuse use after the end.
+        """Raise an error after the storage was closed.
 
         Raises:
             StorageClosedError: the storage was closed.
@@ -381,12 +381,12 @@ class Clients:
             )
 
     def expires(self, loop: asyncio.AbstractEventLoop) -> datetime | None:
-        """Return when the SAS token or token that ``loop`` uses ends, where it says so."""
+        """Return when the token that ``loop`` uses expires, if it says so."""
         found = self._open.get(loop)
         return found[0].proof.expires if found is not None else None
 
     async def here(self) -> Client:
-        """Return the running loop's client, with credentials that are fresh.
+        """Return the running loop's client, with valid credentials.
 
         Raises:
             StorageClosedError: the storage was closed.
@@ -423,7 +423,7 @@ class Clients:
             connector=aiohttp.TCPConnector(limit=_CONNECTIONS, keepalive_timeout=_IDLE_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            trust_env=bool(getproxies_environment()),  # looking costs a hop for each request
+            trust_env=bool(getproxies_environment()),  # checking costs a hop for each request
             middlewares=(_send_once,),
         )
         try:
@@ -460,7 +460,7 @@ class Clients:
             await client.close()
 
     async def close(self) -> None:
-        """Close the clients of all loops; those of others are waited for, but not for long."""
+        """Close the clients of all loops; wait a short time for those of other loops."""
         with self._lock:
             self.closed = True
             clients = dict(self._open)

@@ -1,4 +1,4 @@
-"""What the service, the network and the credentials say, as errors of the storage contract.
+"""Translate errors of service, network and credentials to errors of the storage contract.
 
 Foreign errors quote URLs, and a URL may carry a SAS token. So they never become the cause of ours:
 a `Detail` with their redacted text does.
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 __all__ = ["FOREIGN", "Detail", "code_of", "explain", "redact", "status_of", "was_not_applied"]
 
 FOREIGN: Final = (AzureError, aiohttp.ClientError, OSError, ValueError)
-"""What the driver raises; TimeoutError is an OSError."""
+"""The exceptions of the driver; TimeoutError is an OSError."""
 
 _SECRETS: Final = re.compile(
     r"(?i)((?:sig|accountkey|sharedaccesssignature)=|sharedkey [^:\s]+:|bearer )[^&;\s'\")\]]+"
 )
 _MAX_SKEW: Final = timedelta(minutes=10)
-"""Less than the 15 minutes that the service allows, since its answer took time, too."""
+"""Less than the 15 minutes that the service allows, because its reply took time, too."""
 
 
 class Detail(Exception):  # noqa: N818 - it is raised by nobody, only shown as a cause
@@ -81,8 +81,8 @@ def code_of(error: BaseException) -> str:
 def was_not_applied(error: BaseException, *, conditional: bool) -> bool:
     """Return whether a write that failed with ``error`` certainly changed nothing, now or later.
 
-    It was refused with a reason, or never sent. A server that is busy turned it away at the door,
-    which is checked first where a second attempt could do harm.
+    It was refused with a reason, or never sent. A busy server rejects a request before it acts;
+    that is verified first if a second attempt could do harm.
     """
     status = status_of(error)
     if status is None:
@@ -105,12 +105,12 @@ def explain(
     """Return the contract's error for what the driver raised; its cause is set.
 
     Args:
-        error: what was raised.
-        action: what was asked for, such as ``"read"``.
-        where: the object or listing that it was asked of.
+        error: the exception.
+        action: the operation, such as ``"read"``.
+        where: the object or listing concerned.
         container: the container.
         key: of the object, where there is one.
-        expires: when the SAS token or token in use ends, where there is one.
+        expires: when the token in use expires, if there is one.
     """
     context: dict[str, object] = {"bucket": container}
     if key is not None:
@@ -252,7 +252,7 @@ def _headers(error: HttpResponseError) -> Mapping[str, str]:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what it came from."""
+    """Yield an error and the chain of its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -1,4 +1,4 @@
-"""From a URL, options and the environment to one place and one way to prove who asks.
+"""Options of Azure: from a URL, options and environment to one location and one credential.
 
 Nothing here is sent, and no message repeats a secret.
 """
@@ -33,7 +33,7 @@ _EMULATOR_KEY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where objects are: a container, and the beginning of their names."""
+    """The location of objects: a container and a prefix of their names."""
 
     container: str
     prefix: str
@@ -42,7 +42,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """An account's address, and who asks there."""
+    """An account's address and the credential for it."""
 
     account_url: str
     account_name: str | None
@@ -84,7 +84,7 @@ def place_of(url: str) -> Place:
 
 
 def check_number(name: str, value: object, least: float) -> None:
-    """Refuse a value that is no number of at least ``least``.
+    """Validate a number of at least ``least``.
 
     Raises:
         InvalidInputError: it names the option.
@@ -96,7 +96,7 @@ def check_number(name: str, value: object, least: float) -> None:
 
 
 def login_of(options: Mapping[str, object]) -> Login:
-    """Return whom the options name, and where; the environment fills in what they leave out.
+    """Return account and credential; the environment fills in missing options.
 
     Raises:
         InvalidInputError: options contradict each other, have a wrong type, or name no account.
@@ -161,7 +161,7 @@ def _check_types(options: Mapping[str, object]) -> None:
 
 
 def is_async(function: object) -> bool:
-    """Return whether calling it answers an awaitable: an async function, or an object like one."""
+    """Return whether calling it returns an awaitable: an async function, or an object like one."""
     return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 

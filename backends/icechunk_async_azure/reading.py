@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 __all__ = ["in_order", "list_entries", "lowest_start", "read", "read_if_changed"]
 
 _TRIES: Final = 10
-"""How often a suffix is asked for again, because the object was replaced between two requests."""
+"""Tries to read a suffix of an object that is replaced between two requests."""
 
 
 async def read(requests: Requests, key: str, byte_range: RangeRequest) -> Retrieved:
     """Read an object or part of it; a suffix, and a range of nothing, cost two requests at most.
 
-    The service knows no suffixes, so they are asked for by size, of the version that has it.
+    The service has no suffix ranges, so they are requested by the size of one version.
     """
     requests.name(key)
     client = await requests.client("read", key)
@@ -57,9 +57,9 @@ async def read(requests: Requests, key: str, byte_range: RangeRequest) -> Retrie
 
 
 async def read_if_changed(requests: Requests, key: str, version: Version) -> Retrieved | None:
-    """Read a whole object unless it is at ``version``, which costs one small answer."""
+    """Read a whole object unless it is at ``version``, which costs one small reply."""
     requests.name(key)
-    if not is_etag(version):  # the service never answered it
+    if not is_etag(version):  # the service never issued such a version
         return await read(requests, key, None)
     client = await requests.client("read", key)
     conditions = {"etag": version.token, "match_condition": MatchConditions.IfModified}
@@ -71,7 +71,7 @@ async def read_if_changed(requests: Requests, key: str, version: Version) -> Ret
 
 
 class _Unmet(Exception):  # noqa: N818 - a signal between two functions
-    """The object is in another state than the request was made for."""
+    """The object is in another state than the request assumed."""
 
 
 async def _read_suffix(requests: Requests, client: Client, key: str, length: int) -> Retrieved:
@@ -94,7 +94,7 @@ async def _read_suffix(requests: Requests, client: Client, key: str, length: int
 
 
 async def _nothing(requests: Requests, client: Client, key: str) -> Retrieved:
-    """Return no bytes, with size and version of the object."""
+    """Return an empty read with size and version of the object."""
     return _empty(await requests.properties(client, key))
 
 
@@ -110,7 +110,7 @@ async def _download(
     stop: int | None,
     **conditions: object,
 ) -> Retrieved | None:
-    """Return bytes from ``start`` on, or None where the object ends before.
+    """Return bytes from ``start`` on, or None if the object ends before.
 
     Raises:
         _Unmet: a condition was not met.
@@ -146,15 +146,15 @@ async def _download(
 
 
 def _size(whole: BlobProperties) -> int:
-    # The driver makes the range up again from what the service said of the whole object.
+    # The driver computes the range itself from the size of the whole object.
     return int((whole.content_range or "").rpartition("/")[2])
 
 
 _HIGH: Final = "\ud800"
-"""From here on UTF-16 and UTF-8 order characters differently."""
+"""From this character on UTF-16 and UTF-8 sort differently."""
 _MAX_PREFIX_BYTES: Final = 1024
 _PAGE_ENTRIES: Final = 500
-"""Fewer than the 5000 that the service answers: the driver takes 0.2 ms for each, on the loop."""
+"""Fewer than the 5000 that the service allows: the driver takes 0.2 ms for each, on the loop."""
 
 
 async def list_entries(
@@ -162,7 +162,7 @@ async def list_entries(
 ) -> AsyncIterator[ListEntry]:
     """List what begins with ``prefix``, from one page to the next.
 
-    Memory: a page, and names that are alike up to a character from U+E000 on.
+    Memory: a page, and names with equal text before a character from U+E000 on.
     """
     if not _can_begin_a_key(prefix):
         requests.clients.check_open()
@@ -200,7 +200,7 @@ def in_order(run: list[ListEntry]) -> Iterator[ListEntry]:
 
 
 def lowest_start(start_after: str) -> str:
-    """Return what no greater string is less than, in the order of UTF-8 or of UTF-16."""
+    """Return a lower bound of all later strings, in the order of UTF-8 or of UTF-16."""
     for index, character in enumerate(start_after):
         if character >= _HIGH:
             return start_after[:index]
@@ -255,7 +255,7 @@ def _name(entry: ListEntry) -> str:
 
 
 def _low_part(name: str, begin: int) -> str | None:
-    """Return ``name`` up to its first character whose order is in doubt, if it has one."""
+    """Return ``name`` up to its first character whose order differs, if it has one."""
     for index in range(begin, len(name)):
         if name[index] >= _HIGH:
             return name[:index]

@@ -1,4 +1,4 @@
-"""Asking the service: names of blobs, and errors told in the contract's words."""
+"""Requests to the service: names of blobs, and translated errors."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _ETAG: Final = re.compile(r'(?:W/)?"[\x21\x23-\x7e]*"')
 
 
 def is_etag(version: Version) -> bool:
-    """Return whether the service may have answered ``version``; ``*`` would match any."""
+    """Return whether the service can have issued ``version``; ``*`` would match any."""
     return _ETAG.fullmatch(version.token) is not None
 
 
 class Requests:
-    """What all operations of one storage share."""
+    """The state that all operations of one storage share."""
 
     def __init__(self, clients: Clients, place: Place) -> None:
-        """Ask through ``clients`` for blobs of ``place``."""
+        """Send through ``clients`` for blobs of ``place``."""
         self.clients = clients
         self.place = place
 
@@ -74,7 +74,7 @@ class Requests:
         return await self.ask(client.blob(name).get_blob_properties(), action, key=key)
 
     async def ask[T](self, request: Awaitable[T], action: str, *, key: str | None = None) -> T:
-        """Await a request; what it raises is told in the contract's words.
+        """Await a request and translate its errors.
 
         Raises:
             IcechunkError: the request failed.
@@ -87,11 +87,11 @@ class Requests:
         except FOREIGN as error:
             failure = self.explain(error, action, key=key)
         except (AttributeError, RuntimeError) as error:
-            # The driver stumbles when its connections are closed under it.
+            # The driver fails with other errors when its connections are closed under it.
             if not self.clients.closed:
                 raise
             failure = self.explain(error, action, key=key)
-        raise failure  # outside the handler, so that nothing that may hold a secret is its context
+        raise failure  # outside the handler, so that no exception with a secret becomes its context
 
     def explain(self, error: BaseException, action: str, *, key: str | None = None) -> Any:
         """Return the contract's error for ``error``, as `failures.explain` does."""

@@ -1,4 +1,4 @@
-"""The storage itself: what each operation asks is in a module of its own."""
+"""The storage: one method for each operation, which `reading` and `writing` implement."""
 
 from __future__ import annotations
 
@@ -59,34 +59,34 @@ async def open_azure(
     """Open the container and prefix that ``az://container/prefix`` names; nothing is sent yet.
 
     At most one of ``account_key``, ``sas_token``, ``connection_string``, ``credential`` and
-    ``anonymous`` says who asks. Without any, the environment does
+    ``anonymous`` authenticates. Without any, the environment does
     (``AZURE_STORAGE_CONNECTION_STRING``, ``AZURE_STORAGE_ACCOUNT_KEY``,
-    ``AZURE_STORAGE_SAS_TOKEN``), and otherwise whoever is logged in
+    ``AZURE_STORAGE_SAS_TOKEN``), and otherwise the default credential
     (``azure.identity.aio.DefaultAzureCredential``).
 
     Args:
         url: the container must exist. A prefix is the beginning of all keys, with a ``/``.
         account_name: the storage account; by default ``AZURE_STORAGE_ACCOUNT_NAME``.
         account_key: one of the account's keys, in base64.
-        sas_token: a shared access signature, or an async function that answers one; it is called
-            again two minutes before the end of the token that it answered last.
+        sas_token: a shared access signature, or an async function that returns one; it is called
+            again two minutes before that token expires.
         connection_string: as the portal shows it; it also names the account.
         credential: a credential of ``azure.identity.aio``, which works on one event loop; a
-            function that makes one, called for each event loop; or an async function that answers
+            function that makes one, called for each event loop; or an async function that returns
             an ``AccessToken``.
-        anonymous: ask without credentials, for containers that anyone may read.
+        anonymous: send no credentials, for public containers.
         endpoint_url: address of the account where it is not the public one, such as
             ``http://127.0.0.1:10000/devstoreaccount1``.
         allow_http: accept an address without encryption, for emulators.
-        timeout_seconds: how long the service may be silent while a request is under way.
+        timeout_seconds: how long the service may be silent during a request.
         connect_timeout_seconds: how long a connection may take.
 
     Raises:
         InvalidURLError: the URL names no container.
         InvalidInputError: an option has a value that it cannot have, or two contradict each other.
 
-    Cancellation: what is under way is broken off. Connections of event loops that are blocked are
-    closed once these go on.
+    Cancellation: requests in flight are aborted. Connections of blocked event loops are closed once
+        those run again.
     """
     options: dict[str, Any] = {
         "account_name": account_name,
@@ -166,5 +166,5 @@ class AzureStorage:
         return await copy(self._requests, source, target, if_version)
 
     async def sync(self) -> None:
-        """Return at once: what was acknowledged is durable."""
+        """Return at once: an acknowledged write is durable."""
         self._requests.clients.check_open()

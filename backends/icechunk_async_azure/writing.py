@@ -62,9 +62,9 @@ async def for_each[T](
     """Await ``work`` of every item, at most ``limit`` at a time.
 
     Raises:
-        IcechunkError: what failed first; what was under way was finished, nothing more was begun.
+        IcechunkError: the first failure; running items finished, no others were started.
 
-    Cancellation: what is under way is cancelled and waited for.
+    Cancellation: running items are cancelled and awaited.
     """
     pending = iter(items)
     failures: list[IcechunkError] = []
@@ -78,7 +78,7 @@ async def for_each[T](
             except IcechunkError as error:
                 failures.append(error)
 
-    # A backend may use nothing of the library but the contract and its errors.
+    # A backend may import only the storage contract and the errors, so not the shared helper.
     async with anyio.create_task_group() as tasks:  # noqa: TID251
         for _ in range(limit):
             tasks.start_soon(worker)
@@ -87,11 +87,11 @@ async def for_each[T](
 
 
 BLOCK_BYTES: Final = 16 * 1024 * 1024
-"""Larger objects are sent in blocks of this size, which one commit makes an object."""
+"""Larger objects are sent in blocks of this size, which one commit joins."""
 _BLOCKS_AT_ONCE: Final = 4
 _TRIES: Final = 5
 _PAUSES: Final = (0.02, 0.1, 0.5)
-"""Seconds between attempts to look whether a write landed."""
+"""Pauses between attempts to read back a write."""
 _WRITE_ID: Final = "icechunkwriteid"
 _REFUSALS: Final = frozenset(
     {"BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet", "SourceConditionNotMet", ""}
@@ -100,14 +100,14 @@ _REFUSALS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One write: where to, on which condition, and how to know it again."""
+    """One write: its target, its condition, and the id that identifies it."""
 
     key: str
     expected: Expected
     write_id: str
     action: str = "write"
     subject: str | None = None
-    """The key that ``expected`` is about, where it is another one."""
+    """The key that ``expected`` concerns, if it is another one."""
 
     @classmethod
     def of(cls, key: str, expected: Expected) -> Write:
@@ -116,12 +116,12 @@ class Write:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What is stored with the blob."""
+        """The metadata stored with the blob."""
         return {_WRITE_ID: self.write_id}
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """The expectation in the driver's words."""
+        """The expectation as arguments of the driver."""
         match self.expected:
             case Absent.ABSENT:
                 return {"match_condition": MatchConditions.IfMissing}
@@ -180,17 +180,17 @@ async def write_blocks(
     starts: range,
     block: Callable[[int], Awaitable[bytes]],
 ) -> Version:
-    """Send blocks, then make them the object in one conditional step.
+    """Send blocks, then commit them in one conditional step.
 
-    Whoever writes the blob meanwhile discards the blocks; then they are sent again, unless the
-    condition is no longer met. Blocks of a write that fails are discarded by the service in time.
+    Another write to the blob discards the blocks; then they are sent again, unless the condition no
+    longer holds. The service eventually discards the blocks of a failed write.
 
     Args:
-        requests: how to ask.
+        requests: sends the requests.
         client: the running loop's client.
         task: what is written.
-        starts: where each block begins.
-        block: answers the bytes of the block that begins there.
+        starts: the position of each block.
+        block: returns the bytes of the block at a position.
     """
     blob: Any = client.blob(requests.name(task.key))
 
@@ -221,7 +221,7 @@ async def write_blocks(
 
 
 class _DiscardedError(Exception):
-    """Another writer made the service discard the blocks."""
+    """Another write made the service discard the blocks."""
 
 
 async def _check_expectation(requests: Requests, client: Client, task: Write) -> None:
@@ -241,7 +241,7 @@ async def _check_expectation(requests: Requests, client: Client, task: Write) ->
 async def settle(
     requests: Requests, client: Client, task: Write, request: Awaitable[dict[str, Any]]
 ) -> Version:
-    """Await a write's request; find out whether it landed where its answer leaves a doubt.
+    """Await the request of a write; if its outcome is in doubt, read the blob back.
 
     Raises:
         PreconditionFailedError: it was refused, and did not land.
@@ -263,7 +263,7 @@ async def settle(
     failure: IcechunkError = requests.explain(failed, task.action, key=task.key)
     refused = status_of(failed) in (409, 412) and code_of(failed) in _REFUSALS
     if isinstance(failure, ObjectNotFoundError) and task.subject is None:
-        refused = True  # what is not there is at no version
+        refused = True  # a missing blob is at no version
     certain = was_not_applied(failed, conditional=task.expected is not None)
     if isinstance(failure, StorageClosedError) or (certain and not refused):
         raise failure
@@ -286,12 +286,12 @@ async def _read_back(
     if refused:
         raise task.refused("is in another state" if task.subject else state)
     if isinstance(failure, ThrottledError):
-        raise failure  # the service says that it turned the write away, and what is there agrees
+        raise failure  # the service says that it rejected the write, and the blob agrees
     raise _unknown(task, failure) from failure
 
 
 async def _look(requests: Requests, client: Client, task: Write) -> BlobProperties:
-    """Return what is there; asked for again, since a doubt is left where it is not answered."""
+    """Return the blob's state; repeated, because without it the outcome stays unknown."""
     for pause in _PAUSES:
         with suppress(StorageUnavailableError):
             return await requests.properties(client, task.key, action=task.action)
@@ -310,12 +310,12 @@ def _unknown(task: Write, failure: IcechunkError) -> OutcomeUnknownError:
 _COPY_TRIES: Final = 10
 _SIGNED_FOR: Final = timedelta(hours=1)
 _NOT_BY_THE_SERVICE: Final = frozenset({400, 401, 403, 409, 413, 501})
-"""Answers to a copy that the service cannot make: too large (over 256 MiB), a source that the
+"""Replies to a copy that the service cannot make: too large (over 256 MiB), a source that the
 account's firewall or these credentials hide from the service, an emulator without copies."""
 
 
 async def copy(requests: Requests, source: str, target: str, if_version: Version | None) -> Version:
-    """Copy an object, whole and of one version, in one request where the service can."""
+    """Copy one version of an object, in one request if the service can."""
     source_name, target_name = requests.name(source), requests.name(target)
     task = replace(Write.of(target, if_version), action="copy", subject=source)
     if if_version is not None and not is_etag(if_version):
@@ -332,7 +332,7 @@ async def copy(requests: Requests, source: str, target: str, if_version: Version
     request = client.blob(target_name).start_copy_from_url(
         _signed(requests, client, source_url, source_name),
         metadata=task.metadata,
-        requires_sync=True,  # a copy that is only begun would show a part of an object
+        requires_sync=True,  # an asynchronous copy would show a part of an object
         **conditions,
     )
     try:
@@ -397,7 +397,7 @@ async def _copy_blocks(
 
 
 def _signed(requests: Requests, client: Client, url: str, name: str) -> str:
-    """Return a URL that the service itself may read the source from."""
+    """Return a URL from which the service itself may read the source."""
     credential = client.proof.credential
     login = requests.clients.login
     match login.kind:
@@ -421,7 +421,7 @@ _AT_ONCE: Final = 16
 
 
 async def delete(requests: Requests, keys: Iterable[str]) -> list[DeleteFailure]:
-    """Delete objects; answer those that could not be deleted, in the order of ``keys``."""
+    """Delete objects; return those that could not be deleted, in the order of ``keys``."""
     names = {key: requests.name(key) for key in keys}  # all are checked before one is deleted
     if not names:
         requests.clients.check_open()

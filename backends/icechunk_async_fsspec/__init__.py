@@ -1,6 +1,6 @@
 """Any fsspec file system: ``fsspec+<protocol>://path``, such as ``fsspec+sftp://host/data``.
 
-To read, and to write where the file system is found to create objects in one exclusive step.
+It reads from any file system, and writes to those that create objects in one exclusive step.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ async def open_fsspec(
 ) -> AsyncGenerator[FsspecStorage]:
     """Open a folder of the file system that fsspec has for a protocol.
 
-    Unless ``read_only``, an object of our own is written and removed, to find out whether
-    creating is exclusive; the capabilities of the storage tell what was found.
+    Unless ``read_only``, a temporary object is written and removed, to find out whether creation is
+    exclusive. The capabilities of the storage hold the result.
 
     Args:
         url: ``fsspec+`` and a URL that fsspec understands.
@@ -77,7 +77,7 @@ async def open_fsspec(
 async def open_filesystem(
     filesystem: Any, path: str, *, read_only: bool = False
 ) -> AsyncGenerator[FsspecStorage]:
-    """Open a folder of a file system that the caller has made.
+    """Open a folder of a file system that the caller has created.
 
     Its description opens an equal file system by its protocol and options, and so do workers.
 
@@ -128,7 +128,7 @@ async def _open(
 
 
 def _make(protocol: str, url: str, options: Mapping[str, object]) -> tuple[Any, str]:
-    """Return a file system of our own, and the folder within it. Blocks."""
+    """Create a file system, and return it with the folder within it. Blocks."""
     try:
         kind: Any = fsspec.get_filesystem_class(protocol)  # pyright: ignore[reportUnknownMemberType]
     except ValueError:

@@ -42,9 +42,9 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 def translate(
     error: BaseException, operation: str, key: str, *, writes: bool = False
 ) -> IcechunkError:
-    """Return the error that says what was asked, what was found and what to do.
+    """Translate an exception of a file system.
 
-    Where ``writes``, a failure that may hide a success is an ``OutcomeUnknownError``.
+    If ``writes``, a failure that may hide a success is an ``OutcomeUnknownError``.
     """
     asked = f"Could not {operation} {key!r}"
     match error:
@@ -89,10 +89,10 @@ _SAY_NOTHING: Final = frozenset({"name", "size", "type", "Key", "Size", "atime",
 
 
 def version(info: Mapping[str, Any], key: str) -> Version:
-    """Return the state of an object: what the service calls it, or all that is told of it.
+    """Return the version of an object: an ETag, or everything the file system says about it.
 
     Raises:
-        StorageError: nothing is told by which a change could be seen.
+        StorageError: nothing would reveal a change.
     """
     for name in _IDENTITIES:
         if info.get(name):
@@ -123,7 +123,7 @@ def size_of(info: Mapping[str, Any], key: str) -> int:
 
 
 def modified(info: Mapping[str, Any]) -> datetime | None:
-    """Return when an object was written, where the file system tells."""
+    """Return when an object was written, if the file system says so."""
     for name in _TIMES:
         value = info.get(name)
         if isinstance(value, int | float) and value > 0:
@@ -139,21 +139,21 @@ def modified(info: Mapping[str, Any]) -> datetime | None:
 
 
 _FAILURES: Final = (Exception,)
-"""File systems raise whatever they like."""
+"""File systems raise arbitrary exceptions."""
 _LOOKS: Final = 8
-"""How often an object is read again when it changes meanwhile."""
+"""Tries to read an object that changes meanwhile."""
 
 
 class Folder:
     """Objects below a folder of a file system."""
 
     def __init__(self, filesystem: Any, path: str) -> None:
-        """Take the instance, and the folder without a slash at its end."""
+        """Use an instance, and a folder without a trailing slash."""
         self._filesystem = filesystem
         self._path = path
 
     def get(self, key: str, byte_range: RangeRequest) -> Retrieved:
-        """Read between two looks that find the same state."""
+        """Read between two state checks with the same result."""
         for _ in range(_LOOKS):
             try:
                 info = self._info(key)
@@ -170,7 +170,7 @@ class Folder:
         raise Unavailable(f"{key!r} changed {_LOOKS} times while it was read. Try again.", key=key)
 
     def get_if_changed(self, key: str, known: Version) -> Retrieved | None:
-        """Look before reading."""
+        """Check the state before reading."""
         try:
             if version(self._info(key), key) == known:
                 return None
@@ -179,7 +179,7 @@ class Folder:
         return self.get(key, None)
 
     def put(self, key: str, data: bytes, expected: Expected) -> Version:
-        """Write, and find the version by reading back."""
+        """Write, and read the version back."""
         create = expected is ABSENT
         try:
             self._write(key, data, create=create)
@@ -200,7 +200,7 @@ class Folder:
         return found.version if found.data == data else _gone()
 
     def delete(self, keys: Sequence[str]) -> list[DeleteFailure]:
-        """Delete one by one."""
+        """Delete objects one by one."""
         failures: list[DeleteFailure] = []
         for key in keys:
             try:
@@ -213,7 +213,7 @@ class Folder:
         return failures
 
     def list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        """Yield objects in order; all below the prefix's folder are looked at before the first."""
+        """Yield objects in order; the whole folder of the prefix is listed before the first."""
         if "\0" in prefix or prefix.startswith("/") or "//" in prefix or _climbs(prefix):
             return  # no key begins like this
         folder = prefix.rpartition("/")[0]
@@ -229,14 +229,14 @@ class Folder:
         for key in sorted(filter(None, by_key)):
             info = by_key[key]
             if key.startswith(prefix) and key > start_after and info.get("type") != "directory":
-                # Of unknown age is as young as can be: nothing is collected for its age.
+                # An object of unknown age counts as new, so that nothing is collected for its age.
                 yield ObjectInfo(key, size_of(info, key), modified(info) or now)
 
     def _write(self, key: str, data: bytes, *, create: bool) -> None:
         path, mode = self._at(key), "create" if create else "overwrite"
         try:
             self._filesystem.pipe_file(path, data, mode=mode)
-        except FileNotFoundError:  # where there are folders they have to be made
+        except FileNotFoundError:  # some file systems need folders to be created
             self._filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
             self._filesystem.pipe_file(path, data, mode=mode)
 
@@ -259,10 +259,10 @@ class Folder:
 
 
 def _climbs(prefix: str) -> bool:
-    """Return whether a folder of the prefix is a dot: no key has one, and it leads elsewhere."""
+    """Return whether the prefix has a ``.`` or ``..`` folder, which no key has."""
     return any(segment in (".", "..") for segment in prefix.split("/")[:-1])
 
 
 def _gone() -> Version:
-    """Return a version that nothing is at: what was written is already replaced."""
+    """Return a version that matches nothing: the written object is already replaced."""
     return Version(f"gone {uuid4().hex}")

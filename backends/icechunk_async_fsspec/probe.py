@@ -1,7 +1,8 @@
-"""Whether a file system creates exclusively: found out by what it does, not by what it is called.
+"""Find out by a trial whether a file system creates objects exclusively.
 
-fsspec's own ``mode="create"`` looks first and writes then, which loses a race; some file systems
-override it with one atomic step. Here the look is made to lie: one that relies on it overwrites.
+fsspec's default ``mode="create"`` checks first and then writes, which loses a race; some file
+systems override it with one atomic step. Here the check is made to lie: a file system that relies
+on it overwrites.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _NOT_WRITABLE: Final = "nothing could be written there; check what the credentia
 
 
 def why_not_exclusive(make: Callable[[], Any], folder: str) -> str | None:
-    """Return why nothing may be created, or None where creating is one step. Blocks.
+    """Return why creation is unsafe, or None if it is one step. Blocks.
 
-    Writes one object of its own below ``folder`` and removes it.
+    Writes one temporary object below ``folder`` and removes it.
 
     Args:
-        make: makes an instance that nobody else uses.
+        make: creates a private instance.
         folder: where the objects will be.
     """
     name = f"icechunk-async-probe-{uuid4().hex}"
@@ -47,12 +48,12 @@ def why_not_exclusive(make: Callable[[], Any], folder: str) -> str | None:
             return _NOT_WRITABLE
         return None if _refuses(_blinded(make()), honest, path) else _NO_CREATE
     finally:
-        with suppress(Exception):  # it may never have come to be
+        with suppress(Exception):  # it may not exist
             honest.rm_file(path)
 
 
 def _refuses(blind: Any, honest: Any, path: str) -> bool:
-    """Return whether creating what is there fails, and leaves it as it is."""
+    """Return whether creating an existing object fails and leaves it unchanged."""
     try:
         blind.pipe_file(path, b"second", mode="create")
     except FileExistsError:
@@ -63,7 +64,7 @@ def _refuses(blind: Any, honest: Any, path: str) -> bool:
 
 
 def _blinded(filesystem: Any) -> Any:
-    """Let every look find nothing."""
+    """Make every check find nothing."""
 
     def absent(*_: object, **__: object) -> bool:
         return False

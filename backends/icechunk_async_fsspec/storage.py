@@ -1,4 +1,4 @@
-"""The storage: what a file system was found to do, and each operation one hop to a thread."""
+"""The storage: capabilities from the trial, and one hop to a thread for each operation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IN_MEMORY: Final = "these objects live in one process; use a file or a bucket t
 
 
 def capabilities(why_read_only: str | None, *, shared: bool) -> Capabilities:
-    """Return what is promised where creating is exclusive, or else why nothing is written."""
+    """Return the promises: writes if creation is exclusive, else the reason against them."""
     reasons = {"conditional_update": why_read_only or _NO_UPDATE}
     if why_read_only is not None:
         reasons |= {"writable": why_read_only, "conditional_create": why_read_only}
@@ -47,6 +47,6 @@ class FsspecStorage(ThreadedStorage):
         self._folder = folder
 
     async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
-        """Look, and read a whole object unless it is still at ``version``."""
+        """Check the state, and read a whole object unless it is still at ``version``."""
         check_key(key)
         return await self._run(partial(self._folder.get_if_changed, key, version))

@@ -1,7 +1,7 @@
 """Objects in Google Cloud Storage: ``gs://bucket/prefix``.
 
-Sessions and credentials are those of gcsfs; requests are made here, one for each operation, so that
-every precondition, generation and answer is seen. See `open_gcs`.
+Sessions and credentials are those of gcsfs. Requests are built here, one for each operation,
+because gcsfs neither updates on a generation nor returns the new one. See `open_gcs`.
 """
 
 from icechunk_async_gcs.options import AccessToken

@@ -1,4 +1,4 @@
-"""Who is asking: the header that says so, and how it is renewed."""
+"""Credentials: the authorization header and its renewal."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 __all__ = ["Authority", "authority_for"]
 
 _AHEAD: Final = timedelta(seconds=60)
-"""Tokens are renewed so long before they end, since a request takes time, too."""
+"""Tokens are renewed this long before they expire, because a request takes time, too."""
 
 
 class Authority(Protocol):
-    """What authenticates the requests of one event loop."""
+    """The credential of one event loop."""
 
     async def headers(self) -> dict[str, str]:
-        """Return the headers that say who is asking; renews what is about to end."""
+        """Return the authorization headers; renew a token that is about to expire."""
         ...
 
     async def renew(self, refused: Mapping[str, str]) -> bool:
-        """Return whether there may be better headers than ``refused``, which got a 401."""
+        """Return whether newer headers than ``refused``, which got a 401, may be available."""
         ...
 
 
 @runtime_checkable
 class _Token(Protocol):
-    """A token of somebody else's making."""
+    """Any object with the attributes of `AccessToken`."""
 
     @property
     def token(self) -> str: ...
@@ -57,7 +57,7 @@ class _Token(Protocol):
 
 
 class _Anonymous:
-    """Nobody in particular."""
+    """No credentials."""
 
     async def headers(self) -> dict[str, str]:
         return {}
@@ -68,7 +68,7 @@ class _Anonymous:
 
 
 class _Callback:
-    """Tokens from a function of the caller; one call at a time renews them for all."""
+    """Tokens from a function of the caller; concurrent requests share one call."""
 
     def __init__(self, source: Callable[[], Awaitable[AccessToken]]) -> None:
         self._source = source
@@ -170,7 +170,7 @@ def _bearer(token: AccessToken) -> dict[str, str]:
 
 
 class _explaining:  # noqa: N801 - used as a block
-    """Translate what Google's libraries raise; their texts are not shown."""
+    """Translate errors of Google's libraries; their texts are not shown."""
 
     def __init__(self, doing: str) -> None:
         self._doing = doing
@@ -203,10 +203,10 @@ class _explaining:  # noqa: N801 - used as a block
 
 
 async def authority_for(options: Options) -> Callable[[], Authority]:
-    """Load the credentials; answer what makes the authority of each event loop.
+    """Load the credentials; return a factory of the credential of each event loop.
 
     Raises:
-        InvalidInputError: the key file or its content is none.
+        InvalidInputError: the key file or its content is invalid.
         PermissionDeniedError: there are no default credentials.
     """
     token = options.token

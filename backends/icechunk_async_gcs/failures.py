@@ -1,4 +1,4 @@
-"""From what the service or the network answered to the errors of the library."""
+"""Translate errors of service and network to the errors of the library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["NETWORK_ERRORS", "Refused", "never_sent", "not_reached", "refusal"]
 
 NETWORK_ERRORS: Final = (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError)
-"""What a request without an answer raises."""
+"""The exceptions of a request without a reply."""
 
 _BUSY_REASONS: Final = {
     *("rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded", "slowDown"),
@@ -40,7 +40,7 @@ _BUSY_REASONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An answer that is an error, as far as it can be read."""
+    """An error reply, as far as it can be parsed."""
 
     status: int
     headers: Mapping[str, str]
@@ -49,7 +49,7 @@ class Refused:
 
     @classmethod
     def read(cls, status: int, headers: Mapping[str, str], body: bytes) -> Refused:
-        """Read the error document, or the bare message that media downloads get."""
+        """Parse the error document, or the bare message that media downloads get."""
         text = body.decode(errors="replace").strip()
         reason, message = "", text
         try:
@@ -68,7 +68,7 @@ class Refused:
 
     @property
     def bucket_missing(self) -> bool:
-        """Return whether it is the bucket that is not there, not the object."""
+        """Return whether the bucket is missing rather than the object."""
         text = self.message.lower()
         return self.status == 404 and "bucket" in text and "does not exist" in text
 
@@ -77,8 +77,8 @@ def refusal(refused: Refused, what: str, bucket: str, key: str | None) -> Storag
     """Return the error for a request that was answered with one.
 
     Args:
-        refused: the answer.
-        what: what was asked, such as ``read 'repo'``.
+        refused: the reply.
+        what: the operation, such as ``read 'repo'``.
         bucket: where.
         key: of the object, where it is about one.
     """
@@ -148,7 +148,7 @@ def _throttled(
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Return the pause in seconds, which is given as such or as a date."""
+    """Return the pause in seconds, given as a number or as a date."""
     if value is None:
         return None
     try:
@@ -175,13 +175,13 @@ def never_sent(error: BaseException) -> bool:
 
 
 def not_reached(error: BaseException, what: str, bucket: str, host: str) -> StorageError:
-    """Return the error for a request without an answer.
+    """Return the error for a request without a reply.
 
     Args:
-        error: what the HTTP client raised.
-        what: what was asked, such as ``read 'repo'``.
+        error: the exception of the HTTP client.
+        what: the operation, such as ``read 'repo'``.
         bucket: where.
-        host: scheme, host and port that were asked.
+        host: scheme, host and port of the request.
     """
     asked = f"Could not {what} in gs://{bucket}"
     match error:

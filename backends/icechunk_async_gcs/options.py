@@ -1,4 +1,4 @@
-"""What a caller may say about a bucket, checked before anything is opened."""
+"""The options of `open_gcs` and its URL, checked before anything is opened."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class AccessToken:
 
     token: str = field(repr=False)
     expires_at: datetime | None = None
-    """When it ends (aware); None where that is not known."""
+    """When it expires (aware); None if unknown."""
 
     def __post_init__(self) -> None:
-        """Refuse a time without a zone, which could mean any time."""
+        """Validate that the time has a zone; without one it is ambiguous."""
         if self.expires_at is not None and self.expires_at.utcoffset() is None:
             raise InvalidInputError(
                 "AccessToken(expires_at=...) needs an aware time, such as "
@@ -49,7 +49,7 @@ type Token = (
     | Callable[[], Awaitable[AccessToken]]
     | None
 )
-"""Who is asking: see `icechunk_async_gcs.open_gcs`."""
+"""Ways to authenticate, see `icechunk_async_gcs.open_gcs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Options:
     read_only: bool = False
 
     def __post_init__(self) -> None:
-        """Name the option that is wrong; never show a token."""
+        """Validate the options; messages name the option and never show a token."""
         _check_token(self.token)
         if self.project is not None and not _is_text(self.project):
             raise InvalidInputError(
@@ -120,13 +120,13 @@ def _check_endpoint(url: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A bucket and a prefix of names in it, which is empty or ends with a slash."""
+    """A bucket and a prefix of its names, empty or ending with a slash."""
 
     bucket: str
     prefix: str
 
     def name(self, key: str) -> str:
-        """Return the name of the object that a key means.
+        """Return the object name of a key.
 
         Raises:
             InvalidObjectKeyError: Cloud Storage takes no such name.
@@ -155,7 +155,7 @@ def parse_location(url: str) -> Location:
     bucket, _, prefix = url.removeprefix(_SCHEME).partition("/")
     prefix = prefix.removesuffix("/")
     if not url.startswith(_SCHEME) or not _BUCKET.fullmatch(bucket):
-        shown = "gs://..." if "@" in bucket else repr(url)  # what stands before an @ is a secret
+        shown = "gs://..." if "@" in bucket else repr(url)  # the text before an @ is a secret
         raise InvalidURLError(
             f"{shown} names no bucket. Use 'gs://bucket' or 'gs://bucket/prefix'; names of "
             "buckets have lower-case letters, digits, '-', '_' and '.'."

@@ -33,7 +33,7 @@ __all__ = ["etag_of", "get", "get_if_changed", "list_prefix", "time_of"]
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _TRIES: Final = 5
-"""Looks at an object that becomes longer and shorter between the looks."""
+"""Tries to read a range of an object whose size keeps changing."""
 
 
 async def get(service: Service, key: str, name: str, byte_range: RangeRequest) -> Retrieved:
@@ -93,7 +93,7 @@ def _range_header(request: RangeRequest) -> str | None:
 async def _empty_part(
     service: Service, key: str, name: str, byte_range: RangeRequest
 ) -> Retrieved | None:
-    """Return no bytes, with size and version, or None where there are some after all."""
+    """Return an empty read with size and version, or None if the range has bytes after all."""
     reply = await service.ask(
         "GET",
         service.object(name),
@@ -110,7 +110,7 @@ async def _empty_part(
 
 
 def _retrieved(reply: Reply, key: str, byte_range: RangeRequest) -> Retrieved:
-    """Read the answer of a download; a body that is not what was asked for is an error."""
+    """Parse the reply of a download; a body of other bytes than requested is an error."""
     data: bytes = reply.body
     version = Version(reply.headers.get("X-Goog-Generation", ""))
     if generation_of(version) is None:
@@ -143,8 +143,8 @@ def _retrieved(reply: Reply, key: str, byte_range: RangeRequest) -> Retrieved:
 def etag_of(headers: Mapping[str, str]) -> str | None:
     """Return the ETag that the XML API gives an object, by which other programs know it.
 
-    The JSON API has an ETag of its own. The other one is the MD5 of the bytes in hexadecimal;
-    only objects that were composed have another one, and no MD5.
+    The JSON API has a different ETag. That of the XML API is the MD5 of the bytes in hexadecimal;
+    composed objects have none.
     """
     hashes = ",".join(value for name, value in headers.items() if name.lower() == "x-goog-hash")
     for part in hashes.split(","):
@@ -190,7 +190,7 @@ async def list_prefix(
     if delimiter is not None:
         query["delimiter"] = delimiter
     if start_after:
-        # Inclusive, and cut where it cannot be sent: what is too early is left out below.
+        # Inclusive, and cut if it cannot be sent: earlier entries are dropped below.
         query["startOffset"] = location.prefix + _sendable(start_after)
     last = start_after  # entries are ascending; a group may come again with the next page
     while True:
@@ -212,7 +212,7 @@ def _entries(document: dict[str, Any], cut: int) -> list[tuple[str, ListEntry]]:
     found: list[tuple[str, ListEntry]] = []
     for item in document.get("items", ()):
         key = str(item["name"])[cut:]
-        if key and not key.endswith("/"):  # consoles keep empty objects of such names as folders
+        if key and not key.endswith("/"):  # consoles create such empty "folders"
             found.append((key, ObjectInfo(key, int(item["size"]), time_of(item["updated"]))))
     for group in document.get("prefixes", ()):
         key = str(group)[cut:]
@@ -222,7 +222,7 @@ def _entries(document: dict[str, Any], cut: int) -> list[tuple[str, ListEntry]]:
 
 
 def _sendable(text: str) -> str:
-    """Return the beginning that can be part of a name."""
+    """Return the longest beginning that can be part of a name."""
     for index, character in enumerate(text):
         if character in "\0\r\n" or "\ud800" <= character <= "\udfff":
             return text[:index]

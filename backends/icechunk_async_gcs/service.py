@@ -1,4 +1,4 @@
-"""Requests and answers: one client for each event loop, on gcsfs' sessions."""
+"""Requests and replies: one client for each event loop, on gcsfs' sessions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Reply", "Service", "Silence"]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the service answered."""
+    """A reply of the service."""
 
     status: int
     headers: Mapping[str, str]
@@ -37,29 +37,29 @@ class Reply:
 
     @property
     def ok(self) -> bool:
-        """Return whether it is what was asked for, not an error."""
+        """Return whether it is a success."""
         return 200 <= self.status < 300
 
     @property
     def in_doubt(self) -> bool:
-        """Return whether the service failed, so that what was asked may have been done."""
+        """Return whether the service failed, so that the request may have been applied."""
         return self.status >= 500 or self.status == 408
 
     def refused(self) -> Refused:
-        """Read the error in it."""
+        """Parse the error in it."""
         return Refused.read(self.status, self.headers, self.body)
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """No answer came to a request that was sent, in whole or in part."""
+    """A request was sent, in whole or in part, and no reply came."""
 
     error: BaseException
 
 
 @dataclass(slots=True)
 class _Client:
-    """What belongs to one event loop."""
+    """The state of one event loop."""
 
     system: Any
     """gcsfs' file system, which closes the session when it is no longer referred to."""
@@ -69,12 +69,12 @@ class _Client:
 
 
 class Service:
-    """The JSON API of one host, asked about one bucket."""
+    """The JSON API of one host, for one bucket."""
 
     def __init__(
         self, name: str, bucket: str, options: Options, authorities: Callable[[], Authority]
     ) -> None:
-        """Connect nothing yet; ``name`` is what the storage is called in errors."""
+        """Connect nothing yet; ``name`` is the name of the storage in errors."""
         self._name = name
         self._bucket = bucket
         self._options = options
@@ -91,7 +91,7 @@ class Service:
         return f"{self.objects}/{quote(name, safe='')}"
 
     def check_open(self) -> None:
-        """Raise StorageClosedError after the end."""
+        """Raise StorageClosedError after the storage was closed."""
         if self._closed:
             raise StorageClosedError(
                 f"{self._name} was used after its 'async with' block ended. Open it again."
@@ -125,13 +125,13 @@ class Service:
         Args:
             method: of the request.
             path: below the host.
-            what: what is asked, for errors.
-            key: what it is about, for errors.
-            accept: statuses beside 2xx that are answers to the caller.
+            what: the operation, for errors.
+            key: the key concerned, for errors.
+            accept: statuses beside 2xx that the caller handles.
             request: as for `exchange`.
 
         Raises:
-            StorageError: of the kind that the failure is.
+            StorageError: the subclass for the failure.
         """
         reply = await self.exchange(method, path, what, **request)
         if isinstance(reply, Silence):
@@ -145,7 +145,7 @@ class Service:
         return refusal(reply.refused(), what, self._bucket, key)
 
     def silence(self, silence: Silence, what: str) -> StorageError:
-        """Return the error for a request that changed nothing, and got no answer."""
+        """Return the error for a request that changed nothing and got no reply."""
         return not_reached(silence.error, what, self._bucket, self._host)
 
     async def exchange(
@@ -159,9 +159,9 @@ class Service:
         body: bytes | None = None,
         start: int = 0,
     ) -> Reply | Silence:
-        """Send a request, from byte ``start`` of its body on, and answer what came back.
+        """Send a request, from byte ``start`` of its body on, and return the reply.
 
-        A request that is refused with 401 is sent once more where the credentials can be renewed.
+        A request refused with 401 is sent once more if the credentials can be renewed.
 
         Raises:
             StorageError: it was not sent at all.
@@ -186,7 +186,7 @@ class Service:
                 return Silence(error)
             if reply.status != 401 or last or not await client.authority.renew(authorization):
                 return reply
-        raise AssertionError  # the second round answers
+        raise AssertionError  # the second round returns
 
     async def _send(
         self,
@@ -214,7 +214,7 @@ class Service:
             return Reply(response.status, response.headers, await response.read())
 
     async def connect(self) -> None:
-        """Make the client of the running loop, so that what is wrong with it shows now."""
+        """Create the client of the running loop, so that errors in its options show now."""
         await self._client()
 
     async def _client(self) -> _Client:
@@ -241,7 +241,7 @@ class Service:
         return known or client
 
     def _system(self) -> Any:
-        """Make gcsfs' file system, of which only the session and the host are used. Blocks."""
+        """Create gcsfs' file system, of which only the session and the host are used. Blocks."""
         # The class in gcsfs.core: the one that gcsfs itself exports wants gRPC, also of emulators.
         system: Any = GCSFileSystem(
             project="",

@@ -1,4 +1,4 @@
-"""The storage itself: keys become names, operations become requests."""
+"""The storage: one method for each operation, which `reading` and `writing` implement."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ async def open_gcs(
 
     Args:
         url: the bucket, and a prefix that is taken literally.
-        token: who is asking. None: Google's default credentials; ``"anonymous"``; the path of a key
-            file; its content as a dictionary; an `AccessToken`; or an asynchronous function
-            that answers one, and is asked again before it ends and when it is refused. A function
-            must be importable where the storage is to travel to other processes.
+        token: the credentials. None: Google's default credentials; ``"anonymous"``; the path of a
+            key file; its content as a dictionary; an `AccessToken`; or an asynchronous function
+            that returns one, and is called again before it expires and when it is refused. To send
+            the storage to other processes, the function must be importable.
         project: which project pays for requests (``userProject``), for buckets that want that.
         endpoint_url: ``http(s)://host:port`` of another server. Otherwise gcsfs decides, which
             looks at ``STORAGE_EMULATOR_HOST`` and ``GOOGLE_CLOUD_UNIVERSE_DOMAIN``.
         connect_timeout_seconds: how long to wait for a connection.
-        read_timeout_seconds: how long to wait for the next bytes of an answer.
+        read_timeout_seconds: how long to wait for the next bytes of a reply.
         read_only: promise no writes.
 
     Raises:
@@ -163,7 +163,7 @@ class GCSStorage:
         return await writing.copy(self._service, (source, target), names, if_version)
 
     async def sync(self) -> None:
-        """Return at once: what the service acknowledged is durable."""
+        """Return at once: an acknowledged write is durable."""
         self._service.check_open()
 
     def _check_writable(self) -> None:

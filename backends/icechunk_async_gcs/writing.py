@@ -44,15 +44,15 @@ _WRITE_ID: Final = "icechunkwriteid"
 """The metadata key that the official engine uses, too."""
 _GENERATION: Final = re.compile(r"[1-9][0-9]{0,18}")
 _PAUSES_SECONDS: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Between looks at what became of a write: a connection that broke may be back soon."""
+"""Pauses between attempts to read back a write: a broken connection may recover soon."""
 _CONTENT_TYPE: Final = "application/octet-stream"
 _OBJECT_FIELDS: Final = "generation,metadata"
 
 
 def generation_of(version: Version) -> str | None:
-    """Return the generation that a version stands for; None if it stands for none.
+    """Return the generation of a version; None if it is not one.
 
-    Zero is none: as a precondition it would mean that there is no object.
+    Zero is rejected: as a precondition it would mean that there is no object.
     """
     token = version.token
     good = _GENERATION.fullmatch(token) is not None and int(token) < 1 << 63
@@ -77,17 +77,17 @@ def version_in(document: Any) -> Version:
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """One write: what it is called in errors, and how it is recognised afterwards."""
+    """One write: its name in errors and the id that identifies it."""
 
     key: str
     name: str
     what: str
     write_id: str
     expected: Expected = None
-    """As told in errors."""
+    """The name in errors."""
 
     def document(self) -> dict[str, object]:
-        """Return what is said about the object."""
+        """Return the metadata document of the object."""
         return {
             "name": self.name,
             "contentType": _CONTENT_TYPE,
@@ -105,7 +105,7 @@ async def put(service: Service, key: str, name: str, data: Data, expected: Expec
             condition = {"ifGenerationMatch": "0"}
         case Version():
             generation = generation_of(expected)
-            if generation is None:  # no state of any object; the service would not understand it
+            if generation is None:  # not a generation; the service would reject it
                 service.check_open()
                 raise _conflict(write)
             condition = {"ifGenerationMatch": generation}
@@ -143,7 +143,7 @@ async def _resumable(
     begun = await _begin(service, write, len(data), condition)
     if not begun.ok:
         return begun
-    # Only path and parameters: they are asked of the host that was given, with its credentials.
+    # Only path and parameters: the request goes to the configured host, with its credentials.
     place = urlsplit(begun.headers.get("Location", ""))
     target = f"{place.path}?{place.query}"
     offset, failures = 0, 0
@@ -155,21 +155,21 @@ async def _resumable(
             reply = await _progress(service, write, target, len(data))
             failures += _in_doubt(reply)
         if isinstance(reply, Silence) or reply.status != 308:
-            # A session that is gone may be gone because it was finished.
+            # A missing session may have been finished.
             gone = isinstance(reply, Reply) and reply.status in (404, 410)
             return Silence(StorageError("the upload session is gone")) if gone else reply
         reached = _kept(reply)
         if reached > offset:
             failures = 0
         else:
-            failures += 1  # it went on without getting on
+            failures += 1  # the upload made no progress
         if failures > 2 * len(_PAUSES_SECONDS):
             return Silence(StorageError("the upload makes no progress"))
         offset = reached
 
 
 async def _begin(service: Service, write: _Write, size: int, condition: dict[str, str]) -> Reply:
-    """Begin a resumable upload; no byte of the object is sent yet, so that nothing can land."""
+    """Start a resumable upload; no byte of the object is sent yet, so nothing can land."""
     begun = await service.exchange(
         "POST",
         f"/upload{service.objects}",
@@ -208,13 +208,13 @@ async def _send_from(
 
 
 def _kept(reply: Reply) -> int:
-    """Return how many bytes of an upload the service has."""
+    """Return the number of bytes of an upload that the service has."""
     last = reply.headers.get("Range", "").rpartition("-")[2]
     return int(last) + 1 if last.isdigit() else 0
 
 
 async def _progress(service: Service, write: _Write, target: str, size: int) -> Reply | Silence:
-    """Ask how much of a resumable upload has come; the answer of a finished one is its end."""
+    """Query the progress of a resumable upload; a finished one returns its final reply."""
     try:
         return await service.exchange(
             "PUT", target, write.what, headers={"Content-Range": f"bytes */{size}"}, body=b""
@@ -224,17 +224,17 @@ async def _progress(service: Service, write: _Write, target: str, size: int) -> 
 
 
 def _in_doubt(outcome: Reply | Silence) -> bool:
-    """Return whether a write may have landed although nobody said so."""
+    """Return whether a write may have landed without an acknowledgement."""
     return isinstance(outcome, Silence) or outcome.in_doubt
 
 
 async def _settle(
     service: Service, write: _Write, outcome: Reply | Silence, *, conditional: bool
 ) -> Version:
-    """Return the version that was written, or raise what is known.
+    """Return the version that was written, or raise the error.
 
-    A refused precondition is looked into as well: something on the way may have sent the request
-    twice, and then the second one meets the object that the first one wrote.
+    A refused precondition is read back as well: an intermediary may have sent the request twice,
+    and then the second one meets the object that the first one wrote.
     """
     if isinstance(outcome, Reply) and outcome.ok:
         return version_in(json.loads(outcome.body))
@@ -256,7 +256,7 @@ async def _settle(
 
 
 async def _look(service: Service, write: _Write) -> Version | None:
-    """Return the version of the object if it is what this write wrote."""
+    """Return the version of the object if this write wrote it."""
     for pause in (*_PAUSES_SECONDS, None):
         try:
             reply = await service.ask(
@@ -346,7 +346,7 @@ def _unknown(write: _Write, found: str) -> OutcomeUnknownError:
 
 
 _BATCH: Final = 100
-"""The most calls that the service takes in one request."""
+"""The maximum number of calls in one batch request."""
 _STATUS: Final = re.compile(rb"HTTP/\S+ (\d{3})")
 _IDENTITY: Final = re.compile(r"<?response-(\d+)>?")
 
@@ -421,7 +421,7 @@ def _deletion_unknown(key: str) -> OutcomeUnknownError:
 
 
 def _answers(reply: Reply) -> dict[int, Reply]:
-    """Read the answers in a batch by the number of their calls."""
+    """Parse the replies in a batch by the number of their calls."""
     kind = reply.headers.get("Content-Type", "").encode()
     message = BytesParser().parsebytes(b"Content-Type: " + kind + b"\r\n\r\n" + reply.body)
     answers: dict[int, Reply] = {}

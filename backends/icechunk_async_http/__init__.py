@@ -1,4 +1,4 @@
-"""What a web server offers below a URL, to read: ``https://host/path`` and ``http://host/path``."""
+"""Read-only storage on web servers: ``https://host/path`` and ``http://host/path``."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ async def open_http(
     max_unranged_bytes: int = _MAX_UNRANGED_BYTES,
     unversioned: bool = False,
 ) -> AsyncGenerator[HTTPStorage]:
-    """Open what is below a URL for reading. Nothing is sent before the first operation.
+    """Open a URL and everything below it for reading. Nothing is sent before the first operation.
 
     Args:
         url: where the objects are; without user, password, query and fragment.
         headers: sent with each request, such as credentials; or an asynchronous callable that
-            answers them, called before each request. Redirects to another server do without.
+            returns them, called before each request. Redirects to another server are followed
+            without them.
         allow_http: let ``headers`` be sent over plain ``http://``, where they can be read by
             anyone between.
         timeout_seconds: how long the server may be silent.
         connect_timeout_seconds: how long making a connection may take.
         max_unranged_bytes: how much may be fetched for a part of an object from a server that
             ignores ranges and sends all of it. Reading past this is refused.
-        unversioned: read also from a server that tells neither ETag nor Last-Modified, though
-            changes of an object cannot be seen then. Not for repositories.
+        unversioned: also read from a server that sends neither ETag nor Last-Modified, although
+            changes of an object cannot be detected then. Not for repositories.
 
     Raises:
         InvalidURLError: the URL has no host, or parts that it may not have.

@@ -46,14 +46,14 @@ __all__ = [
 ]
 
 UNKNOWN: Final = "unknown"
-"""How the versions begin of objects whose changes cannot be seen."""
+"""The prefix of versions of objects whose changes cannot be detected."""
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _STRONG: Final = re.compile(r'"[\x21\x23-\x7e\x80-\xff]*"')
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Which bytes ``[start, stop)`` a body holds, of an object of how many."""
+    """The bytes ``[start, stop)`` that a body holds, and the size of the object."""
 
     start: int
     stop: int
@@ -61,7 +61,7 @@ class Part:
 
 
 def range_header(request: RangeRequest) -> str | None:
-    """Return the ``Range`` header for a request; None where all or nothing is asked for."""
+    """Return the ``Range`` header for a request; None for all or no bytes."""
     match request:
         case ByteRange(start, stop) if stop is not None:
             return f"bytes={start}-{stop - 1}" if start < stop else None
@@ -74,7 +74,7 @@ def range_header(request: RangeRequest) -> str | None:
 
 
 def part_of(headers: Mapping[str, str], key: str) -> Part:
-    """Return what a partial answer says that it holds.
+    """Parse the range that a partial reply holds.
 
     Raises:
         StorageError: it does not say so, or contradicts itself.
@@ -100,10 +100,10 @@ def strong_etag(text: str | None) -> str | None:
 def version(
     headers: Mapping[str, str], size_bytes: int, key: str, *, required: bool = True
 ) -> Version:
-    """Return the state of an object: its ETag, or when it was modified and how long it is.
+    """Return the version of an object: its ETag, or modification time and size.
 
     Raises:
-        StorageError: the server tells neither, and that is ``required``.
+        StorageError: the server sends neither, and one is ``required``.
     """
     etag = strong_etag(headers.get("ETag"))
     if etag is not None:
@@ -121,12 +121,12 @@ def version(
 
 
 def last_modified(headers: Mapping[str, str]) -> datetime | None:
-    """Return when the object was written, where the server tells."""
+    """Return when the object was written, if the server says so."""
     return _date(headers.get("Last-Modified"))
 
 
 def error_of(status: int, headers: Mapping[str, str], key: str, host: str) -> IcechunkError:
-    """Return the error for a status that is no success."""
+    """Return the error for a status that is not a success."""
     context: dict[str, object] = {"key": key, "host": host, "status": status}
     asked = f"Reading {key!r} from {host}: the server answered with status {status}"
     if status in (404, 410):
@@ -148,7 +148,7 @@ def error_of(status: int, headers: Mapping[str, str], key: str, host: str) -> Ic
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the pause that the server asks for, in seconds."""
+    """Return the pause that the server requests, in seconds."""
     text = headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdecimal():
         return float(text[:9])
@@ -180,7 +180,7 @@ async def read_part(
     nothing: bool,
     unversioned: bool = False,
 ) -> Retrieved:
-    """Read a partial answer to ``asked``, or to its first byte where ``nothing`` is wanted.
+    """Read a partial reply to ``asked``, or to its first byte if ``nothing`` is wanted.
 
     Raises:
         StorageError: it is of other bytes.
@@ -209,17 +209,17 @@ async def read_whole(
     max_bytes: float = math.inf,
     unversioned: bool = False,
 ) -> Retrieved | None:
-    """Read what is ``wanted`` of a whole answer; None where it is at the ``known`` version.
+    """Read the ``wanted`` part of a whole reply; None if it is at the ``known`` version.
 
     Raises:
-        StorageError: it is encoded, or no version can be told; or more than ``max_bytes`` would
-            have to be fetched for a part of it.
+        StorageError: it is encoded, or has no version; or more than ``max_bytes`` would have to be
+            fetched for a part of it.
         StorageUnavailableError: it broke off.
     """
     _check_encoding(answer, key)
     size = answer.content_length
     limit = math.inf if wanted is None else max_bytes
-    if size is None:  # it is sent in pieces, and only its end tells
+    if size is None:  # it is sent in chunks of unknown total size
         body = await _read_to_end(answer, key, limit)
         size = len(body)
         start, stop = slice_range(wanted, size)
@@ -262,7 +262,7 @@ def _too_long(answer: aiohttp.ClientResponse, key: str, needed: int, limit: floa
 async def _read(
     answer: aiohttp.ClientResponse, key: str, start: int, stop: int, *, ends: bool
 ) -> bytes:
-    """Read bytes ``[start, stop)`` of a body, which ``ends`` there or is left."""
+    """Read bytes ``[start, stop)`` of a body, which ``ends`` there or is abandoned."""
     pieces: list[bytes] = []
     position = 0
     needed = start < stop or ends
@@ -297,7 +297,7 @@ def _retrieved(
 
 
 def _check_encoding(answer: aiohttp.ClientResponse, key: str) -> None:
-    """Refuse encoded bodies: ranges, sizes and ETags of those are not the object's."""
+    """Raise an error for encoded bodies: their ranges, sizes and ETags are not the object's."""
     encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise StorageError(

@@ -1,4 +1,4 @@
-"""The storage: reading what a web server offers. There is nothing else that every one can do."""
+"""The storage: reads only, because web servers have no common way to list or write."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class HTTPStorage:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Reading, and nothing else."""
+        """Only reads are promised."""
         return _CAPABILITIES
 
     @property
@@ -92,20 +92,20 @@ class HTTPStorage:
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Read an object or part of it.
 
-        A server that ignores ranges sends all up to their end; more than that is not fetched,
-        nor more than was allowed when the storage was opened.
+        A server that ignores ranges sends everything up to their end; more is not fetched, nor more
+        than ``max_unranged_bytes``.
         """
         url = self._url(key)
         asked = range_header(byte_range)
         nothing = byte_range is not None and asked is None
-        # There are no empty ranges on the wire: one byte tells the size as well.
+        # HTTP has no empty ranges: a read of one byte gives the size as well.
         first = "bytes=0-0" if nothing else asked
         async with self._transport.get(url, key, {"Range": first} if first else {}) as answer:
             if answer.status == 206 and first:
                 return await self._part(answer, key, byte_range, nothing=nothing)
             if answer.status != 416 or not first:
                 return await self._whole(answer, key, byte_range)
-        # Nothing of the object is in the range; its first byte tells its version and size.
+        # The range is outside the object; a read of its first byte gives version and size.
         async with self._transport.get(url, key, {"Range": "bytes=0-0"}) as answer:
             if answer.status == 206:
                 found = await self._part(answer, key, byte_range, nothing=True)
@@ -140,7 +140,7 @@ class HTTPStorage:
     async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
         """Read a whole object unless it is still at ``version``.
 
-        Without an ETag the server is asked for the object, whose body is fetched if it changed.
+        Without an ETag the object is requested, and its body is fetched only if it changed.
         """
         etag = strong_etag(version.token)
         own = {"If-None-Match": etag} if etag else {}

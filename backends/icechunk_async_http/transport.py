@@ -32,12 +32,12 @@ __all__ = ["Sessions", "Transport", "check_headers"]
 class Sessions:
     """The sessions of one storage, by event loop.
 
-    Each is held by an asynchronous generator: a loop that ends first closes its generators, and
+    Each is held by an asynchronous generator, because a loop that ends closes its generators, and
     with them its connections.
     """
 
     def __init__(self, name: str, timeout: aiohttp.ClientTimeout) -> None:
-        """Make none yet."""
+        """Open nothing yet."""
         self._name = name
         self._timeout = timeout
         self._lock = threading.Lock()  # held over no await
@@ -48,7 +48,7 @@ class Sessions:
         self.closed = False
 
     def check_open(self) -> None:
-        """Refuse use after the end.
+        """Raise an error after the storage was closed.
 
         Raises:
             StorageClosedError: the storage's block has ended.
@@ -73,7 +73,7 @@ class Sessions:
         return held[1]
 
     async def close(self) -> None:
-        """Close this loop's session, and have the other loops close theirs without waiting."""
+        """Close this loop's session, and make the other loops close theirs without waiting."""
         self.closed = True
         here = asyncio.get_running_loop()
         with self._lock:
@@ -90,7 +90,7 @@ class Sessions:
 
     async def _keep(self) -> AsyncGenerator[aiohttp.ClientSession]:
         async with aiohttp.ClientSession(
-            # What bounds requests is the caller's budget; a queue here would only hide it.
+            # The caller's budget bounds requests; a queue here would only hide that.
             connector=aiohttp.TCPConnector(limit=0),
             timeout=self._timeout,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -149,10 +149,10 @@ class Transport:
     async def get(
         self, url: URL, key: str, own: Mapping[str, str]
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Hold the answer to a GET with our ``own`` headers and the caller's.
+        """Hold the reply to a GET with our ``own`` headers and the caller's.
 
         Raises:
-            StorageUnavailableError: there was no complete answer, or none at all.
+            StorageUnavailableError: no complete reply came.
             StorageError: redirects lead nowhere, or to where must not be followed.
         """
         self._sessions.check_open()
@@ -173,7 +173,7 @@ class Transport:
         except IcechunkError:
             raise
         except RuntimeError:
-            if not self._sessions.closed:  # what aiohttp says of a session that was closed
+            if not self._sessions.closed:  # aiohttp's error for a closed session
                 raise
             self._sessions.check_open()
         except (aiohttp.ClientError, OSError) as error:

@@ -99,9 +99,8 @@ def forget(url: str) -> None:
 class MemoryStorage:
     """A `Storage` in memory; made by `open_memory`.
 
-    No operation waits, so none can be cancelled half-way. It also answers without an event
-    loop (`BlockingStorage`), and bytes alone
-    (`ByteReads`).
+    No operation waits, so none can be cancelled half-way. It also works without an event loop
+    (`BlockingStorage`), and reads bytes alone (`ByteReads`).
     """
 
     def __init__(self, url: str, space: _Space) -> None:
@@ -116,7 +115,7 @@ class MemoryStorage:
 
     @property
     def capabilities(self) -> Capabilities:
-        """All promises but sharing between processes."""
+        """All promises except sharing between processes."""
         return _CAPABILITIES
 
     @property
@@ -156,7 +155,7 @@ class MemoryStorage:
         start_after: str | None = None,
         delimiter: Literal["/"] | None = None,
     ) -> AsyncIterator[ListEntry]:
-        """List the objects as they are when the listing begins."""
+        """List the objects present when the listing starts."""
         with self._open() as objects:
             # Comparing str compares code points, which is the order of their UTF-8 bytes.
             found = [
@@ -195,7 +194,7 @@ class MemoryStorage:
         return stored.data[start:stop] if stored and stop <= len(stored.data) else None
 
     def read_bytes_at_once(self, key: str, start: int, stop: int) -> bytes | None:
-        """Return bytes of an object, all of which are in memory."""
+        """Return bytes of an object; all of them are in memory."""
         return self.read_bytes(key, start, stop)
 
     def put_blocking(self, key: str, data: Data) -> Version:

@@ -40,10 +40,10 @@ async def open_obstore(
     account_key: str | None = None,
     sas_token: str | None = None,
 ) -> AsyncGenerator[ObstoreStorage]:
-    """Open a bucket, or what is below a prefix in it. Nothing is sent before the first operation.
+    """Open a bucket, or a prefix of one. Nothing is sent before the first operation.
 
-    What is not given comes from the service's usual variables in the environment, and from the
-    machine's own identity. Profiles in AWS configuration files are not read.
+    Missing options come from the service's usual environment variables and from the machine's
+    identity. Profiles in AWS configuration files are not read.
 
     Args:
         url: where the objects are; the prefix is taken literally.
@@ -55,7 +55,7 @@ async def open_obstore(
         region: S3: where the bucket is.
         force_path_style: S3: name the bucket in the path (the default with ``endpoint_url``)
             instead of the host.
-        access_key_id: S3: with ``secret_access_key``, whose requests these are.
+        access_key_id: S3: credentials, with ``secret_access_key``.
         secret_access_key: S3.
         session_token: S3: for temporary credentials.
         token: GCS and Azure: an OAuth bearer token.

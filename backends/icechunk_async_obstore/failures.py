@@ -1,8 +1,7 @@
-"""From what the Rust client raises to the errors of the contract.
+"""Translate errors of the Rust client to errors of the contract.
 
-The client tells most things in words only: the HTTP status, the service's error code, the kind of
-transport failure. Its own text is never passed on, since it holds URLs, and those of Azure carry
-signatures.
+The client reports the HTTP status, the service's error code and the kind of transport failure only
+as text. That text is never passed on, because it holds URLs, and those of Azure carry signatures.
 """
 
 from __future__ import annotations
@@ -40,31 +39,31 @@ __all__ = ["Reason", "Report", "read_report", "translate"]
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 _OF_ONE_KEY: Final = re.compile(r"\(code: ([A-Za-z0-9]{1,64})\)")
-"""How the failure of one key in a bulk deletion is told: a status on Azure, a code on S3."""
+"""The failure of one key in a bulk deletion: a status on Azure, a code on S3."""
 _METADATA_HOSTS: Final = ("169.254.169.254", "metadata.google.internal")
 _TLS_WORDS: Final = ("certificate", "InvalidContentType", "TLS", "Tls", "tls", "SSL")
 
 
 class Reason(Enum):
-    """How far a request came."""
+    """The stage at which a request failed."""
 
     ANSWERED = auto()
-    """The service said no, with a status."""
+    """The service refused it with a status."""
     NOT_SENT = auto()
-    """There was no connection, or nothing to sign the request with."""
+    """There was no connection, or no credentials to sign it."""
     NO_ANSWER = auto()
     """The request may have been received."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What can be known of a failure."""
+    """The parsed description of a failure."""
 
     reason: Reason
     status: int | None
     code: str | None
     advice: type[IcechunkError] | None = None
-    """The error that the words of a transport failure speak for."""
+    """The error class for a transport failure."""
 
     @property
     def refused(self) -> bool:
@@ -73,7 +72,7 @@ class Report:
 
     @property
     def found(self) -> str:
-        """What the service said, in words that hold no secret."""
+        """The service's reply, without secrets."""
         if self.reason is Reason.ANSWERED:
             return f"HTTP status {self.status}" + (f" ({self.code})" if self.code else "")
         return "no connection" if self.reason is Reason.NOT_SENT else "no complete answer"
@@ -121,10 +120,10 @@ _ADVICE: Final[Mapping[type[IcechunkError], str]] = {
 
 
 def read_report(error: BaseException) -> Report:
-    """Understand what the client raised."""
+    """Parse an exception of the client."""
     text = str(error)
     head = text.partition("\n\nDebug source:")[0]
-    if any(host in text for host in _METADATA_HOSTS):  # where it looks for credentials last
+    if any(host in text for host in _METADATA_HOSTS):  # its last source of credentials
         return Report(Reason.NOT_SENT, None, None, PermissionDeniedError)
     status = _STATUS.search(head)
     if status is not None:
@@ -136,7 +135,7 @@ def read_report(error: BaseException) -> Report:
         if told.isdecimal():
             return Report(Reason.ANSWERED, int(told), None)
         return Report(Reason.ANSWERED, 403 if told == "AccessDenied" else 400, told)
-    if "redirect" in head:  # S3 answers those of another region without a place to go to
+    if "redirect" in head:  # S3 redirects requests to another region without a location
         return Report(Reason.ANSWERED, 301, "PermanentRedirect")
     if "kind: Connect" in text or "builder error" in head:
         if "dns error" in text:
@@ -150,9 +149,9 @@ def read_report(error: BaseException) -> Report:
 def translate(
     error: BaseException, operation: str, key: str, bucket: str, *, writes: bool = False
 ) -> IcechunkError:
-    """Return the error that says what was asked, what was found and what to do.
+    """Translate a failure.
 
-    Where ``writes``, a failure that may hide a success is an ``OutcomeUnknownError``.
+    If ``writes``, a failure that may hide a success is an ``OutcomeUnknownError``.
     """
     report = read_report(error)
     kind = _kind(report, writes=writes)

@@ -43,7 +43,7 @@ _GENERATION: Final = re.compile(r"[1-9][0-9]*")
 
 
 class Service(StrEnum):
-    """Whose protocol is spoken; the part of the URL scheme after ``obstore+``."""
+    """The service; the part of the URL scheme after ``obstore+``."""
 
     S3 = "s3"
     GS = "gs"
@@ -51,10 +51,10 @@ class Service(StrEnum):
 
 
 def version_of(service: Service, answer: ObjectMeta | PutResult, key: str) -> Version:
-    """Return the version in what the client answered: a generation on GCS, else an ETag.
+    """Return the version in a reply of the client: a generation on GCS, else an ETag.
 
     Raises:
-        StorageError: it holds none, so that no write could be conditional on it.
+        StorageError: there is none, so no write could be conditional on it.
     """
     token = answer["version"] if service is Service.GS else answer["e_tag"]
     if not token:
@@ -69,16 +69,16 @@ def version_of(service: Service, answer: ObjectMeta | PutResult, key: str) -> Ve
 
 
 def is_possible(service: Service, version: Version) -> bool:
-    """Return whether the service could have answered this version.
+    """Return whether the service can have issued this version.
 
-    Others are never sent: ``*`` and generation 0 have meanings of their own there.
+    Others are never sent, because ``*`` and generation 0 have special meanings.
     """
     pattern = _GENERATION if service is Service.GS else _ETAG
     return pattern.fullmatch(version.token) is not None
 
 
 def condition(service: Service, version: Version) -> UpdateVersion:
-    """Return what the client sends as the condition of an update."""
+    """Return the client's argument for the condition of an update."""
     if service is Service.GS:
         return {"version": version.token}
     return {"e_tag": version.token}
@@ -86,7 +86,7 @@ def condition(service: Service, version: Version) -> UpdateVersion:
 
 _SCHEME: Final = "obstore+"
 _NO_RETRIES: Final[RetryConfig] = {"max_retries": 0, "retry_timeout": timedelta(0)}
-"""The client would repeat writes whose answer was lost, and then report a refusal."""
+"""The client would repeat writes whose reply was lost, and then report a refusal."""
 _EVERYWHERE: Final = frozenset(
     {"endpoint_url", "allow_http", "anonymous", "timeout_seconds", "connect_timeout_seconds"}
 )
@@ -101,17 +101,17 @@ _OF_SERVICE: Final[Mapping[Service, frozenset[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the objects are."""
+    """The location of the objects."""
 
     service: Service
     bucket: str
     root: str
-    """What every key is prefixed with: empty, or ending with a slash."""
+    """The prefix of every key: empty, or ending with a slash."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Options:
-    """What the caller gave; some of it secret, so it has no repr of its own."""
+    """The caller's options; some are secret, so they are left out of the repr."""
 
     endpoint_url: str | None = None
     allow_http: bool = False
@@ -129,12 +129,12 @@ class Options:
     sas_token: str | None = None
 
     def given(self) -> dict[str, object]:
-        """Return what differs from the defaults, as keyword arguments."""
+        """Return the options that differ from the defaults, as keyword arguments."""
         values = ((item, getattr(self, item.name)) for item in fields(self))
         return {item.name: value for item, value in values if value != item.default}
 
     def check(self, service: Service) -> None:
-        """Refuse what the service does not know.
+        """Validate the options for the service.
 
         Raises:
             InvalidInputError: it names the option, never its value.
@@ -200,7 +200,7 @@ def read_url(url: str) -> Place:
 
 
 def build_client(place: Place, options: Options) -> Client:
-    """Make the client; reads certificates and the environment, so it blocks. Sends nothing.
+    """Create the client; reads certificates and the environment, so it blocks. Sends nothing.
 
     Raises:
         InvalidInputError: the client refuses the options.

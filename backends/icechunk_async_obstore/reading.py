@@ -42,13 +42,13 @@ __all__ = [
 ]
 
 _LOOKS: Final = 8
-"""How often a range is asked for again when the object changes between two requests."""
+"""Tries to read a range of an object that changes between two requests."""
 
 
 async def read_range(
     client: Client, service: Service, key: str, path: str, byte_range: RangeRequest
 ) -> Retrieved:
-    """Read an object or part of it; the client's errors leave as they are.
+    """Read an object or part of it; the client's errors are raised unchanged.
 
     Raises:
         StorageUnavailableError: the object changed again and again, or came in part.
@@ -71,7 +71,7 @@ async def read_range(
 
 
 async def look(client: Client, service: Service, path: str) -> GetResult:
-    """Return what is known of an object, without its body."""
+    """Return the metadata of an object."""
     # In answers of GCS to HEAD the length of an empty object may be missing, which the client
     # takes for an error. The body of a GET is not fetched before it is asked for.
     return await obstore.get_async(client, path, options={"head": service is not Service.GS})
@@ -80,7 +80,7 @@ async def look(client: Client, service: Service, path: str) -> GetResult:
 async def read_body(
     service: Service, answer: GetResult, key: str, byte_range: RangeRequest = None
 ) -> Retrieved:
-    """Fetch the body of an answer, which must be as long as was promised.
+    """Fetch the body of a reply, which must have the announced length.
 
     Raises:
         StorageUnavailableError: it is not.
@@ -101,7 +101,7 @@ async def read_body(
 async def _read_measured(
     client: Client, service: Service, key: str, path: str, byte_range: RangeRequest
 ) -> Retrieved | None:
-    """Ask for the size first; None where the object changed before it was read."""
+    """Fetch the size first; return None if the object changed before it was read."""
     meta = (await look(client, service, path)).meta
     version = version_of(service, meta, key)
     start, stop = slice_range(byte_range, meta["size"])
@@ -140,7 +140,7 @@ def _fits_one_request(byte_range: RangeRequest, service: Service) -> bool:
 
 
 def _is_outside(error: Exception) -> bool:
-    """Return whether the range had nothing of the object, however the server says so."""
+    """Return whether a failure means that the range is outside the object."""
     text = str(error)
     return (
         read_report(error).status == 416
@@ -172,7 +172,7 @@ def folder_of(prefix: str) -> str | None:
 def offset_before(start_after: str) -> str | None:
     """Return the longest beginning of a string that the client takes as an offset, if any.
 
-    A beginning of a string is not greater than it, so that listing after it loses nothing.
+    A prefix of a string is not greater than it, so listing after it loses nothing.
     """
     for length in range(min(len(start_after), MAX_KEY_BYTES), 0, -1):
         if is_sendable(start_after[:length]):
@@ -181,7 +181,7 @@ def offset_before(start_after: str) -> str | None:
 
 
 def first_offset(prefix: str, start_after: str | None) -> str | None:
-    """Return an offset that skips much of what is not wanted, and nothing that is."""
+    """Return an offset that skips unwanted entries and no wanted ones."""
     offset = offset_before(start_after) if start_after is not None else None
     if prefix and not prefix.endswith("/"):
         below = prefix[:-1] + chr(ord(prefix[-1]) - 1) if prefix[-1] != "\0" else prefix[:-1]
@@ -191,7 +191,7 @@ def first_offset(prefix: str, start_after: str | None) -> str | None:
 
 
 class Ordered:
-    """Makes entries of a stream of pages, and watches that the service keeps its order."""
+    """Turns pages into entries, and checks that the service lists in order."""
 
     def __init__(self, root: str, prefix: str, start_after: str | None) -> None:
         """Take keys below ``root`` that begin with ``prefix`` and follow ``start_after``."""
@@ -200,10 +200,10 @@ class Ordered:
         self._start_after = start_after
         self._last: str | None = None
         self.ended = False
-        """No later page can hold anything wanted."""
+        """Whether later pages cannot hold wanted entries."""
 
     def entries(self, page: Iterable[ObjectMeta]) -> Iterator[ObjectInfo]:
-        """Return what a page holds of the objects wanted.
+        """Return the wanted entries of a page.
 
         Raises:
             StorageError: the service does not list in order.

@@ -1,7 +1,7 @@
 """The storage: the contract's operations over the Rust client's asynchronous functions.
 
-The client belongs to no event loop: its requests run on threads of its own, and each answer is
-delivered to the loop that asked.
+The client belongs to no event loop: its requests run on its own threads, and each reply is
+delivered to the calling loop.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ __all__ = ["ObstoreStorage"]
 _PAGE: Final = 1000
 _DELETES_AT_ONCE: Final = 16
 _WRITE_ID: Final = "icechunkwriteid"
-"""Metadata of the official engine's name, by which a writer knows its own object again."""
+"""Metadata that identifies a writer's object, under the official engine's name."""
 _CAPABILITIES: Final = Capabilities()
 # The client raises ValueError for paths, FileNotFoundError, PermissionError and its own classes.
 _FAILURES: Final = (Exception,)
@@ -71,8 +71,8 @@ _FAILURES: Final = (Exception,)
 class ObstoreStorage:
     """A `Storage` in a bucket; made by `open_obstore`.
 
-    The client repeats nothing by itself. A copy passes through this process: the services cannot
-    copy one version and answer the new one in one step that holds for all of them.
+    The client repeats nothing by itself. A copy passes through this process, because no one way to
+    copy a given version and learn the new one works on all three services.
     """
 
     def __init__(self, client: Client, place: Place, description: StorageDescription) -> None:
@@ -88,7 +88,7 @@ class ObstoreStorage:
 
     @property
     def capabilities(self) -> Capabilities:
-        """All promises, which the three services keep; what imitates them can be probed."""
+        """All promises, which the three services keep; compatible servers can be probed."""
         return _CAPABILITIES
 
     @property
@@ -118,7 +118,7 @@ class ObstoreStorage:
         try:
             answer = await obstore.get_async(self._client, path, options=options)
             if version_of(service, answer.meta, key) == version:
-                return None  # GCS has no such condition on generations; the body is not fetched
+                return None  # GCS has no such condition; the body is not fetched
             return await read_body(service, answer, key)
         except NotModifiedError:
             return None
@@ -164,7 +164,7 @@ class ObstoreStorage:
             self._check_open()
             try:
                 await obstore.delete_async(self._client, [doomed[key] for key in batch])
-            except _FAILURES:  # it tells neither which keys failed nor which were not tried
+            except _FAILURES:  # the error says neither which keys failed nor which were not tried
                 failures += await self._delete_singly(doomed, batch)
         return failures
 
@@ -219,7 +219,7 @@ class ObstoreStorage:
         return await self._put(target, path, bytes(found.data), "overwrite")
 
     async def sync(self) -> None:
-        """Return at once: the services acknowledge only what is durable."""
+        """Return at once: an acknowledged write is durable."""
         self._check_open()
 
     async def _put(self, key: str, path: str, data: bytes, mode: PutMode) -> Version:
@@ -236,7 +236,7 @@ class ObstoreStorage:
     ) -> Version:
         """Find out whether a conditional write that was not acknowledged has landed.
 
-        A refusal is read back as well: something between may have sent the write twice.
+        A refusal is read back as well: an intermediary may have sent the write twice.
         """
         report = read_report(failure)
         error = self._translated(failure, "write", key, writes=True)
