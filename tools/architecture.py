@@ -280,8 +280,9 @@ def table(house: House, modules: Mapping[str, Module], recorded: str) -> str:
         match["room"]: (int(match["modules"]), int(match["lines"]))
         for match in _ROW.finditer(recorded)
     }
+    direct = set(arrows(house)[0])
     rows = [
-        "| Room | What it is for | What it may do | Uses | Modules | Lines |",
+        "| Room | What it is for | What it may do | Uses these and theirs | Modules | Lines |",
         "|---|---|---|---|--:|--:|",
     ]
     for room in house.rooms.values():
@@ -290,11 +291,7 @@ def table(house: House, modules: Mapping[str, Module], recorded: str) -> str:
         modules_count, lines = _steady(sizes, known.get(room.name))
         door = modules.get(room.paths[0])
         purpose = door.purpose if door else room.label
-        uses = ", ".join(
-            f"`{used}`"
-            for used in house.rooms
-            if used in house.uses[room.name] and used != _FOUNDATION
-        )
+        uses = ", ".join(f"`{used}`" for used in house.rooms if (room.name, used) in direct)
         rows.append(
             f"| `{room.name}` | {_plain(purpose)} | {room.rule} | {uses or 'none'} "
             f"| {modules_count} | {lines} |"
