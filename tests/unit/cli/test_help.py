@@ -34,6 +34,7 @@ COMMANDS = {
     ("compact",): "{copy}",
     ("rewrite-manifests",): "{copy}",
     ("check",): "{sample}",
+    ("copy",): "{sample} {new}",
     ("migrate",): "{copy}",
     ("branch", "list"): "{sample}",
     ("branch", "create"): "{copy} b",
