@@ -1,4 +1,4 @@
-"""What clashes when commits race or forks are merged, and solvers for commits that lost."""
+"""Clashes of racing commits and merged forks, and solvers for commits that lost a race."""
 
 from icechunk_async.engine.changes.merge import MergeClash, MergeClashKind
 from icechunk_async.engine.commit.conflicts import (

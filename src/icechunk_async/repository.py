@@ -187,7 +187,7 @@ class Repository:
         check_clean_root: bool = True,
         probe: bool | None = None,
     ) -> AbstractAsyncContextManager[Repository]:
-        """Open the repository at a location, or create one if there is none.
+        """Open the repository at a location, or create one if the location is empty.
 
         Arguments and errors are those of `open` and `create`; ``spec_version`` counts only for a
         repository that is created.
@@ -231,7 +231,7 @@ class Repository:
     async def fetch_spec_version(
         location: Location, *, storage_options: Mapping[str, object] | None = None
     ) -> int:
-        """Return the format version of the repository at a location; 0 if there is none."""
+        """Return the format version of the repository at a location; 0 if it holds none."""
         found = await find_at(_request(location, storage_options))
         return 0 if found is None else found.spec_version
 
@@ -269,7 +269,7 @@ class Repository:
 
     @property
     def cache_statistics(self) -> CacheStatistics | None:
-        """What the cache did so far; None without a cache."""
+        """Hits, misses and sizes of the cache; None without a cache."""
         cache = self._engine.cache
         return None if cache is None else cache.statistics
 
@@ -303,7 +303,7 @@ class Repository:
         snapshot_id: SnapshotId | str | None = None,
         as_of: datetime | None = None,
     ) -> Session:
-        """Begin a session that reads one snapshot, whatever others commit meanwhile.
+        """Begin a session that reads one snapshot, unaffected by later commits.
 
         Args:
             branch: read its tip; ``main`` if nothing is named.
@@ -312,7 +312,7 @@ class Repository:
             as_of: with a branch: read what was its tip at this time, by the writers' clocks.
 
         Raises:
-            BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: there is none.
+            BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: it does not exist.
             InvalidInputError: more than one was named, or ``as_of`` without a branch.
 
         Cost: one request for the branch or tag, one for the snapshot unless it is cached.
@@ -554,7 +554,7 @@ class Repository:
             plain: draw without colours.
 
         Raises:
-            BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: there is none.
+            BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: it does not exist.
 
         Cost: that of `ancestry`, for each branch down to a snapshot that another one contains.
         """
@@ -575,7 +575,7 @@ class Repository:
         to_tag: str | None = None,
         to_snapshot_id: SnapshotId | str | None = None,
     ) -> Diff:
-        """Return what the commits after one snapshot up to another touched.
+        """Return the nodes and chunks that the commits after one snapshot up to another touched.
 
         One argument names the older snapshot, one the newer.
 
@@ -768,7 +768,7 @@ class Repository:
         return await inspect.inspect_manifest(self._engine, manifest_id)
 
     async def inspect_transaction_log(self, snapshot_id: SnapshotId | str) -> dict[str, JSON]:
-        """Return what a commit touched, by node id; see `inspect_snapshot`.
+        """Return the nodes and chunks that a commit touched, by id; see `inspect_snapshot`.
 
         If snapshots below it expired, what those touched is included.
 
@@ -903,7 +903,7 @@ class Repository:
             RepositoryReadOnlyError: the repository's status forbids changes.
             FormatError, SnapshotNotFoundError: a file that the repository needs is damaged or
                 missing; nothing was deleted.
-            ConflictError: the repository changed each time that its history was to be written;
+            ConflictError: other writers changed the repository at every try to update its history;
                 nothing was deleted.
             StorageError: listing failed; what was deleted until then was garbage.
 

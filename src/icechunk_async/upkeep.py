@@ -1,6 +1,6 @@
-"""What keeps a repository small and whole returns, and the upgrade of its format.
+"""The reports of upkeep, and the upgrade of a repository's format.
 
-The operations themselves are methods of `Repository`.
+The operations are methods of `Repository`.
 """
 
 from icechunk_async.engine.upkeep.check import BrokenReference, ReferenceReport

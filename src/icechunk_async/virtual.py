@@ -1,4 +1,4 @@
-"""Virtual chunks: references to bytes in files and objects of others, written many at a time."""
+"""Virtual chunks: write many references to bytes in files outside of the repository."""
 
 from icechunk_async.zarr.virtual.datasets import write_virtual_dataset
 from icechunk_async.zarr.virtual.kerchunk import write_kerchunk_references

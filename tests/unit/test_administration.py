@@ -134,7 +134,7 @@ async def test_a_lost_reply_changes_administration_once(*, carried_out: bool) ->
             ]
 
 
-async def test_what_is_no_json_changes_nothing(new: Repository) -> None:
+async def test_metadata_that_is_not_json_changes_nothing(new: Repository) -> None:
     """Metadata is checked before anything is written."""
     bad: Any = {"a": {"b": object()}}
     for change in (new.set_metadata, new.update_metadata):
@@ -143,7 +143,7 @@ async def test_what_is_no_json_changes_nothing(new: Repository) -> None:
     assert await kinds(new) == []
 
 
-async def test_sessions_begun_before_learn_of_the_status(new: Repository) -> None:
+async def test_open_sessions_honour_a_read_only_status(new: Repository) -> None:
     """A status set by somebody else stops a commit, and the session can commit afterwards."""
     session = await new.writable_session("main")
     await make_array(session, "a", (4,), (1,))
@@ -187,7 +187,7 @@ async def test_a_flag_that_does_not_exist_is_refused(new: Repository) -> None:
     assert await kinds(new) == []
 
 
-async def test_flags_bind_handles_that_have_not_heard_of_them(new: Repository) -> None:
+async def test_feature_flags_bind_handles_opened_before(new: Repository) -> None:
     """What is decided is decided on the newest state, and the error says who can change it."""
     tip = await new.lookup_branch("main")
     async with new.reopen() as other:
@@ -198,7 +198,7 @@ async def test_flags_bind_handles_that_have_not_heard_of_them(new: Repository) -
     assert caught.value.kind == "feature-disabled"
 
 
-async def test_reopening_lays_a_configuration_over_the_one_in_force(spec: int) -> None:
+async def test_reopen_overrides_the_configuration_in_force(spec: int) -> None:
     """Both handles work side by side; what neither names stays."""
     url = memory_url()
     stored = RepositoryConfig(inline_chunk_threshold_bytes=7)
@@ -222,7 +222,7 @@ async def test_reopening_lays_a_configuration_over_the_one_in_force(spec: int) -
         assert repository.config.max_concurrent_requests == 3
 
 
-async def test_what_is_not_there_cannot_be_inspected(filled: Repository) -> None:
+async def test_inspecting_a_missing_object_is_refused(filled: Repository) -> None:
     """Missing files are named."""
     missing = SnapshotId.random()
     for look in (filled.inspect_snapshot, filled.list_manifest_files):
@@ -235,7 +235,7 @@ async def test_what_is_not_there_cannot_be_inspected(filled: Repository) -> None
         await filled.inspect_transaction_log(str(missing))
 
 
-async def test_rewriting_keeps_values_and_tells_how_far_it_is(filled: Repository) -> None:
+async def test_rewriting_manifests_keeps_values_and_reports_progress(filled: Repository) -> None:
     """Each array counts once; chunks stay where they are, and nothing is logged as touched."""
     steps: list[Progress] = []
     before = await filled.lookup_branch("main")
@@ -295,7 +295,7 @@ async def test_rewriting_holds_only_a_few_manifests(spec: int) -> None:
             assert waiting[: waiting.index(-1)] == [True] * 100
 
 
-async def test_of_a_commit_and_a_rewriting_one_is_told(filled: Repository) -> None:
+async def test_commit_racing_a_rewrite_makes_one_of_them_conflict(filled: Repository) -> None:
     """Whoever comes second hears of it; nothing is lost, and calling again works."""
     session = await filled.writable_session("main")
     await write(session, "a/c/5", b"\x05")
@@ -346,7 +346,7 @@ async def test_lost_replies_while_rewriting(spec: int, *, carried_out: bool) -> 
             assert len([key for key in set(await objects(plain)) - before if "manif" in key]) == 1
 
 
-async def test_rewriting_refuses_what_it_cannot_do(new: Repository) -> None:
+async def test_rewriting_refuses_invalid_requests(new: Repository) -> None:
     """The first snapshot cannot be amended, and there are two ways to commit."""
     with pytest.raises(SessionStateError, match="new_commit"):
         await new.rewrite_manifests("x", branch="main", commit_method="amend")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 NOWHERE = SnapshotId(bytes(12))
 
 
-async def test_branches_come_and_go(filled: Repository) -> None:
+async def test_branches_can_be_created_reset_and_deleted(filled: Repository) -> None:
     """Created at a snapshot, committed to, deleted; main stays."""
     tip = await filled.lookup_branch("main")
     await filled.create_branch("dev", tip)
@@ -51,7 +51,7 @@ async def test_branches_come_and_go(filled: Repository) -> None:
         await filled.lookup_branch("dev")
 
 
-async def test_tags_stay_and_their_names_are_used_once(filled: Repository) -> None:
+async def test_deleted_tag_names_are_never_reused(filled: Repository) -> None:
     """A tag cannot move; a deleted one cannot come back."""
     tip = await filled.lookup_branch("main")
     await filled.create_tag("v1", tip)
@@ -104,7 +104,7 @@ async def test_a_branch_resets_only_from_where_it_was_expected(filled: Repositor
     assert await filled.lookup_branch("main") == INITIAL_SNAPSHOT_ID
 
 
-async def test_what_was_done_is_logged(filled: Repository, spec: int) -> None:
+async def test_operations_log_records_changes_of_refs(filled: Repository, spec: int) -> None:
     """Every change of the repository, newest first, across backups."""
     if spec == 1:
         with pytest.raises(UnsupportedBySpecError, match="no operations log"):

@@ -1,1 +1,6 @@
-"""The engine behind repositories and sessions: files, trees, history, commits, upkeep."""
+"""The engine behind repositories and sessions.
+
+`open` puts the parts of a repository together and is the door for everything above. Below it, each
+room uses only those listed after it: `commit`, `history`, `tree`, `files` and `virtual`, `changes`.
+`upkeep` works on open repositories.
+"""

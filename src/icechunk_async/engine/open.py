@@ -105,7 +105,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a caller asked for. Plain data unless the location is an open storage."""
+    """The arguments of opening. Plain data unless the location is an open storage."""
 
     location: Location
     storage_options: Mapping[str, object]
@@ -122,7 +122,7 @@ class Engine:
     """An open repository."""
 
     request: Request
-    """What it was opened from."""
+    """How it was opened."""
     storage: Storage
     """With the repository's budget of requests, its cache if there is one, and its policies."""
     config: RepositoryConfig
@@ -131,7 +131,7 @@ class Engine:
     virtual: VirtualChunks
     manifest_options: ManifestOptions
     background: Background
-    """What sessions start and do not wait for; it ends before the storage closes."""
+    """Work that sessions start without waiting for it; it ends before the storage closes."""
     cache: Cached | None = None
     packing: Packing = field(default_factory=Packing.off)
 
@@ -259,7 +259,7 @@ def as_snapshot_id(given: SnapshotId | str) -> SnapshotId:
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """How to create a repository if there is none."""
+    """How to create a repository where none exists."""
 
     spec_version: int
     check_clean_root: bool
@@ -326,7 +326,7 @@ async def open_engine(
         or_open: if there is one already, open it instead of refusing.
 
     Raises:
-        RepositoryNotFoundError: there is none, and none is to be created.
+        RepositoryNotFoundError: it does not exist and is not to be created.
         RepositoryExistsError: the location is taken, and ``or_open`` is False.
     """
     async with open_location(request) as storage:
@@ -362,10 +362,10 @@ async def _find_or_check(
 
 
 async def find_at(request: Request, *, required: bool = False) -> Found | None:
-    """Return the repository at a location without opening it; None if there is none.
+    """Return the repository at a location without opening it; None if it holds none.
 
     Raises:
-        RepositoryNotFoundError: there is none, and it is required.
+        RepositoryNotFoundError: it does not exist and is required.
     """
     async with open_location(request) as storage:
         found = await opening.find_expected(early(request, storage))

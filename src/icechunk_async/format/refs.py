@@ -1,4 +1,4 @@
-"""Branch and tag files of spec 1: a JSON document that names a snapshot."""
+"""Branch and tag files of format 1: a JSON document that names a snapshot."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def decode_ref(data: bytes | memoryview) -> SnapshotId:
 def encode_closed_ref(snapshot_id: SnapshotId) -> bytes:
     """Return the contents of a branch file that a migration closes.
 
-    It names a snapshot that no repository has, so that whoever would move the branch from where
-    it was stops, and tells where it was. Readers that look at it only in passing can parse it.
+    It names a snapshot that no repository has, so that a writer who would move the branch stops,
+    and records where the branch was. It can still be parsed by readers of format 1.
     """
     document = {"snapshot": str(_NO_SNAPSHOT), _CLOSED: str(snapshot_id)}
     return json.dumps(document, separators=(",", ":")).encode()

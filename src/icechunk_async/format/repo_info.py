@@ -114,7 +114,7 @@ class RepoInfo:
     updates: tuple[Update, ...]
     """The newest part of the operations log, newest first; never empty."""
     before_updates: str | None = None
-    """Name of the backup in which the log goes on."""
+    """Name of the backup in which the log continues."""
     raw_metadata: RawMetadata = ()
     raw_config: bytes | None = None
     enabled_flags: tuple[int, ...] | None = None

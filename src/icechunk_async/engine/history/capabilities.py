@@ -1,4 +1,4 @@
-"""What a way of publishing can do beyond references and commits, and the refusal of the rest."""
+"""Features of ways of publishing beyond references and commits, and the refusal of others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NOUNS: Final[dict[Feature, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What repositories can do that are published in one way.
+    """The features of repositories that are published in one way.
 
     Every way has branches, tags, ancestry, a stored configuration and commits; these are extras.
     """
@@ -57,7 +57,7 @@ class Capabilities:
     """Refs, ancestry and settings are in one file, see `Repository.inspect_repo_info`."""
 
     def require(self, feature: Feature) -> None:
-        """Refuse what this way cannot do.
+        """Raise `UnsupportedBySpecError` if this way lacks a feature.
 
         Raises:
             UnsupportedBySpecError: it says what is missing and what to do instead.

@@ -1,4 +1,4 @@
-"""What changed between two snapshots, or in a session, by path."""
+"""Differences between two snapshots, or of a session, by path."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def diff_of_log(log: TransactionLog, path_of: Callable[[NodeId], str | None]) ->
         path = path_of(node_id)
         if path is None:
             continue
-        known = chunks.get(path)  # of an array that was deleted before this one took its path
+        known = chunks.get(path)  # of a deleted array that had the same path
         if known is None or known.shape[1] != coords.shape[1]:
             chunks[path] = coords
         else:
@@ -88,13 +88,13 @@ def diff_of_log(log: TransactionLog, path_of: Callable[[NodeId], str | None]) ->
 async def diff_snapshots(
     history: History, assets: Assets, start: SnapshotId, end: SnapshotId
 ) -> Diff:
-    """Return what the commits after ``start`` up to ``end`` touched.
+    """Return the nodes and chunks that the commits after ``start`` up to ``end`` touched.
 
     Raises:
         InvalidInputError: ``start`` is not an ancestor of ``end``.
         SnapshotNotFoundError: one of them does not exist.
 
-    Cost: the ancestry, both snapshots, and a request for each commit between them.
+    Cost: the ancestry, both snapshots, and one request for each commit between them.
     """
     await history.snapshot_info(start)
     path: list[SnapshotInfo] = []
@@ -126,12 +126,12 @@ async def diff_snapshots(
 async def load_logs(
     assets: Assets, commits: Sequence[SnapshotInfo], *, need_pruned: bool = False
 ) -> list[TransactionLog]:
-    """Return the logs of commits, in order; before each those of what expired below it.
+    """Return the logs of commits in order, each after those of snapshots that expired below it.
 
     Args:
         assets: where the logs are.
         commits: oldest first.
-        need_pruned: refuse if a log of an expired snapshot is missing; else leave it out.
+        need_pruned: refuse if a log of an expired snapshot is missing; otherwise leave it out.
 
     Raises:
         FormatError: a log is missing.
@@ -154,7 +154,7 @@ async def load_logs(
                 return None
             raise FormatError(
                 f"The transaction log of snapshot {snapshot_id} is missing. The repository is "
-                "damaged: what that commit changed cannot be told."
+                "damaged: the changes of that commit are unknown."
             ) from error
 
     logs = await bounded_map(load, wanted, limit=_CONCURRENT_LOGS)

@@ -1,6 +1,6 @@
-"""Drawing history: which commits came after which, and where branches and tags stand.
+"""Drawings of history: commits in their order, with branches and tags.
 
-Rows are laid out first, as plain values; text and SVG are two ways to show them.
+Rows are laid out first, as plain values; text and SVG are two renderings of them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Row:
     passing: frozenset[int]
     """Columns of lines that go by."""
     below: frozenset[int]
-    """Columns of lines that go on to the next row."""
+    """Columns of lines that continue in the next row."""
     branches: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
 
@@ -63,7 +63,7 @@ class _Lanes:
 
     next: list[SnapshotId | None] = field(default_factory=list["SnapshotId | None"])
     drawn: set[int] = field(default_factory=set[int])
-    """Columns whose line has begun."""
+    """Columns whose line has started."""
 
     def waiting(self, snapshot_id: SnapshotId) -> list[int]:
         return [lane for lane, it in enumerate(self.next) if it == snapshot_id]
@@ -84,7 +84,7 @@ def lay_out(
     Args:
         infos: snapshots to show; a parent that is not among them ends the line.
         branches: tips by name; those of other snapshots are not shown.
-        tags: likewise.
+        tags: snapshots by name; those of other snapshots are not shown.
     """
     known = {info.id: info for info in infos}
     lanes = _Lanes()
@@ -124,7 +124,7 @@ def _by_target(refs: Mapping[str, SnapshotId]) -> dict[SnapshotId, tuple[str, ..
 
 
 def _newest_first(known: Mapping[SnapshotId, SnapshotInfo]) -> list[SnapshotInfo]:
-    """Order by time, but a parent after all its children, whatever the clocks said."""
+    """Order by time, but put a parent after all its children even if clocks disagreed."""
     children = dict.fromkeys(known, 0)
     for info in known.values():
         if info.parent_id is not None and info.parent_id in known:

@@ -42,7 +42,7 @@ WAYS: Final[tuple[Way, ...]] = (REPO_INFO_WAY, REF_FILES_WAY)
 
 
 async def find(storage: Storage) -> Found | None:
-    """Return the repository that a storage holds; None if there is none.
+    """Return the repository that a storage holds, or None.
 
     None is no proof, see `find_expected`. Cost: three requests at once.
     """
@@ -54,7 +54,7 @@ async def find(storage: Storage) -> Found | None:
 
 
 async def find_expected(storage: Storage) -> Found | None:
-    """Return the repository of a storage that should hold one; None if there is none.
+    """Return the repository of a storage that should hold one, or None.
 
     A migration writes the marker of version 2 and then removes that of version 1, possibly
     between our looking for the one and for the other. So where nothing is found, look again.
@@ -88,7 +88,7 @@ async def check_empty(storage: Storage) -> None:
 
 
 async def find_or_check_empty(storage: Storage) -> Found | None:
-    """Do what `find` does and, where it finds nothing, `check_empty`: both at once."""
+    """Find a repository, or check that the location is empty; both run concurrently."""
     found, refusal = await gather(find(storage), _refusal_of_contents(storage))
     if found is None and refusal is not None:
         raise refusal

@@ -1,4 +1,4 @@
-"""What the engine needs of a way of publishing: references, ancestry, and publishing snapshots.
+"""The protocol of a way of publishing: references, ancestry, and publishing snapshots.
 
 The rest of the library knows the ways only through `History` and `RepositoryState`, so that it
 never asks which one it has: what a way lacks is in its `Capabilities`.
@@ -104,7 +104,7 @@ class Expiration:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What garbage collection must keep; everything else that is old can be deleted."""
+    """The files that garbage collection must keep; other old files can be deleted."""
 
     snapshots: frozenset[SnapshotId]
     """These, and all files that they refer to."""
@@ -129,7 +129,7 @@ class FeatureFlag:
 
 
 class RepositoryState(Protocol):
-    """What a way of publishing knows about a repository besides references and ancestry.
+    """Knowledge about a repository besides references and ancestry, if its way keeps any.
 
     Methods that change something do so in one atomic step, and raise as those of `History` do;
     besides, ``RepositoryReadOnlyError`` while the repository's status forbids changes.
@@ -158,7 +158,7 @@ class RepositoryState(Protocol):
         ...
 
     async def set_status(self, status: RepoStatus) -> None:
-        """Replace the repository's status, whatever it is."""
+        """Replace the repository's status, even if it forbids changes."""
         ...
 
     def check_online(self) -> None:
@@ -197,7 +197,7 @@ class RepositoryState(Protocol):
 class History(Protocol):
     """References and ancestry of one repository, and publishing.
 
-    Methods that change something raise ``OutcomeUnknownError`` if the storage gave no answer and
+    Methods that change something raise ``OutcomeUnknownError`` if the storage did not reply and
     reading back did not settle it; any other error means that nothing changed.
     """
 
@@ -208,12 +208,12 @@ class History(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this way of publishing can do beyond this protocol."""
+        """The features of this way of publishing beyond this protocol."""
         ...
 
     @property
     def state(self) -> RepositoryState | None:
-        """What is known besides references; None if this way keeps none. See `state_for`."""
+        """The state besides references; None if this way keeps only those. See `state_for`."""
         ...
 
     async def branches(self) -> Mapping[str, SnapshotId]:

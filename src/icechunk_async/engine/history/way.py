@@ -25,7 +25,7 @@ __all__ = ["Creating", "Found", "HistorySettings", "Way"]
 
 @dataclass(frozen=True, slots=True)
 class HistorySettings:
-    """What the configuration in force says about publishing."""
+    """Settings of publishing, from the configuration in force."""
 
     backoff: Backoff
     """How long to wait after lost races."""

@@ -1,1 +1,6 @@
-"""Keep a repository healthy: collect, check, compact, measure, rewrite, migrate, inspect."""
+"""Keeping repositories healthy, behind the upkeep methods of `Repository` and Spark's jobs.
+
+`survey` reads snapshots and manifests in bounded memory and `sweep` deletes while listing;
+`collect`, `check`, `compact`, `copy`, `rewrite`, `statistics`, `migrate` and `inspect`
+are one operation each.
+"""

@@ -1,6 +1,6 @@
-"""Check that every object is there that branches and tags lead to, virtual sources included.
+"""Check that every object exists that branches and tags lead to, virtual sources included.
 
-Chunk objects are looked for in listings, a request for each 1000; objects of others one by one.
+Chunk objects are looked up in listings, one request for each 1000; virtual objects one by one.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BrokenReference",
-    "History",
     "NeededChunks",
     "NeededObjects",
     "ReferenceReport",
+    "SurveyedHistory",
     "broken_chunks",
     "broken_virtual",
     "check_references",
@@ -68,15 +68,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class BrokenReference:
-    """An object that is referred to and cannot serve those who do."""
+    """An object with references to it that cannot be read through them."""
 
     kind: ObjectKind
     location: str
-    """Its key in the repository; its URL where it is virtual."""
+    """Its key in the repository, or its URL if it is virtual."""
     problem: Problem
     detail: str
     references: int
-    """How many chunks refer to it, in all manifests; 0 where it holds no chunks."""
+    """The number of references to it, in all manifests; 0 for an object without chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class NeededChunks:
     ids: Ids
     """``(n, 12)``."""
     sizes: npt.NDArray[np.uint64]
-    """How many bytes each must have at least."""
+    """The least number of bytes that each must have."""
     counts: npt.NDArray[np.int64]
-    """How many references there are to each."""
+    """The number of references to each."""
 
     @classmethod
     def joined(cls, parts: Sequence[NeededChunks]) -> Self:
@@ -112,11 +112,11 @@ class NeededChunks:
 
 @dataclass(frozen=True, slots=True)
 class NeededObjects:
-    """All objects that chunks need."""
+    """The objects that hold chunks."""
 
     chunks: NeededChunks
     virtual: dict[VirtualObject, tuple[int, int]]
-    """For each: how many bytes it must have at least, and how many references there are to it."""
+    """For each, the least number of bytes that it must have, and the number of references to it."""
 
     @classmethod
     def joined(cls, parts: Iterable[NeededObjects]) -> Self:
@@ -131,7 +131,7 @@ class NeededObjects:
 
 
 def needed_by(manifest: Manifest) -> NeededObjects:
-    """Return what one manifest refers to, of whatever array and rank."""
+    """Return the objects that one manifest refers to, in arrays of any rank."""
     refs = [*manifest.arrays.values(), *manifest.strays.values()]
     native = NeededChunks.joined([_native(it) for it in refs])
     return NeededObjects.joined(
@@ -187,7 +187,7 @@ _MANIFESTS_AT_ONCE: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class ReferenceReport:
-    """What was looked for, and what is not as it must be."""
+    """The number of objects that were looked up, and those that are not usable."""
 
     snapshots: int
     transaction_logs: int
@@ -195,21 +195,21 @@ class ReferenceReport:
     chunk_objects: int
     """Of the repository."""
     virtual_objects: int
-    """Of others; one that is referred to in several states counts for each."""
+    """Outside of the repository. An object with references to several states counts for each."""
     virtual_not_authorized: int
-    """Those of them that this reader may not look at."""
+    """Virtual objects in containers that were not authorised."""
     broken: tuple[BrokenReference, ...] = ()
-    """In the order of what refers to what: snapshots first."""
+    """Snapshots first, then what they refer to, and so on."""
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all that could be looked at is there."""
+        """Return whether every object that could be looked up is usable."""
         return not self.broken
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """What a check begins with."""
+class SurveyedHistory:
+    """The snapshots of a history, checked, and the manifests that they refer to."""
 
     snapshots: int
     logs: int
@@ -247,7 +247,10 @@ async def _check(engine: Engine, progress: ProgressCallback) -> ReferenceReport:
 
 
 def report_of(
-    history: History, needed: NeededObjects, broken: Sequence[BrokenReference], unauthorized: int
+    history: SurveyedHistory,
+    needed: NeededObjects,
+    broken: Sequence[BrokenReference],
+    unauthorized: int,
 ) -> ReferenceReport:
     """Return a report."""
     return ReferenceReport(
@@ -261,11 +264,13 @@ def report_of(
     )
 
 
-async def survey_history(engine: Engine, progress: ProgressCallback = no_progress) -> History:
+async def survey_history(
+    engine: Engine, progress: ProgressCallback = no_progress
+) -> SurveyedHistory:
     """Read all snapshots, and look for their transaction logs.
 
-    A snapshot that is missing or damaged ends the line that is behind it where only its file
-    tells its parent, as with format version 1.
+    If only a snapshot's file says what its parent is, as in format 1, a missing or damaged snapshot
+    hides its ancestors.
     """
     broken: dict[SnapshotId, BrokenReference] = {}
     survey: Survey[None] = Survey(
@@ -292,7 +297,7 @@ async def survey_history(engine: Engine, progress: ProgressCallback = no_progres
         logs |= {log for it in snapshots for log in known[it].pruned_ancestor_logs if it in known}
     missing = await _missing_logs(engine.storage, logs)
     found = [*(broken[it] for it in sorted(broken)), *missing]
-    return History(len(snapshots), len(logs), manifests, found)
+    return SurveyedHistory(len(snapshots), len(logs), manifests, found)
 
 
 async def _missing_logs(storage: Storage, logs: set[SnapshotId]) -> list[BrokenReference]:
@@ -313,7 +318,7 @@ async def _missing_logs(storage: Storage, logs: set[SnapshotId]) -> list[BrokenR
 async def needed_of(
     engine: Engine, manifest_id: ManifestId, size_bytes: int
 ) -> tuple[NeededObjects, list[BrokenReference]]:
-    """Return what a manifest needs; it is broken itself where it cannot be read."""
+    """Return the objects that a manifest needs; if it cannot be read, it is broken itself."""
     try:
         manifest = await engine.assets.manifests.read(manifest_id, size_bytes)
     except FormatError as error:
@@ -332,8 +337,8 @@ async def broken_chunks(
 ) -> list[BrokenReference]:
     """Look for chunk objects, all of whose keys begin with a prefix.
 
-    Cost: a request for each 1000 objects that are there; one for each that is needed where the
-    storage cannot list.
+    Cost: one request for each 1000 objects listed; if the storage cannot list, one for each object
+    that is needed.
     """
     wanted = IdSet()
     wanted.add(needed.ids)
@@ -368,7 +373,7 @@ def _short(needed: NeededChunks, sizes: npt.NDArray[np.int64]) -> list[BrokenRef
 
 
 async def _sizes(storage: Storage, keys: Sequence[str]) -> dict[str, int | None]:
-    """Return the size of each object; None for one that is not there."""
+    """Return the size of each object; None if it does not exist."""
 
     async def size(key: str) -> int | None:
         try:
@@ -382,9 +387,9 @@ async def _sizes(storage: Storage, keys: Sequence[str]) -> dict[str, int | None]
 async def broken_virtual(
     virtual: VirtualChunks, needed: Mapping[VirtualObject, tuple[int, int]]
 ) -> tuple[list[BrokenReference], int]:
-    """Look at objects of others, and count those that this reader may not look at.
+    """Look at virtual objects, and count those of containers that were not authorised.
 
-    Cost: a request for each, several at a time.
+    Cost: one request for each, several at a time.
     """
 
     async def look(item: tuple[VirtualObject, tuple[int, int]]) -> BrokenReference | None:

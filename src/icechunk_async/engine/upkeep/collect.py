@@ -57,19 +57,19 @@ _log = logging.getLogger(__name__)
 
 _CLEANUP_SECONDS: Final = 15
 _COARSENESS: Final = timedelta(seconds=1)
-"""Stores cut times off to the second, and file systems to some milliseconds."""
+"""Stores truncate times to seconds, and file systems to some milliseconds."""
 
 
 async def check_is_past(storage: Storage, moment: datetime) -> None:
-    """Refuse a time that by the storage's clock is still to come.
+    """Refuse a time that is in the future by the storage's clock.
 
     Raises:
         InvalidInputError: it is; one of the two clocks is wrong.
 
     Cost: three requests: an empty object is written, listed and deleted.
 
-    Cancellation: waits for the deletion, for a while. An object that stays all the same is no part
-    of the repository, and in nobody's way.
+    Cancellation: waits some seconds for the deletion. An object that stays is not part of the
+    repository and does no harm.
     """
     from icechunk_async.storage.probe import PROBE_PREFIX  # noqa: PLC0415 -- not without need
 
@@ -97,24 +97,24 @@ async def check_is_past(storage: Storage, moment: datetime) -> None:
 _LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 _SNAPSHOTS: Final = "snapshots"
 FOLDERS: Final = (_SNAPSHOTS, "transactions", "manifests", "chunks")
-"""In the order of deletion: what refers to others goes first."""
+"""In the order of deletion: an object is deleted before those that it refers to."""
 
 
 @dataclass(frozen=True, slots=True)
 class GarbageReport:
-    """What garbage collection deleted; after a dry run, what it would have deleted."""
+    """The garbage that was deleted, or after a dry run what would have been deleted."""
 
     bytes_deleted: int = 0
     chunks_deleted: int = 0
     manifests_deleted: int = 0
     snapshots_deleted: int = 0
     attributes_deleted: int = 0
-    """Always 0: the format has a place for such files, and nobody writes them."""
+    """Always 0: the format has a place for such files, and no engine writes them."""
     transaction_logs_deleted: int = 0
     failures: tuple[DeleteFailure, ...] = ()
     """Each object that could not be deleted, with its key and the reason."""
     skipped_phases: tuple[str, ...] = ()
-    """Folders that were left alone because of the failures; they are for the next run."""
+    """Folders that were left to the next run because of the failures."""
 
 
 async def expire_snapshots(engine: Engine, rule: Expiration, *, dry_run: bool) -> set[SnapshotId]:
@@ -178,19 +178,19 @@ async def _collect(
 
     survey = Survey(engine.assets, chunk_ids, absorb, limits=limits, progress=progress)
     old, newest = await old_snapshots(engine.storage, cutoff)
-    # All is read before anything changes, so that a damaged repository is left as it is.
+    # Everything is read before anything changes: a damaged repository stays unchanged.
     kept = await engine.history.release(old, survey.parent_of, dry_run=True)
     await survey.cover(kept.snapshots)
     if not dry_run:
         kept = await release(engine, cutoff, old, newest, survey.parent_of)
-        await survey.cover(kept.snapshots)  # what came meanwhile: the last that can matter
+        await survey.cover(kept.snapshots)  # those published meanwhile; later ones are young
     await engine.assets.compute(lambda: len(chunks), size_bytes=chunks.size_bytes)  # sorts them
     keep = (id_set(kept.snapshots), id_set(kept.logs), id_set(survey.manifests), chunks)
     sweep = Sweep(
         engine.storage,
         cutoff,
         dry_run=dry_run,
-        side_by_side=engine.assets.blocking is None,  # memory and local disks answer at once
+        side_by_side=engine.assets.blocking is None,  # memory and local disks list without waiting
         folders=engine.assets.backend,
         progress=progress or no_progress,
     )
@@ -219,20 +219,20 @@ async def release(
     newest: datetime,
     parent_of: ParentOf,
 ) -> Kept:
-    """Make what goes unknown, for good, and answer what is kept.
+    """Drop unreachable snapshots from the history for good, and return what is kept.
 
     Args:
         engine: the repository.
         cutoff: what was written at this time or later stays.
         old: snapshots whose files are old enough to be deleted.
         newest: when the newest of all snapshots was written, by the storage's clock.
-        parent_of: see :data:`ParentOf`.
+        parent_of: see `ParentOf`.
 
     Raises:
         InvalidInputError: the cutoff is in the future by the storage's clock; nothing changed.
-        RepositoryReadOnlyError, ConflictError: likewise.
+        RepositoryReadOnlyError, ConflictError: nothing changed.
     """
-    if newest <= cutoff:  # else the storage's clock has passed it
+    if newest <= cutoff:  # otherwise the storage's clock has passed it
         await check_is_past(engine.storage, cutoff)
     kept = await engine.history.release(old, parent_of, dry_run=False)
     for gone in old - kept.snapshots:

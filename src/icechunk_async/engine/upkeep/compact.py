@@ -1,4 +1,4 @@
-"""Write the chunks of sparse objects into new ones, where packs hold mostly garbage."""
+"""Compaction: rewrite the chunks of packs that hold mostly garbage, so that those can go."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Storage
 
     type Names = npt.NDArray[np.uint64]
-    """The first eight bytes of ids. Two that are alike make a share wrong, and nothing else."""
+    """The first eight bytes of ids. A collision makes a share wrong and does no other harm."""
 
 __all__ = ["CompactReport", "LiveShares", "compact"]
 
@@ -80,13 +80,13 @@ class LiveShares:
         return (self._live > 0) & (self._live < min_share * self._sizes)
 
     def sizes(self, objects: npt.NDArray[np.bool_]) -> tuple[int, int]:
-        """Return how long some objects are together, and how much of them is referred to."""
+        """Return the total size of some objects, and the part of it that is referred to."""
         return int(self._sizes[objects].sum()), int(self._live[objects].sum())
 
     def within(self, refs: ChunkRefs, objects: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """Return which references are to some objects, in the order of their bytes there."""
         rows, places = self._places(refs)
-        chosen = objects[places] & (refs.lengths[rows] > 0)  # else there is nothing to write anew
+        chosen = objects[places] & (refs.lengths[rows] > 0)  # an empty chunk has nothing to rewrite
         rows, places = rows[chosen], places[chosen]
         return rows[np.lexsort((refs.offsets[rows], places))]
 
@@ -97,37 +97,34 @@ def _names(ids: npt.NDArray[Any]) -> Names:
 
 _CONCURRENT_CHUNKS: Final = 64
 _BATCH: Final = 4096
-"""References that are objects at a time."""
+"""References that are Python objects at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """What compaction wrote anew; after a dry run, what it would have."""
+    """The chunks that compaction rewrote, or after a dry run would have rewritten."""
 
     objects: int = 0
-    """Chunk objects of which the branch used too little; its tip uses none of them now."""
+    """Chunk objects of which the branch used too little; its tip no longer uses them."""
     chunks: int = 0
-    """Chunks that were written anew."""
+    """Chunks that were rewritten."""
     bytes_written: int = 0
-    """Together so long, once for each chunk."""
+    """Size of those chunks; bytes that several share count for each."""
     bytes_released: int = 0
-    """How long the objects are. Garbage collection frees it once no snapshot needs them."""
+    """Size of the objects. Garbage collection frees it once no snapshot needs them."""
     snapshot_id: SnapshotId | None = None
-    """The commit; None if there was nothing to do, and after a dry run."""
+    """The commit; None if there was nothing to do, or after a dry run."""
 
 
 class _Compaction(Publishing):
-    """A session whose commit touches nothing: chunks lie elsewhere and are the same.
-
-    So it is no conflict for anyone.
-    """
+    """A session whose log is empty: chunks only change their place, so no writer conflicts."""
 
     def _log(self, snapshot_id: SnapshotId) -> TransactionLog:
         return TransactionLog(snapshot_id)
 
 
 class _Yielding:
-    """Leaves to other writers what they changed meanwhile."""
+    """Leaves chunks that other writers changed meanwhile to them."""
 
     def solve(self, clash: Clash) -> Sequence[Answer]:
         return [Resolution.THEIRS] * len(clash.conflicts)
@@ -146,7 +143,7 @@ async def compact(
     """Rewrite the chunks in sparse objects of a branch's tip; see `Repository.compact`."""
     if not 0 < min_live_share <= 1:
         raise InvalidInputError(
-            f"min_live_share is a share of an object's bytes, above 0 and at most 1; not "
+            f"min_live_share must be a share of an object's bytes, above 0 and at most 1; it is "
             f"{min_live_share!r}."
         )
     if not dry_run:

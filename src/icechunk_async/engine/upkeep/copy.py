@@ -56,7 +56,7 @@ _FOLDERS: Final = ("chunks/", "manifests/", "transactions/", "snapshots/", "over
 continues in ``overwritten/``."""
 _MARK: Final = "copies/state.json"
 """In the destination: sums of the references that copies have put there. They tell a copy, which
-may be replaced by a newer one, from a repository that somebody commits to."""
+may be replaced by a newer one, from a repository that is committed to."""
 _SAME_IN_ALL: Final = frozenset(
     {snapshot_key(INITIAL_SNAPSHOT_ID), transaction_key(INITIAL_SNAPSHOT_ID)}
 )
@@ -68,7 +68,7 @@ _ROUNDS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """What one call copied."""
+    """The objects that one call copied."""
 
     objects_copied: int
     """References included."""
@@ -135,8 +135,8 @@ async def copy_repository(
 
     Raises:
         RepositoryExistsError: the destination holds something that no copy put there, or
-            somebody committed to the copy; nothing was written.
-        ConflictError: the references of the destination were changed by somebody else while
+            the copy was committed to; nothing was written.
+        ConflictError: the references of the destination changed while
             objects were copied, or the source loses objects as fast as they are copied; the
             destination shows what it did before.
         UnsafeStorageError: the source cannot list, or the destination cannot be written safely;
@@ -324,7 +324,7 @@ async def _read(storage: Storage, key: str) -> Retrieved | None:
 
 
 async def _read_state(storage: Storage) -> _State | None:
-    """Return the references of a repository; None if there is none."""
+    """Return the references of a repository; None if the storage holds no repository."""
     info = await _read(storage, REPO_INFO)
     if info is not None:
         return _State({REPO_INFO: info})

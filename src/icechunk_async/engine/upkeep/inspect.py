@@ -82,7 +82,7 @@ async def _load(engine: Engine, key: str, kind: FileType) -> tuple[dict[str, JSO
 
 
 async def inspect_snapshot(engine: Engine, snapshot_id: SnapshotId) -> dict[str, JSON]:
-    """Return what a snapshot file holds."""
+    """Return the contents of a snapshot file."""
     try:
         header, envelope = await _load(engine, snapshot_key(snapshot_id), FileType.SNAPSHOT)
     except ObjectNotFoundError as error:
@@ -135,7 +135,7 @@ def _node(node: Node) -> dict[str, JSON]:
 
 
 async def inspect_repo_info(engine: Engine) -> dict[str, JSON]:
-    """Return what the repo info file holds; not all of its operations log, if that is long."""
+    """Return the contents of the repo info file, without the part of a long log in backups."""
     engine.history.capabilities.require("repo_info_file")
     header, envelope = await _load(engine, REPO_INFO, FileType.REPO_INFO)
     info = decode_repo_info(envelope)
@@ -199,7 +199,7 @@ def _status(status: RepoStatus) -> dict[str, JSON]:
 
 
 async def inspect_manifest(engine: Engine, manifest_id: ManifestId) -> dict[str, JSON]:
-    """Return how many references of which kind a manifest holds."""
+    """Return the number of references of each kind in a manifest."""
     header, envelope = await _load(engine, manifest_key(manifest_id), FileType.MANIFEST)
     payload = envelope.payload
     counted = await engine.assets.compute(lambda: _count(payload), size_bytes=len(payload))
@@ -207,7 +207,7 @@ async def inspect_manifest(engine: Engine, manifest_id: ManifestId) -> dict[str,
 
 
 def _count(payload: bytes | memoryview) -> dict[str, JSON]:
-    """Count a manifest's references; in which fields they are tells their kind."""
+    """Count a manifest's references; their kind follows from the fields that they have."""
     root = Tables.root(Buffer(payload))
     tables = root.vector(1, 4, 4, required="arrays").tables()
     nodes = tables.struct(0, NodeId.size_bytes, field="node_id")
@@ -245,14 +245,14 @@ def _count(payload: bytes | memoryview) -> dict[str, JSON]:
 
 
 def _kinds(refs: Tables) -> tuple[Any, Any, Any]:
-    """Tell which references are native, virtual with a compressed location, and virtual at all."""
+    """Return which references are native, virtual with a compressed location, and virtual."""
     native = np.asarray(refs.has(4))
     compressed = np.asarray(refs.has(8)) & ~native
     return native, compressed, (compressed | np.asarray(refs.has(5))) & ~native
 
 
 async def inspect_transaction_log(engine: Engine, snapshot_id: SnapshotId) -> dict[str, JSON]:
-    """Return what a commit touched; joined with what expired commits below it touched."""
+    """Return the nodes and chunks touched by a commit and by expired commits below it."""
     header, envelope = await _load(engine, transaction_key(snapshot_id), FileType.TRANSACTION_LOG)
     own = decode_transaction_log(envelope.payload)
     pruned: tuple[SnapshotId, ...] = ()
@@ -313,7 +313,7 @@ def _coordinates(log: TransactionLog, node_id: NodeId) -> list[list[int]]:
 
 
 def _time(microseconds: int) -> str:
-    """Write a time as RFC 3339 does, with as many digits as it needs."""
+    """Write a time as RFC 3339 does, with the fewest digits."""
     moment = clock.from_us(microseconds)
     digits = "auto"
     if moment.microsecond:

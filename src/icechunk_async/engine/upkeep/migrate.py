@@ -1,9 +1,9 @@
-"""Migration from format version 1 to 2, in place; snapshots, manifests and chunks stay as they are.
+"""Migration from format version 1 to 2, in place, without rewriting snapshots, manifests or chunks.
 
-The order: write a repo info that nobody may write to yet; close the branches of version 1, each
-where it was read; look whether all is as it was planned; let the repo info be written to; delete
-the ref files. Whoever commits with version 1 meanwhile is noticed while all can be undone, and
-whoever comes later is turned away. A second call finishes or undoes what a first one left.
+The order: write a repo info that allows no changes; close the branches of version 1 where they were
+read; check that nothing changed since; allow changes of the repo info; delete the ref files. A
+commit with version 1 is noticed as long as everything can be undone, and refused later. A second
+call finishes or undoes what an interrupted one left.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ __all__ = ["MigrationReport", "upgrade"]
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """What a migration did, or would do."""
+    """The outcome of a migration, or of a dry run."""
 
     dry_run: bool
     already_migrated: bool
-    """The repository was of format version 2 before; at most old files were left to delete."""
+    """The repository was of format version 2 already; at most old files were deleted."""
     resumed: bool
     """An earlier migration had been interrupted."""
     branches: int
@@ -68,7 +68,7 @@ class MigrationReport:
     deleted_tags: int
     snapshots: int
     unused_files: tuple[str, ...]
-    """Keys of version 1 that version 2 does not need: deleted, or kept if that was asked."""
+    """Keys of version 1 that version 2 does not need. They are deleted unless they were kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class _Job:
     resumed: bool = False
 
     def report(self, info: RepoInfo, unused: tuple[str, ...]) -> MigrationReport:
-        """Return what was done for a repository that is now described by ``info``."""
+        """Return the outcome for a repository that is now described by ``info``."""
         return MigrationReport(
             dry_run=False,
             already_migrated=False,
@@ -102,24 +102,24 @@ async def upgrade(
 ) -> MigrationReport:
     """Bring a repository of format version 1 to version 2.
 
-    Nobody should write to the repository meanwhile: who does is noticed, and the migration is
-    undone. Reading goes on. Handles and sessions of version 1 that are open cannot commit
-    afterwards; libraries that know only version 1 cannot open the repository any more.
+    Stop writers first: a write is noticed, and the migration is undone. Readers need not stop.
+    Handles and sessions of version 1 that are open cannot commit afterwards; libraries that know
+    only version 1 can no longer open the repository.
 
     Args:
         location: a path, a URL, or an open storage.
-        dry_run: change nothing; report what would be done, after reading all that it needs.
+        dry_run: change nothing, and report what would be done after reading all that is needed.
         delete_unused_v1_files: delete the files of branches and tags, and ``config.yaml``. If
-            they are kept, libraries that know only version 1 go on with them: what they commit
-            is not part of the migrated repository, and if they collect garbage they delete what
-            only that needs.
+            they are kept, libraries that know only version 1 still use them: their commits are
+            not part of the migrated repository, and their garbage collection deletes objects
+            that only the migrated repository needs.
         storage_options: the backend's options, where ``location`` is a path or URL.
-        progress: told how many snapshots are read.
+        progress: called with the number of snapshots read.
 
     Raises:
         RepositoryNotFoundError: there is no repository.
-        ConflictError: somebody wrote meanwhile; the migration was undone. Or: somebody went on
-            with files of version 1 that an earlier migration kept; nothing was deleted.
+        ConflictError: a writer was active; the migration was undone. Or a writer still uses the
+            files of version 1 that an earlier migration kept; nothing was deleted.
         SnapshotNotFoundError, FormatError: a branch or tag needs a snapshot that is missing or
             damaged; nothing changed.
         UnsafeStorageError: the storage lacks a promise that this needs; nothing changed.
@@ -165,7 +165,7 @@ async def _open(
 
 
 async def _report_only(job: _Job, state: Seen | None) -> MigrationReport:
-    """Return what would be done."""
+    """Return the outcome that a migration would have."""
     storage = job.storage
     files = await read_refs(storage)
     unused = await _unused(storage, files)
@@ -181,7 +181,7 @@ async def _begin(job: _Job) -> MigrationReport:
     """Migrate a repository that has no repo info yet."""
     storage = job.storage
     files = await read_refs(storage)
-    if files.any_closed:  # closed by somebody who was stopped, or too late
+    if files.any_closed:  # an earlier migration was interrupted before or after its repo info
         job = replace(job, resumed=True)
     info = await _plan(job, files)
     files = await read_refs(storage)
@@ -196,7 +196,7 @@ async def _begin(job: _Job) -> MigrationReport:
 
 
 async def _plan(job: _Job, files: RefFiles) -> RepoInfo:
-    """Return what a repository of version 1 is in version 2."""
+    """Return the repo info of a repository of version 1."""
     if MAIN not in files.branches:
         raise opening.missing(job.storage)
     config = _new_config(await read_if_there(job.storage, CONFIG))
@@ -211,7 +211,7 @@ def _new_config(stored: Retrieved | None) -> bytes | None:
 
 
 async def _check_unchanged(storage: Storage, info: RepoInfo, files: RefFiles) -> None:
-    """Refuse if version 1 no longer says what was migrated."""
+    """Refuse if refs or configuration of version 1 changed since they were read."""
     if not migration.same_refs(info, files.refs):
         raise ConflictError("A branch or tag was changed.")
     if not await _same_config(storage, info):
@@ -223,7 +223,7 @@ async def _same_config(storage: Storage, info: RepoInfo) -> bool:
 
 
 async def _finish(job: _Job, state: Seen, files: RefFiles) -> MigrationReport:
-    """Make sure that nobody wrote, let the new repo info be written to, and delete old files."""
+    """Check that no one wrote, allow changes of the repo info, and delete old files."""
     storage = job.storage
     try:
         if job.delete_unused:
@@ -249,7 +249,7 @@ async def _finish(job: _Job, state: Seen, files: RefFiles) -> MigrationReport:
 
 
 async def _clean_up(job: _Job, info: RepoInfo) -> MigrationReport:
-    """Delete what an earlier migration left or kept, unless it is to be kept."""
+    """Delete files that an earlier migration left or kept, if asked to."""
     files = await read_refs(job.storage)
     unused = await _unused(job.storage, files)
     if job.delete_unused:
@@ -259,12 +259,12 @@ async def _clean_up(job: _Job, info: RepoInfo) -> MigrationReport:
 
 
 def _check_none_late(expected: RefFiles, found: RefFiles) -> None:
-    """Tell of changes by version 1 that came too late to be migrated."""
+    """Raise `ConflictError` if version 1 was written to too late to be migrated."""
     if found != expected:
         late = set(found.keys) ^ set(expected.keys)
         late |= {branch_key(name) for name, it in found.branches.items() if not it.closed}
         raise ConflictError(
-            "The repository was migrated. Meanwhile somebody changed branches or tags with format "
+            "The repository was migrated. Meanwhile a writer changed branches or tags with format "
             f"version 1, and that is not part of it: {', '.join(sorted(late)[:10])}. Repeat the "
             "change, then call upgrade again to delete what is left of version 1.",
             keys=tuple(sorted(late)),
@@ -272,10 +272,10 @@ def _check_none_late(expected: RefFiles, found: RefFiles) -> None:
 
 
 async def _undo(storage: Storage, state: Seen) -> None:
-    """Open the branches again and remove the repo info, which nobody could write to.
+    """Open the branches again and remove the repo info, which allowed no changes.
 
     Raises:
-        ConflictError: somebody else finished or undid the migration meanwhile.
+        ConflictError: another process finished or undid the migration meanwhile.
     """
     await open_branches(storage, await read_refs(storage))
     now = await read_if_there(storage, REPO_INFO)
@@ -283,8 +283,8 @@ async def _undo(storage: Storage, state: Seen) -> None:
         return
     if now.version != state.version:
         raise ConflictError(
-            "Somebody else went on with this migration meanwhile. Let only one migrate the "
-            "repository, and call upgrade again."
+            "Another process continued this migration meanwhile. Run only one migration at a time, "
+            "and call upgrade again."
         )
     await storage.sync()
     for failure in await storage.delete([REPO_INFO]):
@@ -292,7 +292,7 @@ async def _undo(storage: Storage, state: Seen) -> None:
 
 
 async def _check_unused(storage: Storage, info: RepoInfo, files: RefFiles) -> None:
-    """Refuse to delete refs with which somebody went on after the migration."""
+    """Refuse to delete refs that were written to after the migration."""
     old = files.refs
     unknown = {
         target: name
@@ -305,7 +305,7 @@ async def _check_unused(storage: Storage, info: RepoInfo, files: RefFiles) -> No
         if await read_if_there(storage, snapshot_key(snapshot_id)) is not None:
             raise ConflictError(
                 f"The old ref {name!r} is at snapshot {snapshot_id}, which the migrated "
-                "repository does not know: somebody went on with format version 1. Nothing was "
+                "repository does not know: a writer still used format version 1. Nothing was "
                 "deleted. Write what that commit holds anew, then delete the ref's file.",
                 ref=name,
                 snapshot_id=str(snapshot_id),
@@ -321,7 +321,7 @@ async def _unused(storage: Storage, files: RefFiles) -> tuple[str, ...]:
 
 
 async def _delete(storage: Storage, keys: tuple[str, ...]) -> None:
-    """Delete ``main`` before all others: then nobody takes the rest for a repository."""
+    """Delete ``main`` before all others, so that the rest is not taken for a repository."""
     for part in (keys[:1], keys[1:]):
         if part:
             for failure in await storage.delete(part):
@@ -333,7 +333,7 @@ def _encode(info: RepoInfo) -> bytes:
 
 
 async def _create(storage: Storage, data: bytes) -> Version:
-    """Write the repo info where there is none."""
+    """Create the repo info."""
     version = await create_object(storage, REPO_INFO, data)
     if version is None:
         raise ConflictError(

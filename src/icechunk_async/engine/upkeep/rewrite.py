@@ -1,4 +1,4 @@
-"""Writing every manifest of a snapshot anew, split by the rules now in force."""
+"""Rewriting every manifest of a snapshot, split by the rules in force."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ _RESERVED: Final = "__icechunk"
 
 @dataclass(frozen=True, slots=True)
 class Rewriting:
-    """A rewrite that began: all that its end must agree with."""
+    """A rewrite in progress: the state that its end must agree with."""
 
     branch: str
     base: Snapshot
-    """The tip of the branch, whose manifests are written anew."""
+    """The tip of the branch, whose manifests are rewritten."""
     log: TransactionLog | None
-    """Of the tip, where the new snapshot takes its place."""
+    """The tip's log if the new snapshot replaces the tip; otherwise None."""
 
 
 async def begin_rewriting(
     engine: Engine, branch: str, commit_method: Literal["new_commit", "amend"]
 ) -> Rewriting:
-    """Look at what is to be rewritten; nothing is stored."""
+    """Check that a rewrite is allowed, and load its base; nothing is stored."""
     if commit_method not in _METHODS:
         raise InvalidInputError(
-            f"{commit_method!r} is no way to commit; use 'new_commit' or 'amend'."
+            f"{commit_method!r} is not a way to commit; use 'new_commit' or 'amend'."
         )
     check_safe(engine.storage)
     history, assets = engine.history, engine.assets
@@ -117,9 +117,9 @@ async def rewrite_manifests(
     commit_method: Literal["new_commit", "amend"],
     progress: ProgressCallback | None,
 ) -> SnapshotId:
-    """Publish a snapshot like a branch's tip, but with new manifests; answer its id.
+    """Publish a snapshot like a branch's tip, but with new manifests, and return its id.
 
-    See ``Repository.rewrite_manifests``.
+    See `Repository.rewrite_manifests`.
     """
     begun = await begin_rewriting(engine, branch, commit_method)
     flusher = Flusher(engine.assets, engine.manifest_options)
@@ -131,7 +131,7 @@ async def rewrite_manifests(
 
 @contextmanager
 def nothing_published() -> Generator[None]:
-    """Tell what a lost answer means for a file that nothing refers to yet."""
+    """Turn a lost reply about a file that nothing refers to yet into an ordinary failure."""
     try:
         yield
     except OutcomeUnknownError as error:
@@ -142,7 +142,7 @@ def nothing_published() -> Generator[None]:
 
 
 async def _amended_log(engine: Engine, base: Snapshot) -> TransactionLog:
-    """Return the log of the tip, which the new snapshot takes over: it touches nothing itself."""
+    """Return the log of the tip, which the new snapshot takes over, since it touches nothing."""
     info = await engine.history.snapshot_info(base.id)
     if info.parent_id is None:
         raise SessionStateError(

@@ -1,4 +1,4 @@
-"""How many bytes the chunks of a repository take."""
+"""The number of bytes that the chunks of a repository take."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class ChunkStorageStats:
     native_bytes: int
     """In the repository's chunk objects. A byte that several chunks share counts once."""
     virtual_bytes: int
-    """In the objects of others. A byte that several chunks share counts once."""
+    """In virtual objects. A byte that several chunks share counts once."""
     inlined_bytes: int
     """Inside manifests, decompressed; a chunk that is in several manifests counts in each."""
 
@@ -151,7 +151,7 @@ class ChunkStorageStats:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPart:
-    """What one manifest contributes."""
+    """The contribution of one manifest."""
 
     native: Ranges
     virtual: Ranges
@@ -159,7 +159,7 @@ class ChunkPart:
 
 
 class ChunkTally:
-    """What all manifests so far contribute."""
+    """The contributions of all manifests so far."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
@@ -168,7 +168,7 @@ class ChunkTally:
         self.inlined_bytes = 0
 
     def absorb(self, parts: list[ChunkPart]) -> None:
-        """Add what manifests contribute."""
+        """Add the contributions of manifests."""
         for part in parts:
             self.native.add(part.native)
             self.virtual.add(part.virtual)
@@ -192,7 +192,7 @@ async def measure_chunks(
 
 
 def contribution(manifest: Manifest) -> ChunkPart:
-    """Return what one manifest contributes."""
+    """Return the contribution of one manifest."""
     refs = [*manifest.arrays.values(), *manifest.strays.values()]
     return ChunkPart(
         Ranges.concat([_native(it) for it in refs]).union(),

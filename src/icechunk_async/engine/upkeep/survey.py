@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["Limits", "Survey", "portions"]
 
 _BYTES_A_REF: Final = 100
-"""Roughly what is handled for each reference, to tell small work from large."""
+"""A rough size of each reference, to tell small work from large."""
 _UNKNOWN_SIZE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much is held in memory at a time."""
+    """Bounds on what is held in memory at a time."""
 
     snapshots: int = 50
     manifests: int = 64
@@ -61,7 +61,7 @@ def portions(
 
 
 class Survey[T]:
-    """What snapshots and their manifests hold, piece by piece; neither is kept or cached."""
+    """A pass over snapshots and their manifests, which are neither kept nor cached."""
 
     def __init__(
         self,
@@ -76,10 +76,10 @@ class Survey[T]:
 
         Args:
             assets: where the files are.
-            extract: answers what is wanted of one manifest; possibly on another thread.
-            absorb: takes that of several; one call at a time, possibly on another thread.
+            extract: returns the part of a manifest that is wanted; called on any thread.
+            absorb: takes the parts of several manifests; one call at a time, on any thread.
             limits: bounds on memory.
-            progress: is told how many snapshots and manifests were read.
+            progress: called with the number of snapshots and manifests read.
         """
         self._assets = assets
         self._extract = extract
@@ -97,7 +97,7 @@ class Survey[T]:
         return self._named
 
     async def parent_of(self, snapshot_id: SnapshotId) -> SnapshotId | None:
-        """Read a snapshot, note its manifests, and answer the parent that its file names.
+        """Read a snapshot, note its manifests, and return the parent that its file names.
 
         Raises:
             SnapshotNotFoundError, FormatError: it is missing, or damaged.
@@ -114,7 +114,7 @@ class Survey[T]:
         return snapshot.parent_id
 
     async def discover(self, snapshots: Iterable[SnapshotId]) -> list[tuple[ManifestId, int]]:
-        """Read these snapshots, and answer their manifests with sizes, each only once ever.
+        """Read these snapshots, and return their manifests with sizes, each only once ever.
 
         Raises:
             SnapshotNotFoundError, FormatError: one is missing, or damaged.
@@ -125,7 +125,7 @@ class Survey[T]:
         return list(sizes.items())
 
     async def cover(self, snapshots: Iterable[SnapshotId]) -> None:
-        """Read these snapshots and all of their manifests, but for those read before.
+        """Read these snapshots and all of their manifests, except those read before.
 
         Raises:
             SnapshotNotFoundError, FormatError: one is missing, or damaged.

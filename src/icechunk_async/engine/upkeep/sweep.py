@@ -1,4 +1,4 @@
-"""Delete what is old and not kept, folder by folder, while it is listed."""
+"""Deleting old objects that are not kept, folder by folder, while listing."""
 
 from __future__ import annotations
 
@@ -49,32 +49,32 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def chunk_ids(manifest: Manifest) -> npt.NDArray[np.uint8]:
-    """Return the chunk objects that a manifest refers to, ``(n, 12)``, of whatever array and rank.
+    """Return the chunk objects that a manifest refers to, ``(n, 12)``, in arrays of any rank.
 
-    The official engine keeps references of a wrong rank, so what they name is not garbage.
+    The official engine keeps references of a wrong rank, so the objects they name are not garbage.
     """
     refs = [*manifest.arrays.values(), *manifest.strays.values()]
     return np.concatenate([np.empty((0, 12), np.uint8), *(it.chunk_ids for it in refs)])
 
 
 def id_set(ids: Iterable[bytes]) -> IdSet:
-    """Return a set of ids that are few enough to be objects."""
+    """Return a set of ids, few enough to be Python objects."""
     found = IdSet()
     found.add(np.frombuffer(b"".join(ids), np.uint8).reshape(-1, 12))
     return found
 
 
 def are_older(modified_us: npt.NDArray[np.int64], cutoff: datetime) -> npt.NDArray[np.bool_]:
-    """Tell of many objects what :func:`is_older` tells of one; times are since 1970."""
+    """Return for many objects what `is_older` returns for one; times are since 1970."""
     cutoff_us = (cutoff - _EPOCH) // _ONE_MICROSECOND
     latest = np.where(modified_us % 1_000_000 == 0, modified_us + 999_999, modified_us)
     return latest < cutoff_us
 
 
 def is_older(written_at: datetime, cutoff: datetime) -> bool:
-    """Return whether an object was surely written before a cutoff, by the store's clock.
+    """Return whether an object was certainly written before a cutoff, by the store's clock.
 
-    Many stores list whole seconds: such a time may be anything up to the next one.
+    Many stores list whole seconds: the actual time may be anything up to the next one.
     """
     if written_at.microsecond == 0:
         return written_at + _ONE_SECOND <= cutoff
@@ -88,16 +88,16 @@ _BATCHES: Final = 10
 _NAMES: Final = BATCH * _BATCHES
 """Names that are looked at together."""
 _FEW: Final = 10_000
-"""Objects of a folder that are listed one page after the other, before pages are fetched side by
-side: below this that costs more requests and saves nothing."""
+"""Objects of a folder that are listed sequentially before parts are listed concurrently: for fewer,
+concurrency costs more requests and saves nothing."""
 _SIDE_BY_SIDE: Final = 16
 _MOST_FAILURES: Final = 1000
-"""A folder is left from here on: it is not this or that object that cannot be deleted."""
+"""The limit at which a folder is given up: deleting seems to fail in general."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was done in one folder so far."""
+    """The progress in one folder so far."""
 
     count: int = 0
     size_bytes: int = 0
@@ -128,7 +128,7 @@ async def pages(
 
 
 def garbage_in(page: list[ObjectInfo], keep: IdSet, cutoff: datetime) -> list[ObjectInfo]:
-    """Return which objects are old and not kept; what has no name of ours is none."""
+    """Return the objects that are old and not kept; foreign names are left alone."""
     old = [it for it in page if is_older(it.last_modified, cutoff)]
     ids, valid = parse_ids([object_name(it.key) for it in old])
     doomed = valid & ~keep.contains(ids)
@@ -136,15 +136,15 @@ def garbage_in(page: list[ObjectInfo], keep: IdSet, cutoff: datetime) -> list[Ob
 
 
 async def delete_batch(storage: Storage, keys: list[str]) -> list[DeleteFailure]:
-    """Delete at most 1000 objects; answer those that could not be, or of which nobody knows."""
+    """Delete at most 1000 objects; return those that failed or whose outcome is unknown."""
     try:
         return await storage.delete(keys)
-    except StorageError as error:  # what became of each of them nobody knows
+    except StorageError as error:  # the outcome of each is unknown
         return [DeleteFailure(key, error) for key in keys]
 
 
 class Sweep:
-    """Deletes what is old and not kept, folder by folder."""
+    """Deletes old objects that are not kept, folder by folder."""
 
     def __init__(
         self,
@@ -160,12 +160,12 @@ class Sweep:
 
         Args:
             storage: where the folders are.
-            cutoff: what was written at this time or later stays.
+            cutoff: objects written at this time or later stay.
             dry_run: only count.
-            side_by_side: list parts of a large folder at the same time. Where each listing
-                looks at the whole folder, as on local disks, that is slower.
-            folders: the backend, if it may be asked for what is in a folder by itself.
-            progress: told how many objects were looked at.
+            side_by_side: list parts of a large folder concurrently. That is slower if each listing
+                reads the whole folder, as on local disks.
+            folders: the backend, which may be able to list the names in a folder cheaply.
+            progress: called with the number of objects looked at.
         """
         self._storage = storage
         self._side_by_side = side_by_side
@@ -175,7 +175,7 @@ class Sweep:
         self._folders = folders if isinstance(folders, FolderListing) else None
 
     async def run(self, folder: str, keep: IdSet, tally: Tally) -> None:
-        """Sweep a folder: its beginning alone, and the rest, if it is large, side by side."""
+        """Sweep a folder: its beginning alone, and if it is large, the rest concurrently."""
         if self._folders is not None:
             await self._by_name(self._folders, folder, keep, tally)
             return
@@ -194,7 +194,7 @@ class Sweep:
     async def _by_name(
         self, listing: FolderListing, folder: str, keep: IdSet, tally: Tally
     ) -> None:
-        """Sweep a folder; only of what is not kept the size and the time are asked for."""
+        """Sweep a folder by names; size and time are read only for objects that are not kept."""
         names = await listing.list_names(folder)
         for start in range(0, len(names), _NAMES):
             if len(tally.failures) >= _MOST_FAILURES:
@@ -220,7 +220,7 @@ class Sweep:
         start_after: str | None = None,
         most: int | None = None,
     ) -> str | None:
-        """Sweep a part; answer the last key that was looked at, if that are ``most`` of them."""
+        """Sweep a part; return the last key if it stopped after ``most`` objects."""
         seen = 0
         last = None
         garbage: _Garbage = []
@@ -252,7 +252,7 @@ class Sweep:
         await bounded_map(batch, starts, limit=_BATCHES)
 
     async def _delete_batch(self, garbage: _Garbage, tally: Tally) -> None:
-        """Delete objects, unless only counting; note what could not be deleted."""
+        """Delete objects unless this is a dry run, and note failures."""
         failures: list[DeleteFailure] = []
         if not self._dry_run:
             failures = await delete_batch(self._storage, [key for key, _ in garbage])

@@ -30,7 +30,7 @@ def _named(rows: list[Row]) -> list[str]:
     return [line.replace(str(_id(0))[:8], "*").rstrip() for line in lines]
 
 
-def test_a_drawing_shows_branches_where_they_left() -> None:
+def test_graph_draws_branches_where_they_forked() -> None:
     """A branch is drawn beside main until it joins where it began."""
     infos = [
         _info(0, None, 0, "begin"),
@@ -53,7 +53,7 @@ def test_a_drawing_shows_branches_where_they_left() -> None:
     ]
 
 
-def test_lines_that_cross_are_told_apart() -> None:
+def test_graph_distinguishes_crossing_lines() -> None:
     """A line that goes by is crossed, not joined."""
     infos = [_info(0, None, 0), _info(1, 0, 1), *(_info(2 + i, 1, 3 - i) for i in range(2))]
     infos += [_info(9, 0, 9)]
@@ -95,7 +95,7 @@ def test_every_snapshot_is_drawn_above_its_parent_and_joined_to_it(
     assert labelled == set(branches.items())
 
 
-def test_an_svg_is_well_formed_whatever_the_messages_are() -> None:
+def test_svg_is_well_formed_with_any_message() -> None:
     """Messages and names are text, never markup or control characters."""
     rows = lay_out(
         [_info(0, None, 0, "<b> & \x1b[31m"), _info(1, 0, 1)], {"<main>": _id(1)}, {'"v"': _id(0)}
@@ -116,7 +116,7 @@ def test_colours_are_left_out_on_request() -> None:
     assert str(AncestryGraph([])) == ""
 
 
-def test_rich_draws_it_too() -> None:
+def test_graph_renders_in_rich() -> None:
     """As text with styles, not as escapes."""
     graph = AncestryGraph(lay_out([_info(0, None, 0, "m")], {"main": _id(0)}, {}))
     drawn = graph.__rich__()

@@ -72,7 +72,7 @@ LINE = "a ba cb dc ed"
         (3, "b", {"a": "", "b": "a", "c": "b", "d": "c", "e": "d"}),
     ],
 )
-def test_the_oldest_that_stays_becomes_a_child_of_the_root(
+def test_expiration_reparents_oldest_kept_snapshot_to_root(
     older_than: int, tags: str, expected: Mapping[str, str]
 ) -> None:
     """And remembers the logs of those in between, the oldest first."""
@@ -81,7 +81,7 @@ def test_the_oldest_that_stays_becomes_a_child_of_the_root(
     assert {chr(it[0]) for it in expired} == set("abcde") - expected.keys()
 
 
-def test_logs_are_remembered_over_several_expirations() -> None:
+def test_repeated_expiration_keeps_pruned_logs() -> None:
     """What an expired snapshot remembered goes before it."""
     info, _ = expire(history(LINE, "e"), Expiration(3))
     info, _ = expire(info, Expiration(4))
@@ -89,7 +89,7 @@ def test_logs_are_remembered_over_several_expirations() -> None:
     assert letters(info) == {"a": "", "e": "a-bcd"}
 
 
-def test_refs_go_only_where_asked_for() -> None:
+def test_expiration_deletes_refs_only_if_asked() -> None:
     """And main never."""
     before = history(LINE, "ebd", "cd")
     info, expired = expire(before, Expiration(4, delete_branches=True))
@@ -112,7 +112,7 @@ def test_detached_snapshots_expire_like_others() -> None:
     assert {chr(it[0]) for it in expired} == {"b", "x"}
 
 
-def test_collection_drops_what_is_old_and_not_reachable() -> None:
+def test_release_drops_old_unreachable_snapshots() -> None:
     """The young stay; their parent is then the nearest that stays."""
     before = history("a ba cb xb yx zy wz", "c")
     old = {name(it) for it in "abcxz"}
@@ -122,7 +122,7 @@ def test_collection_drops_what_is_old_and_not_reachable() -> None:
     assert letters(release(before, everything)) == {"a": "", "b": "a", "c": "b"}
 
 
-def test_what_has_no_ancestor_left_becomes_a_root() -> None:
+def test_snapshot_without_ancestors_becomes_a_root() -> None:
     """There may be histories without a common beginning, though nobody writes them."""
     info = release(history("a ba m nm", "b"), {name("m")})
     assert letters(info) == {"a": "", "b": "a", "n": "-m"}
@@ -140,7 +140,7 @@ def test_what_has_no_ancestor_left_becomes_a_root() -> None:
         ("dc", 5, {"d": "a", "c": "a"}, "bcd"),
     ],
 )
-def test_format_1_shortens_each_line(
+def test_format_1_expiration_shortens_each_history(
     tips: str, older_than: int, parents: Mapping[str, str], released: str
 ) -> None:
     """Each ref's own oldest snapshot that stays becomes a child of the root."""
@@ -150,7 +150,7 @@ def test_format_1_shortens_each_line(
     assert cut.released == {name(it) for it in released}
 
 
-def test_circles_are_damage() -> None:
+def test_circular_ancestry_is_a_format_error() -> None:
     """Hostile files do not make it walk for ever."""
     circle = history("a ba", "b")
     infos = {**circle.snapshots, name("a"): SnapshotInfo(name("a"), name("b"), 1, "")}

@@ -65,7 +65,7 @@ async def _prepared(spec: int) -> str:
 
 
 @pytest.mark.parametrize("apply", [True, False], ids=["landed", "lost"])
-async def test_a_commit_whose_reply_was_lost_is_made_once(spec: int, *, apply: bool) -> None:
+async def test_lost_reply_does_not_duplicate_commit(spec: int, *, apply: bool) -> None:
     """Reading back tells whether it landed; if not it is tried again."""
     url = await _prepared(spec)
     async with open_storage(url) as plain:
@@ -80,7 +80,7 @@ async def test_a_commit_whose_reply_was_lost_is_made_once(spec: int, *, apply: b
             assert len(history) == 3
 
 
-async def test_a_lost_reply_is_recognised_below_a_newer_commit(spec: int) -> None:
+async def test_lost_commit_is_recognised_below_a_newer_one(spec: int) -> None:
     """Somebody else committed on top before we looked."""
     url = await _prepared(spec)
 
@@ -154,7 +154,7 @@ class _Late(WrappedStorage):
         self.armed = False
 
 
-async def test_a_try_turned_away_does_not_hide_an_earlier_one_in_doubt(spec: int) -> None:
+async def test_refused_retry_does_not_hide_an_earlier_try_in_doubt(spec: int) -> None:
     """The first may land yet, so nobody is told that nothing was published."""
     url = await _prepared(spec)
     async with open_storage(url) as plain:
@@ -173,7 +173,7 @@ async def test_a_try_turned_away_does_not_hide_an_earlier_one_in_doubt(spec: int
             assert history[0].id == snapshot_id
 
 
-async def test_while_a_commit_is_in_doubt_no_call_says_that_nothing_happened(spec: int) -> None:
+async def test_commit_in_doubt_is_never_reported_as_failed(spec: int) -> None:
     """Not even one that fails before it could look."""
     url = await _prepared(spec)
     async with open_storage(url) as plain:
@@ -270,7 +270,7 @@ class _ReadOnly(WrappedStorage):
         )
 
 
-async def test_each_reason_for_a_refusal_is_said_once(spec: int) -> None:
+async def test_refusal_lists_each_reason_once(spec: int) -> None:
     """Promises may be missing for the same one."""
     url = await _prepared(spec)
     async with open_storage(url) as plain, Repository.open(_ReadOnly(plain)) as repository:

@@ -37,7 +37,7 @@ def test_a_byte_counts_once(seed: int) -> None:
     assert total.size_bytes() == len(model)
 
 
-def test_what_touches_is_one_row() -> None:
+def test_touching_ranges_are_merged() -> None:
     """So that an object of many chunks takes the room of one."""
     key = bytes(12)
     union = ranges([(key, start, 10) for start in range(0, 1000, 10)]).union()
@@ -46,7 +46,7 @@ def test_what_touches_is_one_row() -> None:
     assert len(many.starts) == 200
 
 
-def test_many_parts_are_settled_on_the_way() -> None:
+def test_many_ranges_are_merged_incrementally() -> None:
     """Beyond the first 65,536 rows."""
     rng = np.random.default_rng(3)
     total = ByteRanges()

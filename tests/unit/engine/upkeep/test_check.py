@@ -40,7 +40,7 @@ def problems(report: ReferenceReport) -> set[tuple[str, str, str, int]]:
 
 
 @pytest.mark.parametrize("spec", [1, 2])
-async def test_each_object_that_goes_is_named(spec: int) -> None:
+async def test_check_names_each_missing_object(spec: int) -> None:
     """Of every folder; garbage that goes is not missed."""
     url, _ = await littered(spec)
     async with Repository.open(url) as repository, open_storage(url) as storage:
@@ -71,7 +71,7 @@ async def test_each_object_that_goes_is_named(spec: int) -> None:
 
 
 @pytest.mark.parametrize("spec", [1, 2])
-async def test_what_is_in_memory_still_has_to_be_there(spec: int) -> None:
+async def test_check_ignores_caches(spec: int) -> None:
     """As where the same repository wrote it, and keeps it for reading."""
     url = memory_url()
     async with open_storage(url) as storage, Repository.create(url, spec_version=spec) as it:
@@ -85,7 +85,7 @@ async def test_what_is_in_memory_still_has_to_be_there(spec: int) -> None:
         assert problems(await it.check_references()) == {("manifest", manifest, "missing", 0)}
 
 
-async def test_short_and_damaged_objects_are_named() -> None:
+async def test_check_names_short_and_damaged_objects() -> None:
     """A chunk object that is too short; files that are no files of the format."""
     url, _ = await littered(2)
     async with open_storage(url) as storage, Repository.open(url) as repository:
@@ -101,7 +101,7 @@ async def test_short_and_damaged_objects_are_named() -> None:
     assert len(report.broken) == needed.manifests
 
 
-async def test_a_storage_that_cannot_list_is_asked_for_each_object() -> None:
+async def test_check_works_without_listing() -> None:
     """The answer is the same."""
     url, _ = await littered(2)
     async with open_storage(url) as storage:

@@ -27,7 +27,7 @@ CUTOFF = datetime(2026, 1, 2, 3, 4, 5, 600_000, tzinfo=UTC)
         (599_999, True),
     ],
 )
-def test_whole_seconds_are_as_late_as_they_may_be(before_us: int, older: bool) -> None:  # noqa: FBT001
+def test_whole_second_times_count_as_late_as_possible(before_us: int, older: bool) -> None:  # noqa: FBT001
     """A store that lists whole seconds has cut off the rest."""
     assert is_older(CUTOFF - timedelta(microseconds=before_us), CUTOFF) == older
 

@@ -68,7 +68,7 @@ async def chunk_objects(repository: Repository) -> set[str]:
     return {key for key in await objects(repository.storage) if key.startswith("chunks/")}
 
 
-async def test_sparse_objects_are_left_empty(packed: Repository) -> None:
+async def test_compaction_empties_sparse_objects(packed: Repository) -> None:
     """Their chunks move, the others stay, and garbage collection frees them in the end."""
     before = await chunk_objects(packed)
     assert len(before) == 10 + 6
@@ -96,7 +96,7 @@ async def test_sparse_objects_are_left_empty(packed: Repository) -> None:
     assert (again.objects, again.snapshot_id) == (0, None)
 
 
-async def test_the_commit_touches_nothing(packed: Repository) -> None:
+async def test_compaction_commit_touches_nothing(packed: Repository) -> None:
     """A writer who began before it commits without a conflict, on the same chunks."""
     session = await packed.writable_session("main")
     await write(session, "a/c/0", b"newer")
@@ -107,7 +107,7 @@ async def test_the_commit_touches_nothing(packed: Repository) -> None:
 
 
 @pytest.mark.parametrize("spec", [2], indirect=True)
-async def test_other_writers_come_first(spec: int) -> None:
+async def test_compaction_yields_to_other_writers(spec: int) -> None:
     """What they change, delete or reshape while chunks move is left to them."""
 
     class Meddling(WrappedStorage):
@@ -159,7 +159,7 @@ async def test_other_writers_come_first(spec: int) -> None:
             ]
 
 
-async def test_chunks_of_their_own_are_left_alone(spec: int) -> None:
+async def test_compaction_leaves_unpacked_chunks_alone(spec: int) -> None:
     """Objects that hold one chunk are used as a whole, or not at all."""
     async with Repository.create(memory_url(), spec_version=spec) as repository:
         session = await repository.writable_session("main")
@@ -173,7 +173,7 @@ async def test_chunks_of_their_own_are_left_alone(spec: int) -> None:
         assert (await repository.compact("main", min_live_share=1.0)).objects == 0
 
 
-async def test_what_makes_no_sense_is_refused(packed: Repository) -> None:
+async def test_compaction_refuses_shares_out_of_range(packed: Repository) -> None:
     """A share beyond the whole, or a branch that is not there."""
     for share in (0, 1.5, float("nan")):
         with pytest.raises(InvalidInputError, match="min_live_share"):
@@ -182,7 +182,7 @@ async def test_what_makes_no_sense_is_refused(packed: Repository) -> None:
         await packed.compact("nowhere")
 
 
-def test_shares_are_those_of_a_plain_count() -> None:
+def test_live_shares_equal_a_plain_count() -> None:
     """For any references and objects; bytes that an array names twice count once."""
     rng = random.Random(5)
     ids = [ChunkId.random() for _ in range(20)]

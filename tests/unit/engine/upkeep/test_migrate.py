@@ -222,7 +222,7 @@ async def test_a_second_call_finishes_what_was_cancelled_at_any_wait(old: OldRep
 
 
 @pytest.mark.parametrize("carried_out", [False, True], ids=["lost", "landed"])
-async def test_lost_answers_are_settled(old: OldRepository, *, carried_out: bool) -> None:
+async def test_migration_settles_lost_replies(old: OldRepository, *, carried_out: bool) -> None:
     """Whichever write goes unanswered: the migration finishes, or says that it does not know."""
     told = 0
     for at in count():
@@ -357,7 +357,7 @@ async def test_another_migration_at_any_point_does_no_harm(old: OldRepository) -
             await check_migrated(storage, old)
 
 
-async def test_kept_files_are_as_they_were_and_can_be_deleted_later(old: OldRepository) -> None:
+async def test_kept_files_are_unchanged_and_can_be_deleted_later(old: OldRepository) -> None:
     """Keeping changes no file of version 1; the repo info alone decides."""
     async with copied(old) as storage:
         report = await upgrade(storage, delete_unused_v1_files=False)
@@ -372,7 +372,7 @@ async def test_kept_files_are_as_they_were_and_can_be_deleted_later(old: OldRepo
         await check_migrated(storage, old)
 
 
-async def test_refs_with_which_version_1_went_on_are_not_deleted(old: OldRepository) -> None:
+async def test_refs_still_used_by_version_1_are_not_deleted(old: OldRepository) -> None:
     """Kept files that hold a commit of their own are left, and the call says which."""
     async with copied(old) as storage, Repository.open(storage) as before:
         await upgrade(storage, delete_unused_v1_files=False)
@@ -386,7 +386,7 @@ async def test_refs_with_which_version_1_went_on_are_not_deleted(old: OldReposit
         assert (await upgrade(storage, delete_unused_v1_files=False)).already_migrated
 
 
-async def test_a_handle_of_version_1_learns_what_happened(old: OldRepository) -> None:
+async def test_open_handle_of_version_1_reports_the_migration(old: OldRepository) -> None:
     """While branches are closed a commit with version 1 is told to open the repository again."""
     async with copied(old) as storage, Repository.open(storage) as before:
         session = await before.writable_session("main")
@@ -410,7 +410,7 @@ async def _stopped_half_way(storage: Storage) -> None:
         await upgrade(Dying(storage))
 
 
-async def test_what_was_committed_after_an_interruption_is_migrated(old: OldRepository) -> None:
+async def test_commits_after_an_interruption_are_migrated(old: OldRepository) -> None:
     """A branch that was not closed yet went on: the second call begins anew, with the commit."""
     async with copied(old) as storage, Repository.open(storage) as before:
         await _stopped_half_way(storage)
@@ -500,7 +500,7 @@ async def test_a_missing_snapshot_refuses_the_migration(old: OldRepository) -> N
         assert await objects(storage) == old.objects
 
 
-async def test_a_snapshot_that_nobody_needs_may_be_damaged(old: OldRepository) -> None:
+async def test_migration_ignores_damaged_unreachable_snapshots(old: OldRepository) -> None:
     """Garbage does not stop a migration."""
     old.objects[snapshot_key(SnapshotId.random())] = b"damaged"
     old.objects["snapshots/no-id"] = b""
@@ -528,7 +528,7 @@ def test_snapshots_are_read_many_at_a_time() -> None:
         assert runner.run(scenario()) < 30
 
 
-async def test_an_empty_place_is_no_repository() -> None:
+async def test_migration_of_empty_location_is_refused() -> None:
     """There is nothing to migrate."""
     for dry_run in (True, False):
         with pytest.raises(RepositoryNotFoundError):
@@ -536,9 +536,7 @@ async def test_an_empty_place_is_no_repository() -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True], ids=["deleted", "kept"])
-async def test_who_opened_before_takes_nothing_of_the_migrated_repository_for_garbage(
-    *, keep: bool
-) -> None:
+async def test_old_handle_collects_nothing_of_a_migrated_repository(*, keep: bool) -> None:
     """The old refs are gone, or others went on without them: they do not say what is needed."""
     old = await make_old()
     async with copied(old) as storage, Repository.open(storage) as before:

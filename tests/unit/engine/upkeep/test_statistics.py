@@ -64,7 +64,7 @@ async def test_an_object_of_many_chunks_counts_each_byte_once(repository: Reposi
     assert await repository.chunk_storage_stats() == ChunkStorageStats(1050 + 7 + 50, 0, 0)
 
 
-async def test_virtual_bytes_are_told_by_location_and_range(repository: Repository) -> None:
+async def test_virtual_bytes_are_counted_by_location_and_range(repository: Repository) -> None:
     """The same range of one object counts once, of another object again."""
     refs: dict[tuple[int, ...], ChunkRef] = {
         (0,): VirtualChunk("s3://bucket/one", 0, 100),

@@ -62,7 +62,7 @@ async def test_chunks_that_fit_survive_a_rewrite_of_their_manifest(url: str) -> 
         assert await chunks(session) == CHUNKS | written
 
 
-async def test_chunks_that_fit_nowhere_are_counted_and_no_garbage(url: str) -> None:
+async def test_stray_chunks_are_counted_and_not_collected(url: str) -> None:
     """The official engine keeps such references, and counts them."""
     async with Repository.open(url) as repository:
         before = await objects(repository.storage)

@@ -52,7 +52,7 @@ async def written_at(repository: Repository, snapshot_id: SnapshotId) -> int:
     return (await repository.lookup_snapshot(snapshot_id)).flushed_at
 
 
-async def test_garbage_goes_and_the_rest_stays(spec: int) -> None:
+async def test_collection_deletes_garbage_only(spec: int) -> None:
     """Lost commits, detached and abandoned work are counted, deleted, and then gone."""
     url, _ = await littered(spec)
     before = await read_all(url)
@@ -80,7 +80,7 @@ async def test_garbage_goes_and_the_rest_stays(spec: int) -> None:
     assert await read_all(url) == before
 
 
-async def test_the_bytes_are_those_of_the_objects(spec: int) -> None:
+async def test_report_counts_bytes_of_deleted_objects(spec: int) -> None:
     """What a report counts is what the storage has less of."""
     url, _ = await littered(spec)
     async with Repository.open(url) as repository:
@@ -95,7 +95,7 @@ async def test_the_bytes_are_those_of_the_objects(spec: int) -> None:
         assert report.bytes_deleted == before - await size() > 0
 
 
-async def test_what_is_not_older_stays(spec: int) -> None:
+async def test_collection_spares_objects_not_older_than_cutoff(spec: int) -> None:
     """The age of each object counts, and that of snapshots decides whether they stay known."""
     url, _ = await littered(spec)
     async with Repository.open(url) as repository:
@@ -162,7 +162,7 @@ async def test_a_cutoff_that_the_storage_has_not_reached_is_refused(spec: int) -
         assert report.chunks_deleted > 0
 
 
-async def test_other_objects_are_let_alone(spec: int) -> None:
+async def test_collection_leaves_foreign_objects_alone(spec: int) -> None:
     """Backups, and whatever has a name that is no id."""
     url, _ = await littered(spec)
     strange = ["chunks/README", "chunks/0000000000000000000/x", "snapshots/lower", "other/1"]
@@ -178,7 +178,7 @@ async def test_other_objects_are_let_alone(spec: int) -> None:
 
 
 @pytest.mark.parametrize("refs", ["kept", "deleted"])
-async def test_expiration_drops_old_snapshots_but_for_tips(spec: int, refs: str) -> None:
+async def test_expiration_drops_old_snapshots_except_tips(spec: int, refs: str) -> None:
     """What is dropped is in no ancestry, and its objects go with the next collection."""
     url, line = await littered(spec)
     before = await read_all(url)
@@ -210,7 +210,7 @@ async def test_expiration_drops_old_snapshots_but_for_tips(spec: int, refs: str)
     assert str(line[4]) in after
 
 
-async def test_branches_go_with_their_tips(spec: int) -> None:
+async def test_expired_branches_are_deleted_if_asked(spec: int) -> None:
     """Where asked for; main stays, however old."""
     url, line = await littered(spec)
     async with Repository.open(url) as repository:
@@ -223,7 +223,7 @@ async def test_branches_go_with_their_tips(spec: int) -> None:
     await read_all(url)
 
 
-async def test_committing_goes_on_after_both(spec: int) -> None:
+async def test_commits_work_after_expiration_and_collection(spec: int) -> None:
     """From a handle that saw it all, and from one that was open before."""
     url, _ = await littered(spec)
     async with Repository.open(url) as repository, Repository.open(url) as other:
@@ -265,7 +265,7 @@ async def test_diffs_over_the_gap_stay_right_in_format_2() -> None:
         assert info.pruned_ancestor_logs == tuple(line[1:4])
 
 
-async def test_the_operations_log_tells_of_it() -> None:
+async def test_operations_log_records_expiration_and_collection() -> None:
     """Each run is an entry, also one that finds nothing."""
     url, _ = await littered(2)
     async with Repository.open(url) as repository:
@@ -283,7 +283,7 @@ async def _edit(repository: Repository, **changes: Any) -> None:
     await repository.storage.put("repo", packed)
 
 
-async def test_a_repository_that_is_not_online_is_left_alone() -> None:
+async def test_upkeep_refuses_a_repository_that_is_not_online() -> None:
     """Not even a dry run; counting works."""
     url, _ = await littered(2)
     async with Repository.open(url) as repository:

@@ -94,7 +94,7 @@ def test_collection_reads_each_file_once_and_deletes_by_the_folder() -> None:
     assert seconds == 2 + 2 + 3 + 8 + 3 * CLOCK
 
 
-def test_the_time_is_not_asked_for_where_a_snapshot_tells_it() -> None:
+def test_collection_probes_the_clock_only_if_needed() -> None:
     """One that is newer than the cutoff: by the storage's clock that is over."""
     cutoff = now() - timedelta(hours=1)
 

@@ -110,7 +110,7 @@ async def _needed(everything: dict[str, bytes], spec: int) -> set[str]:
         return set(await objects(plain))
 
 
-async def test_a_folder_full_of_failures_is_left(spec: int) -> None:
+async def test_collection_gives_up_a_folder_full_of_failures(spec: int) -> None:
     """A million failures of one kind are not worth a million requests."""
     url, _ = await littered(spec)
     async with open_storage(url) as plain:

@@ -300,7 +300,7 @@ async def _many(seed: int, spec: int) -> int:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", SEEDS)
-def test_many_at_work_beside_upkeep_lose_nothing(seed: int, spec: int) -> None:
+def test_writers_beside_upkeep_lose_nothing(seed: int, spec: int) -> None:
     """Random schedules: committers, refs, and two that expire and collect all the time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         assert runner.run(_many(seed, spec)) > 3

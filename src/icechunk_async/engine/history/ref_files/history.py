@@ -140,7 +140,7 @@ class RefFilesHistory:
         return target
 
     def last_seen(self, branch: str | None, tag: str | None) -> SnapshotId | None:
-        """Return where a branch was when it was last read; tags are not remembered."""
+        """Return where a branch was when it was last read; None for tags."""
         ref = self._seen.get(branch) if branch is not None and tag is None else None
         return None if ref is None else ref.target
 
@@ -178,7 +178,7 @@ class RefFilesHistory:
             raise tag_exists(name)
 
     async def delete_tag(self, name: str) -> None:
-        """Delete a tag for good: a tombstone is put beside it."""
+        """Delete a tag for good, by creating a tombstone beside it."""
         await self.tag_target(name)
         if await create_object(self._storage, tombstone_key(name), b"") is None:
             raise TagNotFoundError(f"The tag {name!r} was deleted already.", tag=name)
@@ -206,7 +206,7 @@ class RefFilesHistory:
             try:
                 info = await self.snapshot_info(current)
             except SnapshotNotFoundError:
-                # The child that we remember may have got another parent when this one expired.
+                # The cached child may have been given another parent when this one expired.
                 parent = await self._stored_parent(child)
                 if parent is None or parent in seen:
                     raise
@@ -216,7 +216,7 @@ class RefFilesHistory:
             child, current = current, info.parent_id
 
     async def _stored_parent(self, child: SnapshotId | None) -> SnapshotId | None:
-        """Return the parent that a snapshot's file names now; None if there is no telling."""
+        """Return the parent that a snapshot's file names now; None for no snapshot."""
         if child is None:
             return None
         self._assets.forget_snapshot(child)
@@ -244,13 +244,13 @@ class RefFilesHistory:
                 await self._storage.sync()
 
     async def _check_sources(self, sources: AbstractSet[SnapshotId]) -> None:
-        """Refuse if a snapshot was collected. Cost: a request for each."""
+        """Refuse if a snapshot was collected. Cost: one request for each."""
         for source in sorted(sources):
             if not await self._is_stored(source):
                 raise source_is_gone(source)
 
     async def _is_stored(self, snapshot_id: SnapshotId) -> bool:
-        """Return whether a snapshot's file is there now, whatever is cached."""
+        """Return whether a snapshot's file exists now; the cache is not asked."""
         try:
             await self._storage.get(snapshot_key(snapshot_id), ByteRange(0, 1))
         except ObjectNotFoundError:
@@ -276,7 +276,7 @@ class RefFilesHistory:
             await self._storage.put(CONFIG, data, if_version=expected)
         except (PreconditionFailedError, ObjectNotFoundError) as error:
             if await self._holds(CONFIG, data):
-                return  # an earlier try of ours landed without an answer
+                return  # an earlier try of ours landed and its reply was lost
             raise config_changed() from error
         except OutcomeUnknownError as error:
             with Doubt(error):
@@ -294,7 +294,7 @@ class RefFilesHistory:
     async def release(
         self, old: AbstractSet[SnapshotId], parent_of: ParentOf, *, dry_run: bool
     ) -> Kept:
-        """Return what refs lead to. Cost: reads all refs, and of snapshots what is new."""
+        """Return the snapshots that refs lead to. Cost: reads refs, and snapshots not read yet."""
         del old, dry_run
         reachable = await self.reachable(parent_of)
         return Kept(reachable, reachable)
@@ -344,7 +344,7 @@ class RefFilesHistory:
                         branch_key(branch), encode_ref(target), if_version=ref.version
                     )
                 except PreconditionFailedError:
-                    pass  # somebody else was first, or an answer of ours was lost
+                    pass  # another writer was first, or a reply to us was lost
                 except OutcomeUnknownError as error:
                     doubt.begin(error, ref.version)
                 else:

@@ -1,7 +1,7 @@
-"""What a migration reads and changes of spec 1, and what it becomes in spec 2 (spec, "Migration").
+"""Migration from format 1: read its refs, close them, and plan the repo info (spec, "Migration").
 
-A branch is closed by putting, in one atomic step, contents in the place of its file that name no
-snapshot. Whoever would move the branch afterwards stops, and whoever moved it before is noticed.
+A branch is closed by replacing its file, in one atomic step, by contents that name no snapshot. A
+writer that tries to move the branch afterwards fails, and one that moved it before is noticed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ async def load_infos(
         SnapshotNotFoundError: one that they reach is missing.
         FormatError: one that they reach is damaged.
 
-    Cost: a request a snapshot, many at a time; following parents would send one after the other.
+    Cost: one request for each snapshot, many at a time; following parents would be sequential.
     """
     entries = storage.list_prefix(_SNAPSHOTS)
     found = [_id_of(entry.key) async for entry in entries if isinstance(entry, ObjectInfo)]
@@ -103,7 +103,7 @@ async def load_infos(
 
     async def load(snapshot_id: SnapshotId) -> None:
         nonlocal done
-        with suppress(IcechunkError):  # nobody may need it; who does gets the error below
+        with suppress(IcechunkError):  # maybe no ref needs it; if one does, it is read again below
             infos[snapshot_id] = await _load(storage, snapshot_id)
         done += 1
         progress(Progress("reading snapshots", done, len(ids)))
@@ -141,22 +141,22 @@ async def _load(storage: Storage, snapshot_id: SnapshotId) -> SnapshotInfo:
 
 
 _UNDER_WAY: Final = (
-    "The repository is being migrated from format version 1. If nobody does that any more, it was "
+    "The repository is being migrated from format version 1. If no migration is running, one was "
     "interrupted: call icechunk_async.upkeep.upgrade again."
 )
 _REF_DELAY_US: Final = 1000
-"""How long after its snapshot a ref is taken to be created, and then deleted."""
+"""Assumed time from a snapshot to the creation of a ref to it, and from that to its deletion."""
 
 
 @dataclass(frozen=True, slots=True)
 class OldRefs:
-    """The branches and tags of spec 1."""
+    """The branches and tags of format 1."""
 
     branches: Mapping[str, SnapshotId]
     tags: Mapping[str, SnapshotId]
-    """Those that were not deleted."""
+    """Without deleted ones."""
     deleted_tags: Mapping[str, SnapshotId | None]
-    """With the snapshots that they had, as far as known."""
+    """With the snapshots that they named, if those are known."""
 
 
 def migrated(
@@ -165,7 +165,7 @@ def migrated(
     raw_config: bytes | None,
     now_us: int,
 ) -> RepoInfo:
-    """Return the repo info of a repository whose migration is under way: it is read-only.
+    """Return the repo info of a repository under migration; it is read-only.
 
     Args:
         refs: all refs.
@@ -196,12 +196,12 @@ def is_under_way(info: RepoInfo) -> bool:
 
 
 def finished(info: RepoInfo) -> RepoInfo:
-    """Return the repo info of a migration once it may be written to."""
+    """Return the repo info of a completed migration, which allows changes."""
     return replace(info, status=RepoStatus(Availability.ONLINE, info.status.set_at))
 
 
 def same_refs(info: RepoInfo, refs: OldRefs) -> bool:
-    """Return whether the old refs still are what was migrated."""
+    """Return whether the old refs are still those that were migrated."""
     return (
         info.branches == refs.branches
         and info.tags == refs.tags
@@ -233,7 +233,7 @@ def _synthetic_log(
     infos: Mapping[SnapshotId, SnapshotInfo],
     reached: Mapping[SnapshotId, SnapshotInfo],
 ) -> list[Update]:
-    """Return an operations log as it may have been, newest first."""
+    """Return an operations log that could have led to these refs, newest first."""
     events: list[tuple[int, UpdateDetail]] = []
     attributed: set[SnapshotId] = set()
     root_us = 0
@@ -301,7 +301,7 @@ class RefFiles:
 
 
 async def read_refs(storage: Storage) -> RefFiles:
-    """Read every ref file. Cost: a listing, and a request a ref."""
+    """Read every ref file. Cost: a listing, and one request for each ref."""
     entries = storage.list_prefix(REFS)
     keys = tuple([entry.key async for entry in entries if isinstance(entry, ObjectInfo)])
     present = set(keys)
@@ -364,10 +364,10 @@ async def open_branches(storage: Storage, files: RefFiles) -> None:
 
 
 async def swap(storage: Storage, key: str, data: bytes, version: Version) -> Version:
-    """Replace an object that must still be at ``version``, settling lost answers.
+    """Replace an object that must still be at ``version``; lost replies are settled.
 
     Raises:
-        ConflictError: it is neither at this version nor what was to be written.
+        ConflictError: it is at another version, with other contents.
         OutcomeUnknownError: the storage never answered.
     """
     doubt: OutcomeUnknownError | None = None
@@ -383,6 +383,6 @@ async def swap(storage: Storage, key: str, data: bytes, version: Version) -> Ver
             return found.version
         if found is None or found.version != version:
             state = "is gone" if found is None else "was changed"
-            raise ConflictError(f"{key!r} {state}: somebody else is writing to the repository.")
+            raise ConflictError(f"{key!r} {state}: another process is writing to the repository.")
         await _SWAP.wait(attempt)
     raise doubt or ConflictError(f"{key!r} could not be replaced: others keep writing it.")

@@ -35,13 +35,13 @@ _AT_ONCE: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What expiration does to a history of spec 1."""
+    """The changes that expiration makes to a history."""
 
     parents: Mapping[SnapshotId, SnapshotId]
     """Snapshots that get another parent."""
     released: frozenset[SnapshotId]
-    """What is no longer part of some history, and old tips that became children of the root: so
-    the official engine has it."""
+    """Snapshots that left some history, and old tips that became children of the root: the official
+    engine reports both."""
 
 
 def cut_history(
@@ -89,9 +89,9 @@ def _line(
 async def expire(
     history: History, storage: Storage, assets: Assets, rule: Expiration, *, dry_run: bool
 ) -> frozenset[SnapshotId]:
-    """Shorten histories by writing snapshots again, and delete refs that are old as a whole.
+    """Shorten histories by rewriting snapshots, then delete refs whose tip is old.
 
-    In this order, so that whenever it ends early what is left is right, if longer than asked for.
+    In this order, so that if it ends early the history is right, only longer than asked for.
     """
     tags, branches = await _read_refs(history, storage)
     tips = [names[name] for names in (tags, branches) for name in sorted(names)]
@@ -133,9 +133,9 @@ def _old_refs(
 async def _give_parent(
     storage: Storage, assets: Assets, snapshot_id: SnapshotId, parent_id: SnapshotId
 ) -> None:
-    """Write a snapshot again.
+    """Rewrite a snapshot with another parent.
 
-    Everyone who does this writes the same parent, the root, so that no condition is needed.
+    Concurrent expirations write the same parent, the root, so no condition is needed.
     """
     key = snapshot_key(snapshot_id)
     payload = unpack((await storage.get(key)).data, FileType.SNAPSHOT).payload
@@ -146,19 +146,19 @@ async def _give_parent(
 
 
 async def _delete_tag(history: History, name: str) -> None:
-    with suppress(NotFoundError):  # somebody else deleted it
+    with suppress(NotFoundError):  # it was deleted meanwhile
         await history.delete_tag(name)
 
 
 async def _delete_branch(history: History, name: str, tip: SnapshotId) -> None:
     """Delete a branch unless it moved; a commit between the look and the deletion is lost."""
-    with suppress(NotFoundError):  # somebody else deleted it
+    with suppress(NotFoundError):  # it was deleted meanwhile
         if await history.branch_tip(name) == tip:
             await history.delete_branch(name)
 
 
 async def _walk(tips: Iterable[SnapshotId], parent_of: ParentOf) -> set[SnapshotId]:
-    """Return what tips lead to; each snapshot is asked for once."""
+    """Return every snapshot that tips lead to; each is read once."""
     seen: set[SnapshotId] = set()
 
     async def follow(tip: SnapshotId) -> None:
@@ -184,8 +184,9 @@ async def _read_refs(
 ) -> tuple[Mapping[str, SnapshotId], Mapping[str, SnapshotId]]:
     """Return tags and branches, if they still are all that the repository needs.
 
-    A migration makes the repo info before it removes a ref, and whoever opened the repository
-    before it must not take what the migrated one needs for garbage: so look for it afterwards.
+    A migration makes the repo info before it removes a ref, and a handle that was
+    opened before must not take what the migrated repository needs for garbage. So look for the
+    repo info after reading the refs.
 
     Raises:
         ConflictError: the repository was migrated.

@@ -124,7 +124,7 @@ def check_feature(info: RepoInfo, name: str) -> None:
     if not _flag(info, name).enabled:
         raise FeatureDisabledError(
             f"The repository's feature flag {name!r} is off, so this operation is not allowed. "
-            f"Whoever runs the repository allows it with set_feature_flag({name!r}, True).",
+            f"Allow it with set_feature_flag({name!r}, True).",
             feature=name,
             code="feature-flag-disabled",
         )
@@ -208,8 +208,8 @@ def push_update(
 ) -> RepoInfo:
     """Put an entry on top of the operations log.
 
-    The entry that was newest gets the name of the backup in which it still is the newest. When
-    the list is full its tail is left to that backup (spec, "Operations log").
+    The entry that was newest so far gets the name of the backup in which it is the newest. When
+    the list is full, its tail is left to that backup (spec, "Operations log").
     """
     newest, *older = info.updates
     # Clocks of several writers disagree; the log's order does not.

@@ -83,7 +83,7 @@ class RepoInfoFile:
         return seen if retrieved is None else self._remember(read_info(retrieved))
 
     async def read_backup(self, name: str) -> RepoInfo | None:
-        """Return what a backup holds; None if it was removed."""
+        """Return the repo info in a backup; None if the backup was removed."""
         try:
             retrieved = await self._storage.get(backup_key(name))
         except ObjectNotFoundError:

@@ -1,4 +1,4 @@
-"""What the repo info knows besides references: metadata, status, feature flags, operations log."""
+"""The repo info besides references: metadata, status, feature flags, operations log."""
 
 from __future__ import annotations
 
