@@ -108,18 +108,14 @@ async def _calls_of_get(store: IcechunkStore, key: str) -> list[str]:
 @pytest.mark.parametrize(
     ("key", "most"), [("native/zarr.json", 12), ("inline/c/3", 27), ("native/c/3", 37)]
 )
-async def test_reading_a_key_that_is_in_memory_is_few_calls(
-    store: IcechunkStore, key: str, most: int
-) -> None:
+async def test_read_from_memory_takes_few_calls(store: IcechunkStore, key: str, most: int) -> None:
     """Each costs about a tenth of a microsecond, and a coroutine several times that."""
     calls = await _calls_of_get(store, key)
     assert len(calls) <= most, (len(calls), calls)
 
 
 @pytest.mark.parametrize(("key", "most"), [("inline/c/3", 27), ("native/c/3", 41)])
-async def test_reading_without_a_loop_is_few_calls(
-    store: IcechunkStore, key: str, most: int
-) -> None:
+async def test_blocking_read_takes_few_calls(store: IcechunkStore, key: str, most: int) -> None:
     """Zarr's fused pipeline reads like this."""
     with counted_calls() as calls:
         assert store.get_sync(key, prototype=PROTOTYPE) is not None
@@ -150,7 +146,7 @@ async def test_reading_what_cannot_change_takes_no_lock(
     assert await store.exists(key) == (expected is not None)
 
 
-async def test_a_chunk_of_a_manifest_that_is_not_decoded_is_read_as_directly(
+async def test_chunk_of_an_undecoded_manifest_is_read_by_bytes_alone(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody asks for the state of its object."""
@@ -218,7 +214,7 @@ async def test_a_large_chunk_is_copied_once(store: IcechunkStore) -> None:
     assert peak - before < MIB + 32_768
 
 
-async def test_a_hot_read_leaves_nothing_behind(store: IcechunkStore) -> None:
+async def test_warm_reads_leave_no_objects(store: IcechunkStore) -> None:
     """No entry, no cycle, no task is left of a thousand reads."""
     keys = ["native/c/7", "inline/c/7", "native/zarr.json"]
     for key in keys * 100:
@@ -238,7 +234,7 @@ async def test_a_hot_read_leaves_nothing_behind(store: IcechunkStore) -> None:
     assert cycles < 1000
 
 
-def test_references_are_no_objects() -> None:
+def test_manifest_makes_no_object_per_reference() -> None:
     """A manifest of a hundred thousand is as many Python objects as one of a hundred."""
     made: dict[int, int] = {}
     for count in (100, 100_000):

@@ -44,7 +44,7 @@ async def test_no_more_than_the_limit_run_at_a_time(limit: int) -> None:
     assert most == limit
 
 
-async def test_a_lazy_input_is_drawn_from_only_as_fast_as_it_is_used() -> None:
+async def test_lazy_input_is_consumed_only_as_needed() -> None:
     """A long listing need not fit in memory."""
     drawn = 0
 
@@ -78,7 +78,7 @@ async def test_many_items_cost_no_task_each() -> None:
     assert peak < 30 << 20
 
 
-async def test_the_first_failure_leaves_as_itself() -> None:
+async def test_first_failure_is_raised_without_a_group() -> None:
     """With its own cause, no group around it, and the others cancelled."""
     cancelled: list[int] = []
 
@@ -259,7 +259,7 @@ async def test_background_work_that_fails_is_logged(caplog: pytest.LogCaptureFix
     assert [str(it.exc_info[1]) for it in caplog.records if it.exc_info] == ["boom"]
 
 
-async def test_background_work_is_not_begun_from_another_loop() -> None:
+async def test_background_work_is_not_started_from_another_loop() -> None:
     """Tasks of a loop that may end before the block could not be waited for."""
     begun: list[int] = []
 

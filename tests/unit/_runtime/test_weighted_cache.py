@@ -7,7 +7,7 @@ from collections import OrderedDict
 from icechunk_async._runtime.weighted_cache import WeightedCache
 
 
-def test_the_least_recently_used_leaves_first() -> None:
+def test_least_recently_used_value_is_dropped_first() -> None:
     """Reading counts as using."""
     cache = WeightedCache[str, int](10)
     for name, weight in (("a", 4), ("b", 4)):
@@ -17,7 +17,7 @@ def test_the_least_recently_used_leaves_first() -> None:
     assert (cache.get("a"), cache.get("b"), cache.get("c")) == (4, None, 1)
 
 
-def test_what_is_replaced_is_there_at_every_moment() -> None:
+def test_value_is_present_while_it_is_replaced() -> None:
     """Readers take no lock, and a miss would cost a request."""
     seen: list[object] = []
 
@@ -41,7 +41,7 @@ def test_what_is_replaced_is_there_at_every_moment() -> None:
     assert (cache.get("a"), cache.get("b"), cache.get("c")) == (2, None, 3)
 
 
-def test_what_is_dropped_while_it_is_read_is_answered_all_the_same() -> None:
+def test_value_dropped_during_get_is_still_returned() -> None:
     """Readers take no lock, so another thread may be in between."""
 
     class Dropping(OrderedDict[str, tuple[int, int]]):

@@ -362,7 +362,7 @@ def test_a_loop_that_stops_in_mid_turn_holds_nobody_up() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"gap_bytes": -1}, {"part_bytes": 0}, {"max_parts": 0}], ids=str)
-def test_numbers_without_a_meaning_are_refused(wrong: dict[str, int]) -> None:
+def test_meaningless_packing_sizes_are_refused(wrong: dict[str, int]) -> None:
     """When the policy is made, not when it is used."""
     with pytest.raises(ValueError, match="gap"):
         CoalescePolicy(**wrong)

@@ -64,7 +64,7 @@ def test_dimension_names_may_be_missing_null_or_empty() -> None:
     assert unnamed.array.dimension_names is None
 
 
-def test_a_group_is_a_group() -> None:
+def test_group_document_has_no_array() -> None:
     """Its attributes are its own affair."""
     assert parse_document(b'{"node_type": "group", "attributes": {"x": [1]}}', "/").array is None
 

@@ -179,7 +179,7 @@ async def test_neighbouring_ranges_share_a_request() -> None:
             assert caught.group_contains(FileNotFoundError)
 
 
-async def test_of_racing_set_if_not_exists_one_wins(session: Session) -> None:
+async def test_one_of_racing_set_if_not_exists_wins(session: Session) -> None:
     """Between tasks of one session, for chunks and documents."""
     values = [b"%d" % number * 600 for number in range(16)]
     await bounded_map(

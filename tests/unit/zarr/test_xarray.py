@@ -45,7 +45,7 @@ async def _open(session: Session) -> xr.Dataset:
 
 
 @pytest.mark.parametrize("spec", [1, 2])
-async def test_a_dataset_comes_back_as_it_was(spec: int) -> None:
+async def test_dataset_round_trips(spec: int) -> None:
     """Types, times, strings and attributes; appended to, and as it was before."""
     whole = _dataset()
     async with Repository.create(memory_url(), spec_version=spec) as repository:

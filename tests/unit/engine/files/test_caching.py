@@ -60,7 +60,9 @@ async def read_chunk(storage: Noting, options: CacheOptions) -> list[str]:
     return sorted({key.partition("/")[0] for key in storage.keys})
 
 
-async def test_a_reader_asks_once(storage: Noting, spec: int, tmp_path: Path) -> None:
+async def test_cached_repository_requests_immutable_files_once(
+    storage: Noting, spec: int, tmp_path: Path
+) -> None:
     """Then only for what may change; without a directory until the repository closes."""
     disk = CacheOptions(directory=tmp_path)
     first = await read_chunk(storage, disk)
@@ -71,13 +73,13 @@ async def test_a_reader_asks_once(storage: Noting, spec: int, tmp_path: Path) ->
     assert await read_chunk(storage, CacheOptions()) == first
 
 
-async def test_without_the_option_nothing_is_kept(storage: Noting) -> None:
+async def test_without_cache_option_there_are_no_statistics(storage: Noting) -> None:
     """There is no cache, and so no statistics."""
     async with Repository.open(storage) as repository:
         assert repository.cache_statistics is None
 
 
-async def test_a_repository_that_was_created_anew_is_not_mixed_up(
+async def test_recreated_repository_is_not_served_from_the_old_cache(
     spec: int, tmp_path: Path
 ) -> None:
     """The first snapshot has the same id in all repositories, and another time in each."""
@@ -113,13 +115,13 @@ async def test_a_repository_that_was_created_anew_is_not_mixed_up(
         ("", False, False),
     ],
 )
-def test_which_keys_never_change(key: str, spec1: bool, spec2: bool) -> None:  # noqa: FBT001
+def test_immutable_keys_are_recognized(key: str, spec1: bool, spec2: bool) -> None:  # noqa: FBT001
     """Those of files with random names that nothing writes again."""
     assert is_immutable(key, spec_version=1) is spec1
     assert is_immutable(key, spec_version=2) is spec2
 
 
-async def test_virtual_chunks_are_not_kept(spec: int, tmp_path: Path) -> None:
+async def test_virtual_chunks_are_not_cached(spec: int, tmp_path: Path) -> None:
     """Their sources are not ours, and may change."""
     prefix = "s3://source/data/"
     config = RepositoryConfig(virtual_chunk_containers=(VirtualChunkContainer(prefix, S3Store()),))

@@ -60,7 +60,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Manifest]:
     return seen
 
 
-async def test_the_first_few_chunks_need_no_decoding(large: str, decoded: list[Manifest]) -> None:
+async def test_first_lookups_do_not_decode_a_large_manifest(
+    large: str, decoded: list[Manifest]
+) -> None:
     """One request, whether or not it is decoded later; answers do not depend on it."""
     async with Repository.open(large) as repository:
         session = await repository.readonly_session("main")
@@ -74,7 +76,7 @@ async def test_the_first_few_chunks_need_no_decoding(large: str, decoded: list[M
         assert len(decoded) == 1
 
 
-async def test_a_missing_chunk_is_made_sure_of(large: str, decoded: list[Manifest]) -> None:
+async def test_missing_chunk_is_confirmed_by_decoding(large: str, decoded: list[Manifest]) -> None:
     """A chunk that bisection does not find could be in a manifest that is out of order."""
     async with Repository.open(large) as repository:
         session = await repository.readonly_session("main")
@@ -82,7 +84,7 @@ async def test_a_missing_chunk_is_made_sure_of(large: str, decoded: list[Manifes
         assert len(decoded) == 1
 
 
-async def test_a_manifest_out_of_order_is_refused_and_not_read_as_holes(large: str) -> None:
+async def test_unordered_manifest_is_refused_instead_of_read_as_missing_chunks(large: str) -> None:
     """Chunks would be fill values without a word."""
     async with Repository.open(large) as repository:
         session = await repository.readonly_session("main")

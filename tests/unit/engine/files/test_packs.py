@@ -140,7 +140,7 @@ async def test_chunks_share_objects(spec: int) -> None:
             await check(await again.readonly_session("main"))
 
 
-async def test_what_is_not_stored_is_read_from_memory() -> None:
+async def test_unstored_chunks_are_read_from_memory() -> None:
     """A session reads its own chunks, also parts, without a request."""
     async with faulty_repository() as (storage, repository):
         session = await repository.writable_session("main")
@@ -156,7 +156,7 @@ async def test_what_is_not_stored_is_read_from_memory() -> None:
         assert storage.reads > before
 
 
-async def test_other_chunks_are_stored_as_ever() -> None:
+async def test_large_and_inline_chunks_are_not_packed() -> None:
     """Long ones get an object each, short ones stay inline, and off means off."""
     async with faulty_repository() as (_, repository):
         session = await repository.writable_session("main")
@@ -231,7 +231,7 @@ async def test_a_commit_fails_whole_where_chunks_are_not_stored(
         await check(await repository.readonly_session("main"), range(8))
 
 
-async def test_a_writer_hears_that_its_object_is_not_stored() -> None:
+async def test_writer_gets_the_error_of_storing_its_pack() -> None:
     """Its chunk is unchanged, others' are kept, and memory does not grow while it goes on."""
     async with faulty_repository() as (storage, repository):
         session = await repository.writable_session("main")
@@ -512,7 +512,7 @@ async def test_a_fork_whose_block_failed_keeps_its_chunks() -> None:
         await check(await repository.readonly_session("main"), range(2))
 
 
-async def test_a_session_goes_on_for_one_that_is_gone() -> None:
+async def test_pack_of_a_gone_session_is_stored_by_the_merging_one() -> None:
     """What a root and its forks packed is there."""
     async with faulty_repository() as (_, repository):
         root = await (await repository.writable_session("main")).fork()
@@ -630,7 +630,7 @@ async def test_format_1_has_no_place_for_the_setting() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"target_bytes": 0}, {"max_chunk_bytes": -1}, {"target_bytes": 5}]
 )
-def test_numbers_without_a_meaning_are_refused(wrong: dict[str, int]) -> None:
+def test_meaningless_packing_sizes_are_refused(wrong: dict[str, int]) -> None:
     """Such as chunks that are longer than an object."""
     with pytest.raises(ValueError, match="allowed: from"):
         Packing(**wrong)

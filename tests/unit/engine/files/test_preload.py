@@ -190,7 +190,7 @@ class _NoManifests(WrappedStorage):
             raise StorageUnavailableError("no manifests today")
 
 
-async def test_a_preload_that_fails_harms_nobody() -> None:
+async def test_failed_preload_does_not_fail_reads() -> None:
     """The session lives, though storage has no manifests to give."""
     url = memory_url()
     await _prepared(url)
@@ -217,7 +217,7 @@ async def test_a_preload_that_hangs_ends_with_the_repository() -> None:
         assert not others
 
 
-def test_a_damaged_manifest_is_a_note_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_manifest_in_preload_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Whoever reads the chunk gets the error; the preload says so and goes on."""
     caplog.set_level(logging.INFO, "icechunk_async")
 
@@ -257,7 +257,7 @@ def _numbers(chosen: list[ManifestId]) -> list[int]:
     return [it[0] for it in chosen]
 
 
-def test_the_choice_keeps_to_order_and_limits() -> None:
+def test_preload_chooses_in_path_order_within_limits() -> None:
     """By path; one that exceeds what is left is skipped, later smaller ones are not."""
     base = _snapshot({"/b": [5, 9, 1], "/a": [4], "/g": [], "/c": [2]})
     everything = EVERYTHING.preload_if
@@ -271,7 +271,7 @@ def test_the_choice_keeps_to_order_and_limits() -> None:
     assert _numbers(choose(base, small, 10_000)) == [3, 2, 4]
 
 
-def test_what_the_cache_would_not_keep_is_not_fetched() -> None:
+def test_preload_skips_what_the_cache_would_drop() -> None:
     """The capacity for references is a limit as well."""
 
     async def scenario() -> int:

@@ -10,7 +10,9 @@ import pytest
 
 from icechunk_async import Repository
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.weighted_cache import WeightedCache
 from icechunk_async.engine.files import manifests as manifest_files
+from icechunk_async.engine.files.manifests import BlockingManifestFiles
 from icechunk_async.errors import FormatError
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.layout import manifest_key
@@ -27,9 +29,11 @@ from tests.unit.format.seekable import every_second
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+    from pathlib import Path
 
     from icechunk_async import Session
     from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.storage import BlockingStorage, Data, RangeRequest, Retrieved, Version
 
 COUNT = 60_000
 SPECS = pytest.mark.parametrize("spec", [1, 2])
@@ -42,9 +46,9 @@ def _of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest_files, "MIN_SEEKABLE_FILE_BYTES", 1 << 18)
 
 
-async def made(spec: int) -> str:
+async def made(spec: int, url: str = "") -> str:
     """Make a repository of an array with one large manifest."""
-    url = memory_url()
+    url = url or memory_url()
     async with Repository.create(url, spec_version=spec) as repository:
         session = await repository.writable_session("main")
         await write(session, "a/zarr.json", array_document((2 * COUNT,), (1,)))
@@ -122,7 +126,7 @@ def _on_virtual_time[T](work: Coroutine[Any, Any, T]) -> T:
 
 
 @SPECS
-def test_a_first_chunk_costs_two_rounds_and_a_fraction_of_the_file(spec: int) -> None:
+def test_first_lookup_reads_a_fraction_of_the_file_in_two_rounds(spec: int) -> None:
     """The index, then pieces at once; a neighbour costs nothing; one far away a round."""
     url = asyncio.run(made(spec))
 
@@ -152,7 +156,7 @@ def test_concurrent_lookups_share_what_they_read() -> None:
 
 
 @SPECS
-def test_all_chunks_wanted_cost_one_request(spec: int) -> None:
+def test_listing_all_chunks_costs_one_request(spec: int) -> None:
     """Who wants all of a manifest does not look for an index, nor does anybody after that."""
     url = asyncio.run(made(spec))
 
@@ -173,7 +177,7 @@ def test_all_chunks_wanted_cost_one_request(spec: int) -> None:
 
 
 @pytest.mark.parametrize("at", [1, 12, 40, 200])
-def test_a_damaged_index_costs_a_request_and_nothing_else(at: int) -> None:
+def test_damaged_index_costs_one_request_more(at: int) -> None:
     """The whole file is read where the index is of no use."""
     url = asyncio.run(made(2))
     asyncio.run(damage(url, at=at))
@@ -186,7 +190,54 @@ def test_a_damaged_index_costs_a_request_and_nothing_else(at: int) -> None:
     watching(url, work)
 
 
-async def test_a_damaged_piece_is_not_read() -> None:
+@SPECS
+async def test_blocking_lookups_read_a_fraction_of_the_file(spec: int, tmp_path: Path) -> None:
+    """Readers without an event loop find the same, by pieces, and in the whole file after many."""
+    url = await made(spec, f"file://{tmp_path}")
+    wanted = every_second(COUNT)
+    async with Repository.open(url) as repository:
+        workspace = (await repository.readonly_session("main")).workspace
+        node, files = workspace.array("/a"), workspace.assets.blocking
+        assert files is not None
+        [info] = workspace.base.manifests.values()
+        counted = Counted(files.chunks.storage)
+        manifests = BlockingManifestFiles(counted, WeightedCache(1_000_000))
+
+        def find(chunk: int) -> object:
+            return manifests.find_ref(info.id, info.size_bytes, node.id, (chunk,))
+
+        assert find(COUNT) == wanted.ref(COUNT // 2)
+        assert 0 < counted.read_bytes < info.size_bytes / 3
+        before = counted.read_bytes
+        assert find(COUNT + 2) == wanted.ref(COUNT // 2 + 1)
+        assert counted.read_bytes == before
+        for chunk in range(0, 2 * COUNT, 501):
+            assert find(chunk) == (None if chunk % 2 else wanted.ref(chunk // 2))
+        before = counted.read_bytes
+        assert find(1) is None
+        assert counted.read_bytes == before
+
+
+class Counted:
+    """A storage that answers without an event loop, and counts the bytes read."""
+
+    def __init__(self, storage: BlockingStorage) -> None:
+        """Wrap ``storage``."""
+        self._storage = storage
+        self.read_bytes = 0
+
+    def get_blocking(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read and count."""
+        found = self._storage.get_blocking(key, byte_range)
+        self.read_bytes += len(found.data)
+        return found
+
+    def put_blocking(self, key: str, data: Data) -> Version:
+        """Write one whole object."""
+        return self._storage.put_blocking(key, data)
+
+
+async def test_damaged_piece_is_refused() -> None:
     """The bytes of a file have no other checksum; references would be wrong without a word."""
     url = await made(2)
     await damage(url, at=300_000)

@@ -104,7 +104,7 @@ async def _native(session: Session, at: int) -> str:
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 100])
-async def test_the_columns_tell_all_about_each_chunk(session: Session, batch_size: int) -> None:
+async def test_columns_describe_each_chunk(session: Session, batch_size: int) -> None:
     """Manifest by manifest, then what the session wrote; nothing twice, nothing deleted."""
     wanted = [
         (0, "INLINE", "", 0, 1, b"a"),
@@ -153,7 +153,7 @@ async def test_a_table_of_paths_holds_each_once(session: Session) -> None:
         assert len(set(paths)) == len(paths)
 
 
-async def test_a_batch_is_the_callers_own(session: Session) -> None:
+async def test_changing_a_batch_changes_nothing_else(session: Session) -> None:
     """What is done to its columns changes nothing that is read later."""
     before = await _columns(session, 100)
     async for batch in session.array_chunk_iterator("a", 100):
@@ -208,7 +208,7 @@ async def test_an_array_without_axes_has_one_chunk(repository: Repository) -> No
     assert [rows.shape async for rows in session.chunk_coordinates("/s")] == [(1, 0)]
 
 
-async def test_a_container_that_is_gone_is_named(repository: Repository) -> None:
+async def test_missing_container_is_named_in_the_error(repository: Repository) -> None:
     """Only where the URLs are asked for."""
     session = await repository.writable_session("main")
     session.store.set_virtual_ref(

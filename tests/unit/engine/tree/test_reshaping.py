@@ -119,7 +119,7 @@ async def test_axes_are_shifted_apart(repository: Repository) -> None:
         ("/b", (1,), NodeNotFoundError),
     ],
 )
-async def test_a_shift_that_makes_no_sense_moves_nothing(
+async def test_invalid_shift_moves_nothing(
     session: Session, path: str, offset: Any, error: type[IcechunkError]
 ) -> None:
     """It is refused by name."""
@@ -145,7 +145,7 @@ async def test_chunks_of_different_sizes_are_not_moved(repository: Repository) -
         await session.reindex_array("/r", lambda at: at)
 
 
-async def test_other_sessions_do_not_reshape(repository: Repository, session: Session) -> None:
+async def test_only_writable_sessions_reshape(repository: Repository, session: Session) -> None:
     """Neither one that only reads nor one that moves nodes."""
     reading = await repository.readonly_session("main")
     with pytest.raises(ReadOnlyError):
@@ -226,7 +226,7 @@ NONSENSE: list[tuple[Callable[[list[int]], Any], type[Exception]]] = [
 
 
 @pytest.mark.parametrize(("forward", "error"), NONSENSE)
-async def test_a_function_that_answers_nonsense_moves_nothing(
+async def test_invalid_result_of_a_function_moves_nothing(
     session: Session, forward: Any, error: type[Exception]
 ) -> None:
     """Its own errors leave as themselves; the inverse is checked as well."""
@@ -272,7 +272,7 @@ async def test_vectorized_function_must_return_rows(session: Session, answer: An
     assert _touched(session) == [3]
 
 
-async def test_an_array_that_changes_meanwhile_is_left_alone(session: Session) -> None:
+async def test_concurrently_changed_array_is_not_reshaped(session: Session) -> None:
     """A write from within the function, or from another task, is not undone."""
 
     def forward(at: list[int]) -> list[int]:
@@ -288,9 +288,7 @@ async def test_an_array_that_changes_meanwhile_is_left_alone(session: Session) -
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), unique=True),
     st.tuples(st.integers(-7, 7), st.integers(-7, 7)),
 )
-def test_a_shift_is_what_arithmetic_says(
-    coords: list[tuple[int, int]], offset: tuple[int, int]
-) -> None:
+def test_shift_matches_a_model(coords: list[tuple[int, int]], offset: tuple[int, int]) -> None:
     """And reindexing by the same arithmetic, with its inverse, gives the same."""
     grid = (6, 6)
     refs = ChunkRefs.from_mapping(2, {it: InlineChunk(bytes(it)) for it in coords}).sort()

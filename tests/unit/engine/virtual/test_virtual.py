@@ -126,7 +126,7 @@ async def test_locations_outside_of_containers_are_refused(session: Session) -> 
             await read(session, "a/c/0/0")
 
 
-async def test_a_container_that_nobody_authorised_is_not_read(session: Session) -> None:
+async def test_unauthorized_container_is_not_read(session: Session) -> None:
     """The longest prefix decides, and the error says how to authorise it."""
     location = "s3://bucket/data/inner/file.nc"
     session.store.set_virtual_ref("a/c/0/0", location, offset=0, length=1)
@@ -246,7 +246,7 @@ def test_a_box_lists_its_chunks_in_order(first: tuple[int, ...], shape: tuple[in
             box((beyond, *first[1:]))
 
 
-async def test_columns_may_be_used_again(session: Session) -> None:
+async def test_changing_columns_after_the_call_changes_no_reference(session: Session) -> None:
     """By who fills the same ones for each array: references are what was given."""
     url = f"{BUCKET}file.nc"
     urls = [url] * 4

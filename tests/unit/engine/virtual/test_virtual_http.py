@@ -122,7 +122,7 @@ async def test_an_encoded_prefix_is_decoded_once() -> None:
     assert source.asked[0].path == "/my data/a+b/f.nc"
 
 
-async def test_a_server_that_ignores_ranges_is_cut() -> None:
+async def test_server_without_ranges_is_read_up_to_the_chunk() -> None:
     """What it sends too much is dropped."""
     source = Source()
     source.ranges = False
@@ -178,7 +178,7 @@ async def test_refusals_name_the_location(status: int, kind: type[Exception], fo
 
 
 @pytest.mark.parametrize("offset", [190, 200, 10**9])
-async def test_a_short_source_is_told_by_its_size(offset: int) -> None:
+async def test_short_source_is_reported_with_its_size(offset: int) -> None:
     """Partly or wholly beyond the end, which a server answers with 416; little is fetched."""
     source = Source()
     async with session_on(source) as (session, prefix):
@@ -209,7 +209,7 @@ async def test_names_that_no_object_has_are_refused() -> None:
         (None, '"one"', False),
     ],
 )
-async def test_an_etag_guards(given: str | None, recorded: str, good: bool) -> None:  # noqa: FBT001
+async def test_changed_etag_is_refused(given: str | None, recorded: str, good: bool) -> None:  # noqa: FBT001
     """Strong or weak, with or without quotes; a server without one cannot be trusted."""
     source = Source()
     source.headers = {"Last-Modified": MODIFIED} | ({} if given is None else {"ETag": given})
@@ -231,7 +231,7 @@ async def test_an_etag_guards(given: str | None, recorded: str, good: bool) -> N
         (MOMENT - timedelta(seconds=1), False),
     ],
 )
-async def test_a_time_guards(recorded: datetime, good: bool) -> None:  # noqa: FBT001
+async def test_later_modification_is_refused(recorded: datetime, good: bool) -> None:  # noqa: FBT001
     """A server tells whole seconds; what was modified later is refused."""
     async with session_on(Source()) as (session, prefix):
         session.store.set_virtual_ref("a/c/0", f"{prefix}f", offset=0, length=3, checksum=recorded)
@@ -242,7 +242,7 @@ async def test_a_time_guards(recorded: datetime, good: bool) -> None:  # noqa: F
                 await read(session, "a/c/0")
 
 
-async def test_a_guard_that_cannot_be_checked_refuses() -> None:
+async def test_unverifiable_guard_is_refused() -> None:
     """A server that tells no time cannot be read by a reference with a time."""
     source = Source()
     source.headers = {"ETag": '"one"'}
@@ -253,7 +253,7 @@ async def test_a_guard_that_cannot_be_checked_refuses() -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-async def test_a_server_that_tells_no_state_is_read_without_a_guard(
+async def test_stateless_server_is_read_without_a_guard(
     ranges: bool,  # noqa: FBT001
 ) -> None:
     """Nobody asked to hear of changes; a reference that does is refused."""

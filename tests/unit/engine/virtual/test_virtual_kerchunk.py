@@ -263,7 +263,7 @@ async def test_what_cannot_be_written_changes_nothing(
     assert session.status() == before
 
 
-async def test_documents_that_are_none_are_refused(session: Session) -> None:
+async def test_malformed_reference_documents_are_refused(session: Session) -> None:
     """No JSON, no mapping, or references that are yet to be generated."""
     cases: list[tuple[Any, str]] = [
         ("{", "no JSON"),

@@ -222,7 +222,7 @@ async def test_none_opens_no_azure_container() -> None:
         await source_options(_container(AzureStore(ACCOUNT)), None)
 
 
-async def test_ended_credentials_open_nothing() -> None:
+async def test_expired_credentials_open_nothing() -> None:
     """It is told before anything is sent."""
     past = datetime.now(UTC) - timedelta(seconds=1)
     cases: list[tuple[ObjectStoreConfig, Credential]] = [
@@ -238,7 +238,7 @@ async def test_ended_credentials_open_nothing() -> None:
             await source_options(_container(store), access)
 
 
-async def test_a_key_that_is_no_json_is_not_shown() -> None:
+async def test_malformed_secret_is_not_shown_in_the_error() -> None:
     """Neither the reader's nor the repository's."""
     cases: list[tuple[ObjectStoreConfig, Credential | None]] = [
         (GcsStore(), GcsServiceAccountKey("secret")),

@@ -177,7 +177,7 @@ def test_payload_kinds_are_chosen_as_the_official_reader_does() -> None:
     assert refs.ref(2) == VirtualChunk("s3://b/x", 0, 0)
 
 
-def test_a_reference_to_nothing_is_refused() -> None:
+def test_reference_without_a_target_is_refused() -> None:
     """As the official reader does."""
     other = OtherManifest()
     other.array(node_id(1), [other.ref((0,), {3: Scalar(5, 8)})])
@@ -193,7 +193,7 @@ def test_a_reference_without_an_index_is_refused() -> None:
         decode_manifest(other.finish(MANIFEST))
 
 
-def test_references_of_another_rank_are_no_chunks() -> None:
+def test_references_of_another_rank_are_ignored() -> None:
     """The official engine stores coordinates of any rank; who knows the array asks by rank."""
     other = OtherManifest()
     indices: list[Coordinates] = [(0,), (0, 0), (0, 0, 1), (0, 1), (7,), (1, 0)]

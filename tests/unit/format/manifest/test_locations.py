@@ -125,7 +125,7 @@ def test_short_locations_are_not_compressed() -> None:
     assert names_in(encoded(short)) == short
 
 
-def test_locations_that_teach_nothing_stay_plain() -> None:
+def test_locations_without_common_parts_stay_plain() -> None:
     """Training may fail; plain is always right."""
     same = ["s3://bucket/the-only-one"] * 1000
     assert names_in(encoded(same)) == same
@@ -260,7 +260,7 @@ def test_merged_pools_know_where_each_string_went() -> None:
     assert len(set(joint.strings)) == len(joint)
 
 
-def test_what_would_take_readers_too_long_to_check_is_refused() -> None:
+def test_manifest_too_costly_for_readers_is_refused() -> None:
     """The official reader counts a shared string once for each reference to it."""
     name = "s3://b/" + "x" * 60_000
     refs = virtual_refs([name] * 40_000)

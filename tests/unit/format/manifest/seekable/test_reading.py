@@ -101,7 +101,7 @@ def test_several_arrays_and_compressed_locations_are_searched() -> None:
             assert reader.find(tuple(refs.coords[row].tolist()), node) == refs.ref(row)
 
 
-def test_small_manifests_are_written_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_manifests_have_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """There an index would only be in the way."""
     payload = encode_manifest(MANIFEST, {NODE: natives(15_000)})
     assert index_size(pack_manifest(payload, 2, level=3)) is None
@@ -117,7 +117,7 @@ def test_manifests_split_as_advised_have_an_index() -> None:
     assert index_size(pack_manifest(payload, 2, level=1)) is None
 
 
-def test_what_is_not_fit_for_an_index_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_irregular_manifests_have_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """No arrays, too many, or pieces that did not stand the check; the file is whole anyway."""
     many = {node_id(number): natives(1) for number in range(65)}
     for arrays in ({}, many):
@@ -204,7 +204,7 @@ def sample() -> tuple[ChunkRefs, bytes]:
     return refs, seekable(refs)[1]
 
 
-def test_damage_is_found_out(sample: tuple[ChunkRefs, bytes]) -> None:
+def test_damaged_pieces_are_refused(sample: tuple[ChunkRefs, bytes]) -> None:
     """Any bytes changed, in the index or in a piece: the right answer or none."""
     refs, packed = sample
     size = index_size(packed)
@@ -329,7 +329,7 @@ def test_an_index_claims_no_more_than_there_is(sample: tuple[ChunkRefs, bytes]) 
             SeekIndex.decode(whole, len(whole))
 
 
-def test_what_is_found_cannot_be_written_to() -> None:
+def test_returned_inline_bytes_are_read_only() -> None:
     """It is part of what other lookups read."""
     refs = mixed(20_000)
     _, packed = seekable(refs)

@@ -15,8 +15,8 @@ from icechunk_async.format.manifest.packed import PackedManifest
 from icechunk_async.format.manifest.reading import decode_manifest
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.manifest.writing import LocationDictionary, encode_manifest
+from tests.unit.format.manifest.test_writing import KINDS
 from tests.unit.format.samples import manifest_id, node_id, refs_of
-from tests.unit.format.test_manifest import KINDS
 
 if TYPE_CHECKING:
     from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
@@ -36,7 +36,7 @@ def _natives(coords: np.ndarray[tuple[int, int], np.dtype[np.uint32]]) -> ChunkR
 
 
 @pytest.mark.parametrize("dictionary", [None, LocationDictionary(1, 100, 2048, 3)])
-def test_every_kind_is_found(dictionary: LocationDictionary | None) -> None:
+def test_bisection_finds_every_kind(dictionary: LocationDictionary | None) -> None:
     """With all its fields, also where locations are compressed, in each array of the file."""
     arrays = {node_id(1): refs_of(2, KINDS), node_id(2): refs_of(2, {(7, 7): KINDS[1, 1]})}
     payload = encode_manifest(MANIFEST, arrays, location_dictionary=dictionary)
@@ -48,7 +48,7 @@ def test_every_kind_is_found(dictionary: LocationDictionary | None) -> None:
 
 
 @given(st.sets(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1), st.data())
-def test_what_is_there_is_found_and_nothing_else(
+def test_bisection_finds_exactly_what_exists(
     cells: set[tuple[int, int]], data: st.DataObject
 ) -> None:
     """Wherever the references lie in the grid."""

@@ -121,7 +121,7 @@ def test_coordinates_outside_of_the_box_are_not_found(outside: Coordinates) -> N
 
 
 @given(st.data())
-def test_find_is_what_a_dictionary_answers(data: st.DataObject) -> None:
+def test_find_matches_a_dictionary(data: st.DataObject) -> None:
     """For rows near and far, present and absent."""
     rank = data.draw(RANKS)
     some = coordinates(rank) | any_coords(rank)

@@ -41,7 +41,7 @@ MIXED: Model = {
 
 
 @given(st.data())
-def test_references_come_back_as_they_were(data: st.DataObject) -> None:
+def test_references_round_trip_through_columns(data: st.DataObject) -> None:
     """Of every kind, deletions included, in the order given."""
     rank = data.draw(st.integers(0, 3))
     model = data.draw(ref_maps(rank, deletions=True))
@@ -161,7 +161,7 @@ def test_compact_drops_inline_bytes_that_no_row_refers_to() -> None:
 
 
 @given(st.data())
-def test_find_is_what_a_dictionary_answers(data: st.DataObject) -> None:
+def test_find_matches_a_dictionary(data: st.DataObject) -> None:
     """For rows that are there and rows that are not."""
     rank = data.draw(st.integers(0, 3))
     refs = refs_of(rank, model := data.draw(ref_maps(rank)))

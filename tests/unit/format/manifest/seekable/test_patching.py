@@ -58,7 +58,7 @@ def same(packed: bytes, expected: ManifestId, refs: ChunkRefs) -> bool:
 
 
 @pytest.mark.parametrize("name", ["native", "virtual", "mixed"])
-def test_what_is_read_is_what_was_changed(name: str) -> None:
+def test_patched_manifest_has_the_new_references(name: str) -> None:
     """Whole and in pieces, one change upon the other, until all is better written anew."""
     shapes = {"native": natives(COUNT, 2), "virtual": virtuals(COUNT, 100)}
     refs = shapes.get(name) or mixed(COUNT // 3)
@@ -82,7 +82,7 @@ def test_what_is_read_is_what_was_changed(name: str) -> None:
     assert patch(packed, changes, known, MANIFEST) is None
 
 
-def test_most_of_the_file_is_copied_as_it_is() -> None:
+def test_patching_copies_most_of_the_file() -> None:
     """Only the pieces that hold what changed are compressed again."""
     refs = virtuals(100_000, 100)
     _, packed = seekable(refs)
@@ -99,7 +99,7 @@ def test_most_of_the_file_is_copied_as_it_is() -> None:
     assert len(patched) < len(packed) + 2000
 
 
-def test_what_cannot_be_changed_like_this_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfit_manifests_are_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks that are not there, files without an index or with more arrays, other files."""
     refs = natives(COUNT)
     payload, packed = seekable(refs)
@@ -119,7 +119,7 @@ def test_what_cannot_be_changed_like_this_is_left_alone(monkeypatch: pytest.Monk
     assert patch(packed, change, MANIFEST, new) is None
 
 
-def test_a_damaged_file_is_not_carried_on() -> None:
+def test_damaged_file_is_not_patched() -> None:
     """Every piece of the result is checked, those that were copied, too."""
     refs = natives(COUNT)
     _, packed = seekable(refs)

@@ -1,0 +1,1 @@
+"""Manifests: references as columns, and their files."""

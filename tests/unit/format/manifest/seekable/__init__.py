@@ -1,0 +1,1 @@
+"""Manifests that are searched in pieces."""
