@@ -15,10 +15,9 @@ from anyio import to_thread
 
 from icechunk_async.errors import InvalidInputError, VirtualSourceChangedError
 from icechunk_async.spark import ingest_virtual
-from icechunk_async.spark.engine import opened_of
 from icechunk_async.spark.ingest.scan import SourceState
 from icechunk_async.spark.ingest.tasks import ScanOptions, load_values, scan_source
-from icechunk_async.sync.portal import run
+from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.zarr.virtual.kerchunk import location_of
 from tests.spark.here import session_here
 from tests.spark.sources import make_newer, open_for
@@ -165,15 +164,15 @@ def test_an_index_is_scanned_again_when_its_file_changed(repo: Repository, sourc
     options = ScanOptions(grib_codec={"name": "bytes"})
 
     async def scan(native: Any) -> tuple[str, Any]:
-        return await scan_source(opened_of(native).virtual, index.as_uri(), options, known)
+        return await scan_source(native.engine.virtual, index.as_uri(), options, known)
 
     known: str | None = None
-    first, found = run(repo._repository.ask(scan))
+    first, found = SharedRepository.of(repo).ask(scan)
     assert found is not None
     known = first
-    assert run(repo._repository.ask(scan)) == (first, None)
+    assert SharedRepository.of(repo).ask(scan) == (first, None)
     make_newer(file)
-    second, found = run(repo._repository.ask(scan))
+    second, found = SharedRepository.of(repo).ask(scan)
     assert found is not None
     assert second != first
 
@@ -191,7 +190,7 @@ def test_values_are_not_copied_of_a_file_that_changed_meanwhile(
         file = write_references(sources, as_parquet=False)
 
     async def copy(native: Any) -> Any:
-        virtual = opened_of(native).virtual
+        virtual = native.engine.virtual
         _, found = await scan_source(virtual, location_of(file, {}), ScanOptions())
         assert found is not None
         copied = await load_values(virtual, found, ["v"])
@@ -200,7 +199,7 @@ def test_values_are_not_copied_of_a_file_that_changed_meanwhile(
             await load_values(virtual, found, ["v"])
         return copied.arrays["v"].values
 
-    np.testing.assert_array_equal(run(repo._repository.ask(copy)), [1] * 4)
+    np.testing.assert_array_equal(SharedRepository.of(repo).ask(copy), [1] * 4)
 
 
 def test_a_listed_state_is_compared_as_finely_as_replies_tell() -> None:

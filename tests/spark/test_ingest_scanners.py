@@ -14,14 +14,13 @@ import pytest
 import zarr
 
 from icechunk_async.errors import InvalidInputError, InvalidMetadataError
-from icechunk_async.spark.engine import opened_of
 from icechunk_async.spark.ingest.grib import Message, grid_of, read_index
 from icechunk_async.spark.ingest.hdf5 import scan_hdf5
 from icechunk_async.spark.ingest.plan import to_units
 from icechunk_async.spark.ingest.scan import Scanned, SourceState, divided
 from icechunk_async.spark.ingest.source import RemoteFile
 from icechunk_async.spark.ingest.tasks import ScanOptions, _decode, load_values, scan_source
-from icechunk_async.sync.portal import run
+from icechunk_async.spark.shared import SharedRepository
 from tests.spark.sources import open_for
 
 if TYPE_CHECKING:
@@ -199,12 +198,12 @@ def scan_in(url: str, sources: Path, location: str, **options: Any) -> tuple[Sca
     repo = open_for(url, sources)
 
     async def work(native: Any) -> Scanned:
-        virtual = opened_of(native).virtual
+        virtual = native.engine.virtual
         _, found = await scan_source(virtual, location, ScanOptions(**options))
         assert found is not None
         return await load_values(virtual, found, list(found.arrays))
 
-    found = run(repo._repository.ask(work))
+    found = SharedRepository.of(repo).ask(work)
     return found, {name: it.values for name, it in found.arrays.items()}
 
 

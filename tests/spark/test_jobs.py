@@ -17,7 +17,7 @@ from icechunk_async.spark import (
     rewrite_manifests,
     storage_statistics,
 )
-from icechunk_async.spark.engine import Engine
+from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.tasks import run_job
 from icechunk_async.sync import (
     ManifestConfig,
@@ -27,7 +27,6 @@ from icechunk_async.sync import (
     Repository,
     RepositoryConfig,
 )
-from icechunk_async.sync.portal import run
 from tests.spark.here import session_here
 from tests.spark.sources import make_newer, open_for, write_netcdf
 
@@ -69,7 +68,7 @@ def summary(result: Any) -> list[int]:
 
 def check(repo: Repository) -> ReferenceReport:
     """Check in one process."""
-    return run(repo._repository.ask(lambda it: it.check_references()))
+    return SharedRepository.of(repo).ask(lambda it: it.check_references())
 
 
 def test_statistics_are_those_of_one_process(spark: SparkSession, repo: Repository) -> None:
@@ -216,14 +215,14 @@ def test_a_task_has_its_share_of_the_budget(
         def cpus(self) -> int:
             return 1
 
-    monkeypatch.setattr("icechunk_async.spark.engine.TaskContext.get", Task)
-    engine = Engine.of(repository)
+    monkeypatch.setattr("icechunk_async.spark.shared.TaskContext.get", Task)
+    shared = SharedRepository.of(repository)
     table = run_job(
         session_here(),
-        engine,
+        shared,
         [0, 1],
         budget_in_a_task,
         "number long, requests long",
         phase="asking",
     )
-    assert table.column("requests").to_pylist() == [engine.budget().requests // 4] * 2
+    assert table.column("requests").to_pylist() == [shared.budget().requests // 4] * 2

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pytest
 import zarr
 
-from icechunk_async.spark.engine import Budget, tasks_at_a_time
 from icechunk_async.spark.options import ReadOptions
 from icechunk_async.spark.read.reader import Reading
+from icechunk_async.spark.shared import Budget, tasks_at_a_time
 from icechunk_async.spark.write.cooperative import CooperativeWrite, run_tasks
 from icechunk_async.sync import Repository, RepositoryConfig
+from icechunk_async.sync.seams import session_handle
 from icechunk_async.sync.storage import local_filesystem_storage
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def test_writing_tasks_share_the_budget(spark: SparkSession, place: str) -> None
     write = CooperativeWrite.begin(place)
 
     def requests(fork: ForkSession) -> int:
-        return fork._session.repository.now().config.effective_max_concurrent_requests
+        return session_handle(fork).repository.now().config.effective_max_concurrent_requests
 
     def work(fork: ForkSession, task: int) -> None:
         array: Any = zarr.open_array(fork.store, path="a", mode="r+")
@@ -90,11 +91,11 @@ def test_reading_tasks_share_the_budget(spark: SparkSession, place: str) -> None
 
     def tell(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            yield pa.RecordBatch.from_pydict({"requests": [options.engine.ask(requests)]})
+            yield pa.RecordBatch.from_pydict({"requests": [options.repository.ask(requests)]})
 
     rows = spark.range(0, 2, 1, 2).mapInArrow(tell, "requests long").collect()
     assert {row.requests for row in rows} == {50}
-    assert options.engine.ask(requests) == 100
+    assert options.repository.ask(requests) == 100
 
 
 def test_importing_starts_nothing() -> None:
@@ -124,7 +125,7 @@ def test_workers_are_used_again_and_open_once(spark: SparkSession, place: str) -
         import threading
 
         for _ in batches:
-            opened = options.engine.ask(identity), options.engine.ask(identity)
+            opened = options.repository.ask(identity), options.repository.ask(identity)
             portals = [it for it in threading.enumerate() if "portal" in it.name]
             row = {
                 "worker": [os.getpid()],

@@ -9,7 +9,7 @@ Importing this package starts nothing, and imports PySpark only once a public na
 
 `source` is the data source, with the rooms `read`, `write` and `stream` behind it. `jobs` and
 `ingest` run upkeep and ingestion as Spark jobs. All of them use `options` (what users may ask for),
-`engine` (the repository in the driver and in tasks), `tasks` (work divided over a job) and `grid`.
+`shared` (the repository in the driver and in tasks), `tasks` (work divided over a job) and `grid`.
 """
 
 from __future__ import annotations

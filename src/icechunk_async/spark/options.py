@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.ids import SnapshotId
-from icechunk_async.spark.engine import Engine
 from icechunk_async.spark.read.pushdown import parse_where
+from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.write.publish import Transaction
 from icechunk_async.storage.registry import normalize_url
 from icechunk_async.sync import Repository
@@ -29,8 +29,8 @@ from icechunk_async.tables import TABLES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from icechunk_async.spark.engine import Budget
     from icechunk_async.spark.read.pushdown import Predicate
+    from icechunk_async.spark.shared import Budget
     from icechunk_async.sync.conflicts import ConflictSolver
 
 __all__ = [
@@ -552,10 +552,12 @@ class ReadOptions:
         return replace(self, branch=None, tag=None, as_of=None, snapshot_id=snapshot_id)
 
     @property
-    def engine(self) -> Engine:
+    def repository(self) -> SharedRepository:
         """The repository to read, with this task's share of the budget."""
         config = None if self.budget is None else self.budget.of_task()
-        return Engine.at(Storage.from_url(self.url, **self.storage), config, self.virtual or None)
+        return SharedRepository.at(
+            Storage.from_url(self.url, **self.storage), config, self.virtual or None
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.repository import Repository as AsyncRepository
-    from icechunk_async.spark.engine import Engine
+    from icechunk_async.spark.shared import SharedRepository
 
 __all__ = [
     "JobReport",
@@ -95,7 +95,7 @@ def reported[T](spark: SparkSession, result: T, table: pa.Table, *internal: str)
 
 def run_job[P](
     spark: SparkSession,
-    engine: Engine,
+    shared: SharedRepository,
     parts: Sequence[P],
     work: Callable[[AsyncRepository, P], Awaitable[Mapping[str, Sequence[Any]]]],
     columns: str,
@@ -107,7 +107,7 @@ def run_job[P](
 
     Args:
         spark: a session, also one of Spark Connect.
-        engine: the repository; tasks share its budget of requests.
+        shared: the repository; tasks share its budget of requests.
         parts: plain data, one item for each task.
         work: returns the columns of one part. It may run several times for a part; one result
             counts.
@@ -118,14 +118,14 @@ def run_job[P](
     Raises:
         PySparkException: a task failed too often.
     """
-    budget, schema = engine.budget(), _arrow(columns)
+    budget, schema = shared.budget(), _arrow(columns)
     if not parts:
         return pa.Table.from_batches([], schema)
 
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                found = engine.in_task(budget).ask(partial(_work_on, work, parts[number]))
+                found = shared.in_task(budget).ask(partial(_work_on, work, parts[number]))
                 yield pa.RecordBatch.from_pydict(dict(found), schema=schema)
 
     frame = spark.range(0, len(parts), 1, len(parts)).mapInArrow(each, columns)

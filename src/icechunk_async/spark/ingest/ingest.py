@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from icechunk_async.errors import IngestError, InvalidInputError
 from icechunk_async.format.paths import ancestors, check_path
-from icechunk_async.spark.engine import Engine, opened_of
 from icechunk_async.spark.ingest.catalog import Catalog, Entry
 from icechunk_async.spark.ingest.plan import Answered, groups_of, plan_concat, plan_groups
 from icechunk_async.spark.ingest.scan import Scanned
@@ -28,6 +27,7 @@ from icechunk_async.spark.ingest.write import (
     write_concatenated,
     write_groups,
 )
+from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.tasks import run_job
 from icechunk_async.spark.write.publish import Published, publish
 from icechunk_async.sync import Repository
@@ -214,11 +214,11 @@ def ingest_virtual(
     loaded = None if load is None else tuple(load)
     options = ScanOptions(kind, concat_dim, tuple(skip), loaded, grib_codec)
     repo = Repository.open(repository) if isinstance(repository, str) else repository
-    engine = Engine.of(repo)
+    shared = SharedRepository.of(repo)
     root = check_path(group)
     session = repo.writable_session(branch)
-    ingest = _Ingest(spark, engine, session, root, options, files_per_task, progress)
-    locations = _locations(engine, files)
+    ingest = _Ingest(spark, shared, session, root, options, files_per_task, progress)
+    locations = _locations(shared, files)
     catalog = ingest.catalog()
     groups: dict[str, str] = {}
     if concat_dim is None:
@@ -286,14 +286,14 @@ def list_sources(repository: Repository | str, prefix: str, pattern: str = "*") 
     start = _location(prefix)
 
     async def found(native: AsyncRepository) -> list[str]:
-        virtual = opened_of(native).virtual
+        virtual = native.engine.virtual
         return [
             location
             async for location, _ in virtual.entries(start)
             if fnmatch(location.removeprefix(virtual.locations.expand(start)), pattern)
         ]
 
-    return sorted(Engine.of(repository).ask(found))
+    return sorted(SharedRepository.of(repository).ask(found))
 
 
 @dataclass
@@ -301,7 +301,7 @@ class _Ingest:
     """One ingest, on the driver."""
 
     spark: SparkSession
-    engine: Engine
+    shared: SharedRepository
     session: Session
     group: str
     options: ScanOptions
@@ -353,7 +353,7 @@ class _Ingest:
         ]
         table = run_job(
             self.spark,
-            self.engine,
+            self.shared,
             parts,
             scan_files,
             COLUMNS,
@@ -414,20 +414,20 @@ def _location(given: str) -> str:
     return location_of(given, {})
 
 
-def _locations(engine: Engine, files: Iterable[str]) -> list[str]:
+def _locations(shared: SharedRepository, files: Iterable[str]) -> list[str]:
     """Return the URLs of files in the form that is stored; refuse duplicates."""
     if isinstance(files, str):
         raise InvalidInputError("files= is a single text. Give a list of URLs.")
     urls = [_location(it) for it in files]
 
     async def normalized(native: AsyncRepository) -> list[str]:
-        locations = opened_of(native).virtual.locations
+        locations = native.engine.virtual.locations
         return [
             locations.normalize(it) + ("/" if it.endswith("/") and it[:5] == "file:" else "")
             for it in urls
         ]
 
-    found = list(dict.fromkeys(engine.ask(normalized)))
+    found = list(dict.fromkeys(shared.ask(normalized)))
     if len(found) < len(urls):
         raise InvalidInputError(f"{len(urls) - len(found)} of the files are given twice.")
     return found

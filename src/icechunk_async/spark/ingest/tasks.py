@@ -15,7 +15,6 @@ from zarr.storage import MemoryStore
 
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.engine import opened_of
 from icechunk_async.spark.ingest import netcdf3 as ingest_netcdf3
 from icechunk_async.spark.ingest.grib import grib_file, scan_grib_index
 from icechunk_async.spark.ingest.hdf5 import MAGIC, scan_hdf5
@@ -68,7 +67,7 @@ class FileWork:
 
 async def scan_files(repository: AsyncRepository, work: FileWork) -> Mapping[str, Sequence[Any]]:
     """Scan files and return `COLUMNS`. An error of one file becomes the reason in its row."""
-    virtual = opened_of(repository).virtual
+    virtual = repository.engine.virtual
     rows: list[tuple[Any, ...]] = []
     for location, known in work.files:
         began = time.monotonic()

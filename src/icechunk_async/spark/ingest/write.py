@@ -13,9 +13,9 @@ from icechunk_async.errors import NodeExistsError
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.paths import ancestors, check_path
 from icechunk_async.format.zarr_document import parse_document
-from icechunk_async.spark.engine import workspace_of
 from icechunk_async.spark.ingest.plan import Template, to_units, with_shape
 from icechunk_async.spark.ingest.scan import attributes_of, chunk_shape, encode_document, grid
+from icechunk_async.spark.shared import workspace_of
 from icechunk_async.sync.portal import run
 from icechunk_async.zarr.virtual.zarr2 import group_document
 

@@ -20,7 +20,7 @@ from icechunk_async.engine.upkeep.check import (
     survey_history,
 )
 from icechunk_async.format.ids import ALPHABET
-from icechunk_async.spark.engine import Engine, opened_of
+from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.tasks import (
     columns_of,
     default_tasks,
@@ -82,12 +82,12 @@ def check_references(
     Cost: that of one process, divided; the driver reads every snapshot. Memory of the driver:
     about 40 bytes for each chunk object in use.
     """
-    engine = Engine.of(repository)
-    history = engine.ask(lambda it: survey_history(opened_of(it)))
+    shared = SharedRepository.of(repository)
+    history = shared.ask(lambda it: survey_history(it.engine))
     count = tasks or default_tasks(spark, len(history.manifests))
     table = run_job(
         spark,
-        engine,
+        shared,
         shares(history.manifests, count),
         _read,
         _NEEDED,
@@ -96,14 +96,14 @@ def check_references(
     )
     needed = NeededObjects.joined(_loaded(table, "needed"))
     broken = [*history.broken, *(it for some in _loaded(table, "broken") for it in some)]
-    whole = engine.ask(_lists_whole_folders)
+    whole = shared.ask(_lists_whole_folders)
     virtual = sorted(needed.virtual.items(), key=lambda it: it[0][0])
     parts: list[_Chunks | _Virtual] = [
         *_chunk_parts(needed.chunks, whole=whole),
         *(_Virtual(dict(it)) for it in shares(virtual, default_tasks(spark, len(virtual)))),
     ]
     table = run_job(
-        spark, engine, parts, _look, _BROKEN, phase="looking for objects", progress=progress
+        spark, shared, parts, _look, _BROKEN, phase="looking for objects", progress=progress
     )
     found = [it for some in _loaded(table, "broken") for it in some]
     found.sort(key=lambda it: (it.kind, it.location))
@@ -150,7 +150,7 @@ def _chunk_parts(needed: NeededChunks, *, whole: bool) -> list[_Chunks]:
 
 async def _lists_whole_folders(repository: AsyncRepository) -> bool:
     """Return whether listing a prefix costs as much as the whole folder, as on local disks."""
-    opened = opened_of(repository)
+    opened = repository.engine
     return opened.assets.blocking is not None or not opened.storage.capabilities.listing
 
 
@@ -158,7 +158,7 @@ async def _read(
     repository: AsyncRepository, manifests: Sequence[tuple[ManifestId, int]]
 ) -> Mapping[str, Sequence[Any]]:
     """Return the objects that manifests refer to, and the manifests that cannot be read."""
-    opened = opened_of(repository)
+    opened = repository.engine
     needed: list[NeededObjects] = []
     broken: list[BrokenReference] = []
     for entry in manifests:
@@ -173,7 +173,7 @@ async def _look(
     repository: AsyncRepository, part: _Chunks | _Virtual
 ) -> Mapping[str, Sequence[Any]]:
     """Return which of some objects are missing or too short."""
-    opened = opened_of(repository)
+    opened = repository.engine
     match part:
         case _Chunks(prefix, needed):
             broken, unauthorized = await broken_chunks(opened.storage, needed, prefix), 0

@@ -39,7 +39,7 @@ from icechunk_async.engine.upkeep.sweep import (
 from icechunk_async.errors import StorageError
 from icechunk_async.format.id_set import IdSet
 from icechunk_async.format.ids import ALPHABET
-from icechunk_async.spark.engine import Engine, opened_of
+from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.tasks import (
     columns_of,
     default_tasks,
@@ -122,17 +122,17 @@ def garbage_collect(
     a key for each garbage object.
     """
     cutoff = checked_cutoff(delete_object_older_than)
-    engine = Engine.of(repository)
-    collection = _Collection(spark, engine, cutoff, dry_run, tasks, progress)
+    shared = SharedRepository.of(repository)
+    collection = _Collection(spark, shared, cutoff, dry_run, tasks, progress)
     if not dry_run:
-        engine.ask(_checked)
+        shared.ask(_checked)
     kept = collection.decide()
     plan = collection.list_garbage(kept)
     return collection.delete(plan)
 
 
 async def _checked(repository: AsyncRepository) -> None:
-    check_safe(opened_of(repository).storage)
+    check_safe(repository.engine.storage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class _Collection:
     """One collection, on the driver."""
 
     spark: SparkSession
-    engine: Engine
+    shared: SharedRepository
     cutoff: datetime
     dry_run: bool
     tasks: int | None
@@ -164,13 +164,13 @@ class _Collection:
 
         async def begin(native: AsyncRepository) -> _Begun:
             nonlocal survey
-            opened = opened_of(native)
+            opened = native.engine
             survey = Survey(opened.assets, lambda _: None, lambda _: None, limits=Limits())
             old, newest = await old_snapshots(opened.storage, self.cutoff)
             kept = await opened.history.release(old, survey.parent_of, dry_run=True)
             return _Begun(old, newest, kept, await survey.discover(kept.snapshots))
 
-        begun = self.engine.ask(begin)
+        begun = self.shared.ask(begin)
         self._mark(begun.manifests)
         if self.dry_run:
             return begun.kept
@@ -178,11 +178,11 @@ class _Collection:
         async def settle(native: AsyncRepository) -> tuple[Kept, list[tuple[ManifestId, int]]]:
             assert survey is not None  # made by begin
             settled = await release(
-                opened_of(native), self.cutoff, begun.old, begun.newest, survey.parent_of
+                native.engine, self.cutoff, begun.old, begun.newest, survey.parent_of
             )
             return settled, await survey.discover(settled.snapshots)
 
-        kept, more = self.engine.ask(settle)
+        kept, more = self.shared.ask(settle)
         self._mark(more)  # committed in between; later commits cannot need released objects
         return kept
 
@@ -209,7 +209,7 @@ class _Collection:
             )
         )
         # Listing a prefix of a local directory reads all of it, so listings are not divided.
-        whole = self.engine.ask(_lists_whole_folders)
+        whole = self.shared.ask(_lists_whole_folders)
         parts: list[_Listing] = []
         for folder, ids in keep.items():
             large = folder in ("manifests", "chunks") and not whole
@@ -268,7 +268,7 @@ class _Collection:
             for start in range(0, len(keys), _KEYS_PER_TASK)
         ]
         if len(keys) <= BATCH:
-            done = self.engine.ask(lambda it: _delete(it, keys))
+            done = self.shared.ask(lambda it: _delete(it, keys))
             return dict(zip(done["key"], done["reason"], strict=True))
         table = self._job(parts, _delete, _FAILED, f"deleting {folder}")
         columns = (table.column(it).to_pylist() for it in ("key", "reason"))
@@ -276,19 +276,19 @@ class _Collection:
 
     def _job(self, parts: Sequence[Any], work: Any, columns: str, phase: str) -> pa.Table:
         return run_job(
-            self.spark, self.engine, parts, work, columns, phase=phase, progress=self.progress
+            self.spark, self.shared, parts, work, columns, phase=phase, progress=self.progress
         )
 
 
 async def _lists_whole_folders(repository: AsyncRepository) -> bool:
-    return opened_of(repository).assets.blocking is not None
+    return repository.engine.assets.blocking is not None
 
 
 async def _marks(
     repository: AsyncRepository, manifests: Sequence[tuple[ManifestId, int]]
 ) -> Mapping[str, Sequence[Any]]:
     """Return the ids of chunk objects that manifests refer to."""
-    opened = opened_of(repository)
+    opened = repository.engine
     found = IdSet()
 
     def absorb(parts: list[Ids]) -> None:
@@ -314,7 +314,7 @@ async def _list(repository: AsyncRepository, part: _Listing) -> Mapping[str, Seq
     keep = IdSet()
     keep.add(np.frombuffer(part.keep, np.uint8).reshape(-1, 12))
     rows: list[tuple[Any, ...]] = []
-    async for page in pages(opened_of(repository).storage, part.prefix):
+    async for page in pages(repository.engine.storage, part.prefix):
         rows += [
             (it.key, it.size_bytes, clock.to_us(it.last_modified))
             for it in garbage_in(page, keep, part.cutoff)
@@ -324,7 +324,7 @@ async def _list(repository: AsyncRepository, part: _Listing) -> Mapping[str, Seq
 
 async def _delete(repository: AsyncRepository, keys: Sequence[str]) -> Mapping[str, Sequence[Any]]:
     """Delete objects; return those that could not be deleted."""
-    storage = opened_of(repository).storage
+    storage = repository.engine.storage
     failures: list[DeleteFailure] = []
     for start in range(0, len(keys), BATCH):
         failures += await delete_batch(storage, list(keys[start : start + BATCH]))

@@ -15,7 +15,7 @@ from icechunk_async.engine.upkeep.rewrite import (
 )
 from icechunk_async.engine.upkeep.statistics import ChunkTally, contribution
 from icechunk_async.engine.upkeep.survey import Limits, Survey
-from icechunk_async.spark.engine import Engine, opened_of
+from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.tasks import (
     columns_of,
     default_tasks,
@@ -59,7 +59,7 @@ async def discover_manifests(
 
     Cost: reads every snapshot.
     """
-    opened = opened_of(repository)
+    opened = repository.engine
     survey: Survey[None] = Survey(
         opened.assets, lambda _: None, lambda _: None, limits=Limits(), progress=progress
     )
@@ -92,12 +92,12 @@ def storage_statistics(
     Cost: the driver reads every snapshot, tasks every manifest. Memory of the driver: 32 bytes
     for each distinct byte range of chunks.
     """
-    engine = Engine.of(repository)
-    manifests = engine.ask(lambda it: discover_manifests(it, progress))
+    shared = SharedRepository.of(repository)
+    manifests = shared.ask(lambda it: discover_manifests(it, progress))
     parts = shares(manifests, tasks or default_tasks(spark, len(manifests)))
     table = run_job(
         spark,
-        engine,
+        shared,
         parts,
         _contributions,
         _STATISTICS,
@@ -115,7 +115,7 @@ async def _contributions(
     repository: AsyncRepository, manifests: Sequence[tuple[ManifestId, int]]
 ) -> Mapping[str, Sequence[Any]]:
     """Return the contribution of each manifest; a few are in memory at a time."""
-    assets = opened_of(repository).assets
+    assets = repository.engine.assets
 
     async def row(entry: tuple[ManifestId, int]) -> tuple[Any, ...]:
         manifest_id, size_bytes = entry
@@ -173,8 +173,8 @@ def rewrite_manifests(
 
     Manifests that tasks stored before a failure, or twice, are garbage.
     """
-    engine = Engine.of(repository)
-    begun = engine.ask(lambda it: begin_rewriting(opened_of(it), branch, commit_method))
+    shared = SharedRepository.of(repository)
+    begun = shared.ask(lambda it: begin_rewriting(it.engine, branch, commit_method))
     arrays = {node.path: node for node in begun.base.nodes.values() if node.array is not None}
 
     async def count(native: AsyncRepository) -> list[tuple[str, int]]:
@@ -183,12 +183,12 @@ def rewrite_manifests(
 
     parts = [
         _Cells(begun.base.id, path, start, min(start + manifests_per_task, cells))
-        for path, cells in engine.ask(count)
+        for path, cells in shared.ask(count)
         for start in range(0, cells, manifests_per_task)
     ]
     table = run_job(
         spark,
-        engine,
+        shared,
         parts,
         _rewrite,
         _REWRITTEN,
@@ -205,19 +205,19 @@ def rewrite_manifests(
     async def publish(native: AsyncRepository) -> SnapshotId:
         flushed = _flusher(native).rewritten(begun.base, written)
         properties = {**native.default_commit_metadata, **(metadata or {})}
-        return await publish_rewritten(opened_of(native), begun, flushed, message, properties)
+        return await publish_rewritten(native.engine, begun, flushed, message, properties)
 
-    return reported(spark, engine.ask(publish), table, "written")
+    return reported(spark, shared.ask(publish), table, "written")
 
 
 def _flusher(repository: AsyncRepository) -> Flusher:
-    opened = opened_of(repository)
+    opened = repository.engine
     return Flusher(opened.assets, opened.manifest_options)
 
 
 async def _rewrite(repository: AsyncRepository, cells: _Cells) -> Mapping[str, Sequence[Any]]:
     """Write some new manifests; the first row also has the references to all of them."""
-    base = await opened_of(repository).assets.snapshot(cells.snapshot_id)
+    base = await repository.engine.assets.snapshot(cells.snapshot_id)
     node = base.nodes[cells.path]
     with nothing_published():
         made = await _flusher(repository).rewrite_cells(node, base, range(cells.start, cells.stop))

@@ -161,7 +161,7 @@ def loading(array: Any, schema: pa.Schema) -> tuple[frozenset[str], int]:
 
 def listed(options: ReadOptions, name: str, box: Box) -> list[ChunkBatch]:
     """Return the chunks that exist in a box of an array's chunk grid."""
-    return options.engine.ask(partial(_listed, options, name, box))
+    return options.repository.ask(partial(_listed, options, name, box))
 
 
 async def _listed(
@@ -210,7 +210,7 @@ def rows_of(
         "dtype": pa.array([array.dtype.str] * len(coords), pa.string()),
     }
     if "data" in loads:
-        stored = options.engine.ask(lambda it: _stored(it, options, name, coords))
+        stored = options.repository.ask(lambda it: _stored(it, options, name, coords))
         columns["data"] = pa.array(stored, pa.binary())
     boxes = [tuple(map(slice, *it)) for it in zip(start.tolist(), stop.tolist(), strict=True)]
     if TENSOR.name in loads:
@@ -248,7 +248,7 @@ def _breaks(options: ReadOptions, names: Sequence[str]) -> tuple[int, ...]:
             starts |= _starts(session, path_of(options, name))
         return tuple(sorted(starts))
 
-    return options.engine.ask(find)
+    return options.repository.ask(find)
 
 
 def _starts(session: Session, path: str) -> set[int]:

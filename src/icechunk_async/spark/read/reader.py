@@ -146,8 +146,8 @@ class Reading:
             )
             return str(session.snapshot_id)
 
-        engine = options.engine
-        return cls(replace(options.pinned(engine.ask(resolve)), budget=engine.budget()))
+        shared = options.repository
+        return cls(replace(options.pinned(shared.ask(resolve)), budget=shared.budget()))
 
     def spark_schema(self) -> StructType:
         """Return the columns that a query gets if it gives no schema."""
@@ -324,7 +324,7 @@ def table_batches_of(options: ReadOptions) -> Iterator[pa.RecordBatch]:
             group=options.group,
         )
 
-    found = options.engine.ask(begin)
+    found = options.repository.ask(begin)
     while (batch := run(_next(found))) is not None:
         yield batch
 

@@ -45,7 +45,7 @@ __all__ = [
 
 def _session(options: ReadOptions) -> Session:
     assert options.snapshot_id is not None  # planning pins it
-    return options.engine.session(options.snapshot_id)
+    return options.repository.session(options.snapshot_id)
 
 
 def arrays_of(options: ReadOptions) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def nodes_of(options: ReadOptions) -> dict[str, Node]:
         found = ((name, nodes[inside + name]) for name in names if "/" not in name)
         return {name: node for name, node in found if node.array is not None}
 
-    return options.engine.ask(find)
+    return options.repository.ask(find)
 
 
 def open_group(options: ReadOptions) -> xarray.Dataset:

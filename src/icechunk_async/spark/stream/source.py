@@ -114,7 +114,7 @@ class StreamReader(DataSourceStreamReader):
         """
         starting, branch = self.options.starting, self.options.branch
         if starting == EARLIEST:
-            return {_KEY: self.options.read.engine.ask(lambda it: first_snapshot(it, branch))}
+            return {_KEY: self.options.read.repository.ask(lambda it: first_snapshot(it, branch))}
         if starting == LATEST:
             self.began = self.tip()
             return self.began
@@ -122,7 +122,7 @@ class StreamReader(DataSourceStreamReader):
 
     def tip(self) -> Offset:
         """Return the offset of the branch's tip."""
-        return {_KEY: self.options.read.engine.ask(lambda it: tip_of(it, self.options.branch))}
+        return {_KEY: self.options.read.repository.ask(lambda it: tip_of(it, self.options.branch))}
 
     @staticmethod
     def offset(commit: Commit) -> Offset:
@@ -138,7 +138,7 @@ class StreamReader(DataSourceStreamReader):
         # The first batch may have been planned before a restart, up to an older tip.
         begins_again = self.options.starting == LATEST
         last = None if end is None else _place(end)
-        return self.options.read.engine.ask(
+        return self.options.read.repository.ask(
             lambda it: commits_after(
                 it, self.options.branch, _place(start), last, may_be_older=begins_again
             )
@@ -178,7 +178,7 @@ class StreamReader(DataSourceStreamReader):
         """Plan one commit; return the state after it, for the next one, and its parts."""
         options, every = self.options.read, self.options.every_change
         schema = arrow_schema(self.table)
-        touched = options.engine.ask(lambda it: _touched(it, commit, options.group))
+        touched = options.repository.ask(lambda it: _touched(it, commit, options.group))
         old = None if commit.parent_id is None else options.pinned(commit.parent_id)
         new = options.pinned(commit.snapshot_id)
         if options.layout == "chunks":

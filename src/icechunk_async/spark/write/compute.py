@@ -9,8 +9,8 @@ import numpy as np
 import zarr
 
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.engine import open_array
 from icechunk_async.spark.grid.chunks import ChunkGrid, check_disjoint, share
+from icechunk_async.spark.shared import open_array
 from icechunk_async.spark.tasks import default_tasks
 from icechunk_async.spark.write.cooperative import CooperativeWrite, run_tasks
 from icechunk_async.spark.write.publish import Published, is_published

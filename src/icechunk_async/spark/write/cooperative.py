@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from icechunk_async.errors import IncompleteWriteError, InvalidInputError
-from icechunk_async.spark.engine import (
-    Engine,
+from icechunk_async.spark.shared import (
+    SharedRepository,
     adopt_changes,
     base_of,
     fork_changes,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from icechunk_async.spark.engine import Budget
+    from icechunk_async.spark.shared import Budget
     from icechunk_async.spark.write.publish import Transaction
     from icechunk_async.sync import ForkSession
     from icechunk_async.sync.conflicts import ConflictSolver
@@ -114,12 +114,12 @@ class CooperativeWrite:
         if prepare is not None:
             prepare(root.store)
         fork = root.fork() if root.has_uncommitted_changes else root
-        budget = Engine.of(repo).budget(cores)
+        budget = SharedRepository.of(repo).budget(cores)
         return cls(repo, branch, fork_changes(root), fork_changes(fork), budget)
 
     def fork(self) -> ForkSession:
         """Return a fork: in a task to write in, elsewhere to read what tasks will see."""
-        return Engine.of(self.repository).in_task(self._budget).fork(self._fork)
+        return SharedRepository.of(self.repository).in_task(self._budget).fork(self._fork)
 
     @staticmethod
     def changes(fork: ForkSession) -> bytes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from icechunk_async._runtime.backoff import Backoff
 from icechunk_async.engine.commit.once import Transaction
 from icechunk_async.errors import ConflictError, NothingToCommitError, RebaseFailedError
-from icechunk_async.spark.engine import Engine, commit_once
+from icechunk_async.spark.shared import SharedRepository, commit_once
 from icechunk_async.sync.portal import run
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def published_version(repository: Repository, branch: str, app_id: str) -> int |
     Cost: one request with format version 2; one for each commit back to the nearest one of this
     library with version 1.
     """
-    return Engine.of(repository).newest_versions(branch).get(app_id)
+    return SharedRepository.of(repository).newest_versions(branch).get(app_id)
 
 
 def is_published(repository: Repository, branch: str, transaction: Transaction | None) -> bool:

@@ -17,10 +17,10 @@ from icechunk_async.errors import (
     IncompleteWriteError,
     InvalidInputError,
 )
-from icechunk_async.spark.engine import has_chunks, open_array
 from icechunk_async.spark.grid.axes import Steps
 from icechunk_async.spark.grid.chunks import ChunkAssembly
 from icechunk_async.spark.options import WriteOptions
+from icechunk_async.spark.shared import has_chunks, open_array
 from icechunk_async.spark.tasks import default_tasks
 from icechunk_async.spark.write.by_chunk import arrange
 from icechunk_async.spark.write.cooperative import Answer, CooperativeWrite, check_answers

@@ -23,9 +23,9 @@ from icechunk_async.errors import (
     NodeNotFoundError,
     UnsortedCoordinatesError,
 )
-from icechunk_async.spark.engine import open_array, workspace_of
 from icechunk_async.spark.grid.axes import Axis, Steps, check_unambiguous
 from icechunk_async.spark.grid.chunks import ChunkGrid
+from icechunk_async.spark.shared import open_array, workspace_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence

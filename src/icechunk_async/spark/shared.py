@@ -2,7 +2,7 @@
 
 Spark's processes are short-lived, pickle everything, and cannot share memory. This module is the
 only one of the package that reaches through the facade's handles and into an open repository; the
-rest of the package asks an `Engine`.
+rest of the package asks an `SharedRepository`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from icechunk_async.engine.commit.once import Transaction
-    from icechunk_async.engine.open import Engine as NativeEngine
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.repository import Repository as AsyncRepository
     from icechunk_async.session import Session as AsyncSession
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Budget",
-    "Engine",
+    "SharedRepository",
     "adopt_changes",
     "base_of",
     "commit_once",
@@ -48,7 +47,6 @@ __all__ = [
     "has_chunks",
     "merge_changes",
     "open_array",
-    "opened_of",
     "tasks_at_a_time",
     "workspace_of",
 ]
@@ -100,11 +98,11 @@ def tasks_at_a_time(properties: Mapping[str, str], task_cpus: int, machine_cores
     return max(1, cores // max(1, task_cpus))
 
 
-class Engine:
+class SharedRepository:
     """One repository, in the driver or in a task.
 
     It pickles as plain data (how to open the repository, secrets included) and opens at first use.
-    Engines with equal data share one open repository in each process.
+    All with equal data share one open repository in each process.
     """
 
     def __init__(self, handle: RepositoryHandle) -> None:
@@ -112,8 +110,8 @@ class Engine:
         self._handle = handle
 
     @classmethod
-    def of(cls, repository: Repository | str) -> Engine:
-        """Return the engine of an open repository, or of the one at a URL."""
+    def of(cls, repository: Repository | str) -> SharedRepository:
+        """Wrap an open repository, or the one at a URL."""
         opened = Repository.open(repository) if isinstance(repository, str) else repository
         return cls(repository_handle(opened))
 
@@ -123,8 +121,8 @@ class Engine:
         storage: Storage,
         config: RepositoryConfig | None = None,
         virtual: Mapping[str, Any] | None = None,
-    ) -> Engine:
-        """Return the engine for a storage, shared by all callers in this process.
+    ) -> SharedRepository:
+        """Wrap the repository in a storage.
 
         Args:
             storage: where the repository is.
@@ -133,9 +131,9 @@ class Engine:
         """
         return cls(_shared(Source(storage, config, virtual)))
 
-    def in_task(self, budget: Budget) -> Engine:
-        """Return the engine of a task: the same repository with the task's share of a budget."""
-        return Engine(_shared(self._handle.source.changed(budget.of_task(), None)))
+    def in_task(self, budget: Budget) -> SharedRepository:
+        """Return the same repository with the share of a budget that the calling task has."""
+        return SharedRepository(_shared(self._handle.source.changed(budget.of_task(), None)))
 
     def budget(self, tasks: int = 0) -> Budget:
         """Return the budget to send to tasks; `tasks` run at once, 0 if they have to ask."""
@@ -157,7 +155,7 @@ class Engine:
         """Return the newest version of every application that committed once to a branch."""
 
         async def find(repository: AsyncRepository) -> Mapping[str, int]:
-            history = opened_of(repository).history
+            history = repository.engine.history
             return (await record_of(history, await history.branch_tip(branch))).versions
 
         return self.ask(find)
@@ -171,11 +169,6 @@ def _shared(source: Source) -> RepositoryHandle:
     # Unpickling is what looks up the process-wide handle of equal sources.
     handle: RepositoryHandle = pickle.loads(pickle.dumps(RepositoryHandle(source)))  # noqa: S301
     return handle
-
-
-def opened_of(repository: AsyncRepository) -> NativeEngine:
-    """Return the parts of an open repository, for jobs that run an operation piece by piece."""
-    return repository.engine
 
 
 def workspace_of(session: Session) -> Workspace:
