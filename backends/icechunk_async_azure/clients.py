@@ -98,7 +98,7 @@ class Proof:
                 await self._renew(self._fetch)
 
     async def renewed(self, url: str) -> str | None:
-        """Return a URL that the service refused with a newer SAS token; None if there is none.
+        """Return a URL that the service refused, with a newer SAS token; None without a newer one.
 
         Requests that were refused with the same token share one call of the function.
         """

@@ -52,7 +52,7 @@ class Login:
 
 
 def place_of(url: str) -> Place:
-    """Return what ``az://container/prefix`` names.
+    """Parse ``az://container/prefix``.
 
     Raises:
         InvalidURLError: it names no container, or carries more than a place.

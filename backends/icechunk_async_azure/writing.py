@@ -1,7 +1,7 @@
 """Writes, copies and deletions of blobs, with or without a condition.
 
 Each conditional write carries a unique id in the blob's metadata, so that after a lost reply the
-blob tells whether this very write landed.
+blob shows if this very write landed.
 """
 
 from __future__ import annotations

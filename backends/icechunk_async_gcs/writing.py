@@ -1,7 +1,7 @@
 """Writes, copies and deletions of objects, with or without a condition.
 
 Each conditional write carries a unique id in the object's metadata, so that after a lost reply the
-object tells whether this very write landed.
+object shows if this very write landed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def version_in(document: Any) -> Version:
     """Return the version in a document about an object.
 
     Raises:
-        StorageError: there is none.
+        StorageError: it has no version.
     """
     known = cast("dict[str, Any]", document) if isinstance(document, dict) else {}
     version = Version(str(known.get("generation")))

@@ -180,19 +180,19 @@ _LARGE_BYTES: Final = 1 << 16
 
 
 class TakenBackError(Exception):
-    """The owner has its bytes back, and nobody hears of the write any more."""
+    """The caller was cancelled and owns its buffer again; the result of the write is dropped."""
 
 
 class Loan:
-    """What is to be written for an owner that waits."""
+    """The buffer of a write, borrowed from a caller that awaits it."""
 
     __slots__ = ("_is_lent", "_taken_back", "data")
 
     def __init__(self, data: Data) -> None:
-        """Lend ``data`` where that is sound and worth it, else a copy.
+        """Borrow ``data`` if that is safe and worthwhile, else copy it.
 
-        Only arrays are lent as they are: as long as someone looks at a ``bytearray``, its owner
-        cannot resize it.
+        Only arrays are borrowed: while a view of a ``bytearray`` exists, its owner cannot resize
+        it.
         """
         view = memoryview(data)
         is_fixed = type(view.obj) is bytes
@@ -201,14 +201,14 @@ class Loan:
         self.data = data if self._is_lent or is_fixed else bytes(data)
 
     def end(self) -> None:
-        """Take back what was lent; copies, and what nobody can change, may be written on."""
+        """End the loan; writes of copies and of immutable bytes may continue."""
         self._taken_back = self._is_lent
 
     def check(self) -> None:
-        """Go on only with bytes that were all read while they were lent.
+        """Raise an error unless all bytes were read during the loan.
 
         Raises:
-            TakenBackError: some may be something else by now.
+            TakenBackError: some bytes may have changed.
         """
         if self._taken_back:
             raise TakenBackError

@@ -238,7 +238,7 @@ def _s3_options(place: Place, options: Options) -> dict[str, Any]:
     endpoint, path_style = options.endpoint_url, options.force_path_style
     if path_style is None:  # certificates cover one level of names below the service's
         path_style = endpoint is not None or "." in place.bucket
-    if endpoint is not None and not path_style:  # the client takes such an endpoint as it is
+    if endpoint is not None and not path_style:  # the client uses such an endpoint unchanged
         parts = urlsplit(endpoint)
         endpoint = urlunsplit(parts._replace(netloc=f"{place.bucket}.{parts.netloc}"))
     return _given(

@@ -2,7 +2,7 @@
 
 aiobotocore provides sessions, credentials, endpoints and the rare operations. Single objects are
 read and written through aiohttp directly, with the signer in `signing`, because the stock client
-needs several times the processor time of its own HTTP library. See `open_s3` for the options.
+needs several times the processor time of the HTTP library below it. See `open_s3` for the options.
 """
 
 from icechunk_async_s3.credentials import S3Credentials

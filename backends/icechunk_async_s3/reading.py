@@ -184,7 +184,7 @@ async def walk(
                 continue
             if last is not None and name < last:
                 raise _out_of_order(asked, place.url, name, last)
-            if name != last:  # else a group that goes on in the next page
+            if name != last:  # else a group that continues in the next page
                 last = name
                 yield entry
         if not page.get("IsTruncated"):

@@ -1,7 +1,8 @@
 """The signer: signature version 4 of AWS, digests and checksums of request bodies. Pure.
 
 The library signs requests itself because the stock client spends several times the processor time
-of its own HTTP library on each request, most of it in signing and serialising; see `transport`.
+of the HTTP library below it on each request, most of it in signing and serialising; see
+`transport`.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def sign(
 
 @lru_cache(maxsize=4)
 def _shown(second: datetime) -> str:
-    """Return a time as it is signed; formatting it takes as long as the signature itself."""
+    """Format a time for the signature; formatting takes as long as the signature itself."""
     return second.strftime("%Y%m%dT%H%M%SZ")
 
 

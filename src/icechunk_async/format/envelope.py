@@ -41,20 +41,20 @@ _MAX_RATIO: Final = 1000
 _FLOOR_BYTES: Final = 64 << 20
 _UNKNOWN_SIZE: Final = (1 << 64) - 1
 _MAX_BLOCK_BYTES: Final = 1 << 17
-"""What one block of a zstd frame may decompress to (RFC 8878, 3.1.1.2)."""
+"""The maximum size of one decompressed block of a zstd frame (RFC 8878, 3.1.1.2)."""
 _CHECKSUM_BYTES: Final = 4
 _RLE_BLOCK, _COMPRESSED_BLOCK, _RESERVED_BLOCK = 1, 2, 3
 _SKIPPABLE: Final = range(0x184D2A50, 0x184D2A60)
-"""Magic numbers of frames that decoders pass over (RFC 8878, 3.1.2)."""
+"""Magic numbers of frames that decoders skip (RFC 8878, 3.1.2)."""
 
 
 _SMALL_BYTES: Final = 1 << 17
 _LARGE_BYTES: Final = 1 << 22
-"""From here on NumPy asks the system for large pages."""
+"""From this size on NumPy requests large pages."""
 
 
 class _Contexts(threading.local):
-    """Contexts of this thread: making one takes longer than a small file does."""
+    """Contexts of this thread: creating one takes longer than decompressing a small file."""
 
     def __init__(self) -> None:
         self.decompressor = zstandard.ZstdDecompressor()
@@ -72,7 +72,7 @@ _contexts: Final = _Contexts()
 
 
 class FileType(IntEnum):
-    """What a file holds (header byte 37)."""
+    """The type of a file (header byte 37)."""
 
     SNAPSHOT = 1
     MANIFEST = 2
@@ -105,13 +105,13 @@ def pack(
         InvalidInputError: the payload is too large for the format.
     """
     header = file_header(len(payload), file_type, spec_version)
-    if len(payload) > _SMALL_BYTES:  # a context grows with what it compresses: let it go again
+    if len(payload) > _SMALL_BYTES:  # a context grows with its largest input: drop it
         return header + zstandard.ZstdCompressor(level=level).compress(payload)
     return header + _contexts.compressor(level).compress(payload)
 
 
 def file_header(size_bytes: int, file_type: FileType, spec_version: int) -> bytes:
-    """Return what stands before the zstd frame.
+    """Return the header before the zstd frame.
 
     Args:
         size_bytes: the length of the FlatBuffer in the frame.
@@ -146,7 +146,7 @@ def unpack(data: bytes | memoryview, file_type: FileType) -> Envelope:
 
 
 def check_header(view: memoryview, file_type: FileType) -> int:
-    """Check what stands before the zstd frame, and answer the version that the file is written to.
+    """Check the header before the zstd frame, and return the version of the file.
 
     Raises:
         UnsupportedSpecVersionError: written to a newer version of the format.
@@ -178,12 +178,12 @@ def check_header(view: memoryview, file_type: FileType) -> int:
 
 
 def believable_bytes(packed_bytes: int) -> int:
-    """Return the most that so many compressed bytes are believed to hold."""
+    """Return the maximum plausible size of the contents of a file of this size."""
     return min(MAX_PAYLOAD_BYTES, max(_FLOOR_BYTES, _MAX_RATIO * packed_bytes))
 
 
 def written_by(data: bytes | memoryview) -> str:
-    """Return the name and version of what wrote a metadata file, as its header says."""
+    """Return name and version of the program that wrote a metadata file, from its header."""
     return bytes(memoryview(data)[12:36]).decode(errors="replace").rstrip(" ")
 
 
@@ -222,7 +222,7 @@ def _contents(frames: memoryview, name: str) -> memoryview:
     try:
         end, _ = measure_blocks(frames, name)
     except (FormatError, zstandard.ZstdError):
-        return frames  # decompressing them tells what is wrong
+        return frames  # decompressing them raises the error
     position = end
     while position < len(frames):
         magic = int.from_bytes(frames[position : position + 4], "little")
@@ -234,10 +234,10 @@ def _contents(frames: memoryview, name: str) -> memoryview:
 
 
 def _decompress_large(frame: memoryview, name: str, size_bytes: int) -> memoryview:
-    """Decompress a frame that says its size, to memory of NumPy's.
+    """Decompress a frame that declares its size, to memory of NumPy.
 
-    That comes in pages of megabytes, where the system has them: more than a quarter of the time
-    would be spent on touching so many small ones for the first time.
+    NumPy allocates it in pages of megabytes if the system has them; touching small pages for the
+    first time would take more than a quarter of the time.
     """
     end, _ = measure_blocks(frame, name)
     if end != len(frame):
@@ -249,9 +249,10 @@ def _decompress_large(frame: memoryview, name: str, size_bytes: int) -> memoryvi
 
 
 def _decompress_unsized(frame: memoryview, name: str, limit: int) -> bytes:
-    """Decompress a frame that does not say its size, as writers before 2.3.0 made them.
+    """Decompress a frame that does not declare its size, as writers before 2.3.0 made them.
 
-    The library would neither say where the frame ends nor how much room it needs: its blocks do.
+    The library reports neither the end of such a frame nor its size, so both are computed from its
+    blocks.
     """
     end, room = measure_blocks(frame, name)
     if end != len(frame):

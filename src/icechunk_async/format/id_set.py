@@ -39,7 +39,7 @@ class IdSet:
         self._num_waiting = 0
 
     def add(self, ids: Ids) -> None:
-        """Put in ids, ``(n, 12)``; any number of them may be there already.
+        """Add ids, ``(n, 12)``; any number of them may be present already.
 
         Cost: that of sorting, in proportion to what is added in all.
         """
@@ -50,7 +50,7 @@ class IdSet:
             self._settle()
 
     def contains(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Return which of some ids, ``(n, 12)``, are in the set."""
+        """Return a mask of the ids, ``(n, 12)``, that are in the set."""
         return self.find(ids) >= 0
 
     def find(self, ids: Ids) -> npt.NDArray[np.int64]:
@@ -90,7 +90,7 @@ class IdSet:
         return len(self._high)
 
     def _settle(self) -> None:
-        """Sort in what was added since the last time."""
+        """Merge the ids added since the last sort."""
         if not self._waiting:
             return
         high, low = _columns(np.concatenate(self._waiting))
@@ -115,8 +115,8 @@ def _columns(ids: Ids) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
 def parse_ids(names: Sequence[str]) -> tuple[Ids, npt.NDArray[np.bool_]]:
     """Read the text forms of many 12-byte ids at once.
 
-    Unlike `ChunkId.parse` this takes only the form that writers use: whatever else is in
-    a listing is not the name of an object of ours.
+    Unlike `ChunkId.parse` this accepts only the form that writers use: no other name in a listing
+    is that of an Icechunk object.
 
     Returns:
         The ids, ``(n, 12)``, and which of the names are ids; the others' rows mean nothing.
@@ -130,5 +130,5 @@ def parse_ids(names: Sequence[str]) -> tuple[Ids, npt.NDArray[np.bool_]]:
     valid: npt.NDArray[np.bool_] = np.all(values != _INVALID, axis=1)
     bits: npt.NDArray[Any] = np.unpackbits(values[:, :, None], axis=2)[:, :, 3:]
     bits = bits.reshape(len(names), 5 * _LETTERS)
-    valid &= ~bits[:, _SIZE_BYTES * 8 :].any(axis=1)  # what is beyond the id is zero
+    valid &= ~bits[:, _SIZE_BYTES * 8 :].any(axis=1)  # the bytes beyond the id are zero
     return np.packbits(bits[:, : _SIZE_BYTES * 8], axis=1), valid

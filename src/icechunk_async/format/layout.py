@@ -1,4 +1,4 @@
-"""Where a repository keeps its objects (spec, "File layout")."""
+"""Keys of the objects of a repository (spec, "File layout")."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _YEAR_3000_MS: Final = 32_503_680_000_000
 
 
 def is_written_once(key: str) -> bool:
-    """Return whether whoever wrote a key may write it again: its name is random.
+    """Return whether a key has a random name, so that its writer may safely write it again.
 
     Expiration under spec 1 writes snapshots again, with other parents; both versions may be read.
     """
@@ -47,11 +47,11 @@ def is_written_once(key: str) -> bool:
 
 
 def is_immutable(key: str, *, spec_version: int) -> bool:
-    """Return whether the object of a key never holds other bytes, for as long as there is one.
+    """Return whether the object of a key holds the same bytes for its whole life.
 
-    Ids are random and never used again, but for that of the first snapshot, which is the same in
-    all repositories: in one that was removed and created anew it has another time. Expiration
-    under spec 1 writes snapshots again, with other parents.
+    Ids are random and never reused, except that of the first snapshot, which is the same in all
+    repositories: in one that was removed and created again it has another time. Expiration under
+    spec 1 writes snapshots again, with other parents.
     """
     prefix, _, name = key.partition("/")
     match prefix:

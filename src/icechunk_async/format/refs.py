@@ -52,7 +52,7 @@ def encode_closed_ref(snapshot_id: SnapshotId) -> bytes:
 
 
 def decode_closed_ref(data: bytes | memoryview) -> SnapshotId | None:
-    """Return where a closed branch was; None if the file is not one of a closed branch."""
+    """Return the tip of a closed branch; None if the branch is not closed."""
     raw = bytes(data[:_MAX_REF_BYTES])
     if _CLOSED.encode() not in raw:
         return None

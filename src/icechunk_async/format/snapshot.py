@@ -80,7 +80,7 @@ class ManifestRef:
 
 @dataclass(frozen=True, slots=True)
 class ArrayData:
-    """What a snapshot knows of an array besides its metadata document."""
+    """The data of an array in a snapshot besides its metadata document."""
 
     dimensions: tuple[Dimension, ...]
     dimension_names: tuple[str | None, ...] | None = None
@@ -118,7 +118,7 @@ class ManifestFileInfo:
 class Nodes(Mapping[str, Node]):
     """The nodes of a snapshot by path, in ascending order of the paths' UTF-8 bytes.
 
-    Nodes are made when they are asked for, so that a large hierarchy costs little to open.
+    Nodes are created on access, so that a large hierarchy is cheap to open.
     """
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
@@ -131,7 +131,7 @@ class Nodes(Mapping[str, Node]):
 
     @classmethod
     def from_columns(cls, columns: _NodeColumns) -> Self:
-        """Hold the nodes of a file; each is made when it is asked for."""
+        """Hold the nodes of a file; each is created on access."""
         nodes = cls()
         nodes._columns = columns
         nodes._rows = {path: row for row, path in enumerate(columns.paths)}
@@ -141,7 +141,7 @@ class Nodes(Mapping[str, Node]):
         return nodes
 
     def __getitem__(self, path: str) -> Node:
-        """Return the node at ``path``; KeyError if there is none."""
+        """Return the node at ``path``; raise KeyError if it is missing."""
         node = self._known.get(path)
         if node is None:
             row = self._rows[path]
@@ -287,7 +287,7 @@ class _NodeColumns:
 def _normalise(paths: list[str]) -> list[str]:
     """Give every path its normal form, unless another node has that.
 
-    The official engine stores paths such as ``/b/`` and ``/d/./e`` as it is given them.
+    The official engine stores paths such as ``/b/`` and ``/d/./e`` unchanged.
     """
     if any(path[:1] != "/" for path in paths):
         raise FormatError("A snapshot has a node whose path does not begin with a slash.")
@@ -365,8 +365,8 @@ class _ArrayColumns:
     def _manifest(self, index: int, axes: tuple[Dimension, ...]) -> ManifestRef:
         """Make a reference whose box has the rank of the array.
 
-        The official engine takes the rank of the box from the first reference in the manifest,
-        whatever it is, and compares only the axes that there are.
+        The official engine takes the rank of the box from the first reference in the manifest, and
+        compares only the axes that exist.
         """
         box = self.extents[self.extent_bounds[index] : self.extent_bounds[index + 1]].tolist()
         box += [(0, min(axis.num_chunks, _MAX_INDEX)) for axis in axes[len(box) :]]
@@ -501,7 +501,7 @@ def _chunk_length(node: Node, array_length: int, num_chunks: int) -> int:
 
 
 def _check_grid(node: Node, array: ArrayData) -> None:
-    """Refuse grids that spec 1 files can describe, though not even they could address them."""
+    """Raise an error for grids that spec 1 files can describe but not address."""
     if max(array.grid, default=0) >= 1 << 32:
         raise UnsupportedBySpecError(
             f"Array {node.path!r} has {max(array.grid)} chunks along an axis, and the format "

@@ -1,4 +1,4 @@
-"""Transaction logs: what one commit touched, for rebase, diff and status.
+"""Transaction logs: the changes of one commit, for rebase, diff and status.
 
 Spec, "Transaction logs". Chunk coordinates are columns: a commit may touch millions.
 """
@@ -60,7 +60,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class TransactionLog:
-    """What a commit touched: ids of nodes, and coordinates of chunks set or deleted."""
+    """The changes of a commit: ids of nodes, and coordinates of chunks set or deleted."""
 
     id: SnapshotId
     new_groups: frozenset[NodeId] = _NO_IDS
@@ -220,8 +220,8 @@ def encode_transaction_log(log: TransactionLog, spec_version: int) -> memoryview
 def fitting_level(log: TransactionLog, level: int) -> int:
     """Return the zstd level that a log is compressed with where ``level`` is configured.
 
-    Chunks along one axis are numbers that count up: the first level finds as much in them as the
-    third, which looks far back for what is not there, and takes half the time.
+    Chunks along one axis are increasing numbers: level 1 compresses them as well as level 3, which
+    searches further back in vain, in half the time.
     """
     axes = [coords.shape[1] for coords in log.updated_chunks.values()]
     return 1 if axes == [1] and level in _LIKE_THE_FIRST else level

@@ -1,4 +1,4 @@
-"""Reading ``zarr.json``: what a snapshot stores about an array beside the document itself."""
+"""Read ``zarr.json``: the data that a snapshot stores about an array beside the document itself."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _rectilinear(axes: Any, shape: Sequence[int], path: str) -> list[int]:
 
 
 def _repeats(item: Any, path: str) -> int:
-    """Return how many chunks an item of ``chunk_shapes`` stands for."""
+    """Return the number of chunks in an item of ``chunk_shapes``."""
     if _is_size(item, 1):
         return 1
     if _are_sizes(item, minimum=0) and len(item) == 2:

@@ -229,7 +229,7 @@ class Storage(Protocol):
         is empty. All bytes of one reply are from one version.
 
         Raises:
-            ObjectNotFoundError: no object has this key, whatever the range.
+            ObjectNotFoundError: no object has this key, for any range.
 
         Cancellation: no effect.
         """

@@ -56,12 +56,12 @@ __all__ = [
 
 
 class ManifestPreloadCondition:
-    """Decides whether a manifest is fetched when a session begins."""
+    """A condition on manifests to fetch when a session starts."""
 
     __slots__ = ()
 
     def matches(self, path: str, num_refs: int) -> bool:
-        """Say whether the manifest of an array is to be preloaded.
+        """Return whether the manifest of an array should be preloaded.
 
         Args:
             path: the array's absolute path.
@@ -120,7 +120,7 @@ class PreloadPath(ManifestPreloadCondition):
     regex: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no text."""
+        """Validate the text."""
         check_text("PreloadPath.regex", self.regex)
 
     @override
@@ -135,7 +135,7 @@ class PreloadName(ManifestPreloadCondition):
     regex: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no text."""
+        """Validate the text."""
         check_text("PreloadName.regex", self.regex)
 
     @override
@@ -188,7 +188,7 @@ class PreloadAny(ManifestPreloadCondition):
     conditions: tuple[ManifestPreloadCondition, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what is no condition, and deep nesting."""
+        """Validate the conditions and their nesting."""
         check_conditions("PreloadAny", self.conditions, ManifestPreloadCondition)
 
     @override
@@ -203,7 +203,7 @@ class PreloadAll(ManifestPreloadCondition):
     conditions: tuple[ManifestPreloadCondition, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what is no condition, and deep nesting."""
+        """Validate the conditions and their nesting."""
         check_conditions("PreloadAll", self.conditions, ManifestPreloadCondition)
 
     @override
@@ -229,7 +229,7 @@ DEFAULT_PRELOAD_CONDITION: Final = PreloadAll(
 
 @dataclass(frozen=True, slots=True)
 class ManifestPreloadConfig(Section):
-    """How much is preloaded. Merging replaces it as a unit.
+    """Limits of preloading. Merging replaces the section as a unit.
 
     Attributes:
         max_total_refs: chunk references preloaded by one session (10,000).
@@ -245,23 +245,21 @@ class ManifestPreloadConfig(Section):
     )
     max_arrays_to_scan: int | None = field(default=None, metadata=U32)
 
-    effective_max_total_refs = Effective("max_total_refs", 10_000)
-    effective_preload_if = Effective[ManifestPreloadCondition](
-        "preload_if", DEFAULT_PRELOAD_CONDITION
-    )
-    effective_max_arrays_to_scan = Effective("max_arrays_to_scan", 50)
+    effective_max_total_refs = Effective(10_000)
+    effective_preload_if = Effective[ManifestPreloadCondition](DEFAULT_PRELOAD_CONDITION)
+    effective_max_arrays_to_scan = Effective(50)
 
 
 _MAX_U32: Final = 2**32 - 1
 
 
 class ManifestSplitCondition:
-    """Decides which arrays a splitting rule is for."""
+    """A condition on the arrays that a splitting rule applies to."""
 
     __slots__ = ()
 
     def matches(self, path: str) -> bool:
-        """Say whether the rule is for the array at this absolute path."""
+        """Return whether the rule applies to the array at this absolute path."""
         raise NotImplementedError
 
     @staticmethod
@@ -307,7 +305,7 @@ class SplitPath(ManifestSplitCondition):
     regex: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no text."""
+        """Validate the text."""
         check_text("SplitPath.regex", self.regex)
 
     @override
@@ -322,7 +320,7 @@ class SplitName(ManifestSplitCondition):
     regex: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no text."""
+        """Validate the text."""
         check_text("SplitName.regex", self.regex)
 
     @override
@@ -347,7 +345,7 @@ class SplitAny(ManifestSplitCondition):
     conditions: tuple[ManifestSplitCondition, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what is no condition, and deep nesting."""
+        """Validate the conditions and their nesting."""
         check_conditions("SplitAny", self.conditions, ManifestSplitCondition)
 
     @override
@@ -362,7 +360,7 @@ class SplitAll(ManifestSplitCondition):
     conditions: tuple[ManifestSplitCondition, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what is no condition, and deep nesting."""
+        """Validate the conditions and their nesting."""
         check_conditions("SplitAll", self.conditions, ManifestSplitCondition)
 
     @override
@@ -371,7 +369,7 @@ class SplitAll(ManifestSplitCondition):
 
 
 class ManifestSplitDimCondition:
-    """Decides which dimensions of an array a number of chunks is for."""
+    """Conditions on the dimensions of an array."""
 
     @dataclass(frozen=True, slots=True)
     class Axis:
@@ -380,7 +378,7 @@ class ManifestSplitDimCondition:
         axis: int
 
         def __post_init__(self) -> None:
-            """Refuse what is no index."""
+            """Validate the index."""
             check_integer("ManifestSplitDimCondition.Axis.axis", self.axis, 0, 2**64 - 1)
 
         def matches(self, axis: int, name: str | None) -> bool:
@@ -394,7 +392,7 @@ class ManifestSplitDimCondition:
         regex: str
 
         def __post_init__(self) -> None:
-            """Refuse what is no text."""
+            """Validate the text."""
             check_text("ManifestSplitDimCondition.DimensionName.regex", self.regex)
 
         def matches(self, axis: int, name: str | None) -> bool:
@@ -446,20 +444,20 @@ class ManifestSplittingConfig(Section):
     split_sizes: SplitSizes | None = field(default=None, metadata=of_type(tuple))
 
     def __post_init__(self) -> None:
-        """Refuse what has not the shape of rules, and spans of no chunk."""
+        """Validate the rules; each must span at least one chunk."""
         if self.split_sizes is not None:
             _check_rules(self.split_sizes)
 
     @property
     def effective_split_sizes(self) -> SplitSizes:
-        """The rules that count."""
+        """The rules in effect."""
         return DEFAULT_SPLIT_SIZES if self.split_sizes is None else self.split_sizes
 
     @staticmethod
     def from_dict(
         split_sizes: Mapping[ManifestSplitCondition, Mapping[SplitDimCondition, int]],
     ) -> ManifestSplittingConfig:
-        """Make rules from nested dicts, whose order counts."""
+        """Build rules from nested dicts, in their order."""
         return ManifestSplittingConfig(
             tuple((arrays, tuple(sizes.items())) for arrays, sizes in split_sizes.items())
         )

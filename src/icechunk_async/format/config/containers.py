@@ -87,7 +87,7 @@ class LocalFileSystemStore:
     path: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no text."""
+        """Validate the path."""
         check_text("LocalFileSystemStore.path", self.path)
 
 
@@ -203,7 +203,7 @@ class VirtualChunkContainer:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse prefixes and names that cannot serve."""
+        """Validate store, prefix and name."""
         if not isinstance(self.store, _STORES):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise _bad("store", f"is of type {type(self.store).__name__}", "one of the stores")
         if self.name is not None:

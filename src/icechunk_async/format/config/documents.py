@@ -1,8 +1,8 @@
 """The configuration to and from plain documents: lenient in shape, strict in values.
 
-Unknown keys are passed over and any key may be missing or null. Containers that cannot serve are
-skipped with a line in the log, as are splitting rules over no chunk; whatever else has a wrong
-type or is out of range is a ``FormatError``, since guessing would change how data are written.
+Unknown keys are passed over and any key may be missing or null. Unusable containers are skipped
+with a line in the log, as are splitting rules over no chunk; any other value of a wrong type or out
+of range raises ``FormatError``, because guessing would change how data are written.
 """
 
 from __future__ import annotations

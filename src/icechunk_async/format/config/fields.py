@@ -1,4 +1,4 @@
-"""What the sections of the configuration share: checks, defaults, merging, path expressions."""
+"""The base of all sections of the configuration: checks, defaults, merging, path expressions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MAX_CONDITION_DEPTH: Final = 48
 
 
 def search(regex: str, text: str) -> bool:
-    """Say whether the expression is found in the text; one that is invalid never is."""
+    """Return whether the expression matches somewhere; an invalid one never does."""
     pattern = _compiled(regex)
     return pattern is not None and pattern.search(text) is not None
 
@@ -65,7 +65,7 @@ def last_segment(path: str) -> str | None:
 
 
 def check_conditions(name: str, conditions: object, member: type) -> None:
-    """Refuse what is no tuple of conditions, or one that nests too deeply."""
+    """Raise an error unless this is a tuple of conditions of limited depth."""
     level = list(cast("tuple[object, ...]", conditions)) if isinstance(conditions, tuple) else [0]
     if not all(isinstance(item, member) for item in level):
         raise InvalidConfigError(
@@ -92,11 +92,11 @@ class Integer:
 
     @property
     def allowed(self) -> str:
-        """What messages call the range."""
+        """The range in messages."""
         return f"an integer from {self.low} to {self.high}"
 
     def accepts(self, value: object) -> bool:
-        """Say whether the field can hold the value."""
+        """Return whether the field can hold the value."""
         return type(value) is int and self.low <= value <= self.high
 
 
@@ -108,7 +108,7 @@ class Instance:
     allowed: str
 
     def accepts(self, value: object) -> bool:
-        """Say whether the field can hold the value."""
+        """Return whether the field can hold the value."""
         return isinstance(value, self.cls)
 
 
@@ -138,7 +138,7 @@ class Section:
     """Whether merging replaces the section as a unit instead of field by field."""
 
     def __post_init__(self) -> None:
-        """Refuse values that the stored form cannot hold."""
+        """Validate that the stored form can hold the values."""
         for spec in fields(self):
             value = getattr(self, spec.name)
             kind = spec.metadata["kind"]
@@ -151,14 +151,14 @@ class Section:
 
 
 def check_integer(name: str, value: object, low: int, high: int) -> None:
-    """Refuse what is no integer from ``low`` to ``high``."""
+    """Raise an error unless this is an integer from ``low`` to ``high``."""
     kind = Integer(low, high)
     if not kind.accepts(value):
         _refuse(name, value, kind.allowed)
 
 
 def check_text(name: str, value: object) -> None:
-    """Refuse what is no text, or has no UTF-8 form."""
+    """Raise an error unless this is text with a UTF-8 form."""
     if not isinstance(value, str) or utf8(value) is None:
         _refuse(name, value, "text that has a UTF-8 form")
 
@@ -170,26 +170,29 @@ def _refuse(name: str, value: object, allowed: str) -> None:
 
 
 class Effective[T]:
-    """Reads a field of a section, or its default where the field is None."""
+    """The value in effect of a field: what is set, or the default if the field is None."""
 
-    def __init__(self, field: str, default: T, adjust: Callable[[T], T] | None = None) -> None:
-        """Name the field.
+    def __init__(self, default: T, adjust: Callable[[T], T] | None = None) -> None:
+        """Declare the default of the field ``x`` in an attribute named ``effective_x``.
 
         Args:
-            field: a field of the same class.
-            default: what None stands for.
+            default: the value that None stands for.
             adjust: applied to a value that was set, for values that are legal but meaningless.
         """
-        self._field = field
+        self._field = ""
         self._default = default
         self._adjust = adjust
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Derive the field from the attribute, so that each name is written once."""
+        self._field = name.removeprefix("effective_")
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
     def __get__(self, instance: object, owner: type) -> T: ...
     def __get__(self, instance: object, owner: type) -> T | Self:
-        """Return the value that counts."""
+        """Return the value in effect."""
         if instance is None:
             return self
         value = getattr(instance, self._field)
@@ -200,7 +203,7 @@ class Effective[T]:
 
 
 def at_least_one(value: int) -> int:
-    """Read the 0 that the stored form permits where it would mean to wait for ever."""
+    """Replace the 0 that the stored form permits, which would mean to wait for ever."""
     return max(value, 1)
 
 

@@ -70,13 +70,13 @@ class CompressionConfig(Section):
     )
     level: int | None = field(default=None, metadata=U8)
 
-    effective_algorithm = Effective("algorithm", CompressionAlgorithm.Zstd)
-    effective_level = Effective("level", 3, _zstd_level)
+    effective_algorithm = Effective(CompressionAlgorithm.Zstd)
+    effective_level = Effective(3, _zstd_level)
 
 
 @dataclass(frozen=True, slots=True)
 class CachingConfig(Section):
-    """How much is kept in memory; 0 keeps nothing.
+    """Sizes of the caches in memory; 0 keeps nothing.
 
     Attributes:
         num_snapshot_nodes: nodes of snapshots (500,000).
@@ -92,11 +92,11 @@ class CachingConfig(Section):
     num_bytes_attributes: int | None = field(default=None, metadata=U64)
     num_bytes_chunks: int | None = field(default=None, metadata=U64)
 
-    effective_num_snapshot_nodes = Effective("num_snapshot_nodes", 500_000)
-    effective_num_chunk_refs = Effective("num_chunk_refs", 15_000_000)
-    effective_num_transaction_changes = Effective("num_transaction_changes", 0)
-    effective_num_bytes_attributes = Effective("num_bytes_attributes", 0)
-    effective_num_bytes_chunks = Effective("num_bytes_chunks", 0)
+    effective_num_snapshot_nodes = Effective(500_000)
+    effective_num_chunk_refs = Effective(15_000_000)
+    effective_num_transaction_changes = Effective(0)
+    effective_num_bytes_attributes = Effective(0)
+    effective_num_bytes_chunks = Effective(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +111,8 @@ class StorageConcurrencySettings(Section):
     max_concurrent_requests_for_object: int | None = field(default=None, metadata=_POSITIVE_U16)
     ideal_concurrent_request_size: int | None = field(default=None, metadata=_POSITIVE_U64)
 
-    effective_max_concurrent_requests_for_object = Effective(
-        "max_concurrent_requests_for_object", 18
-    )
-    effective_ideal_concurrent_request_size = Effective("ideal_concurrent_request_size", 12 * 2**20)
+    effective_max_concurrent_requests_for_object = Effective(18)
+    effective_ideal_concurrent_request_size = Effective(12 * 2**20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +129,9 @@ class StorageRetriesSettings(Section):
     initial_backoff_ms: int | None = field(default=None, metadata=U32)
     max_backoff_ms: int | None = field(default=None, metadata=U32)
 
-    effective_max_tries = Effective("max_tries", 10)
-    effective_initial_backoff_ms = Effective("initial_backoff_ms", 100)
-    effective_max_backoff_ms = Effective("max_backoff_ms", 180_000)
+    effective_max_tries = Effective(10)
+    effective_initial_backoff_ms = Effective(100)
+    effective_max_backoff_ms = Effective(180_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,19 +185,13 @@ class StorageSettings(Section):
         default=None, metadata=of_type(StorageTimeoutSettings)
     )
 
-    effective_concurrency = Effective("concurrency", StorageConcurrencySettings())
-    effective_retries = Effective("retries", StorageRetriesSettings())
-    effective_unsafe_use_conditional_create = Effective[bool](
-        "unsafe_use_conditional_create", default=True
-    )
-    effective_unsafe_use_conditional_update = Effective[bool](
-        "unsafe_use_conditional_update", default=True
-    )
-    effective_unsafe_use_metadata = Effective[bool]("unsafe_use_metadata", default=True)
-    effective_minimum_size_for_multipart_upload = Effective(
-        "minimum_size_for_multipart_upload", 100 * 2**20
-    )
-    effective_timeouts = Effective("timeouts", StorageTimeoutSettings())
+    effective_concurrency = Effective(StorageConcurrencySettings())
+    effective_retries = Effective(StorageRetriesSettings())
+    effective_unsafe_use_conditional_create = Effective[bool](default=True)
+    effective_unsafe_use_conditional_update = Effective[bool](default=True)
+    effective_unsafe_use_metadata = Effective[bool](default=True)
+    effective_minimum_size_for_multipart_upload = Effective(100 * 2**20)
+    effective_timeouts = Effective(StorageTimeoutSettings())
 
     @property
     def effective_metadata_storage_class(self) -> str | None:
@@ -228,10 +220,10 @@ class ManifestVirtualChunkLocationCompressionConfig(Section):
     dictionary_max_size_bytes: int | None = field(default=None, metadata=U32)
     compression_level: int | None = field(default=None, metadata=_I32)
 
-    effective_min_num_chunks = Effective("min_num_chunks", 1000)
-    effective_dictionary_max_training_samples = Effective("dictionary_max_training_samples", 100)
-    effective_dictionary_max_size_bytes = Effective("dictionary_max_size_bytes", 2048)
-    effective_compression_level = Effective("compression_level", 3, _zstd_level)
+    effective_min_num_chunks = Effective(1000)
+    effective_dictionary_max_training_samples = Effective(100)
+    effective_dictionary_max_size_bytes = Effective(2048)
+    effective_compression_level = Effective(3, _zstd_level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,14 +248,12 @@ class ManifestConfig(Section):
     )
     max_concurrent_manifest_fetches_during_commit: int | None = field(default=None, metadata=U16)
 
-    effective_preload = Effective("preload", ManifestPreloadConfig())
-    effective_splitting = Effective("splitting", ManifestSplittingConfig())
+    effective_preload = Effective(ManifestPreloadConfig())
+    effective_splitting = Effective(ManifestSplittingConfig())
     effective_virtual_chunk_location_compression = Effective(
-        "virtual_chunk_location_compression", ManifestVirtualChunkLocationCompressionConfig()
+        ManifestVirtualChunkLocationCompressionConfig()
     )
-    effective_max_concurrent_manifest_fetches_during_commit = Effective(
-        "max_concurrent_manifest_fetches_during_commit", 1, at_least_one
-    )
+    effective_max_concurrent_manifest_fetches_during_commit = Effective(1, at_least_one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +270,7 @@ class RepoUpdateRetryConfig(Section):
 
     @property
     def effective_default(self) -> StorageRetriesSettings:
-        """The settings that count, all set."""
+        """The settings in effect, all set."""
         return merge(
             StorageRetriesSettings(max_tries=100, initial_backoff_ms=50, max_backoff_ms=30_000),
             self.default or StorageRetriesSettings(),
@@ -289,7 +279,7 @@ class RepoUpdateRetryConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class RepositoryConfig(Section):
-    """What a repository is told about itself; a field that is None has its default.
+    """The whole configuration; a field that is None has its default.
 
     Attributes:
         inline_chunk_threshold_bytes: chunks of this length or less live in manifests (512).
@@ -298,8 +288,8 @@ class RepositoryConfig(Section):
         max_concurrent_requests: requests at a time in all (256).
         caching: what is kept in memory.
         storage: how the object store is used.
-        virtual_chunk_containers: where virtual chunks may live; names and prefixes are unique,
-            and the prefixes give the order, whatever it was.
+        virtual_chunk_containers: where virtual chunks may live; names and prefixes are unique, and
+            they are sorted by prefix.
         manifest: how manifests are read and written.
         repo_update_retries: how often lost races are run again.
         num_updates_per_repo_info_file: entries of the log of operations per file (1000).
@@ -324,25 +314,19 @@ class RepositoryConfig(Section):
     max_concurrent_decodes: int | None = field(default=None, metadata=U16)
     previous_file: str | None = field(default=None, metadata=TEXT)
 
-    effective_inline_chunk_threshold_bytes = Effective("inline_chunk_threshold_bytes", 512)
-    effective_get_partial_values_concurrency = Effective(
-        "get_partial_values_concurrency", 10, at_least_one
-    )
-    effective_compression = Effective("compression", CompressionConfig())
-    effective_max_concurrent_requests = Effective("max_concurrent_requests", 256, at_least_one)
-    effective_caching = Effective("caching", CachingConfig())
-    effective_storage = Effective("storage", StorageSettings())
-    effective_virtual_chunk_containers = Effective[tuple[VirtualChunkContainer, ...]](
-        "virtual_chunk_containers", ()
-    )
-    effective_manifest = Effective("manifest", ManifestConfig())
-    effective_repo_update_retries = Effective("repo_update_retries", RepoUpdateRetryConfig())
-    effective_num_updates_per_repo_info_file = Effective(
-        "num_updates_per_repo_info_file", 1000, at_least_one
-    )
+    effective_inline_chunk_threshold_bytes = Effective(512)
+    effective_get_partial_values_concurrency = Effective(10, at_least_one)
+    effective_compression = Effective(CompressionConfig())
+    effective_max_concurrent_requests = Effective(256, at_least_one)
+    effective_caching = Effective(CachingConfig())
+    effective_storage = Effective(StorageSettings())
+    effective_virtual_chunk_containers = Effective[tuple[VirtualChunkContainer, ...]](())
+    effective_manifest = Effective(ManifestConfig())
+    effective_repo_update_retries = Effective(RepoUpdateRetryConfig())
+    effective_num_updates_per_repo_info_file = Effective(1000, at_least_one)
 
     def __post_init__(self) -> None:
-        """Refuse containers that share a name or a prefix; put the others in order."""
+        """Validate that names and prefixes are unique; sort the containers."""
         # Zero-argument super() fails in dataclasses with slots: they are made twice.
         Section.__post_init__(self)
         seen: set[tuple[str, str]] = set()
@@ -356,7 +340,7 @@ class RepositoryConfig(Section):
                 raise _bad_containers(f"has two with the {what} {text!r:.128}")
             seen |= marks
         if self.virtual_chunk_containers:
-            # The stored form is a map: an order of its own would be lost.
+            # The stored form is a map, so another order would be lost.
             ordered = sorted(self.virtual_chunk_containers, key=lambda item: item.url_prefix)
             object.__setattr__(self, "virtual_chunk_containers", tuple(ordered))
 

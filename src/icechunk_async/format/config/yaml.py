@@ -1,9 +1,9 @@
 """YAML text of the configuration file to plain documents and back.
 
-Only events of PyYAML's safe loader and dumper are used, no constructors: scalars stay text
-until a field says what it wants, because the file follows YAML 1.2 (``yes`` and ``010`` are
-text) and PyYAML's resolver version 1.1; and events come one by one, so that neither deep nesting
-nor repeated aliases reach the interpreter's stack or memory.
+Only events of PyYAML's safe loader and dumper are used, no constructors: scalars stay text until a
+field gives the type, because the file follows YAML 1.2 (``yes`` and ``010`` are text) and PyYAML's
+resolver version 1.1; and events come one by one, so that neither deep nesting nor repeated aliases
+reach the interpreter's stack or memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]{0,30})|0o[0-7]{1,30}|0x[0-9a-f
 _AMBIGUOUS: Final = re.compile(
     r"[-+.0-9~<=].*|y|n|yes|no|on|off|true|false|null|", re.IGNORECASE | re.DOTALL
 )
-"""Text that some reader of some version of YAML takes for something else."""
+"""Text that a reader of some version of YAML would not read as text."""
 
 
 class Plain(str):
@@ -48,7 +48,7 @@ class Plain(str):
     __slots__ = ()
 
     def resolved(self) -> int | bool | str | None:
-        """Return what YAML 1.2 takes it for; numbers with a fraction stay text."""
+        """Return the YAML 1.2 value; numbers with a fraction stay text."""
         if self in _NULLS:
             return None
         if self in _BOOLS:
@@ -183,7 +183,7 @@ class _Open:
 
 
 class _Builder:
-    """Builds the document from events, on a stack of its own."""
+    """Builds the document from events, with an explicit stack."""
 
     def __init__(self) -> None:
         self._stack: list[_Open] = []

@@ -1,1 +1,5 @@
-"""Read and write FlatBuffers by columns, for files with millions of tables."""
+"""FlatBuffers by columns, for files with millions of tables.
+
+`buffer` checks and views the bytes, `reading` reads one field of many tables at once, `writing`
+lays files out by columns or in blocks.
+"""

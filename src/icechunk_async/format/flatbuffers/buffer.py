@@ -1,13 +1,12 @@
 """A FlatBuffer's bytes, seen as words of each size and checked before use.
 
-What lies at them is read as one view of the buffer, without an index for each.
+Regularly spaced positions are read as one view of the buffer, without an index for each.
 
-NumPy copies an item of a type of its own in less than half of the time that it takes for a row of
-as many bytes, so a piece is made to look like one.
+NumPy copies an item of a void type in less than half of the time of an equally long row of bytes,
+so a piece is viewed as one such item.
 
-The layout is that of the FlatBuffers "Internals" document. Positions are given as an array, or as
-`Even` where they are records'; then what is answered may be a
-view of the buffer, and nothing was copied.
+The layout is that of the FlatBuffers "Internals" document. Positions are an array, or `Even` for
+records of equal size; then the result may be a view of the buffer, without a copy.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ __all__ = [
 
 
 FEWEST: Final = 32
-"""Of fewer positions an index for each takes no longer than finding out."""
+"""For fewer positions the check costs more than an index for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Even:
         return self.count
 
     def plus(self, distance: int) -> Even:
-        """Return as many positions, each so many bytes further on."""
+        """Return the positions, each moved by a number of bytes."""
         return Even(self.start + distance, self.step, self.count)
 
     def bounds(self) -> tuple[int, int]:
@@ -75,13 +74,13 @@ class Even:
 
 
 def evenly(positions: Positions) -> Places:
-    """Return what is the same as some positions: `Even` if they are many, and that."""
+    """Return ``positions`` as `Even` if they are many and evenly spaced, else unchanged."""
     count = len(positions)
     if count < FEWEST:
         return positions
     start = positions.item(0)
     step = positions.item(1) - start
-    # Most that are not are seen to be so by the last one alone.
+    # Most uneven positions are detected by the last one alone.
     if step == 0 or positions.item(-1) - start != step * (count - 1):
         return positions
     if not (positions[1:] - positions[:-1] == step).all():
@@ -90,7 +89,7 @@ def evenly(positions: Positions) -> Places:
 
 
 def position_at(places: Places, index: int) -> int:
-    """Return one of some positions, at the same cost however many they are."""
+    """Return one of the positions, in constant time."""
     return places.at(index) if isinstance(places, Even) else places.item(index)
 
 
@@ -123,20 +122,20 @@ def put_rows(data: Bytes, positions: Positions, rows: Bytes) -> None:
 
 
 def _windows(data: Bytes, size: int) -> npt.NDArray[Any]:
-    """Look at the ``size`` bytes at every position as an item."""
+    """View the ``size`` bytes at every position as one item."""
     return np.ndarray((max(len(data) - size + 1, 0),), f"V{size}", data, strides=(1,))
 
 
 _MAX_SHARING: Final = 16
-"""How much larger than the file the strings and numbers in it may be, unfolded.
+"""The maximum ratio of unfolded strings and numbers to the size of the file.
 
 Writers may let several tables point at one string or vector. A file in which everything points
 at everything would unfold without end; genuine ones stay far below this.
 """
 _FEW_ROWS: Final = 3
-"""What is checked one by one, where reductions would take longer: small files are full of it."""
+"""Up to this count positions are checked one by one, which is faster in small files."""
 _FEW_BYTES: Final = 1 << 10
-"""What is copied by an index for each byte, where preparing windows would take longer."""
+"""Up to this size bytes are copied by index, which is faster than preparing windows."""
 
 
 class Buffer:
@@ -153,7 +152,7 @@ class Buffer:
             self._words[width] = np.frombuffer(self.payload[:whole], dtype)
 
     def check(self, positions: Places, size: Positions | int, align: int) -> None:
-        """Make sure that ``size`` bytes at each position are in the buffer, and aligned."""
+        """Check that ``size`` bytes at each position are in the buffer, and aligned."""
         if isinstance(positions, Even):
             if isinstance(size, int):
                 self._check_even(positions, size, align)
@@ -180,7 +179,7 @@ class Buffer:
             raise _misaligned()
 
     def check_one(self, position: int, size: int, align: int) -> None:
-        """Make sure that ``size`` bytes at one position are in the buffer, and aligned."""
+        """Check that ``size`` bytes at one position are in the buffer, and aligned."""
         if not 0 <= position <= self.size - size:
             raise _outside()
         if position & (align - 1):
@@ -246,7 +245,7 @@ class Buffer:
         return targets
 
     def check_unfolded(self, size_bytes: int, sharing: int = _MAX_SHARING) -> None:
-        """Refuse contents that unfold to more than ``sharing`` times the size of the file."""
+        """Raise an error if contents unfold to more than ``sharing`` times the size of the file."""
         if size_bytes > sharing * self.size:
             raise FormatError(
                 f"A FlatBuffer of {self.size} bytes unfolds to {size_bytes}: it is not genuine."

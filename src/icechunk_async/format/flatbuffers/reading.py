@@ -40,7 +40,7 @@ __all__ = ["FewVTables", "ManyVTables", "Tables", "VTable", "Vectors", "differ",
 
 
 _MOST: Final = 8
-"""So many different vtables are told apart; writers make one for each set of present fields."""
+"""The number of distinct vtables handled; writers make one for each set of present fields."""
 
 
 def vtables_of(
@@ -105,7 +105,7 @@ class FewVTables:
     def __init__(
         self, buffer: Buffer, tables: Places, places: list[int], codes: npt.NDArray[np.intp]
     ) -> None:
-        """Check the vtables at ``places``; ``codes`` tell which each of ``tables`` has."""
+        """Check the vtables at ``places``; ``codes`` map each of ``tables`` to its vtable."""
         self.first = places[0]
         self._codes = codes
         self._vtables = [_read(buffer, place) for place in places]
@@ -121,7 +121,7 @@ class FewVTables:
         return column
 
     def field(self, slot: int, size: int) -> tuple[int | Positions, Mask | None]:
-        """Return and refuse as `VTable.field`."""
+        """Return and raise as `VTable.field`."""
         found: list[int] = []
         for table_size, distances in self._vtables:
             distance = _distance(distances, slot)
@@ -135,7 +135,7 @@ class FewVTables:
 
 
 class ManyVTables:
-    """Where each field lies in tables that have vtables of their own."""
+    """The positions of each field in tables with separate vtables."""
 
     def __init__(self, buffer: Buffer, tables: Places, places: Positions) -> None:
         """Check the vtables at ``places``, one for each of ``tables``."""
@@ -154,7 +154,7 @@ class ManyVTables:
         return present
 
     def field(self, slot: int, size: int) -> tuple[int | Positions, Mask | None]:
-        """Return and refuse as `VTable.field`."""
+        """Return and raise as `VTable.field`."""
         distances = self._distances(slot)
         present = distances != 0
         if (present & (distances + size > self._table_sizes)).any():
@@ -170,7 +170,7 @@ class ManyVTables:
 
 
 def _read(buffer: Buffer, place: int) -> tuple[int, tuple[int, ...]]:
-    """Check a vtable; answer the size of its tables, and how far into them each field lies."""
+    """Check a vtable; return the size of its tables and the offset of each field."""
     size, table_size = buffer.shorts(place, 2)
     buffer.check_one(place, size, 2)
     return table_size, buffer.shorts(place, max(2, size >> 1))[2:]
@@ -181,12 +181,12 @@ def _distance(distances: tuple[int, ...], slot: int) -> int:
 
 
 def _same_for_each(value: bool, count: int) -> Mask:  # noqa: FBT001
-    """Return the same for each of so many tables, in a byte of memory."""
+    """Return one value for ``count`` tables, in a byte of memory."""
     return np.ndarray(count, bool, b"\1" if value else b"\0", strides=(0,))
 
 
 def _tell_apart(places: Positions) -> tuple[list[int], npt.NDArray[np.intp] | None]:
-    """Return the different places, and which of several each row has; None if they are many."""
+    """Return the distinct places and the index of each row's place; None if there are many."""
     if len(places) <= _MOST:
         listed: list[int] = places.tolist()
         different = list(dict.fromkeys(listed))
@@ -209,7 +209,7 @@ def _outside() -> FormatError:
 
 
 _COMPARED_BYTES: Final = 1 << 20
-"""So much is copied at a time to compare strings."""
+"""Bytes copied at a time to compare strings."""
 _SMALL_BYTES: Final = 1 << 12
 
 
@@ -237,7 +237,7 @@ def differ(
 
 
 def _each_size(sizes: Positions) -> Positions:
-    """Return which sizes there are. Those of names are small, and counted sooner than sorted."""
+    """Return the distinct sizes. Sizes of names are small, and counting is faster than sorting."""
     if sizes.max() > _SMALL_BYTES:
         return np.unique(sizes)
     return np.flatnonzero(np.bincount(sizes))
@@ -279,8 +279,8 @@ def _words(data: npt.NDArray[np.uint8], starts: Positions, size: int) -> npt.NDA
 
 
 _MAX_REPEATED_TABLES: Final = 1
-"""How much larger than the file vectors of tables may be, unfolded: writers do not share them, and
-each item costs far more than one of a string."""
+"""The maximum ratio of unfolded vectors of tables to the size of the file: writers do not share
+them, and each item costs far more than one of a string."""
 
 
 class Tables:
@@ -492,8 +492,8 @@ class Vectors:
     ) -> list[tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.uint32]]]:
         """Read 32-bit words as matrices, a row each: coordinates of one array.
 
-        Other writers let coordinates of a wrong rank slip into their files, and only who knows
-        the array can tell which they are. Those of too many columns are nobody's.
+        Other writers let coordinates of a wrong rank slip into their files, and only the array's
+        metadata shows which those are. Rows with too many columns are dropped.
 
         Returns:
             The rows and the matrix of each length, the commonest first; rows are None for all.

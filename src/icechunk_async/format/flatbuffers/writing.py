@@ -59,20 +59,20 @@ BLOCK: Final = 1 << 13
 
 
 class Layout:
-    """Decides where each part of a buffer goes."""
+    """The layout: positions of all parts of a buffer."""
 
     def __init__(self) -> None:
-        """Begin after the root offset and the file identifier."""
+        """Start after the root offset and the file identifier."""
         self.size = 8
 
     def place(self, size: int, align: int) -> int:
-        """Reserve ``size`` bytes and answer their position."""
+        """Reserve ``size`` bytes and return their position."""
         position = self.size + (-self.size) % align
         self.size = position + size
         return position
 
     def place_vector(self, count: int, item_size: int, align: int) -> int:
-        """Reserve a vector and answer the position of its count, which items follow."""
+        """Reserve a vector and return the position of its count, which precedes the items."""
         align = max(align, 4)
         items = self.place(4, 4) + 4
         items += (-items) % align
@@ -148,7 +148,7 @@ class Output:
         self.word(position, position - vtable_position)
 
     def finish(self, root: int) -> memoryview:
-        """Set the root table and answer the buffer."""
+        """Set the root table and return the buffer."""
         self.word(0, root)
         return memoryview(self.data)
 

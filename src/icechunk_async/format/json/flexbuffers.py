@@ -62,8 +62,8 @@ def encode_flexbuffer(value: JSON) -> bytes:
     """Write a value as the official engine does, byte for byte.
 
     Args:
-        value: checked before (``checked_json``); the text of map keys is laid out in the order
-            of the dict, the index of a map is sorted whatever that order is.
+        value: checked before (``checked_json``); the text of map keys is laid out in the order of
+            the dict; the index of a map is always sorted.
     """
     writer = _Writer()
     writer.write(value)

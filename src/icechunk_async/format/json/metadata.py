@@ -48,8 +48,8 @@ def encode_value(value: JSON, spec_version: int, *, name: str = "value") -> byte
 def decode_value(data: bytes | memoryview, spec_version: int) -> JSON:
     """Read one value from bytes that need not be trusted.
 
-    NaN and infinities, which JSON has not, become None as in the official engine. Time and
-    memory are in proportion to the bytes.
+    NaN and infinities, which JSON lacks, become None as in the official engine. Time and memory are
+    in proportion to the bytes.
 
     Raises:
         FormatError: the bytes are damaged, hold what JSON cannot, or nest too deeply.

@@ -11,7 +11,7 @@ from icechunk_async.errors import InvalidInputError
 __all__ = ["JSON", "MAX_DEPTH", "checked_json", "utf8"]
 
 type JSON = bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None
-"""What metadata can hold. Sequences are lists or tuples and are read back as lists."""
+"""The values that metadata can hold. Sequences are lists or tuples and are read back as lists."""
 
 MAX_DEPTH: Final = 128
 """Lists and maps inside one another, on writing and on reading; common JSON parsers stop here."""
@@ -52,7 +52,7 @@ def checked_json(value: object, name: str, *, nul_in_keys: bool = True) -> JSON:
 
 
 def utf8(text: str) -> bytes | None:
-    """Encode, or answer None for text with lone surrogates, which has no UTF-8 form."""
+    """Encode text; return None for lone surrogates, which have no UTF-8 form."""
     try:
         return text.encode()
     except UnicodeEncodeError:

@@ -8,8 +8,8 @@ A backend's author writes a subclass with one fixture::
             async with open_storage(f"shelf://bucket/{uuid4()}") as storage:
                 yield storage
 
-The storage of each test must be empty and writable. `StorageConformance` tells what else
-can be said about a backend.
+The storage of each test must be empty and writable. `StorageConformance` describes what else a
+subclass may set.
 """
 
 from icechunk_async.testing.conformance import _setup as _setup

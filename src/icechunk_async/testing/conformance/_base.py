@@ -1,4 +1,4 @@
-"""What every group of tests shares: sizes and hooks of a backend, and helpers."""
+"""The base of all groups of tests: sizes and hooks of a backend, and helpers."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Promises:
     def reopen(description: StorageDescription) -> AbstractAsyncContextManager[Storage]:
         """Open another handle on the same objects.
 
-        It is called in other processes as well, so it must be found under its name there. The
-        default goes through the backend's entry point.
+        It is also called in other processes, so it must be importable by name. The default uses the
+        backend's entry point.
         """
         return registry.reopen(description)
 
     def undeletable(self, storage: Storage, key: str) -> AbstractAsyncContextManager[None] | None:
-        """Return a block in which deleting ``key`` fails, or None where that cannot be arranged."""
+        """Return a block in which deleting ``key`` fails, or None if that cannot be arranged."""
         del storage, key
         return None
 
@@ -103,9 +103,9 @@ def names(entries: Iterable[ListEntry]) -> list[str]:
 
 
 def skip_unless_promised(storage: Storage, promise: Promise) -> None:
-    """Skip the test, with the backend's own reason, where a promise is not made.
+    """Skip the test, with the backend's reason, if a promise is not made.
 
-    That such an operation is refused, and that there is a reason, have tests of their own.
+    Separate tests check that such an operation is refused, and that there is a reason.
     """
     if not getattr(storage.capabilities, promise):
         reason = storage.capabilities.reasons.get(promise, "no reason given")

@@ -1,7 +1,7 @@
-"""Work that several processes do on one storage at the same time.
+"""Run work in several processes on one storage at the same time.
 
-The processes are started as new programs, so that a backend meets nothing that a fork would have
-copied, and get their work through a pipe.
+The processes are started as new programs, so that a backend inherits nothing through a fork, and
+receive their work through a pipe.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _READY: Final = b"ready"
 def create_in_processes(
     reopen: Reopen, description: StorageDescription, keys: Sequence[str]
 ) -> list[list[str]]:
-    """Let processes race to create each key; answer the keys that each of them won. Blocks."""
+    """Let processes race to create each key; return the keys that each of them won. Blocks."""
     return _run(_create, reopen, description, list(keys))
 
 
@@ -103,7 +103,7 @@ def _receive(from_child: IO[bytes]) -> Any:
 
 
 def serve() -> None:
-    """Do what the process at the other end of the pipe asks for. Runs in a new process."""
+    """Run the work sent through the pipe. Runs in a new process."""
     with os.fdopen(os.dup(1), "wb") as to_parent:
         os.dup2(2, 1)  # what anyone prints must not mix with the answers
         from_parent = sys.stdin.buffer

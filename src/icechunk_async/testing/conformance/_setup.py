@@ -1,4 +1,4 @@
-"""What has to happen before the suite is imported; importing this module does it."""
+"""Prepare pytest before the suite is imported; importing this module does it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises about conditional writes: the look and the write are one step."""
+"""Promises about conditional writes: the check and the write are one atomic step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ROUNDS: Final = 20
 
 
 class ConditionalPromises(Promises):
-    """What ``put(if_version=...)`` does, alone and in races."""
+    """The promises of ``put(if_version=...)``, alone and in races."""
 
     async def test_a_creation_lands_where_nothing_is(self, storage: Storage) -> None:
         """``ABSENT`` expects no object, and one is there afterwards."""
@@ -39,7 +39,7 @@ class ConditionalPromises(Promises):
         assert (bytes(found.data), found.version) == (b"created", version)
 
     async def test_a_creation_is_refused_where_something_is(self, storage: Storage) -> None:
-        """The object that is there stays, bytes and version; an empty one is one."""
+        """The existing object stays, bytes and version; an empty object counts."""
         skip_unless_promised(storage, "conditional_create")
         for body in (b"first", b""):
             version = await storage.put("key", body)
@@ -68,7 +68,7 @@ class ConditionalPromises(Promises):
         assert (bytes(found.data), found.version) == (b"3", version)
 
     async def test_an_update_of_an_older_version_is_refused(self, storage: Storage) -> None:
-        """The object that is there stays, bytes and version."""
+        """The existing object stays, bytes and version."""
         skip_unless_promised(storage, "conditional_update")
         old = await storage.put("key", b"old")
         current = await storage.put("key", b"current")
@@ -78,7 +78,7 @@ class ConditionalPromises(Promises):
         assert (bytes(found.data), found.version) == (b"current", current)
 
     async def test_an_update_of_a_missing_object_is_refused(self, storage: Storage) -> None:
-        """What never was, or was deleted, is at no version; no object appears."""
+        """A missing or deleted object is at no version; no object appears."""
         skip_unless_promised(storage, "conditional_update")
         version = await storage.put("folder/key", b"first")
         await storage.delete(["folder/key"])
@@ -88,7 +88,7 @@ class ConditionalPromises(Promises):
             assert not await exists(storage, key)
 
     async def test_an_update_with_a_made_up_version_is_refused(self, storage: Storage) -> None:
-        """A version that the store never answered matches nothing."""
+        """A version that the store never issued matches nothing."""
         skip_unless_promised(storage, "conditional_update")
         await storage.put("key", b"first")
         for token in ("", "0", "*", "made-up"):
@@ -111,7 +111,7 @@ class ConditionalPromises(Promises):
     async def test_conditional_writes_that_are_not_promised_are_refused(
         self, storage: Storage
     ) -> None:
-        """A store that cannot look and write in one step does not do it in two."""
+        """A store that cannot check and write in one step does not do it in two."""
         version = await storage.put("there", b"first")
         promises = storage.capabilities
         for promised, key, expected in (
@@ -128,7 +128,7 @@ class ConditionalPromises(Promises):
                 assert await read(storage, "there") == b"first"
 
     async def test_of_racing_creators_exactly_one_wins(self, storage: Storage) -> None:
-        """The look and the creation are one step, also between two handles."""
+        """The check and the creation are one step, also between two handles."""
         skip_unless_promised(storage, "conditional_create")
         async with self.reopen(storage.description) as other:
             for _ in range(5):
@@ -138,7 +138,7 @@ class ConditionalPromises(Promises):
                 assert await read(storage, "folder/key") == b"%d" % winners[0]
 
     async def test_of_racing_updaters_exactly_one_wins(self, storage: Storage) -> None:
-        """The look and the update are one step, also between two handles."""
+        """The check and the update are one step, also between two handles."""
         skip_unless_promised(storage, "conditional_update")
         async with self.reopen(storage.description) as other:
             for _ in range(5):
@@ -148,7 +148,7 @@ class ConditionalPromises(Promises):
                 assert await read(storage, "key") == b"%d" % winners[0]
 
     async def test_creators_and_updaters_exclude_each_other(self, storage: Storage) -> None:
-        """Where an object is, an updater wins and no creator; where none is, the reverse."""
+        """If the object exists, an updater wins and no creator; if not, the reverse."""
         skip_unless_promised(storage, "conditional_create")
         skip_unless_promised(storage, "conditional_update")
         for _ in range(5):
@@ -173,7 +173,7 @@ class ConditionalPromises(Promises):
         assert await read(storage, "number") == b"64"
 
     async def test_an_update_does_not_hide_a_put(self, storage: Storage) -> None:
-        """An update that looked before a put does not write after it."""
+        """An update that checked before a put does not write after it."""
         skip_unless_promised(storage, "conditional_update")
         for _ in range(_ROUNDS):
             version = await storage.put("key", b"first")
@@ -186,7 +186,7 @@ class ConditionalPromises(Promises):
             assert await read(storage, "key") == b"put"
 
     async def test_an_update_does_not_revive_a_deleted_object(self, storage: Storage) -> None:
-        """An update that looked before a deletion does not write after it."""
+        """An update that checked before a deletion does not write after it."""
         skip_unless_promised(storage, "conditional_update")
         for _ in range(_ROUNDS):
             version = await storage.put("folder/key", b"first")
@@ -201,7 +201,7 @@ class ConditionalPromises(Promises):
     async def test_of_creators_in_several_processes_exactly_one_wins(
         self, storage: Storage
     ) -> None:
-        """The look and the creation are one step for every process that uses the storage."""
+        """The check and the creation are one step for every process that uses the storage."""
         skip_unless_promised(storage, "shared")
         skip_unless_promised(storage, "conditional_create")
         keys = [f"key-{n}" for n in range(50)]
@@ -209,7 +209,7 @@ class ConditionalPromises(Promises):
         assert sorted(key for winner in won for key in winner) == sorted(keys)
 
     async def test_increments_by_several_processes_are_not_lost(self, storage: Storage) -> None:
-        """The look and the update are one step for every process that uses the storage."""
+        """The check and the update are one step for every process that uses the storage."""
         skip_unless_promised(storage, "shared")
         skip_unless_promised(storage, "conditional_update")
         await storage.put("number", b"0")
@@ -219,7 +219,7 @@ class ConditionalPromises(Promises):
 
 
 async def _race(handles: tuple[Storage, ...], key: str, expectations: list[Expected]) -> list[int]:
-    """Let a writer per expectation write its number; answer the numbers of those that landed."""
+    """Let a writer per expectation write its number; return the numbers that landed."""
 
     async def write(number: int) -> int | None:
         try:

@@ -1,4 +1,4 @@
-"""Promises about keys: which ones there are, and which are refused."""
+"""Promises about keys: which are valid, and which are refused."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["AWKWARD_KEYS", "KeyPromises"]
 AWKWARD_KEYS: Final = (
     # neighbours of the slash, which must sort between them
     *("dir-a", "dir.a", "dir/a", "dir/b/c", "dir/B", "dir0", "dir~", "Dir", "DIR/x"),
-    # what URLs, forms and shells would read something into
+    # characters with a meaning in URLs, forms and shells
     *("a b/c d", "a+b", "a%2Fb", "a%", "a%25", "a?b#c", "a&b=c", "a'b\"c", "a\\b", "a:b", "a*b"),
     *("[a]{b}", "~a", "$a", "!a", "a,b;c", "<a>", "a|b", "a^b", "a`b", "@a"),
-    # dots and dashes that mean nothing here
+    # dots and dashes without a meaning here
     *(".a", "..a", "a..", "...", "-", "_", "0"),
     # in UTF-16 the last one would sort before the two in front of it
     *("é/ñ", "日本/語", "\ufb01", "\uffee", "\U0001f600"),
@@ -37,10 +37,10 @@ _VERSION: Final = Version("0")
 
 
 class KeyPromises(Promises):
-    """What may be a key."""
+    """The promises about valid keys."""
 
     async def test_awkward_keys_name_different_objects(self, storage: Storage) -> None:
-        """Keys are taken literally: no two of them are the same object, none is changed."""
+        """Keys are taken literally: each names a different object, and none is altered."""
         for key in AWKWARD_KEYS:
             await storage.put(key, key.encode())
         assert {key: (await read(storage, key)).decode() for key in AWKWARD_KEYS} == {
@@ -63,26 +63,26 @@ class KeyPromises(Promises):
         assert names(await listed(storage)) == [key]
 
     async def test_get_refuses_unacceptable_keys(self, storage: Storage) -> None:
-        """Reading under what is no key is a mistake in the call, not a missing object."""
+        """Reading an invalid key is a mistake in the call, not a missing object."""
         for key in _UNACCEPTABLE:
             with pytest.raises(InvalidObjectKeyError):
                 await storage.get(key)
 
     async def test_get_if_changed_refuses_unacceptable_keys(self, storage: Storage) -> None:
-        """Reading under what is no key is a mistake in the call, not a missing object."""
+        """Reading an invalid key is a mistake in the call, not a missing object."""
         for key in _UNACCEPTABLE:
             with pytest.raises(InvalidObjectKeyError):
                 await storage.get_if_changed(key, _VERSION)
 
     async def test_put_refuses_unacceptable_keys(self, storage: Storage) -> None:
-        """What is no key is not changed into one, and nothing is written."""
+        """An invalid key is not normalised, and nothing is written."""
         for key in _UNACCEPTABLE:
             with pytest.raises(InvalidObjectKeyError):
                 await storage.put(key, b"data")
         assert await listed(storage) == []
 
     async def test_delete_refuses_unacceptable_keys(self, storage: Storage) -> None:
-        """Nothing is deleted when one of the keys is none."""
+        """Nothing is deleted if one of the keys is invalid."""
         await storage.put("a", b"data")
         for key in _UNACCEPTABLE:
             with pytest.raises(InvalidObjectKeyError):

@@ -47,10 +47,10 @@ _START_SECONDS: Final = 60.0
 
 
 class LifetimePromises(Promises):
-    """What holds of a handle as a whole."""
+    """The promises of a handle as a whole."""
 
     async def test_capabilities_are_constant(self, storage: Storage) -> None:
-        """What a storage promises is known when it is open and does not change."""
+        """The promises of a storage are known when it is open and do not change."""
         before = storage.capabilities
         assert isinstance(before, Capabilities)
         await storage.put("key", b"body")
@@ -85,7 +85,7 @@ class LifetimePromises(Promises):
         assert "a-secret" not in repr(type(storage.description)(secret.url, secret.options))
 
     async def test_a_closed_storage_refuses_every_operation(self, storage: Storage) -> None:
-        """After its block a handle says so, instead of half working."""
+        """After its block a handle raises a clear error."""
         version = await storage.put("key", b"body")
         async with AsyncExitStack() as stack:
             other = await stack.enter_async_context(self.reopen(storage.description))
@@ -107,7 +107,7 @@ class LifetimePromises(Promises):
         assert await read(storage, "key") == b"body"
 
     async def test_closing_one_handle_leaves_the_others_open(self, storage: Storage) -> None:
-        """Handles on the same objects do not share an end."""
+        """Handles on the same objects are closed independently."""
         async with self.reopen(storage.description) as other:
             await other.put("key", b"body")
         assert await read(storage, "key") == b"body"
@@ -163,7 +163,7 @@ class LifetimePromises(Promises):
             assert str(error)
 
     async def test_blocking_methods_do_what_the_others_do(self, storage: Storage) -> None:
-        """Where they exist they read and write the same objects with the same answers."""
+        """If they exist, they read and write the same objects with the same results."""
         if not isinstance(storage, BlockingStorage):
             pytest.skip("this storage does not answer without an event loop")
         blocking: BlockingStorage = storage
@@ -181,7 +181,7 @@ class LifetimePromises(Promises):
     async def test_blocking_methods_may_be_called_from_several_threads(
         self, storage: Storage
     ) -> None:
-        """The codec pipeline of Zarr calls them from its own threads, at the same time."""
+        """The codec pipeline of Zarr calls them from its threads, at the same time."""
         if not isinstance(storage, BlockingStorage):
             pytest.skip("this storage does not answer without an event loop")
         blocking: BlockingStorage = storage
@@ -189,7 +189,7 @@ class LifetimePromises(Promises):
         together = Barrier(3)
 
         def work(name: str) -> None:
-            together.wait(_START_SECONDS)  # so that each call has a thread of its own
+            together.wait(_START_SECONDS)  # so that each call has a separate thread
             for number in range(50):
                 key = f"{name}/{number}"
                 blocking.put_blocking(key, key.encode())
@@ -204,14 +204,13 @@ _NEW = b"new" * 100_000
 
 
 class CancellationPromises(Promises):
-    """What a cancelled operation leaves behind; each run has a key of its own.
+    """The state after a cancelled operation; each run has a separate key.
 
-    A cancelled write may still land later, so that nothing can be said about its key but that
-    it holds one of two objects, whole.
+    A cancelled write may still land later, so its key holds either of two objects, whole.
     """
 
     async def test_a_cancelled_get_changes_nothing(self, storage: Storage) -> None:
-        """Reading goes on as if it had not been tried."""
+        """Later reads are not affected."""
         await storage.put("key", _OLD)
         async for _ in at_every_wait(lambda _: storage.get("key")):
             assert await read(storage, "key") == _OLD
@@ -308,7 +307,7 @@ class CancellationPromises(Promises):
             assert await read(storage, f"key-{n}") == _NEW
 
     async def test_cancelled_operations_leave_no_task_behind(self, storage: Storage) -> None:
-        """What an operation started has ended when the operation has."""
+        """Tasks that an operation started have ended when it returns."""
         operations: list[Callable[[int], Coroutine[Any, Any, object]]] = [
             lambda _: storage.get("key"),
             lambda _: storage.get_if_changed("key", Version("another")),

@@ -20,10 +20,10 @@ _CLOCKS_DIFFER_BY: Final = timedelta(days=1)
 
 
 class ListingPromises(Promises):
-    """What ``list_prefix`` answers."""
+    """The promises of ``list_prefix``."""
 
     async def test_an_empty_storage_lists_nothing(self, storage: Storage) -> None:
-        """No objects are an empty listing, however it is asked for."""
+        """Without objects every kind of listing is empty."""
         assert await listed(storage) == []
         assert await listed(storage, "folder/") == []
         assert await listed(storage, delimiter="/") == []
@@ -37,7 +37,7 @@ class ListingPromises(Promises):
             assert len(await listed(storage)) == number + 1
 
     async def test_a_listing_leaves_out_deleted_objects(self, storage: Storage) -> None:
-        """An object is no longer listed as soon as it is deleted, nor is its empty group."""
+        """A deleted object is not listed, nor is its empty group."""
         await fill(storage, ["folder/a", "folder/b"])
         await storage.delete(["folder/a"])
         assert names(await listed(storage)) == ["folder/b"]
@@ -122,7 +122,7 @@ class ListingPromises(Promises):
     async def test_keys_that_stay_are_listed_once_while_others_change(
         self, storage: Storage
     ) -> None:
-        """What is written and deleted meanwhile neither hides nor repeats what is not."""
+        """Concurrent writes and deletions neither hide nor repeat other objects."""
         stay = [f"{n % 5}/stay-{n:04}" for n in range(1500)]
         come = [f"{n % 5}/come-{n:04}" for n in range(200)]
         go = [f"{n % 5}/go-{n:04}" for n in range(200)]
@@ -149,7 +149,7 @@ class ListingPromises(Promises):
         assert set(found) <= {*stay, *come, *go}
 
     async def test_objects_can_be_deleted_while_they_are_listed(self, storage: Storage) -> None:
-        """Who deletes what the listing answers, as it comes, has deleted everything."""
+        """A caller that deletes each listed object as it comes deletes everything."""
         keys = [f"{n % 5}/{n:04}" for n in range(1500)]
         await fill(storage, keys)
         found: list[str] = []
@@ -160,7 +160,7 @@ class ListingPromises(Promises):
         assert await listed(storage) == []
 
     async def test_listings_can_be_read_side_by_side(self, storage: Storage) -> None:
-        """Each listing has a place of its own."""
+        """Each listing keeps its own position."""
         keys = [f"key-{n:04}" for n in range(1200)]
         await fill(storage, keys)
         one, other = storage.list_prefix(), storage.list_prefix()
@@ -170,7 +170,7 @@ class ListingPromises(Promises):
         assert names(found) == keys
 
     async def test_a_listing_can_be_left_half_way(self, storage: Storage) -> None:
-        """Nothing is kept for a listing that is read no further: many can be left."""
+        """An abandoned listing holds no resources, so many can be abandoned."""
         await fill(storage, [f"key-{n:04}" for n in range(1200)])
         before = asyncio.all_tasks()
         for count in range(100):
@@ -184,7 +184,7 @@ class ListingPromises(Promises):
 
 
 class PagingPromises(Promises):
-    """What ``start_after`` leaves out."""
+    """The promises of ``start_after``."""
 
     async def test_a_listing_starts_after_a_key_that_is_there(self, storage: Storage) -> None:
         """That key itself is left out."""
@@ -225,7 +225,7 @@ class PagingPromises(Promises):
         assert found == expected
 
     async def test_a_listing_can_be_continued_after_every_key(self, storage: Storage) -> None:
-        """What was listed and what follows it make up the whole, for the oddest keys."""
+        """A listing and its continuation are complete together, also for awkward keys."""
         await fill(storage, AWKWARD_KEYS)
         everything = names(await listed(storage))
         for index, key in enumerate(everything):

@@ -22,22 +22,22 @@ _CLOCKS_DIFFER_BY: Final = timedelta(days=1)
 
 
 class ReadPromises(Promises):
-    """What ``get`` and ``get_if_changed`` answer."""
+    """The promises of ``get`` and ``get_if_changed``."""
 
     async def test_get_answers_what_was_put(self, storage: Storage) -> None:
-        """The bytes come back, with the size and the version that ``put`` answered."""
+        """The bytes come back, with the size and the version that ``put`` returned."""
         version = await storage.put("key", _BODY)
         found = await storage.get("key")
         assert (bytes(found.data), found.size_bytes, found.version) == (_BODY, 10, version)
 
     async def test_data_is_bytes_or_a_memoryview(self, storage: Storage) -> None:
-        """Callers slice and decode the answer without looking at its type."""
+        """Callers slice and decode the bytes without checking their type."""
         await storage.put("key", _BODY)
         for byte_range in (None, ByteRange(2, 4), SuffixRange(3), ByteRange(20)):
             assert isinstance((await storage.get("key", byte_range)).data, bytes | memoryview)
 
     async def test_get_of_a_missing_object_raises(self, storage: Storage) -> None:
-        """There is no empty answer for an object that does not exist; the error names the key."""
+        """A missing object is an error, not empty; the error names the key."""
         await storage.put("other", _BODY)
         for key in ("missing", "other/below", "oth"):
             with pytest.raises(ObjectNotFoundError) as caught:
@@ -58,17 +58,17 @@ class ReadPromises(Promises):
         await _expect(storage, ByteRange(0, 10), _BODY)
 
     async def test_a_range_without_stop_goes_to_the_end(self, storage: Storage) -> None:
-        """Without ``stop`` everything from ``start`` is answered."""
+        """Without ``stop`` everything from ``start`` is returned."""
         await _expect(storage, ByteRange(7), b"789")
         await _expect(storage, ByteRange(0), _BODY)
 
     async def test_a_range_that_ends_beyond_the_object_is_cut(self, storage: Storage) -> None:
-        """Like a slice: what is not there is left out."""
+        """Like a slice: bytes beyond the end are left out."""
         await _expect(storage, ByteRange(8, 1000), b"89")
         await _expect(storage, ByteRange(0, 1 << 40), _BODY)
 
     async def test_a_range_that_starts_beyond_the_object_is_empty(self, storage: Storage) -> None:
-        """Like a slice: nothing there is an empty answer, not an error."""
+        """Like a slice: a range outside the object is empty, not an error."""
         for byte_range in (ByteRange(10), ByteRange(10, 12), ByteRange(1000, 2000), ByteRange(99)):
             await _expect(storage, byte_range, b"")
 
@@ -83,12 +83,12 @@ class ReadPromises(Promises):
         await _expect(storage, SuffixRange(10), _BODY)
 
     async def test_a_suffix_longer_than_the_object_answers_all(self, storage: Storage) -> None:
-        """What would lie before the beginning is left out."""
+        """Bytes before the beginning are left out."""
         await _expect(storage, SuffixRange(11), _BODY)
         await _expect(storage, SuffixRange(1 << 40), _BODY)
 
     async def test_a_suffix_of_no_bytes_is_empty(self, storage: Storage) -> None:
-        """The last zero bytes are none; ``-0`` must not become "from the start"."""
+        """The last zero bytes are empty; ``-0`` must not become "from the start"."""
         await _expect(storage, SuffixRange(0), b"")
 
     async def test_every_range_of_an_empty_object_is_empty(self, storage: Storage) -> None:
@@ -99,14 +99,14 @@ class ReadPromises(Promises):
             assert (bytes(found.data), found.size_bytes) == (b"", 0)
 
     async def test_a_range_tells_size_and_version_of_the_object(self, storage: Storage) -> None:
-        """Both are of the whole object, so that a reader can go on from there."""
+        """Both are of the whole object, so that a reader can continue from there."""
         version = await storage.put("key", _BODY)
         for byte_range in (ByteRange(2, 5), ByteRange(50), SuffixRange(2), SuffixRange(0)):
             found = await storage.get("key", byte_range)
             assert (found.size_bytes, found.version) == (10, version)
 
     async def test_get_if_changed_answers_none_at_the_same_version(self, storage: Storage) -> None:
-        """What the reader has already is not sent again."""
+        """An unchanged object is not sent again."""
         version = await storage.put("key", _BODY)
         assert await storage.get_if_changed("key", version) is None
         assert await storage.get_if_changed("key", (await storage.get("key")).version) is None
@@ -127,7 +127,7 @@ class ReadPromises(Promises):
             await storage.get_if_changed("key", version)
 
     async def test_get_tells_when_the_object_was_written(self, storage: Storage) -> None:
-        """Where a time is told it is aware, in UTC, and about now."""
+        """The time, if given, is aware, in UTC, and about now."""
         await storage.put("key", _BODY)
         written = (await storage.get("key")).last_modified
         if written is not None:
@@ -135,7 +135,7 @@ class ReadPromises(Promises):
             assert abs(datetime.now(UTC) - written) < _CLOCKS_DIFFER_BY
 
     async def test_what_was_read_stays_as_it_was_read(self, storage: Storage) -> None:
-        """An answer does not change when the object is replaced, or another one is read."""
+        """A result does not change when the object is replaced, or another one is read."""
         await storage.put("key", b"old old old")
         found = await storage.get("key")
         await storage.put("key", b"new new new")
@@ -144,7 +144,7 @@ class ReadPromises(Promises):
         assert bytes(found.data) == b"old old old"
 
     async def test_many_reads_at_once_answer_each_its_own_object(self, storage: Storage) -> None:
-        """Concurrent reads do not mix up their answers."""
+        """Concurrent reads do not mix up their results."""
         bodies = {f"key-{n}": b"%d" % n * (n + 1) for n in range(200)}
         for key, body in bodies.items():
             await storage.put(key, body)

@@ -1,4 +1,4 @@
-"""All promises as one class, which cannot be passed by leaving some of them out."""
+"""All promises as one class, so that a backend cannot pass by leaving some out."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class StorageConformance(
     A subclass has an asynchronous fixture ``storage``: an open, empty, writable storage for each
     test. It may also say
 
-    * ``deviations``: which promises the backend is known to break, each with a reason. Those
-      tests must fail: when one passes, the entry has to go.
-    * ``reopen``: how another handle on the same objects is opened, where the entry point of the
-      backend is not to be used.
+    * ``deviations``: the promises that the backend is known to break, each with a reason. Those
+    tests must fail: once one passes, its entry must be removed.
+    * ``reopen``: opens another handle on the same objects, if not through the entry point of the
+    backend.
     * ``undeletable``: a block in which deleting one key fails.
-    * ``many_keys``, ``large_bytes``: sizes, where the usual ones take too long.
+    * ``many_keys``, ``large_bytes``: sizes, if the usual ones take too long.
 
     The tests themselves cannot be replaced.
     """
@@ -51,7 +51,7 @@ class StorageConformance(
     deviations: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **arguments: object) -> None:
-        """Refuse replaced tests and unknown deviations, and mark the known ones.
+        """Raise an error for replaced tests and unknown deviations, and mark the known ones.
 
         Raises:
             TypeError: a test of the suite is replaced, or there is no test of a given name.

@@ -22,7 +22,7 @@ _BODY_BYTES: Final = 512 * 1024
 
 
 class WritePromises(Promises):
-    """What an unconditional ``put`` leaves behind."""
+    """The promises of an unconditional ``put``."""
 
     async def test_a_put_replaces_the_whole_object(self, storage: Storage) -> None:
         """Nothing is left of a longer object that was there before."""
@@ -48,7 +48,7 @@ class WritePromises(Promises):
         assert part.data == body[middle : middle + 1000]
 
     async def test_all_kinds_of_buffers_are_stored_alike(self, storage: Storage) -> None:
-        """What counts are the bytes of a buffer, not how it counts its items."""
+        """The bytes of a buffer are stored, for any item size."""
         body = bytes(range(256)) * 4
         wide = memoryview(body).cast("I", (16, 16))
         buffers: list[Data] = [body, bytearray(body), memoryview(body), wide]
@@ -80,7 +80,7 @@ class WritePromises(Promises):
             assert await listed(other) == []
 
     async def test_a_put_is_seen_at_once(self, storage: Storage) -> None:
-        """Each read after a write answers that write, however often the object is replaced."""
+        """Each read after a write returns that write, no matter how often it is replaced."""
         for number in range(50):
             version = await storage.put("key", b"%d" % number)
             found = await storage.get("key")
@@ -153,10 +153,10 @@ _COPIED_BYTES = 512 * 1024
 
 
 class CopyPromises(Promises):
-    """What ``copy`` writes and answers."""
+    """The promises of ``copy``."""
 
     async def test_a_copy_has_the_bytes_of_its_source(self, storage: Storage) -> None:
-        """Source and copy are both there; the answer is the version of the copy."""
+        """Source and copy both exist; the result is the version of the copy."""
         await storage.put("source", b"body")
         version = await storage.copy("source", "folder/target")
         found = await storage.get("folder/target")
@@ -165,7 +165,7 @@ class CopyPromises(Promises):
         assert names(await listed(storage)) == ["folder/target", "source"]
 
     async def test_a_copy_replaces_an_object(self, storage: Storage) -> None:
-        """Nothing is left of what was under the target's key."""
+        """Nothing is left of the target's old object."""
         await storage.put("source", b"new")
         await storage.put("target", b"a longer old body")
         await storage.copy("source", "target")
@@ -190,7 +190,7 @@ class CopyPromises(Promises):
         assert not await exists(storage, "other")
 
     async def test_a_copy_of_the_expected_version_lands(self, storage: Storage) -> None:
-        """``if_version`` is about the source, whatever the target is."""
+        """``if_version`` concerns the source, for any state of the target."""
         await storage.put("target", b"old")
         version = await storage.put("source", b"body")
         await storage.copy("source", "target", if_version=version)
@@ -210,7 +210,7 @@ class CopyPromises(Promises):
         assert not await exists(storage, "new")
 
     async def test_an_object_can_be_copied_onto_itself(self, storage: Storage) -> None:
-        """The object keeps its bytes, and is at the version that was answered."""
+        """The object keeps its bytes, and is at the returned version."""
         await storage.put("key", b"body")
         version = await storage.copy("key", "key")
         found = await storage.get("key")
@@ -248,7 +248,7 @@ class CopyPromises(Promises):
 
 
 class DeletePromises(Promises):
-    """What ``delete`` removes and answers."""
+    """The promises of ``delete``."""
 
     async def test_a_deleted_object_is_gone(self, storage: Storage) -> None:
         """It can no longer be read or listed, and what has a similar key stays."""
@@ -259,7 +259,7 @@ class DeletePromises(Promises):
         assert names(await listed(storage)) == ["folder/ab", "folder/b"]
 
     async def test_a_missing_object_counts_as_deleted(self, storage: Storage) -> None:
-        """What is to be gone and is gone is no failure."""
+        """Deleting a missing object is no failure."""
         await fill(storage, ["there"])
         keys = ["missing", "nowhere/missing", "there/below"]
         assert await storage.delete(keys) == []
