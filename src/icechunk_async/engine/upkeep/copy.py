@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import bounded_map, closing, gather
 from icechunk_async._runtime.progress import Progress, no_progress
+from icechunk_async.engine.history.repo_info.file import read_info
 from icechunk_async.engine.open import Request, check_safe, open_location
 from icechunk_async.engine.policies import policies_of
 from icechunk_async.engine.upkeep.sweep import pages
@@ -29,6 +30,7 @@ from icechunk_async.errors import (
     StorageError,
     UnsafeStorageError,
 )
+from icechunk_async.format.envelope import FileType, unpack
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID
 from icechunk_async.format.layout import (
     CONFIG,
@@ -38,15 +40,19 @@ from icechunk_async.format.layout import (
     snapshot_key,
     transaction_key,
 )
+from icechunk_async.format.refs import decode_ref
+from icechunk_async.format.snapshot import decode_snapshot
 from icechunk_async.storage import ABSENT, ObjectInfo
 from icechunk_async.storage.policies.limit import Budget
 from icechunk_async.storage.policies.stack import with_policies
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
 
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.open import Engine, Location
+    from icechunk_async.format.ids import SnapshotId
     from icechunk_async.storage import Retrieved, Storage, Version
 
 __all__ = ["CopyReport", "copy_repository", "copy_to"]
@@ -92,6 +98,11 @@ class _State:
     def sums(self) -> dict[str, str]:
         """A sum of each object; equal for equal states."""
         return {key: hashlib.sha256(it.data).hexdigest() for key, it in self.objects.items()}
+
+    @property
+    def snapshots(self) -> AbstractSet[SnapshotId]:
+        """The snapshots of the history; format version 2."""
+        return read_info(self.objects[REPO_INFO]).info.snapshots.keys()
 
     def version_of(self, key: str) -> Version | None:
         found = self.objects.get(key)
@@ -198,13 +209,40 @@ class _Copying:
         whole = True
         for folder in _FOLDERS:
             whole = await self._copy_folder(folder, state.spec_version) and whole
-        if not whole:
-            now = await _read_state(self._source)
-            if now is None or now.sums != state.sums:
-                return None
-            # What went was garbage: the state that is copied does not refer to it.
+        now = await _read_state(self._source)
+        if now is None:
+            return None
+        # If the references did not change, an object that vanished was garbage.
+        if now.sums != state.sums and (not whole or await self._was_collected(state, now)):
+            return None
         await self._publish(state, there)
         return self._report()
+
+    async def _was_collected(self, state: _State, now: _State) -> bool:
+        """Return whether objects of a state may have been collected before they were listed.
+
+        Collection drops snapshots first, from the history and then as files. So as long as the
+        history has all snapshots of the state, everything that they refer to was copied.
+        """
+        if now.spec_version != state.spec_version:
+            return True
+        if state.spec_version > 1:
+            return not state.snapshots <= now.snapshots
+        return not await self._has_ancestry(state)
+
+    async def _has_ancestry(self, state: _State) -> bool:
+        """Return whether all snapshots of a state of format version 1 were copied."""
+        walked: set[SnapshotId] = set()
+        for key, found in state.objects.items():
+            is_ref = key.startswith(REFS) and len(found.data) > 0  # a tombstone is empty
+            current = decode_ref(found.data) if is_ref else None
+            while current is not None and current not in walked:
+                walked.add(current)
+                copied = await _read(self._destination, snapshot_key(current))
+                if copied is None:
+                    return False
+                current = decode_snapshot(unpack(copied.data, FileType.SNAPSHOT)).parent_id
+        return True
 
     def _report(self) -> CopyReport:
         return CopyReport(self._copied, self._bytes, self._skipped)
