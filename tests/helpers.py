@@ -15,7 +15,7 @@ from zarr.core.buffer import default_buffer_prototype
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from icechunk_async import Session
+    from icechunk_async.session import AnySession
     from icechunk_async.storage import Storage
 
 __all__ = [
@@ -69,19 +69,19 @@ def array_document(shape: tuple[int, ...], chunks: tuple[int, ...], **more: Any)
     ).encode()
 
 
-async def write(session: Session, key: str, data: bytes) -> None:
+async def write(session: AnySession, key: str, data: bytes) -> None:
     """Write a value through the session's store."""
     await session.store.set(key, default_buffer_prototype().buffer.from_bytes(data))
 
 
-async def read(session: Session, key: str) -> bytes | None:
+async def read(session: AnySession, key: str) -> bytes | None:
     """Read a value through the session's store."""
     value = await session.store.get(key, default_buffer_prototype())
     return None if value is None else value.to_bytes()
 
 
 async def make_array(
-    session: Session, path: str, shape: tuple[int, ...], chunks: tuple[int, ...], **more: Any
+    session: AnySession, path: str, shape: tuple[int, ...], chunks: tuple[int, ...], **more: Any
 ) -> None:
     """Create an array."""
     await write(session, f"{path}/zarr.json", array_document(shape, chunks, **more))

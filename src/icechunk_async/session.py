@@ -2,75 +2,319 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Final, NoReturn, Self, cast
+from abc import ABC, abstractmethod
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NoReturn, Self, overload
 
-from icechunk_async._runtime import clock
-from icechunk_async._runtime.concurrency import SingleFlight, gather
-from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
-from icechunk_async.engine.changes.merge import ForkPoint, Merger, check_fits
+from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.changes.wire import ForkState, decode_fork, encode_fork
-from icechunk_async.engine.commit.publisher import Publishing, SessionMode
+from icechunk_async.engine.commit.flush import Flusher
+from icechunk_async.engine.commit.forks import Forks, merge_apart
+from icechunk_async.engine.commit.publisher import Publisher, SessionMode
+from icechunk_async.engine.history.diff import diff_of_log
 from icechunk_async.engine.open import Request, open_engine
-from icechunk_async.engine.tree.nodes import NodeOperations, virtual_locations
-from icechunk_async.engine.tree.workspace import Workspace
-from icechunk_async.errors import OutcomeUnknownError, SessionStateError, StorageUnavailableError
-from icechunk_async.format.ids import SnapshotId
-from icechunk_async.format.snapshot import Snapshot
+from icechunk_async.engine.tree import reshape as reshaping
+from icechunk_async.engine.tree.listing import Batches, ChunkBatch
+from icechunk_async.engine.tree.nodes import chunk_type, node_id, virtual_locations
+from icechunk_async.engine.tree.workspace import Closed, Workspace
+from icechunk_async.errors import SessionStateError
+from icechunk_async.format.paths import check_path
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Mapping
+    from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 
+    import numpy as np
+    import numpy.typing as npt
+
+    from icechunk_async.engine.commit.conflicts import ConflictSolver
     from icechunk_async.engine.commit.flush import ManifestOptions
+    from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.files.packs import Packs
     from icechunk_async.engine.history import History
     from icechunk_async.engine.history.diff import Diff
     from icechunk_async.engine.open import Engine, Origin
+    from icechunk_async.engine.tree.listing import ChunkType
+    from icechunk_async.engine.tree.reshape import MoveChunk, MoveChunks
     from icechunk_async.engine.virtual.chunks import VirtualAccess
-    from icechunk_async.format.ids import NodeId
+    from icechunk_async.format.ids import NodeId, SnapshotId
     from icechunk_async.format.json.metadata import JSON
+    from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.storage import Storage
     from icechunk_async.zarr.store import IcechunkStore
 
-__all__ = ["ForkSession", "Forking", "Session", "SessionMode"]
+__all__ = ["AnySession", "ForkSession", "Session", "SessionMode"]
 
 
-_SESSION_BYTES: Final = 12
-_MERGING: Final = "Forks are being merged into the session."
-_BYTES_PER_FORK: Final = 1 << 15
-"""Roughly what merging one fork is worth; decides what goes to a thread."""
+class _Hierarchy(ABC):
+    """What sessions and their forks have in common: a hierarchy to read, change and fork."""
 
+    @property
+    @abstractmethod
+    def workspace(self) -> Workspace:
+        """The hierarchy, with the changes so far."""
 
-class Forking(Publishing):
-    """What a session does to be worked on by many; a base of the session."""
+    @property
+    @abstractmethod
+    def _forks(self) -> Forks: ...
 
-    def __init__(
+    @property
+    @abstractmethod
+    def origin(self) -> Origin | None:
+        """Where the repository is and how it was opened; secrets are not shown."""
+
+    @property
+    @abstractmethod
+    def mode(self) -> SessionMode:
+        """What the session may do; after a commit it only reads."""
+
+    @property
+    @abstractmethod
+    def branch(self) -> str | None:
+        """The branch that a writable session commits to; None for forks and readers."""
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the session only reads."""
+        return self.mode is SessionMode.READONLY
+
+    @property
+    def snapshot_id(self) -> SnapshotId:
+        """The snapshot that the session stands on."""
+        return self.workspace.base.id
+
+    @property
+    def spec_version(self) -> int:
+        """The format version that new files are written in."""
+        return self.workspace.assets.spec_version
+
+    @property
+    def store(self) -> IcechunkStore:
+        """A Zarr store of the session's hierarchy, for ``zarr`` and ``xarray``."""
+        # The one convenience that looks up to a higher layer.
+        from icechunk_async.zarr.store import IcechunkStore  # noqa: PLC0415
+
+        self.workspace.base  # noqa: B018 - a detached fork refuses here, not at the first read
+        return IcechunkStore(self, read_only=self.read_only)  # type: ignore[arg-type]
+
+    @property
+    def has_uncommitted_changes(self) -> bool:
+        """Whether anything was changed since the session began or was committed."""
+        with self.workspace.lock:
+            return not self.workspace.changes.is_empty()
+
+    def status(self) -> Diff:
+        """Return what the session changed so far."""
+        workspace = self.workspace
+        with workspace.lock:
+            tree, changes = workspace.tree, workspace.changes
+            paths: dict[NodeId, str] = {it: gone.path for it, gone in changes.deleted.items()}
+            paths.update((node.id, path) for path, node in changes.new.items())
+            log = changes.log(workspace.base.id)
+            return diff_of_log(log, lambda it: paths.get(it) or tree.base.path_of(it))
+
+    def discard_changes(self) -> None:
+        """Forget every change of the session.
+
+        Raises:
+            ReadOnlyError: the session only reads, or is being committed.
+        """
+        workspace = self.workspace
+        with workspace.lock:
+            workspace.check_open()
+            workspace.rebase_to(workspace.base, ChangeSet())
+
+    async def all_virtual_chunk_locations(self) -> list[str]:
+        """Return the URL of the object behind every virtual chunk, array by array.
+
+        There is an entry for each chunk; names of containers are replaced by their prefixes.
+
+        Cost: one request for each manifest that is not cached; no object is made per chunk.
+        """
+        return await virtual_locations(self.workspace)
+
+    async def move(self, from_path: str, to_path: str) -> None:
+        """Give a node, and all below it, another path; nothing is copied.
+
+        Reads in this session see the new places at once, others with the commit. Node ids stay.
+        Paths may be given with or without the leading slash.
+
+        Args:
+            from_path: the array or group; not the root.
+            to_path: where it goes; nothing may be there, and a group must be above it.
+
+        Raises:
+            NodeNotFoundError: nothing is at ``from_path``.
+            NodeExistsError: something is at ``to_path``.
+            InvalidMoveError: ``to_path`` is ``from_path`` or below it, or not in a group.
+            SessionStateError: the session is not one of ``Repository.rearrange_session``.
+            ReadOnlyError: it was committed, or is being committed.
+            InvalidInputError: a path cannot be one.
+
+        Cancellation: no effect. Cost: no request; time in proportion to the nodes below.
+        """
+        self.workspace.move_node(check_path(from_path), check_path(to_path))
+
+    async def get_node_id(self, path: str) -> NodeId:
+        """Return the id that an array or group keeps for its whole life, wherever it is moved.
+
+        Raises:
+            NodeNotFoundError: nothing is there.
+
+        Cancellation: no effect. Cost: none.
+        """
+        return node_id(self.workspace, check_path(path))
+
+    async def shift_array(self, path: str, chunk_offset: Iterable[int]) -> None:
+        """Move all chunks of an array by whole chunks, as rolling windows need.
+
+        Chunks that leave the grid are gone: resize the array first to keep them. Places that
+        nothing moves to hold fill values afterwards. No chunk is read or written.
+
+        Args:
+            path: the array; its chunk grid must be regular.
+            chunk_offset: how far along each axis, in chunks; negative towards the start.
+
+        Raises:
+            NodeNotFoundError: there is no array.
+            InvalidInputError: its grid is not regular, or it has another number of axes.
+            SessionStateError: the array was changed meanwhile, or the session only moves nodes.
+            ReadOnlyError: the session only reads. After any error nothing was moved.
+
+        Cancellation: nothing was moved.
+
+        Cost: one request for each manifest of the array that is not cached; memory in proportion
+        to its chunks, in columns.
+        """
+        await reshaping.shift(self.workspace, check_path(path), chunk_offset)
+
+    @overload
+    async def reindex_array(
         self,
-        workspace: Workspace,
-        history: History,
-        options: ManifestOptions,
+        path: str,
+        forward: MoveChunk,
+        backward: MoveChunk | None = None,
         *,
-        branch: str | None,
-        mode: SessionMode,
-        default_metadata: Mapping[str, JSON],
-        origin: Origin | None,
-        session_id: bytes | None = None,
+        vectorized: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    async def reindex_array(
+        self,
+        path: str,
+        forward: MoveChunks,
+        backward: MoveChunks | None = None,
+        *,
+        vectorized: Literal[True],
+    ) -> None: ...
+    async def reindex_array(
+        self,
+        path: str,
+        forward: MoveChunk | MoveChunks,
+        backward: MoveChunk | MoveChunks | None = None,
+        *,
+        vectorized: bool = False,
     ) -> None:
-        """Stand on the workspace's base; ``origin`` says how others can open the repository."""
-        super().__init__(
-            workspace, history, options, branch=branch, mode=mode, default_metadata=default_metadata
+        """Move the chunks of an array to where a function says. None is read or written.
+
+        Without ``backward`` a chunk also stays where it was, unless another came there.
+
+        Args:
+            path: the array; its chunk grid must be regular.
+            forward: called for each chunk that exists, with its coordinates as a list, in
+                ascending order. Returns its new coordinates, or None to leave it. Of several
+                chunks with one target the last one counts.
+            backward: the inverse of ``forward``: called for each chunk that exists and that no
+                chunk was moved to. If it returns None, or a place where no chunk was, that
+                chunk is deleted.
+            vectorized: call each function once, with all coordinates as the rows of an integer
+                array ``(n, rank)``; it returns such an array, where a row with a negative
+                number means None. Much faster.
+
+        Raises:
+            InvalidCoordinatesError: ``forward`` returned a place outside of the grid.
+            InvalidInputError: a function returned no coordinates, or the grid is not regular.
+            NodeNotFoundError, SessionStateError, ReadOnlyError: as `shift_array`.
+            Exception: whatever a function raises. After any error nothing was moved.
+
+        Cancellation: nothing was moved.
+
+        Cost: as `shift_array`. The functions run on the event loop.
+        """
+        await reshaping.reindex(
+            self.workspace, check_path(path), forward, backward, vectorized=vectorized
         )
-        self._origin = origin
-        self._session_id = session_id or clock.random_bytes(_SESSION_BYTES)
-        self._points: dict[SnapshotId, ForkPoint] = {}
-        """What forks of this session stand on, besides its base: unpublished snapshots."""
-        self._points_of: ChangeSet | None = None
-        """The changes that these snapshots hold the beginning of."""
-        self._flights: SingleFlight[ForkPoint, SnapshotId] = SingleFlight()
-        self._latest: ForkPoint | None = None
+
+    async def chunk_type(self, path: str, coords: Sequence[int]) -> ChunkType:
+        """Return where the bytes of a chunk are.
+
+        A chunk that was never written, or that the grid has no place for, is uninitialized.
+
+        Raises:
+            NodeNotFoundError: there is no array.
+
+        Cancellation: no effect. Cost: at most one request, for the manifest.
+        """
+        return await chunk_type(self.workspace, check_path(path), coords)
+
+    def chunk_coordinates(
+        self, path: str, batch_size: int = 1000
+    ) -> Batches[npt.NDArray[np.uint32]]:
+        """Iterate over the coordinates of the chunks that exist, as ``(n, rank)`` arrays.
+
+        Order, errors and cost as `array_chunk_iterator`.
+        """
+        return Batches(
+            self.workspace, check_path(path), batch_size, lambda refs: refs.coords.copy()
+        )
+
+    def array_chunk_iterator(self, path: str, batch_size: int = 100_000) -> Batches[ChunkBatch]:
+        """Iterate over the chunks of an array that exist, in columns.
+
+        They come manifest by manifest, in ascending order within each, and last those that this
+        session wrote; each once. What the session changes after the call does not count.
+
+        Args:
+            path: the array.
+            batch_size: rows in a batch, at most.
+
+        Raises:
+            NodeNotFoundError: there is no array.
+            InvalidInputError: the batch size is not positive.
+
+        Cancellation: the step is lost. The iteration may be left at any point.
+
+        Cost: one request for each manifest that is not cached, when its turn comes; memory for
+        one manifest, and whatever the cache keeps.
+        """
+        locations = self.workspace.virtual.locations
+        return Batches(
+            self.workspace, check_path(path), batch_size, lambda refs: ChunkBatch(refs, locations)
+        )
+
+    @property
+    def has_pending_chunks(self) -> bool:
+        """Whether chunks wait in memory to be packed; see `store_pending_chunks`."""
+        packs = self.workspace.packs
+        return packs is not None and not packs.are_stored
+
+    async def store_pending_chunks(self) -> None:
+        """Return when every chunk written so far is in the storage, and durable there.
+
+        If small chunks are packed, some wait in memory until there are enough of them. Local
+        disks are synced only by a commit, which can sync only what its own process wrote. So a
+        fork needs this call before its bytes leave the process; the end of
+        ``ForkSession.attached``, the blocking facade and Spark's tasks make it by themselves.
+
+        Raises:
+            StorageError: some are not stored; they stay in the session. Call again.
+
+        Cancellation: as an error.
+        """
+        await self.workspace.store_packs()
+        await self.workspace.assets.storage.sync()
 
     async def fork(self) -> ForkSession:
-        """Return a session for somebody else to work in, who sees what this one sees now.
+        """Return a session for another task or process, which sees what this one sees now.
 
         A fork reads and writes like its session, pickles with what was written in it, and is
         never committed: merge it into this session (or into another fork of it) and commit that.
@@ -82,101 +326,23 @@ class Forking(Publishing):
 
         Cancellation: no effect but files that nothing refers to.
 
-        Cost: none where the session has no uncommitted changes. Else its changes are stored
-        once, however many forks begin there: manifests, which the commit uses again, and a
-        snapshot that no branch holds. Garbage collection takes that for garbage, as it takes the
-        chunks of every session: let it spare what is younger than a session can be.
+        Cost: none if the session has no uncommitted changes. Else its changes are stored once,
+        however many forks begin there: manifests, which the commit uses again, and a snapshot
+        that no branch holds. Garbage collection takes that for garbage, as it takes the chunks
+        of every session: let it spare what is younger than a session can be.
         """
         self._check_mode("forked")
-        workspace = self.workspace
-        with workspace.lock:
-            workspace.check_writable()
-            base = workspace.base
-            point, points = self._point_now(), self._points
-        if point is None:
-            return self._fork_at(base)
-        base_id = await self._flights.run(point, lambda: self._store_point(base, point, points))
-        return self._fork_at(await workspace.assets.snapshot(base_id))
-
-    def _point_now(self) -> ForkPoint | None:
-        """Return the session's present changes; the same as before if nothing changed since."""
-        changes = self.workspace.changes
-        if changes is not self._points_of:
-            self._points, self._points_of, self._latest = {}, changes, None
-        if changes.is_empty():
-            return None
-        if self._latest is None or not changes.same_as(self._latest.changes):
-            self._latest = ForkPoint(changes.copy())
-        return self._latest
-
-    def _fork_at(self, base: Snapshot) -> ForkSession:
-        # Forks are sessions, and sessions can be forked.
-
-        return ForkSession.beside(self, base)
-
-    async def _store_point(
-        self, base: Snapshot, point: ForkPoint, points: dict[SnapshotId, ForkPoint]
-    ) -> SnapshotId:
-        """Store an unpublished snapshot of the session's state, unless that was done.
-
-        It is noted in ``points``, those of the changes at the beginning: the session may have been
-        rebased meanwhile, and then what is done in the fork must not be merged.
-        """
-        for known_id, known in points.items():
-            if known is point:
-                return known_id
-        await self.workspace.store_packs()
-        flushed = await self._flusher.flush(base, WorkingTree(base.nodes, point.changes))
-        snapshot = Snapshot(
-            SnapshotId.random(),
-            base.id,
-            max(clock.now_us(), base.flushed_at + 1),
-            "fork",
-            {},
-            flushed.nodes,
-            flushed.files,
-        )
-        try:
-            await gather(self._flusher.store(flushed), self.workspace.assets.put_snapshot(snapshot))
-        except OutcomeUnknownError as error:
-            raise StorageUnavailableError(
-                f"The state that a fork begins in may not be stored: {error} Nothing was "
-                "published and no change was lost; fork again."
-            ) from error
-        points[snapshot.id] = point
-        return snapshot.id
-
-    @property
-    def has_pending_chunks(self) -> bool:
-        """Whether chunks wait in memory to be packed; see :meth:`store_pending_chunks`."""
-        packs = self.workspace.packs
-        return packs is not None and not packs.are_stored
-
-    async def store_pending_chunks(self) -> None:
-        """Return when every chunk written so far is in the storage, and durable there.
-
-        Where small chunks are packed, some wait in memory until there are enough of them, and
-        local disks are synced only by a commit, which can sync what its own process wrote. So a
-        fork needs this call before its bytes leave the process; the end of ``attached()``, the
-        blocking facade and Spark's tasks make it by themselves.
-
-        Raises:
-            StorageError: some are not; they stay in the session. Call again.
-
-        Cancellation: likewise.
-        """
-        await self.workspace.store_packs()
-        await self.workspace.assets.storage.sync()
+        return ForkSession.beside(self, self._forks, await self._forks.begin())
 
     async def merge(self, *forks: ForkSession, allow_overlaps: bool = True) -> None:
-        """Take over what was done in forks; nothing, if any of it clashes.
+        """Take over what was changed in forks, or nothing if any of it clashes.
 
         A fork can be merged into the session that it came from, and into its siblings, so that
-        many can be merged as a tree. It stays as it is.
+        many can be merged as a tree. The fork itself does not change.
 
         Args:
             forks: in order: of several that set one chunk the last one counts.
-            allow_overlaps: without it, a chunk that several of these forks set is a clash.
+            allow_overlaps: if false, a chunk that several of these forks set is a clash.
 
         Raises:
             MergeFailedError: they clash with each other, or with what this session did since
@@ -191,42 +357,23 @@ class Forking(Publishing):
         Cost: no requests; time and memory in proportion to what the forks changed.
         """
         self._check_mode("merged into")
-        with self._merging() as workspace:
-            merger = Merger(
-                workspace.changes,
-                workspace.base.id,
-                path_of=workspace.base.nodes.path_of,
-                allow_overlaps=allow_overlaps,
-            )
-            points = [self._point_of(fork) for fork in forks]
-            parts = [await stored_changes(fork) for fork in forks]
-
-            def work() -> ChangeSet:
-                for changes, point in zip(parts, points, strict=True):
-                    merger.add(changes, point)
-                merged = merger.finish()
-                check_fits(merged, workspace.base.nodes)
-                return merged
-
-            merged = await workspace.assets.compute(work, size_bytes=_BYTES_PER_FORK * len(parts))
-            with workspace.lock:
-                _check_still_merging(workspace)
-                if self._points_of is workspace.changes:
-                    self._points_of = merged
-                workspace.rebase_to(workspace.base, merged)
+        for fork in forks:
+            _check_is_fork(fork)
+        await self._forks.merge(forks, allow_overlaps=allow_overlaps)
 
     async def resume(
         self, root: ForkSession, *forks: ForkSession, allow_overlaps: bool = False
     ) -> None:
-        """Go on in place of a session that is gone, perhaps with its process.
+        """Continue in place of a session that is gone, perhaps with its process.
 
-        This session, which must not have changed anything, stands where ``root`` stands, with
-        what was changed in it and in ``forks`` of it. A commit finds out what others did since.
+        This session, which must not have changed anything, then stands where ``root`` stands,
+        with what was changed in it and in ``forks`` of it. A commit finds out what others did
+        since.
 
         Args:
             root: a fork of the session that is gone; it may have been read from bytes.
-            forks: forks of ``root``, made after its last change; likewise.
-            allow_overlaps: see :meth:`merge`.
+            forks: forks of ``root``, made after its last change; also from bytes.
+            allow_overlaps: see `merge`.
 
         Raises:
             SnapshotNotFoundError: what ``root`` stands on was collected as garbage.
@@ -236,123 +383,47 @@ class Forking(Publishing):
         Cancellation and errors: the session has no changes.
         """
         self._check_mode("resumed")
-        check_is_fork(root)
-        workspace = self.workspace
-        base = await workspace.assets.snapshot(root.snapshot_id)
-        done = await stored_changes(root)
-        with workspace.lock:
-            workspace.check_writable()
-            if not workspace.changes.is_empty():
-                raise SessionStateError(
-                    "This session has changes of its own, and cannot go on in place of another. "
-                    "Begin a new one with Repository.writable_session."
-                )
-            before = (self._session_id, self._points, self._points_of)
-            began, changes = workspace.base, done
-            point = ForkPoint(changes.copy())
-            self._session_id = root.session_id
-            self._points = {
-                fork.snapshot_id: point for fork in forks if fork.snapshot_id != base.id
-            }
-            self._points_of = changes
-            workspace.rebase_to(base, changes)
-        try:
-            await self.merge(*forks, allow_overlaps=allow_overlaps)
-        except BaseException:
-            workspace.rebase_to(began, ChangeSet())
-            self._session_id, self._points, self._points_of = before
-            raise
-
-    def _point_of(self, fork: ForkSession) -> ForkPoint:
-        """Return what this session had changed when a fork began."""
-        check_is_fork(fork)
-        workspace = self.workspace
-        if fork.session_id == self._session_id:
-            if fork.snapshot_id == workspace.base.id:
-                return ForkPoint(ChangeSet())
-            point = self._points.get(fork.snapshot_id)
-            if point is not None and self._points_of is workspace.changes:
-                return point
-        raise wrong_base(fork, self._session_id, workspace.base.id)
+        for fork in (root, *forks):
+            _check_is_fork(fork)
+        await self._forks.resume(root, forks, allow_overlaps=allow_overlaps)
 
     def _check_mode(self, what: str) -> None:
-        if self._mode is not SessionMode.WRITABLE:
+        if self.mode is not SessionMode.WRITABLE:
             raise SessionStateError(
-                f"A {self._mode.value} session cannot be {what}. Begin one with "
+                f"A {self.mode.value} session cannot be {what}. Begin one with "
                 "Repository.writable_session; to read elsewhere, open the repository there.",
                 code="cannot-fork-read-only-session" if what == "forked" else "merge-not-allowed",
             )
 
-    @contextmanager
-    def _merging(self) -> Generator[Workspace]:
-        """Keep changes out while forks are merged."""
-        workspace = self.workspace
-        with workspace.lock:
-            workspace.check_writable()
-            workspace.why_read_only = _MERGING
-        try:
-            yield workspace
-        finally:
-            with workspace.lock:
-                if workspace.why_read_only == _MERGING:
-                    workspace.why_read_only = None
 
-
-def check_is_fork(fork: object) -> None:
-    """Refuse what is no fork.
-
-    Raises:
-        SessionStateError: it is another session, or something else.
-    """
-    if not isinstance(fork, ForkSession):
-        raise SessionStateError(
-            f"Only forks can be merged, and {fork!r} is none. Make one with 'await "
-            "session.fork()', write to it, and merge that."
-        )
-
-
-def _check_still_merging(workspace: Workspace) -> None:
-    """Refuse to put what was merged into a fork that was detached meanwhile."""
-    if workspace.why_read_only != _MERGING:
-        raise SessionStateError(
-            f"{workspace.why_read_only} Other forks were being merged into it just then, and "
-            "nothing of them was: merge them into it again."
-        )
-
-
-def wrong_base(fork: ForkSession, session_id: bytes, base_id: SnapshotId) -> SessionStateError:
-    """Return why a fork cannot be merged here."""
-    if fork.session_id != session_id:
-        return SessionStateError(
-            f"{fork!r} came from another session, and can be merged into that one only."
-        )
-    return SessionStateError(
-        f"{fork!r} began in another state than {base_id}, where this session stands: the session "
-        "was rebased or its changes were discarded since, or the fork is one of a fork, and must "
-        "be merged into that first. What was written to it is lost unless that is done."
-    )
-
-
-async def stored_changes(fork: ForkSession) -> ChangeSet:
-    """Return what was done in a fork, once all that it refers to is stored."""
-    changes = fork.changes_so_far()  # first: what is written meanwhile is not among them
-    if fork.is_attached:  # the commit syncs what this process wrote
-        await fork.workspace.store_packs()
-    else:
-        await fork.store_pending_chunks()
-    return changes
-
-
-class Session(NodeOperations, Forking):
+class Session(_Hierarchy):
     """A snapshot to read, and for a writable session one transaction on a branch.
 
     Made by ``Repository.readonly_session``, ``Repository.writable_session`` and
-    ``Repository.rearrange_session``. Nothing that a
-    session changed is visible to anyone else before :meth:`commit`; a session that is dropped
-    leaves nothing behind but objects for garbage collection.
+    ``Repository.rearrange_session``. Nobody else sees what a session changed before `commit`; a
+    session that is dropped leaves nothing behind but objects for garbage collection.
 
     One session may be used from several tasks and event loops (Zarr has its own).
     """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        history: History,
+        options: ManifestOptions,
+        *,
+        branch: str | None,
+        mode: SessionMode,
+        default_metadata: Mapping[str, JSON],
+        origin: Origin | None,
+    ) -> None:
+        """Stand on the workspace's base; ``origin`` says how others can open the repository."""
+        self._workspace = workspace
+        self._publisher = Publisher(
+            workspace, history, options, branch=branch, mode=mode, default_metadata=default_metadata
+        )
+        self._session_forks = Forks(workspace, self._publisher.flusher)
+        self._origin = origin
 
     def __reduce__(self) -> str:
         """Refuse to pickle, and say what to send instead."""
@@ -365,92 +436,182 @@ class Session(NodeOperations, Forking):
 
     def __repr__(self) -> str:
         """Show mode, branch and snapshot."""
-        where = f" on {self._branch!r}" if self._branch is not None else ""
-        return f"<{self._mode.value} session{where} at {self.snapshot_id}>"
+        where = f" on {self.branch!r}" if self.branch is not None else ""
+        return f"<{self.mode.value} session{where} at {self.snapshot_id}>"
+
+    @property
+    def workspace(self) -> Workspace:
+        """The hierarchy, with the changes so far."""
+        return self._workspace
+
+    @property
+    def _forks(self) -> Forks:
+        return self._session_forks
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where the repository is and how it was opened; secrets are not shown."""
+        return self._origin
 
     @property
     def mode(self) -> SessionMode:
-        """What the session may do; it only reads once it was committed."""
-        return self._mode
-
-    @property
-    def read_only(self) -> bool:
-        """Whether the session only reads."""
-        return self._mode is SessionMode.READONLY
-
-    @property
-    def snapshot_id(self) -> SnapshotId:
-        """The snapshot that the session stands on."""
-        return self.workspace.base.id
-
-    @property
-    def spec_version(self) -> int:
-        """The format version that new files are written to."""
-        return self._history.spec_version
+        """What the session may do; after a commit it only reads."""
+        return self._publisher.mode
 
     @property
     def branch(self) -> str | None:
         """The branch that a writable session commits to."""
-        return self._branch
+        return self._publisher.branch
 
     @property
-    def store(self) -> IcechunkStore:
-        """A Zarr store of the session's hierarchy, for ``zarr`` and ``xarray``."""
-        # The one convenience that looks up to a higher layer.
-        from icechunk_async.zarr.store import IcechunkStore  # noqa: PLC0415
+    def outcome_unknown(self) -> bool:
+        """Whether a commit may have landed without an answer; commit again to find out."""
+        return self._publisher.outcome_unknown
 
-        return IcechunkStore(self, read_only=self.read_only)
+    @property
+    def already_committed(self) -> bool:
+        """Whether ``commit(once=...)`` found its transaction on the branch and published none."""
+        return self._publisher.already_committed
 
-    def status(self) -> Diff:
-        """Return what the session changed so far."""
-        from icechunk_async.engine.history.diff import diff_of_log  # noqa: PLC0415 -- not without need
+    async def commit(
+        self,
+        message: str,
+        metadata: Mapping[str, JSON] | None = None,
+        *,
+        rebase_with: ConflictSolver | None = None,
+        rebase_tries: int = 1000,
+        timeout_seconds: float | None = None,
+        allow_empty: bool = False,
+        once: Transaction | None = None,
+    ) -> SnapshotId:
+        """Publish the session's changes as a new snapshot on its branch, all at once.
 
-        workspace = self.workspace
-        with workspace.lock:
-            tree, changes = workspace.tree, workspace.changes
-            paths: dict[NodeId, str] = {it: gone.path for it, gone in changes.deleted.items()}
-            paths.update((node.id, path) for path, node in changes.new.items())
-            log = changes.log(workspace.base.id)
-            return diff_of_log(log, lambda it: paths.get(it) or tree.base.path_of(it))
+        Afterwards the session is read-only and stands on the new snapshot.
 
-    async def all_virtual_chunk_locations(self) -> list[str]:
-        """Return the URL of the object behind every virtual chunk, array by array.
-
-        There is an entry for each chunk; names of containers are replaced by their prefixes.
-
-        Cost: one request for each manifest that is not cached; no object is made per chunk.
-        """
-        return await virtual_locations(self.workspace)
-
-    def discard_changes(self) -> None:
-        """Forget every change of the session.
+        Args:
+            message: says what was done, for people.
+            metadata: properties of the snapshot, JSON values by name; laid over the
+                repository's default commit metadata.
+            rebase_with: where another writer was first, replay the changes on top and try
+                again, letting this solver decide conflicts. Without it such a race is lost.
+            rebase_tries: how often at most.
+            timeout_seconds: how long the call may take, tries and waits included.
+            allow_empty: make a snapshot even if nothing changed.
+            once: names the commit. Where the branch holds this transaction, or a later one of
+                the same application, nothing is published: the session drops its changes and
+                stands on the newest snapshot that records it, whose id is returned. See
+                ``already_committed``.
 
         Raises:
-            ReadOnlyError: the session cannot change anything, or is being committed.
+            NothingToCommitError: nothing changed.
+            ConflictError: another writer was first, and either no solver was given or the
+                tries or the time were used up. Nothing was published; no change is lost.
+            StorageUnavailableError: the time was used up otherwise. Nothing was published.
+            RebaseFailedError: the solver did not settle a conflict. Nothing was published.
+            ReadOnlyError, RepositoryReadOnlyError, BranchNotFoundError: nothing was published.
+            SnapshotNotFoundError: chunks were shifted or reindexed, the session was rebased,
+                and the snapshot that it stood on has expired since. Nothing was published.
+            OutcomeUnknownError: the storage never answered, or not in time. Committing again
+                finds out, and publishes only what was not published.
+
+        Cancellation: the commit may have been published.
+
+        Cost: two requests that follow one another after the chunks are stored, where nobody
+        else commits: manifests, snapshot, log and backup together, then the reference. A try
+        that lost a race stores again only what the winner's commit affects. With ``once``, a
+        walk along the history where the session's base records no transaction: one request, or
+        with format version 1 one for each commit back to the nearest record.
         """
-        workspace = self.workspace
-        with workspace.lock:
-            workspace.check_open()
-            workspace.rebase_to(workspace.base, ChangeSet())
+        return await self._publisher.commit(
+            message,
+            metadata,
+            rebase_with=rebase_with,
+            rebase_tries=rebase_tries,
+            timeout_seconds=timeout_seconds,
+            allow_empty=allow_empty,
+            once=once,
+        )
+
+    async def amend(
+        self,
+        message: str,
+        metadata: Mapping[str, JSON] | None = None,
+        *,
+        allow_empty: bool = False,
+    ) -> SnapshotId:
+        """Replace the tip of the branch by a snapshot with the session's changes on top of it.
+
+        Message and properties are replaced, not joined; those that record transactions
+        (``commit(once=...)``) are repeated. The old tip can still be read by its
+        id until it is collected. Afterwards the session is read-only.
+
+        Raises:
+            UnsupportedBySpecError: the repository is of format version 1.
+            SessionStateError: the tip is the first snapshot, or it moved nodes and the session
+                does not.
+            NothingToCommitError, ConflictError, ReadOnlyError, SnapshotNotFoundError: as
+                `commit`.
+
+        Cancellation: the amendment may have been published.
+        """
+        return await self._publisher.amend(message, metadata, allow_empty=allow_empty)
+
+    async def flush(self, message: str, metadata: Mapping[str, JSON] | None = None) -> SnapshotId:
+        """Publish a snapshot of the session's changes that no branch holds, also if there are none.
+
+        It can be read by its id, and a branch or tag can be set to it; else it is collected
+        as garbage. Afterwards the session is read-only and stands on it.
+
+        Raises:
+            SnapshotNotFoundError: the session's base has expired or been collected (in format 1
+                only the latter is noticed). Nothing was published.
+            ReadOnlyError: as `commit`.
+
+        Cancellation: the snapshot may exist.
+        """
+        return await self._publisher.flush(message, metadata)
+
+    async def rebase(self, solver: ConflictSolver) -> None:
+        """Replay the session's changes on top of the newer commits of its branch.
+
+        Nothing is published. Nothing happens if there are no newer commits.
+
+        Raises:
+            RebaseFailedError: a conflict that the solver did not settle. The session stands on
+                the last commit that did not clash, with its changes.
+            ConflictError: the branch was reset away from the session's base.
+            ReadOnlyError: the session only reads.
+
+        Cancellation: the session stands on its old base or on a commit after it.
+        """
+        await self._publisher.rebase(solver)
 
 
-class ForkSession(Session):
-    """A session that travels: it reads, writes and pickles, and is merged instead of committed.
+class ForkSession(_Hierarchy):
+    """A part of a session that travels: it reads, writes and pickles, and is merged.
 
     Made by ``Session.fork``. Pickled, it carries where the repository is and what was written to
     it so far, which is columns and a few bytes a chunk; chunks themselves are stored when they
-    are written. Where it arrives it opens nothing by itself: use :meth:`attached` to work in it,
-    and merge it as it is.
+    are written. At its destination it opens nothing by itself: use `attached` to work in it, and
+    merge it whether it is attached or not.
     """
 
-    _base_id: SnapshotId
-    _carried: ChangeSet | None
-    """What was changed, while the fork is not attached."""
-    _unstored: Packs | None
-    """Chunks of those changes that are not in the storage; None if all are."""
+    def __init__(
+        self,
+        state: _Attached | _Detached,
+        *,
+        session_id: bytes,
+        base_id: SnapshotId,
+        origin: Origin | None,
+    ) -> None:
+        """Begin attached or detached; see `Session.fork` and `from_bytes`."""
+        self._state = state
+        self._session_id = session_id
+        self._base_id = base_id
+        self._origin = origin
 
     @classmethod
-    def beside(cls, session: Forking, base: Snapshot) -> Self:
+    def beside(cls, session: _Hierarchy, forks: Forks, base: Snapshot) -> Self:
         """Return a fork of ``session`` that stands on ``base`` and shares its connections."""
         home = session.workspace
         workspace = Workspace(
@@ -461,69 +622,87 @@ class ForkSession(Session):
             read_only=False,
             packs=None if home.packs is None else home.packs.another(),
         )
-        fork = cls(
-            workspace,
-            session._history,  # noqa: SLF001 - a fork is a part of its session
-            session._flusher.options,  # noqa: SLF001
-            branch=None,
-            mode=SessionMode.WRITABLE,
-            default_metadata={},
-            origin=session._origin,  # noqa: SLF001
-            session_id=session._session_id,  # noqa: SLF001
+        return cls(
+            _Attached.to(workspace, forks.flusher.options, forks.session_id),
+            session_id=forks.session_id,
+            base_id=base.id,
+            origin=session.origin,
         )
-        fork._base_id, fork._carried, fork._unstored = base.id, None, None
-        return fork
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, origin: Origin | None = None) -> Self:
-        """Read what :meth:`to_bytes` wrote. Such a fork can be merged, and attached to a storage.
+        """Read what `to_bytes` wrote. Such a fork can be merged, and attached to a storage.
 
         Raises:
             FormatError: the bytes are damaged, or another version of the library wrote them.
         """
         state = decode_fork(data)
-        fork = cls.__new__(cls)
-        fork._arrive(state, origin)  # noqa: SLF001 - made here
-        return fork
-
-    def _arrive(self, state: ForkState, origin: Origin | None) -> None:
-        """Begin detached, in place of ``__init__``."""
-        self._session_id, self._base_id, self._origin = state.session_id, state.base_id, origin
-        self._mode, self._branch = SessionMode.WRITABLE, None
-        self._let_go(state.changes, None)
+        return cls(
+            _Detached(state.changes, None),
+            session_id=state.session_id,
+            base_id=state.base_id,
+            origin=origin,
+        )
 
     def to_bytes(self) -> bytes:
-        """Return what was done in the fork, without where the repository is and any secret.
+        """Return what was changed in the fork, without where the repository is and any secret.
 
         Equal states give equal bytes. Cost: some 12 to 25 bytes a chunk. On local disks, what the
-        bytes refer to is durable after the end of ``attached()``, or ``store_pending_chunks``.
+        bytes refer to is durable after the end of `attached`, or `store_pending_chunks`.
 
         Raises:
-            SessionStateError: chunks wait to be packed; see ``store_pending_chunks``.
+            SessionStateError: chunks wait to be packed; see `store_pending_chunks`.
         """
         changes = self.changes_so_far()  # first: a thread may write while this looks
         if self.has_pending_chunks:
             raise _pending()
         return encode_fork(ForkState(self._session_id, self._base_id, changes))
 
-    def __reduce__(self) -> tuple[object, ...]:  # type: ignore[override] # a session refuses
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle as plain data."""
         return type(self).from_bytes, (self.to_bytes(), self._origin)
 
     def __repr__(self) -> str:
         """Show the snapshot, and whether it can be read and written here."""
-        state = "" if self._carried is None else ", not attached"
-        return f"<fork at {self.snapshot_id}{state}>"
+        return f"<fork at {self.snapshot_id}{'' if self.is_attached else ', not attached'}>"
 
     @property
-    def session_id(self) -> bytes:
-        """Names the session that the fork, and every fork of a fork, belongs to."""
-        return self._session_id
+    def workspace(self) -> Workspace:
+        """The hierarchy, with the changes so far, while the fork is attached."""
+        return self._attached.workspace
+
+    @property
+    def _forks(self) -> Forks:
+        return self._attached.forks
+
+    @property
+    def _attached(self) -> _Attached:
+        if isinstance(self._state, _Detached):
+            raise SessionStateError(
+                "This fork arrived from elsewhere and has nothing open here. Read and write within "
+                "'async with fork.attached()'; to merge it, nothing needs to be open."
+            )
+        return self._state
 
     @property
     def origin(self) -> Origin | None:
         """Where its repository is and how it was opened; its secrets are not shown."""
         return self._origin
+
+    @property
+    def mode(self) -> SessionMode:
+        """Writable, as its session was."""
+        return SessionMode.WRITABLE
+
+    @property
+    def branch(self) -> None:
+        """None: a fork is merged, not committed."""
+        return
+
+    @property
+    def session_id(self) -> bytes:
+        """Names the session that the fork, and every fork of a fork, belongs to."""
+        return self._session_id
 
     @property
     def snapshot_id(self) -> SnapshotId:
@@ -533,45 +712,53 @@ class ForkSession(Session):
     @property
     def is_attached(self) -> bool:
         """Whether the fork can read and write here."""
-        return self._carried is None
+        return isinstance(self._state, _Attached)
 
     @property
     def has_uncommitted_changes(self) -> bool:
         """Whether anything was changed in the fork."""
-        if self._carried is not None:
-            return not self._carried.is_empty()
+        if isinstance(self._state, _Detached):
+            return not self._state.changes.is_empty()
         return super().has_uncommitted_changes
-
-    @property
-    def store(self) -> IcechunkStore:
-        """A Zarr store of the fork's hierarchy, while it is attached."""
-        if not self.is_attached:
-            _refuse_detached()
-        return super().store
 
     @property
     def has_pending_chunks(self) -> bool:
         """Whether chunks wait in memory to be packed; such a fork does not travel."""
-        return super().has_pending_chunks if self.is_attached else self._unstored is not None
+        if isinstance(self._state, _Detached):
+            return self._state.unstored is not None
+        return super().has_pending_chunks
 
     async def store_pending_chunks(self) -> None:
         """Return when every chunk written so far is in the storage; see ``Session``.
 
         Raises:
-            StorageError: some are not; they stay in the fork. Call again.
+            StorageError: some are not stored; they stay in the fork. Call again.
             SessionStateError: some are not, and the fork is not attached.
         """
-        if self._carried is None:
+        if self.is_attached:
             await super().store_pending_chunks()
         elif self.has_pending_chunks:
             raise _pending()
 
     def changes_so_far(self) -> ChangeSet:
         """Return a copy of what was changed in the fork."""
-        if self._carried is not None:
-            return self._carried.copy()
+        if isinstance(self._state, _Detached):
+            return self._state.changes.copy()
         with self.workspace.lock:
             return self.workspace.changes.copy()
+
+    async def stored_changes(self) -> ChangeSet:
+        """Return a copy of what was changed in the fork, once every chunk of it is stored.
+
+        Raises:
+            StorageError, SessionStateError: as `store_pending_chunks`.
+        """
+        changes = self.changes_so_far()  # first: what is written meanwhile is not among them
+        if self.is_attached:  # local disks need no sync: the commit syncs what this process wrote
+            await self.workspace.store_packs()
+        else:
+            await self.store_pending_chunks()
+        return changes
 
     @asynccontextmanager
     async def attached(
@@ -582,11 +769,12 @@ class ForkSession(Session):
     ) -> AsyncGenerator[Self]:
         """Open the fork's repository for the length of the block, to read and write.
 
-        A fork that is attached already, as it is where it was made, is simply answered.
+        If the fork is attached already, as it is where it was made, nothing is opened.
 
         Args:
             storage: use this one, which is left open, in place of what travelled with the fork.
-            authorize_virtual_chunk_access: likewise; see ``Repository.open``.
+            authorize_virtual_chunk_access: use these in place of what travelled; see
+                ``Repository.open``.
 
         Raises:
             SnapshotNotFoundError: what the fork stands on was collected as garbage.
@@ -594,11 +782,11 @@ class ForkSession(Session):
             StorageError: at the end of the block: chunks that waited to be packed are not stored.
                 They stay in the fork, which can be attached again but not sent until they are.
 
-        Cancellation, and other errors in the block: what was written stays in the fork, likewise.
+        Cancellation, and other errors in the block: what was written stays in the fork.
 
         Cost: four requests; the block's end waits for none.
         """
-        if self._carried is None:
+        if self.is_attached:
             yield self
             await self.store_pending_chunks()
             return
@@ -612,73 +800,106 @@ class ForkSession(Session):
                 "open storage, 'fork.attached(storage)'."
             )
         async with open_engine(request) as engine:
-            self._take_hold(engine, await engine.assets.snapshot(self._base_id))
+            self.attach(engine, await engine.assets.snapshot(self._base_id))
             try:
                 yield self
                 await self.store_pending_chunks()
             finally:
-                with self.workspace.lock:
-                    self.workspace.why_read_only = "The fork was detached."
-                    changes = self.workspace.changes
-                self._let_go(changes, self.workspace.packs)
+                self._detach()
 
-    def _take_hold(self, engine: Engine, base: Snapshot) -> None:
-        """Begin to read and write."""
-        assert self._carried is not None  # it was detached
+    def attach(self, engine: Engine, base: Snapshot) -> None:
+        """Begin to read and write in an open repository, for as long as that is open."""
+        state = self._state
+        assert isinstance(state, _Detached)
         workspace = Workspace(
             base,
             engine.assets,
             engine.virtual,
             inline_threshold_bytes=engine.config.effective_inline_chunk_threshold_bytes,
             read_only=False,
-            packs=self._unstored or engine.new_packs(),
+            packs=state.unstored or engine.new_packs(),
         )
-        workspace.rebase_to(base, self._carried)
-        Session.__init__(
-            self,
-            workspace,
-            engine.history,
-            engine.manifest_options,
-            branch=None,
-            mode=SessionMode.WRITABLE,
-            default_metadata={},
-            origin=self._origin,
-            session_id=self._session_id,
-        )
-        self._carried = self._unstored = None
+        workspace.rebase_to(base, state.changes)
+        self._state = _Attached.to(workspace, engine.manifest_options, self._session_id)
 
-    def _let_go(self, changes: ChangeSet, packs: Packs | None) -> None:
+    def _detach(self) -> None:
         """Keep the changes with chunks that are not stored, and nothing that is open."""
-        self._carried = changes
-        self._unstored = None if packs is None or packs.are_stored else packs
-        self.workspace = cast("Workspace", _NotAttached())
-        self._history = cast("History", _NotAttached())
+        workspace = self.workspace
+        with workspace.lock:
+            workspace.closed = Closed.DETACHED
+            packs = workspace.packs
+            unstored = None if packs is None or packs.are_stored else packs
+            self._state = _Detached(workspace.changes, unstored)
 
     async def merge(self, *forks: ForkSession, allow_overlaps: bool = True) -> None:
-        """Take over what was done in other forks; see ``Session.merge``.
+        """Take over what was changed in other forks; see ``Session.merge``.
 
         Needs no storage: forks that travelled can be merged wherever they are.
         """
-        if self._carried is None:
-            await super().merge(*forks, allow_overlaps=allow_overlaps)
+        state = self._state
+        if isinstance(state, _Detached):
+            for fork in forks:
+                _check_is_fork(fork)
+            merged = await merge_apart(
+                state.changes, self._session_id, self._base_id, forks, allow_overlaps=allow_overlaps
+            )
+            if self._state is state:  # no await since: nothing can be changed in between
+                self._state = _Detached(merged, state.unstored)
+            else:  # it was attached or merged into meanwhile
+                await self.merge(*forks, allow_overlaps=allow_overlaps)
             return
-        for fork in forks:
-            check_is_fork(fork)
-            if (fork.session_id, fork.snapshot_id) != (self._session_id, self._base_id):
-                raise wrong_base(fork, self._session_id, self._base_id)
-        parts = [await stored_changes(fork) for fork in forks]
-        if not self.is_attached:  # still: no await from here on
-            merger = Merger(self._carried, self._base_id, allow_overlaps=allow_overlaps)
-            for changes in parts:
-                merger.add(changes, ForkPoint(ChangeSet()))
-            self._carried = merger.finish()
-        else:
-            await super().merge(*forks, allow_overlaps=allow_overlaps)
+        await super().merge(*forks, allow_overlaps=allow_overlaps)
 
-    @contextmanager
-    def _exclusively(self) -> Generator[str]:
-        _never_published()
-        yield ""
+    async def commit(self, *_: object, **__: object) -> NoReturn:
+        """Refuse: a fork is merged into its session, and that is committed."""
+        raise _never_published()
+
+    async def amend(self, *_: object, **__: object) -> NoReturn:
+        """Refuse: a fork is merged into its session, and that amends."""
+        raise _never_published()
+
+    async def flush(self, *_: object, **__: object) -> NoReturn:
+        """Refuse: a fork is merged into its session, and that is flushed."""
+        raise _never_published()
+
+    async def rebase(self, *_: object, **__: object) -> NoReturn:
+        """Refuse: a fork is merged into its session, and that is rebased."""
+        raise _never_published()
+
+
+type AnySession = Session | ForkSession
+"""What a Zarr store can stand on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Attached:
+    """A fork whose repository is open."""
+
+    workspace: Workspace
+    forks: Forks
+
+    @classmethod
+    def to(cls, workspace: Workspace, options: ManifestOptions, session_id: bytes) -> Self:
+        flusher = Flusher(workspace.assets, options)
+        return cls(workspace, Forks(workspace, flusher, session_id=session_id))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Detached:
+    """A fork that has nothing open."""
+
+    changes: ChangeSet
+    unstored: Packs | None
+    """Chunks of those changes that are not in the storage; None if all are."""
+
+
+def _check_is_fork(fork: object) -> None:
+    """Raise SessionStateError for another session, or anything else that is no fork."""
+    if not isinstance(fork, ForkSession):
+        raise SessionStateError(
+            f"Only forks can be merged, and {fork!r} is not a fork. Make one with 'await "
+            "session.fork()', write to it, and merge that."
+        )
 
 
 def _pending() -> SessionStateError:
@@ -689,23 +910,9 @@ def _pending() -> SessionStateError:
     )
 
 
-def _never_published() -> NoReturn:
-    raise SessionStateError(
+def _never_published() -> SessionStateError:
+    return SessionStateError(
         "A fork cannot be committed, amended, flushed or rebased. Merge it into the session that "
         "it came from, 'await session.merge(fork)', and do that there.",
         code="commit-not-allowed",
-    )
-
-
-class _NotAttached:
-    """In the place of what only an attached fork has."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        _refuse_detached()
-
-
-def _refuse_detached() -> NoReturn:
-    raise SessionStateError(
-        "This fork arrived from elsewhere and has nothing open here. Read and write within "
-        "'async with fork.attached()'; to merge it, nothing needs to be open."
     )

@@ -54,7 +54,7 @@ async def _one_commit(repository: Repository, name: str, branch: str, chunk: int
         return Outcome.UNKNOWN
     except IcechunkError:
         # The service was busy: refused, and a session that is not in doubt knows it.
-        doubtful = session is not None and bool(session._doubtful)
+        doubtful = session is not None and session.outcome_unknown
         return Outcome.UNKNOWN if doubtful else Outcome.REFUSED
     return Outcome.ACKNOWLEDGED
 

@@ -133,7 +133,7 @@ class Writer:
     @property
     def in_doubt(self) -> bool:
         """Whether the session knows of a try that may have landed."""
-        return bool(getattr(self.session, "_doubtful", False))
+        return self.session is not None and self.session.outcome_unknown
 
     async def commit(self, repository: Repository, branch: str, name: str) -> None:
         """Write a chunk or two."""

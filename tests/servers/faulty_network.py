@@ -183,7 +183,7 @@ async def _commit(storage: Storage, name: str, branch: str, chunk: int) -> Outco
     except OutcomeUnknownError:
         return Outcome.UNKNOWN
     except IcechunkError:
-        doubtful = session is not None and bool(session._doubtful)
+        doubtful = session is not None and session.outcome_unknown
         return Outcome.UNKNOWN if doubtful else Outcome.REFUSED
     return Outcome.ACKNOWLEDGED
 

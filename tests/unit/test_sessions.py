@@ -352,7 +352,7 @@ async def test_writes_while_committing_are_refused_not_lost(filled: Repository) 
     """What is not part of the commit raises where it is written."""
     session = await filled.writable_session("main")
     await write(session, "a/c/2", b"\x02")
-    with session._exclusively(), pytest.raises(ReadOnlyError, match="being committed"):
+    with session._publisher.exclusively(), pytest.raises(ReadOnlyError, match="being committed"):
         await write(session, "a/c/3", b"\x03")
     await write(session, "a/c/3", b"\x03")
     await session.commit("both")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.repository import Repository as AsyncRepository
-    from icechunk_async.session import Session as AsyncSession
+    from icechunk_async.session import AnySession as AsyncSession
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.storage import Storage
     from icechunk_async.sync.store import IcechunkStore
@@ -224,6 +224,7 @@ def commit_once(
     solver = None if rebase_with is None else rebase_with.to_native()
 
     async def commit(native: AsyncSession) -> tuple[str, bool]:
+        assert not isinstance(native, AsyncForkSession)  # the driver's session, not a task's
         made = await native.commit(
             message, metadata, rebase_with=solver, rebase_tries=rebase_tries, once=once
         )

@@ -16,7 +16,7 @@ from icechunk_async.sync.snapshots import Diff
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from icechunk_async.session import Session as AsyncSession
+    from icechunk_async.session import AnySession as AsyncSession
     from icechunk_async.sync._display import Rows
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.session_handles import SessionHandle

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from icechunk_async.repository import Repository as AsyncRepository
-    from icechunk_async.session import Session as AsyncSession
+    from icechunk_async.session import AnySession as AsyncSession
     from icechunk_async.sync.handles import RepositoryHandle
 
 __all__ = ["SessionHandle"]
@@ -183,4 +183,4 @@ async def _attach(fork: AsyncForkSession, repository: AsyncRepository) -> None:
     """Let a fork that arrived read and write through the repository that all here share."""
     engine = repository.engine
     base = await engine.assets.snapshot(fork.snapshot_id)
-    fork._take_hold(engine, base)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    fork.attach(engine, base)

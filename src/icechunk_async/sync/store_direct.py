@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest
     from zarr.core.buffer import Buffer, BufferPrototype
 
-    from icechunk_async.session import Session as AsyncSession
+    from icechunk_async.session import AnySession as AsyncSession
     from icechunk_async.sync.session_handles import SessionHandle
 
 __all__ = ["DirectAccess"]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from zarr.core.buffer import Buffer, BufferPrototype
 
-    from icechunk_async.session import Session
+    from icechunk_async.session import AnySession
     from icechunk_async.storage import RangeRequest
     from icechunk_async.zarr.virtual.references import VirtualChunkSpec
 
@@ -78,7 +78,7 @@ class IcechunkStore(Store):
     """
 
     def __init__(
-        self, session: Session, *, read_only: bool = False, keep_alive: object = None
+        self, session: AnySession, *, read_only: bool = False, keep_alive: object = None
     ) -> None:
         """Look at ``session``.
 
@@ -111,7 +111,7 @@ class IcechunkStore(Store):
         return hash((id(self._session), self.read_only))
 
     @property
-    def session(self) -> Session:
+    def session(self) -> AnySession:
         """The session that the store looks at."""
         return self._session
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from zarr.core.buffer import Buffer, BufferPrototype
 
-    from icechunk_async import Session
+    from icechunk_async.session import AnySession
 
 __all__ = ["AnyKeyStore"]
 
@@ -37,7 +37,7 @@ _SCALAR = array_document((), ())
 class AnyKeyStore(Store):
     """Translates keys and ranges; all else is the wrapped store's."""
 
-    def __init__(self, session: Session, *, read_only: bool = False) -> None:
+    def __init__(self, session: AnySession, *, read_only: bool = False) -> None:
         super().__init__(read_only=read_only)
         self.inner = IcechunkStore(session, read_only=read_only)
 

@@ -19,6 +19,7 @@ from icechunk_async.engine.commit.flush import Flusher
 from icechunk_async.engine.commit.once import Record, newest_versions, record_of, repeated
 from icechunk_async.engine.commit.rebase import rebase
 from icechunk_async.engine.history import Amend, Commit, Detach, check_moves_allowed
+from icechunk_async.engine.tree.workspace import Closed
 from icechunk_async.errors import (
     ConflictError,
     IcechunkError,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.transaction_log import TransactionLog
 
-__all__ = ["Publishing", "SessionMode"]
+__all__ = ["Publisher", "SessionMode"]
 
 
 _log = logging.getLogger(__name__)
@@ -62,8 +63,8 @@ class SessionMode(Enum):
     """It may move nodes, and nothing else."""
 
 
-class Publishing:
-    """What a session does to be seen by others; a base of the session."""
+class Publisher:
+    """Publishes the changes of one workspace, and remembers what may have been published."""
 
     def __init__(
         self,
@@ -74,20 +75,30 @@ class Publishing:
         branch: str | None,
         mode: SessionMode,
         default_metadata: Mapping[str, JSON],
+        log: Callable[[SnapshotId], TransactionLog] | None = None,
     ) -> None:
-        """Stand on the workspace's base, which is the tip of ``branch`` in a writable session."""
+        """Stand on the workspace's base, which is the tip of ``branch`` in a writable session.
+
+        ``log`` returns what a commit says that it touched; by default what the session changed.
+        """
         self.workspace = workspace
+        self.branch = branch
+        self.mode = mode
+        self.flusher = Flusher(workspace.assets, options)
         self._history = history
-        self._branch = branch
-        self._mode = mode
         self._default_metadata = default_metadata
-        self._flusher = Flusher(workspace.assets, options)
+        self._given_log = log
         self._busy = False
         self._doubtful: dict[SnapshotId, Snapshot] = {}
-        """Snapshots that may have been published without our hearing of it."""
+        """Snapshots that may have been published, because no answer came."""
         self._record: Record | None = None
-        """The transactions that were found last, for a base of the session."""
+        """The transactions found last, for a base of the session."""
         self._already_committed = False
+
+    @property
+    def outcome_unknown(self) -> bool:
+        """Whether a snapshot may have been published without an answer."""
+        return bool(self._doubtful)
 
     @property
     def has_uncommitted_changes(self) -> bool:
@@ -111,44 +122,7 @@ class Publishing:
         allow_empty: bool = False,
         once: Transaction | None = None,
     ) -> SnapshotId:
-        """Publish the session's changes as a new snapshot on its branch, all at once.
-
-        Afterwards the session is read-only and stands on the new snapshot.
-
-        Args:
-            message: says what was done, for people.
-            metadata: properties of the snapshot, JSON values by name; laid over the
-                repository's default commit metadata.
-            rebase_with: where another writer was first, replay the changes on top and try
-                again, letting this solver decide conflicts. Without it such a race is lost.
-            rebase_tries: how often at most.
-            timeout_seconds: how long the call may take, tries and waits included.
-            allow_empty: make a snapshot even if nothing changed.
-            once: names the commit. Where the branch holds this transaction, or a later one of
-                the same application, nothing is published: the session drops its changes and
-                stands on the newest snapshot that records it, whose id is returned. See
-                ``already_committed``.
-
-        Raises:
-            NothingToCommitError: nothing changed.
-            ConflictError: another writer was first, and either no solver was given or the
-                tries or the time were used up. Nothing was published; no change is lost.
-            StorageUnavailableError: the time was used up otherwise; likewise.
-            RebaseFailedError: the solver did not settle a conflict; likewise.
-            ReadOnlyError, RepositoryReadOnlyError, BranchNotFoundError: nothing was published.
-            SnapshotNotFoundError: chunks were shifted or reindexed, the session was rebased,
-                and the snapshot that it stood on has expired since. Nothing was published.
-            OutcomeUnknownError: the storage never answered, or not in time. Committing again
-                finds out, and publishes only what was not published.
-
-        Cancellation: the commit may have been published.
-
-        Cost: two requests that follow one another after the chunks are stored, where nobody
-        else commits: manifests, snapshot, log and backup together, then the reference. A try
-        that lost a race stores again only what the winner's commit affects. With ``once``, a
-        walk along the history where the session's base records no transaction: one request, or
-        with format version 1 one for each commit back to the nearest record.
-        """
+        """Publish the changes as a new snapshot on the branch; see `Session.commit`."""
         races: list[ConflictError] = []
         with self._publishing("commit", allow_empty=allow_empty or once is not None) as branch:
             with anyio.move_on_after(timeout_seconds):
@@ -235,21 +209,7 @@ class Publishing:
         *,
         allow_empty: bool = False,
     ) -> SnapshotId:
-        """Replace the tip of the branch by a snapshot with the session's changes on top of it.
-
-        Message and properties are replaced, not joined; those that record transactions
-        (``commit(once=...)``) are repeated. The old tip can still be read by its
-        id until it is collected. Afterwards the session is read-only.
-
-        Raises:
-            UnsupportedBySpecError: the repository is of format version 1.
-            SessionStateError: the tip is the first snapshot, or it moved nodes and the session
-                does not.
-            NothingToCommitError, ConflictError, ReadOnlyError, SnapshotNotFoundError: as
-                :meth:`commit`.
-
-        Cancellation: the amendment may have been published.
-        """
+        """Replace the tip by a snapshot with the changes on top; see `Session.amend`."""
         unsupported = not self._history.capabilities.amend  # which is said before all else
         with self._publishing("amend", allow_empty=allow_empty or unsupported) as branch:
             self._history.capabilities.require("amend")
@@ -264,50 +224,28 @@ class Publishing:
                     code="no-amend-for-initial-commit",
                 )
             replaced = await self.workspace.assets.transaction_log(base.id)
-            if replaced.moves and self._mode is not SessionMode.REARRANGE:
+            if replaced.moves and self.mode is not SessionMode.REARRANGE:
                 raise SessionStateError(
                     f"Snapshot {base.id} moved nodes, and changes cannot be folded into moves. "
                     "Commit instead."
                 )
-            snapshot, flushed, log = await self._draft(
+            snapshot, flushed, log = await self.draft(
                 message, metadata, None, lambda it: replaced.merge(self.workspace.changes.log(it))
             )
             return await self._publish(Amend(branch, base.id, snapshot), flushed, log)
 
     async def flush(self, message: str, metadata: Mapping[str, JSON] | None = None) -> SnapshotId:
-        """Make a snapshot of the session's changes that no branch holds, also if there are none.
-
-        It can be read by its id, and a branch or tag can be set to it; else it is collected
-        one day. Afterwards the session is read-only and stands on it.
-
-        Raises:
-            SnapshotNotFoundError: the session's base has expired or been collected (in format 1
-                only the latter is noticed). Nothing was published.
-            ReadOnlyError: as :meth:`commit`.
-
-        Cancellation: the snapshot may exist.
-        """
+        """Publish a snapshot that no branch holds; see `Session.flush`."""
         with self._publishing("flush", allow_empty=True):
             base_id = self.workspace.base.id
-            snapshot, flushed, log = await self._draft(
+            snapshot, flushed, log = await self.draft(
                 message, metadata, None, self.workspace.changes.log
             )
             return await self._publish(Detach(base_id, snapshot), flushed, log)
 
     async def rebase(self, solver: ConflictSolver) -> None:
-        """Replay the session's changes on top of the newer commits of its branch.
-
-        Nothing is published. Nothing happens if there are no newer commits.
-
-        Raises:
-            RebaseFailedError: a conflict that the solver did not settle. The session stands on
-                the last commit that did not clash, with its changes.
-            ConflictError: the branch was reset away from the session's base.
-            ReadOnlyError: the session only reads.
-
-        Cancellation: the session stands on its old base or on a commit after it.
-        """
-        with self._exclusively() as branch:
+        """Replay the changes on top of newer commits; see `Session.rebase`."""
+        with self.exclusively() as branch:
             await rebase(self.workspace, self._history, branch, solver)
 
     async def _publish_on(
@@ -324,14 +262,14 @@ class Publishing:
             assert self._record is not None  # it was looked for
             assert self._record.at == base_id  # the only snapshot that this commit can land on
             recorded = self._record.properties_with(once)
-        snapshot, flushed, log = await self._draft(message, metadata, extra, self._log, recorded)
+        snapshot, flushed, log = await self.draft(message, metadata, extra, self._log, recorded)
         return await self._publish(Commit(branch, base_id, snapshot), flushed, log)
 
     def _log(self, snapshot_id: SnapshotId) -> TransactionLog:
         """Return what a commit says that it touched."""
-        return self.workspace.changes.log(snapshot_id)
+        return (self._given_log or self.workspace.changes.log)(snapshot_id)
 
-    async def _draft(
+    async def draft(
         self,
         message: str,
         metadata: Mapping[str, JSON] | None,
@@ -345,11 +283,11 @@ class Publishing:
         """
         workspace = self.workspace
         base = workspace.base
-        if self._mode is SessionMode.REARRANGE:
+        if self.mode is SessionMode.REARRANGE:
             await check_moves_allowed(self._history)
         await workspace.store_packs()
         log = logged(SnapshotId.random())
-        flush, pack_log = self._flusher.flush, workspace.assets.pack_transaction_log
+        flush, pack_log = self.flusher.flush, workspace.assets.pack_transaction_log
         if sum(map(len, log.updated_chunks.values())) < _MANY_CHUNKS:  # not worth any task
             flushed, packed_log = await flush(base, workspace.tree), await pack_log(log)
         else:
@@ -382,7 +320,7 @@ class Publishing:
         async def store() -> None:  # before it is done nothing can be published
             try:
                 await gather(
-                    self._flusher.store(flushed),
+                    self.flusher.store(flushed),
                     assets.put_snapshot(snapshot),
                     assets.put_packed_log(snapshot.id, log),
                 )
@@ -407,7 +345,7 @@ class Publishing:
         how = "holds the transaction already" if self._already_committed else "published"
         _log.info("snapshot %s %s: %s", snapshot.id, how, snapshot.message)
         self._doubtful.clear()
-        self._mode = SessionMode.READONLY
+        self.mode = SessionMode.READONLY
         self.workspace.rebase_to(snapshot, ChangeSet())
         return snapshot.id
 
@@ -449,7 +387,7 @@ class Publishing:
     @contextmanager
     def _publishing(self, how: str, *, allow_empty: bool) -> Generator[str]:
         """Keep changes out while the session is published; answer its branch."""
-        with self._exclusively() as branch, telemetry.span(how, branch=branch):
+        with self.exclusively() as branch, telemetry.span(how, branch=branch):
             self._check_changed(allow_empty=allow_empty)
             try:
                 yield branch
@@ -471,7 +409,7 @@ class Publishing:
             )
 
     @contextmanager
-    def _exclusively(self) -> Generator[str]:
+    def exclusively(self) -> Generator[str]:
         """Refuse changes for the length of the block, and afterwards unless it failed."""
         workspace = self.workspace
         with workspace.lock:
@@ -479,19 +417,15 @@ class Publishing:
                 workspace.check_open()
             elif self._busy:
                 raise SessionStateError("The session is being committed or rebased already.")
-            assert self._branch is not None  # read-only sessions were refused
+            assert self.branch is not None  # read-only sessions were refused
             self._busy = True
-            workspace.why_read_only = "The session is being committed or rebased."
+            workspace.closed = Closed.PUBLISHING
         try:
-            yield self._branch
+            yield self.branch
         finally:
             with workspace.lock:
                 self._busy = False
-                if self._mode is SessionMode.READONLY:
-                    workspace.why_read_only = "The session was committed and only reads now."
-                elif self._doubtful:
-                    workspace.why_read_only = (
-                        "Whether the last commit landed is unknown: commit again to find out."
-                    )
+                if self.mode is SessionMode.READONLY:
+                    workspace.closed = Closed.PUBLISHED
                 else:
-                    workspace.why_read_only = None
+                    workspace.closed = Closed.IN_DOUBT if self._doubtful else None

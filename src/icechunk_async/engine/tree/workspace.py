@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Data, RangeRequest
 
 
-__all__ = ["ChunkHandle", "InManifests", "Workspace"]
+__all__ = ["REFUSALS", "ChunkHandle", "Closed", "InManifests", "Workspace"]
 
 _CONCURRENT_MANIFESTS: Final = 16
 
@@ -104,6 +105,27 @@ def _info(ref: ManifestRef, node: Node, base: Snapshot) -> ManifestFileInfo:
     return info
 
 
+class Closed(Enum):
+    """Why a workspace refuses changes."""
+
+    READ_ONLY = "read-only"
+    PUBLISHING = "publishing"
+    PUBLISHED = "published"
+    IN_DOUBT = "in doubt"
+    MERGING = "merging"
+    DETACHED = "detached"
+
+
+REFUSALS: Final = {
+    Closed.READ_ONLY: "This session only reads.",
+    Closed.PUBLISHING: "The session is being committed or rebased.",
+    Closed.PUBLISHED: "The session was committed and only reads now.",
+    Closed.IN_DOUBT: "Whether the last commit landed is unknown: commit again to find out.",
+    Closed.MERGING: "Forks are being merged into the session.",
+    Closed.DETACHED: "The fork was detached.",
+}
+
+
 class Workspace:
     """The hierarchy of one session."""
 
@@ -129,7 +151,7 @@ class Workspace:
         self.assets = assets
         self.virtual = virtual
         self.inline_threshold_bytes = inline_threshold_bytes
-        self.why_read_only = "This session only reads." if read_only else None
+        self.closed: Closed | None = Closed.READ_ONLY if read_only else None
         """Why changes are refused at present; None while they are allowed."""
         self._rearranging = rearranging
         self.packs = packs
@@ -146,10 +168,10 @@ class Workspace:
 
     def check_open(self) -> None:
         """Refuse if no change of any kind is allowed at present."""
-        if self.why_read_only is not None:
+        if self.closed is not None:
             again = "rearrange_session" if self._rearranging else "writable_session"
             raise ReadOnlyError(
-                f"{self.why_read_only} Begin a new session with Repository.{again}."
+                f"{REFUSALS[self.closed]} Begin a new session with Repository.{again}."
             )
 
     def check_writable(self) -> None:

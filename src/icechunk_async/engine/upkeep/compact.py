@@ -12,7 +12,7 @@ from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.commit.conflicts import Resolution
-from icechunk_async.engine.commit.publisher import Publishing, SessionMode
+from icechunk_async.engine.commit.publisher import Publisher, SessionMode
 from icechunk_async.engine.files.packs import Packing, Packs
 from icechunk_async.engine.history import check_online
 from icechunk_async.engine.open import check_safe
@@ -116,13 +116,6 @@ class CompactReport:
     """The commit; None if there was nothing to do, or after a dry run."""
 
 
-class _Compaction(Publishing):
-    """A session whose log is empty: chunks only change their place, so no writer conflicts."""
-
-    def _log(self, snapshot_id: SnapshotId) -> TransactionLog:
-        return TransactionLog(snapshot_id)
-
-
 class _Yielding:
     """Leaves chunks that other writers changed meanwhile to them."""
 
@@ -199,7 +192,8 @@ async def _stored(storage: Storage) -> LiveShares:
 
 def _session(
     engine: Engine, base: Snapshot, branch: str, metadata: Mapping[str, JSON]
-) -> _Compaction:
+) -> Publisher:
+    # Its commits touch nothing, since chunks only lie elsewhere: they conflict with no one.
     workspace = Workspace(
         base,
         engine.assets,
@@ -208,13 +202,14 @@ def _session(
         read_only=False,
         packs=Packs(engine.packing if engine.packing.is_on else Packing()),
     )
-    return _Compaction(
+    return Publisher(
         workspace,
         engine.history,
         engine.manifest_options,
         branch=branch,
         mode=SessionMode.WRITABLE,
         default_metadata=metadata,
+        log=TransactionLog,
     )
 
 

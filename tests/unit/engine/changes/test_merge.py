@@ -25,25 +25,25 @@ from tests.helpers import array_document, group_document, make_array, memory_url
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from icechunk_async import Session
+    from icechunk_async.session import AnySession
 
-    type Steps = Sequence[Callable[[Session], Awaitable[object]]]
+    type Steps = Sequence[Callable[[AnySession], Awaitable[object]]]
 
 K = MergeClashKind
 BASE = SnapshotId(b"b" * 12)
 
 
-def put(key: str, data: bytes) -> Callable[[Session], Awaitable[object]]:
+def put(key: str, data: bytes) -> Callable[[AnySession], Awaitable[object]]:
     """Return a step that sets a key."""
     return lambda session: write(session, key, data)
 
 
-def drop(key: str) -> Callable[[Session], Awaitable[object]]:
+def drop(key: str) -> Callable[[AnySession], Awaitable[object]]:
     """Return a step that deletes a chunk."""
     return lambda session: session.store.delete(key)
 
 
-def remove(path: str) -> Callable[[Session], Awaitable[object]]:
+def remove(path: str) -> Callable[[AnySession], Awaitable[object]]:
     """Return a step that deletes a node and all below it."""
     return lambda session: session.store.delete_dir(path)
 
@@ -147,7 +147,7 @@ CLASHES: dict[str, tuple[Steps, Steps, list[tuple[MergeClashKind, str, Any]]]] =
 }
 
 
-async def steps(session: Session, edits: Steps) -> None:
+async def steps(session: AnySession, edits: Steps) -> None:
     """Make edits."""
     for edit in edits:
         await edit(session)

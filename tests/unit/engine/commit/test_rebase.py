@@ -317,12 +317,15 @@ async def test_a_retry_stores_only_what_the_winner_affected(filled: Repository) 
     await _set(5)(session)
     other = await filled.writable_session("main")
     await _set(6)(other)
-    await session._draft("not stored", None, None, session._log)
-    first = await session._draft("first", None, None, session._log)
-    await session._flusher.store(first[1])
+    publisher, log = session._publisher, session.workspace.changes.log
+    await publisher.draft("not stored", None, None, log)
+    first = await publisher.draft("first", None, None, log)
+    await publisher.flusher.store(first[1])
     await other.commit("theirs")
     await session.rebase(ConflictDetector())
-    _, again, _ = await session._draft("second", None, None, session._log)
+    _, again, _ = await session._publisher.draft(
+        "second", None, None, session.workspace.changes.log
+    )
     assert len(first[1].manifests) == 2
     assert len(again.manifests) == 1  # only that of the array that both wrote to
 

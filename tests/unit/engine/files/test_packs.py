@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from icechunk_async import Session
     from icechunk_async.conflicts import Answer, Clash
+    from icechunk_async.session import AnySession
     from icechunk_async.storage import Data, Expected, Retrieved, Storage, Version
 
 SMALL = Packing(target_bytes=10_000, max_chunk_bytes=2_000)
@@ -52,13 +52,13 @@ def chunk(number: int, size_bytes: int = 1_000) -> bytes:
     return number.to_bytes(4) * (size_bytes // 4)
 
 
-async def fill(session: Session, numbers: range = range(COUNT), limit: int = 10) -> None:
+async def fill(session: AnySession, numbers: range = range(COUNT), limit: int = 10) -> None:
     """Make an array and write some of its chunks."""
     await make_array(session, "a", (1_000,), (1,))
     await bounded_map(lambda it: write(session, f"a/c/{it}", chunk(it)), numbers, limit=limit)
 
 
-async def check(session: Session, numbers: range = range(COUNT)) -> None:
+async def check(session: AnySession, numbers: range = range(COUNT)) -> None:
     """Compare chunks with what :func:`fill` wrote."""
     for number in numbers:
         assert await read(session, f"a/c/{number}") == chunk(number), number
