@@ -91,7 +91,7 @@ async def new() -> AsyncIterator[Repository]:
 
 
 async def kinds(repository: Repository) -> list[type]:
-    """Return what was done, newest first, but for how the repository was made."""
+    """Return the operations log without the creation, newest first."""
     return [type(it.detail) async for it in repository.ops_log()][:-1]
 
 
@@ -160,7 +160,7 @@ async def test_open_sessions_honour_a_read_only_status(new: Repository) -> None:
 
 
 async def test_a_repository_set_offline_by_others_is_read_and_not_written_to() -> None:
-    """Offline is told as it is; we set it never, and bring such a repository back."""
+    """The status offline is reported; it is never set here, and can be set back."""
     url = memory_url()
     async with Repository.create(url) as repository, open_storage(url) as storage:
         with pytest.raises(InvalidInputError, match="READ_ONLY"):
@@ -188,7 +188,7 @@ async def test_a_flag_that_does_not_exist_is_refused(new: Repository) -> None:
 
 
 async def test_feature_flags_bind_handles_opened_before(new: Repository) -> None:
-    """What is decided is decided on the newest state, and the error says who can change it."""
+    """The newest state decides, and the error says how to change it."""
     tip = await new.lookup_branch("main")
     async with new.reopen() as other:
         await other.set_feature_flag("create_tag", setting=False)
@@ -296,7 +296,7 @@ async def test_rewriting_holds_only_a_few_manifests(spec: int) -> None:
 
 
 async def test_commit_racing_a_rewrite_makes_one_of_them_conflict(filled: Repository) -> None:
-    """Whoever comes second hears of it; nothing is lost, and calling again works."""
+    """The second one fails; nothing is lost, and calling again works."""
     session = await filled.writable_session("main")
     await write(session, "a/c/5", b"\x05")
 

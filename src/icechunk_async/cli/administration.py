@@ -152,7 +152,7 @@ async def status(
 async def _read_state(repository: Repository) -> State:
     branches, tags = await repository.branches(), await repository.tags()
     url, version = repository.storage.description.url, repository.spec_version
-    if version == 1:
+    if not repository.engine.history.capabilities.status:
         return State(url, version, "online", None, None, len(branches), len(tags), {}, {})
     found = await repository.get_status()
     flags = {it.name: it.enabled for it in await repository.feature_flags()}

@@ -76,7 +76,7 @@ def _histories(draw: st.DrawFn) -> tuple[list[SnapshotInfo], dict[str, SnapshotI
 def test_every_snapshot_is_drawn_above_its_parent_and_joined_to_it(
     history: tuple[list[SnapshotInfo], dict[str, SnapshotId]],
 ) -> None:
-    """Whatever the clocks said, children come first and each line leads to the parent."""
+    """Children come first and each line leads to the parent, even if clocks disagree."""
     infos, branches = history
     rows = lay_out(infos, branches, {})
     assert sorted(row.info.id for row in rows) == sorted(info.id for info in infos)

@@ -82,7 +82,7 @@ def test_expiration_reparents_oldest_kept_snapshot_to_root(
 
 
 def test_repeated_expiration_keeps_pruned_logs() -> None:
-    """What an expired snapshot remembered goes before it."""
+    """The logs that an expired snapshot remembered come before its own."""
     info, _ = expire(history(LINE, "e"), Expiration(3))
     info, _ = expire(info, Expiration(4))
     info, _ = expire(info, Expiration(5))

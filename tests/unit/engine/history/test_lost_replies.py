@@ -66,7 +66,7 @@ async def _prepared(spec: int) -> str:
 
 @pytest.mark.parametrize("apply", [True, False], ids=["landed", "lost"])
 async def test_lost_reply_does_not_duplicate_commit(spec: int, *, apply: bool) -> None:
-    """Reading back tells whether it landed; if not it is tried again."""
+    """Reading back shows whether it landed; if not, it is tried again."""
     url = await _prepared(spec)
     async with open_storage(url) as plain:
         storage = _Lossy(plain)
@@ -280,7 +280,7 @@ async def test_refusal_lists_each_reason_once(spec: int) -> None:
 
 
 class _Truncating(WrappedStorage):
-    """Answers less than was asked for."""
+    """Returns fewer bytes than requested."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         retrieved = await self.wrapped.get(key, byte_range)
@@ -295,7 +295,7 @@ class _Truncating(WrappedStorage):
     ],
 )
 async def test_truncated_objects_are_format_errors(spec: int, prefix: str) -> None:
-    """Whatever object was cut short, reading says that the repository is damaged."""
+    """Reading any object that was cut short reports damage."""
     url = memory_url()
     async with Repository.create(url, spec_version=spec) as repository:
         session = await repository.writable_session("main")

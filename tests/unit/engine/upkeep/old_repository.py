@@ -75,7 +75,7 @@ async def make_old() -> OldRepository:
 
 @asynccontextmanager
 async def copied(old: OldRepository) -> AsyncGenerator[Storage]:
-    """Open a storage of its own that holds a repository."""
+    """Open a fresh storage that holds a repository."""
     async with open_storage(memory_url()) as storage:
         for key, data in old.objects.items():
             await storage.put(key, data)
@@ -99,7 +99,7 @@ async def check_migrated(storage: Storage, old: OldRepository) -> None:
 
 
 async def check_readable(storage: Storage, old: OldRepository) -> None:
-    """Whatever a migration was stopped at, its repository can be read where it can be opened."""
+    """After an interrupted migration, a repository that can be opened can be read."""
     async with Repository.open(storage) as repository:
         assert await repository.branches() == old.branches
         assert await repository.tags() == old.tags

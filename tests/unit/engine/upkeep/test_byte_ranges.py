@@ -19,7 +19,7 @@ def ranges(rows: list[tuple[bytes, int, int]]) -> Ranges:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_byte_counts_once(seed: int) -> None:
-    """However ranges overlap, touch, repeat or contain one another, and in whatever order."""
+    """Ranges overlap, touch, repeat or contain one another, in any order."""
     rng = random.Random(seed)
     objects = [bytes([0] * 11 + [it]) for it in range(3)] + [bytes([9] + [0] * 11)]
     most = rng.choice([20, 100])

@@ -35,7 +35,7 @@ class Unlisted(WrappedStorage):
 
 
 def problems(report: ReferenceReport) -> set[tuple[str, str, str, int]]:
-    """Return what is broken."""
+    """Return the broken references."""
     return {(it.kind, it.location, it.problem, it.references) for it in report.broken}
 
 

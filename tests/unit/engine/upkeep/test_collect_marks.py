@@ -1,4 +1,4 @@
-"""What is old, what is marked, and in which portions manifests are read."""
+"""The age of objects, marking, and the portions in which manifests are read."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ async def test_compaction_commit_touches_nothing(packed: Repository) -> None:
 
 @pytest.mark.parametrize("spec", [2], indirect=True)
 async def test_compaction_yields_to_other_writers(spec: int) -> None:
-    """What they change, delete or reshape while chunks move is left to them."""
+    """Chunks that others change, delete or reshape meanwhile keep their values."""
 
     class Meddling(WrappedStorage):
         """Lets others commit at the first read of a chunk."""

@@ -36,7 +36,7 @@ MARK = "copies/state.json"
 
 
 class Breaking(WrappedStorage):
-    """A storage that is lost after so many writes: every later request fails."""
+    """A storage that is lost after a number of writes: every later request fails."""
 
     writes_left = 10**9
 
@@ -63,7 +63,7 @@ class Counting(WrappedStorage):
 
 
 class Busy(WrappedStorage):
-    """A storage on which somebody else works when an operation comes to a key."""
+    """A storage that runs other work when an operation reaches a key."""
 
     def __init__(
         self, storage: Storage, at: tuple[str, str], work: Callable[[], Awaitable[object]]
@@ -74,7 +74,7 @@ class Busy(WrappedStorage):
         self._work: Callable[[], Awaitable[object]] | None = work
 
     async def before(self, operation: str, key: str) -> None:
-        """Do what somebody else does."""
+        """Run the other work."""
         wanted, prefix = self._at
         if self._work is not None and operation == wanted and key.startswith(prefix):
             work, self._work = self._work, None

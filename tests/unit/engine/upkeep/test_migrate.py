@@ -223,7 +223,7 @@ async def test_a_second_call_finishes_what_was_cancelled_at_any_wait(old: OldRep
 
 @pytest.mark.parametrize("carried_out", [False, True], ids=["lost", "landed"])
 async def test_migration_settles_lost_replies(old: OldRepository, *, carried_out: bool) -> None:
-    """Whichever write goes unanswered: the migration finishes, or says that it does not know."""
+    """If the reply to any write is lost, migration finishes or reports an unknown outcome."""
     told = 0
     for at in count():
         async with copied(old) as storage:
@@ -284,7 +284,7 @@ async def test_no_write_of_version_1_is_lost_in_silence(
                     outcomes.add("reported")
                     continue
                 outcomes.add("undone")
-                assert await repository.branches()  # version 1 goes on
+                assert await repository.branches()  # version 1 still works
                 assert "repo" not in await objects(storage)
                 await upgrade(storage)
             if not between.acted:
@@ -373,7 +373,7 @@ async def test_kept_files_are_unchanged_and_can_be_deleted_later(old: OldReposit
 
 
 async def test_refs_still_used_by_version_1_are_not_deleted(old: OldRepository) -> None:
-    """Kept files that hold a commit of their own are left, and the call says which."""
+    """Kept files that refer to a later commit stay, and the error names them."""
     async with copied(old) as storage, Repository.open(storage) as before:
         await upgrade(storage, delete_unused_v1_files=False)
         late = await commit(before, "side", 8)
@@ -411,7 +411,7 @@ async def _stopped_half_way(storage: Storage) -> None:
 
 
 async def test_commits_after_an_interruption_are_migrated(old: OldRepository) -> None:
-    """A branch that was not closed yet went on: the second call begins anew, with the commit."""
+    """A branch was not closed yet: the second call starts over and includes the commit."""
     async with copied(old) as storage, Repository.open(storage) as before:
         await _stopped_half_way(storage)
         old.branches["side"] = await commit(before, "side", 8)
@@ -421,7 +421,7 @@ async def test_commits_after_an_interruption_are_migrated(old: OldRepository) ->
 
 
 async def test_the_second_call_may_keep_the_files(old: OldRepository) -> None:
-    """Branches that the first call closed are as they were again."""
+    """Branches that the first call closed are open again."""
     async with copied(old) as storage:
         await _stopped_half_way(storage)
         assert (await upgrade(storage, delete_unused_v1_files=False)).resumed
@@ -479,7 +479,7 @@ async def test_main_is_deleted_before_all_other_refs(old: OldRepository) -> None
 
 
 async def test_closed_branches_without_a_repo_info_are_opened_again(old: OldRepository) -> None:
-    """What remains if a late write closes a branch after all was undone is put in order."""
+    """A branch that a late write closed after the migration was undone is opened again."""
     async with copied(old) as storage:
         key = "refs/branch.main/ref.json"
         await storage.put(key, encode_closed_ref(old.branches["main"]))
@@ -492,7 +492,7 @@ async def test_closed_branches_without_a_repo_info_are_opened_again(old: OldRepo
 
 
 async def test_a_missing_snapshot_refuses_the_migration(old: OldRepository) -> None:
-    """A branch that cannot be read stays as it is, and nothing changes."""
+    """Nothing changes if a branch cannot be read."""
     del old.objects[snapshot_key(old.branches["side"])]
     async with copied(old) as storage:
         with pytest.raises(SnapshotNotFoundError, match=str(old.branches["side"])):
@@ -537,7 +537,7 @@ async def test_migration_of_empty_location_is_refused() -> None:
 
 @pytest.mark.parametrize("keep", [False, True], ids=["deleted", "kept"])
 async def test_old_handle_collects_nothing_of_a_migrated_repository(*, keep: bool) -> None:
-    """The old refs are gone, or others went on without them: they do not say what is needed."""
+    """The old refs are gone or outdated, so they do not say which objects are needed."""
     old = await make_old()
     async with copied(old) as storage, Repository.open(storage) as before:
         await upgrade(storage, delete_unused_v1_files=not keep)

@@ -1,4 +1,4 @@
-"""Counting the bytes of chunks: each byte once, whoever shares it."""
+"""Counting the bytes of chunks: each byte once, however many chunks share it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def _with_refs(repository: Repository, refs: dict[tuple[int, ...], ChunkRe
 
 
 async def test_an_object_of_many_chunks_counts_each_byte_once(repository: Repository) -> None:
-    """Whatever parts of it the chunks are, and however these overlap."""
+    """Chunks may be any parts of it and overlap."""
     packed, other = ChunkId.random(), ChunkId.random()
     refs: dict[tuple[int, ...], ChunkRef] = {
         (number,): NativeChunk(packed, 100 * number, 100) for number in range(10)

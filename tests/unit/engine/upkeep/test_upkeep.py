@@ -81,7 +81,7 @@ async def test_collection_deletes_garbage_only(spec: int) -> None:
 
 
 async def test_report_counts_bytes_of_deleted_objects(spec: int) -> None:
-    """What a report counts is what the storage has less of."""
+    """The report equals the decrease of the storage."""
     url, _ = await littered(spec)
     async with Repository.open(url) as repository:
 
@@ -163,7 +163,7 @@ async def test_a_cutoff_that_the_storage_has_not_reached_is_refused(spec: int) -
 
 
 async def test_collection_leaves_foreign_objects_alone(spec: int) -> None:
-    """Backups, and whatever has a name that is no id."""
+    """Backups, and objects whose name is not an id."""
     url, _ = await littered(spec)
     strange = ["chunks/README", "chunks/0000000000000000000/x", "snapshots/lower", "other/1"]
     async with Repository.open(url) as repository:
@@ -179,7 +179,7 @@ async def test_collection_leaves_foreign_objects_alone(spec: int) -> None:
 
 @pytest.mark.parametrize("refs", ["kept", "deleted"])
 async def test_expiration_drops_old_snapshots_except_tips(spec: int, refs: str) -> None:
-    """What is dropped is in no ancestry, and its objects go with the next collection."""
+    """Dropped snapshots are in no ancestry, and the next collection deletes their objects."""
     url, line = await littered(spec)
     before = await read_all(url)
     async with Repository.open(url) as repository:
@@ -231,14 +231,14 @@ async def test_commits_work_after_expiration_and_collection(spec: int) -> None:
         await write(session, "a/c/50", CHUNK)
         await repository.expire_snapshots(now())
         await repository.garbage_collect(now() - timedelta(seconds=10))
-        await session.commit("begun before")
+        await session.commit("started before")
         await commit(repository, 51, "after")
         await commit(other, 52, "after")
     await read_all(url)
 
 
 async def test_a_handle_from_before_follows_the_shortened_history(spec: int) -> None:
-    """What it remembers of a snapshot of format 1 names a parent that is gone."""
+    """Its cached snapshot of format 1 names a parent that is gone."""
     url, line = await littered(spec)
     async with Repository.open(url) as repository, Repository.open(url) as other:
         await other.readonly_session("main")

@@ -1,4 +1,4 @@
-"""How many requests upkeep makes, and how many have to follow one another."""
+"""The number of requests that upkeep makes, and of those that are sequential."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_dry_run_only_reads() -> None:
 class _Earlier(datetime):
     """A clock that is late.
 
-    Of so many objects one may else be written in the first microsecond of a second, which upkeep
+    Otherwise one of these objects may be written in the first microsecond of a second, which upkeep
     takes for a time of which no more is known.
     """
 
@@ -151,7 +151,7 @@ def test_deletions_are_made_by_the_thousand_and_side_by_side(strays: int, deleti
 
 
 def test_a_large_folder_is_listed_in_parts_side_by_side() -> None:
-    """Beyond ten thousand objects: 32 parts, 16 at a time; whatever is kept or goes."""
+    """Beyond ten thousand objects: 32 parts, 16 at a time, kept or deleted."""
     strays = 12_000
 
     async def prepare(plain: Storage) -> None:

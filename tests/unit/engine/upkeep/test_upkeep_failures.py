@@ -59,7 +59,7 @@ FOLDERS = ["snapshots", "transactions", "manifests", "chunks"]
 async def test_a_failed_deletion_is_reported_and_later_phases_wait(
     spec: int, folder: str, *, raises: bool
 ) -> None:
-    """What is left may refer to what comes later; the next run deletes all of it."""
+    """Objects that stay may refer to later folders; the next run deletes all of it."""
     url, _ = await littered(spec)
     async with Repository.open(url) as repository:
         everything = await objects(repository.storage)
@@ -100,7 +100,7 @@ def _total(report: GarbageReport) -> int:
 
 
 async def _needed(everything: dict[str, bytes], spec: int) -> set[str]:
-    """Return what is left of a copy after it was collected."""
+    """Return the keys of a copy after it was collected."""
     del spec
     async with open_storage(memory_url()) as plain:
         for key, data in everything.items():

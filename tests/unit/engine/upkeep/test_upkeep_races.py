@@ -117,7 +117,7 @@ async def test_a_commit_made_at_any_moment_stays(
 
 
 async def test_a_session_that_began_before_the_cutoff_may_commit_later(spec: int) -> None:
-    """What it wrote is younger than the cutoff, what it is based on is in use."""
+    """Its objects are younger than the cutoff, and its base is in use."""
     url, _ = await littered(spec)
     async with Repository.open(url) as repository:
         cutoff = now()

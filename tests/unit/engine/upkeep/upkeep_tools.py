@@ -28,7 +28,7 @@ def now() -> datetime:
 async def commit(
     repository: Repository, chunk: int, message: str, branch: str = "main"
 ) -> SnapshotId:
-    """Write one chunk, after creating the array if there is none, and commit it."""
+    """Write one chunk, creating the array if it does not exist, and commit it."""
     session = await repository.writable_session(branch)
     if await read(session, "a/zarr.json") is None:
         await make_array(session, "a", (1000,), (1,))
