@@ -205,7 +205,7 @@ def append(pipeline: Pipeline) -> None:
 
 
 def reference_period(region: Region) -> Region:
-    """Return what the mean of some cells is made of."""
+    """Return the sum and the count from which a mean is made."""
     return (REFERENCE, *region)
 
 

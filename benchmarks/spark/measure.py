@@ -1,4 +1,4 @@
-"""What Spark costs: rates beside one process, a pool and Parquet, and what plans and filters do.
+"""The cost of Spark: rates beside one process, a pool and Parquet, and what plans and filters do.
 
     python -m benchmarks.spark.measure [--days 1000]
 
@@ -63,7 +63,7 @@ class Measured:
 
 @dataclass
 class Spent:
-    """What something took."""
+    """The resources that something took."""
 
     seconds: float
     jvm: float = 0.0
@@ -129,7 +129,7 @@ class Place:
 
 
 def processes() -> tuple[float, float, int, float]:
-    """Answer CPU seconds of the JVM, and of its Python processes and bytes these have read.
+    """Return CPU seconds of the JVM, and of its Python processes and bytes these have read.
 
     Then the CPU seconds of this process and its pool.
     """
@@ -277,7 +277,7 @@ def select(place: Place) -> list[Measured]:
 
 
 def plan(place: Place) -> list[Measured]:
-    """Plan the reading of arrays with more and more chunks, in as many partitions."""
+    """Plan reads of arrays with more and more chunks, in one partition for each."""
     source = place.directory / "source"
     source.mkdir()
     config = RepositoryConfig.default()

@@ -21,7 +21,7 @@ def compute(block: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def leave() -> None:
-    """Leave a chunk as it is."""
+    """Leave a chunk unchanged."""
 
 
 def compute_part(fork: ForkSession, source: str, target: str, part: int, parts: int) -> ForkSession:

@@ -58,7 +58,7 @@ def arrange(where: str, pipeline: example.Pipeline, died: Path) -> None:
 
 
 def die_at_call(owner: Any, name: str, times: int, die: Callable[[], None]) -> None:
-    """Let a function be called so many times, and not once more."""
+    """Limit the number of calls of a function."""
     original, calls = getattr(owner, name), iter(range(times))
 
     def dying(*arguments: Any, **options: Any) -> Any:

@@ -24,7 +24,7 @@ FILES = Path(iris_sample_data.path).resolve()
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return what Spark needs to run here."""
+    """Return the environment in which Spark runs here."""
     home = java_home(tmp_path_factory.mktemp("java") / "home")
     found = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     found["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -42,7 +42,7 @@ def whole(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.mark.timeout(1600)
 def test_the_official_engine_opens_the_result(whole: Path) -> None:
-    """Both releases, whatever is copied, referred to or derived."""
+    """Both releases: copied, referenced and derived arrays."""
     repository = icechunk.Repository.open(
         icechunk.local_filesystem_storage(str(whole / "repository")),
         authorize_virtual_chunk_access={

@@ -1,4 +1,4 @@
-"""A driver of its own, with tasks that may be tried again: run by the tests of failures.
+"""A separate driver, with tasks that may be tried again: run by the tests of failures.
 
 Arguments: the master, how it writes (``chunks`` or ``rows``), what happens, the URL of the
 repository, and a directory for notes between processes.

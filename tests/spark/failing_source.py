@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 600
 
 
 def once(notes: Path, name: str) -> bool:
-    """Answer True the first time, in whichever process."""
+    """Return True the first time, in any process."""
     try:
         (notes / name).touch(exist_ok=False)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""A driver of its own, whose query writes to a sink that kills it: run by the tests of sinks.
+"""A separate driver, whose query writes to a sink that kills it: run by the tests of sinks.
 
 Arguments: the step, the URL of the repository, and a directory with the files to read.
 """

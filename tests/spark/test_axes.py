@@ -52,13 +52,13 @@ def test_coordinates_may_be_in_any_order_and_of_any_kind() -> None:
         (np.array([0], "M8[us]"), [0], InvalidInputError),
     ],
 )
-def test_what_is_not_there_has_no_place(values: Any, given: Any, error: type[Exception]) -> None:
+def test_unknown_coordinates_are_refused(values: Any, given: Any, error: type[Exception]) -> None:
     """Neither by rounding to a whole number, wrapping around nor being cut off."""
     with pytest.raises(error):
         places(values, given)
 
 
-def test_places_before_the_first_are_not_written_to() -> None:
+def test_append_does_not_write_to_existing_coordinates() -> None:
     """A write that appends says so."""
     with pytest.raises(OutsideGridError, match="have already"):
         places([1, 2, 3], [3, 2], first=2)
@@ -70,7 +70,9 @@ def test_places_before_the_first_are_not_written_to() -> None:
     st.integers(-5, 5).filter(bool),
     st.lists(st.integers(-3, 60), min_size=1, max_size=8),
 )
-def test_steps_number_what_follows(dtype: str, step: int, wanted: list[int]) -> None:
+def test_steps_give_the_index_of_later_coordinates(
+    dtype: str, step: int, wanted: list[int]
+) -> None:
     """As counting does; what lies between, before or too far has no number."""
     kind = np.dtype(dtype)
     start = 60 if step < 0 else 0
@@ -90,7 +92,7 @@ def test_steps_number_what_follows(dtype: str, step: int, wanted: list[int]) -> 
         assert steps.number(between).tolist() == [-1, -1]
 
 
-def test_steps_are_exact_where_division_is_not() -> None:
+def test_steps_of_times_are_exact() -> None:
     """A microsecond beside the place, thousands of days after the last one."""
     days = np.arange("2000-01-01", "2000-01-04", dtype="M8[D]").astype("M8[us]")
     steps = Steps.after(days, 10**6)
@@ -100,7 +102,7 @@ def test_steps_are_exact_where_division_is_not() -> None:
     assert steps.number(far + np.timedelta64(1, "us")).tolist() == [-1]
 
 
-def test_only_equal_steps_go_on() -> None:
+def test_only_equal_steps_can_be_continued() -> None:
     """Anything else must be named."""
     assert Steps.after(np.array([1, 2, 4]), 9) is None
     assert Steps.after(np.array([1]), 9) is None
@@ -110,7 +112,7 @@ def test_only_equal_steps_go_on() -> None:
         axis_to_append("x", np.array([1, 2, 4]), None, indexed=False)
 
 
-def test_a_coordinate_that_is_there_twice_is_no_place() -> None:
+def test_duplicate_coordinates_are_refused() -> None:
     """Which of the two?"""
     check_unambiguous("x", np.array([2, 1]))
     for values in (np.array([1, 2, 1]), np.array(["a", "a"]), np.array([np.nan, np.nan])):
@@ -118,7 +120,7 @@ def test_a_coordinate_that_is_there_twice_is_no_place() -> None:
             check_unambiguous("x", values)
 
 
-def test_named_coordinates_go_on_in_order() -> None:
+def test_listed_coordinates_must_continue_the_order() -> None:
     """Where there is one; they are new and of the right kind."""
     axis, most = axis_to_append("x", np.array([1, 5]), (7, 8), indexed=False)
     assert (axis.values.tolist(), axis.first, most) == ([1, 5, 7, 8], 2, 4)

@@ -45,8 +45,8 @@ def test_a_longer_array_has_more_chunks() -> None:
     assert [it.tolist() for it in grown.edges] == [[0, 2, 4, 6, 7], [0, 5]]
 
 
-def test_regions_that_could_harm_are_refused() -> None:
-    """They have chunks in common, end inside of them, or are none of the array's."""
+def test_regions_that_cut_or_share_chunks_are_refused() -> None:
+    """They share chunks, cut them, or are outside of the array."""
     array: Any = zarr.create_array({}, shape=(10,), chunks=(4,), dtype="i1")
     grid = ChunkGrid.of(array)
     check_disjoint(grid, [(slice(8, 10),), (slice(0, 8),)])
@@ -63,7 +63,7 @@ def test_regions_that_could_harm_are_refused() -> None:
 
 
 @given(st.integers(0, 50), st.integers(1, 12))
-def test_shares_are_all_of_it_and_alike(number: int, parts: int) -> None:
+def test_shares_cover_a_range_and_differ_by_one_at_most(number: int, parts: int) -> None:
     """Sizes differ by one at most."""
     shares = [share(number, parts, it) for it in range(parts)]
     assert [it for part in shares for it in part] == list(range(number))

@@ -83,7 +83,7 @@ def test_an_array_is_derived_in_one_commit(spark: SparkSession, url: str) -> Non
     assert (tip.id, tip.message) == (published.snapshot_id, "derived")
 
 
-def test_statistics_read_whole_what_the_output_does_not_have(spark: SparkSession, url: str) -> None:
+def test_axes_missing_in_the_output_are_read_whole(spark: SparkSession, url: str) -> None:
     """The mean over time, by the names of dimensions, and anomalies with it by a selection."""
     mean = NewArray("mean", (10, 7), (4, 4), "f4", ("lat", "lon"))
     map_chunks(spark, url, lambda t: t.mean(axis=0), ["t"], mean)
@@ -93,7 +93,7 @@ def test_statistics_read_whole_what_the_output_does_not_have(spark: SparkSession
     np.testing.assert_allclose(read(url, "anomaly"), DATA - DATA.mean(axis=0))
 
 
-def test_a_selection_says_what_is_needed(spark: SparkSession, url: str) -> None:
+def test_selection_chooses_the_part_of_an_input(spark: SparkSession, url: str) -> None:
     """Every second place, from an input of another length; None leaves a chunk alone."""
     halves = Input("t", lambda at: (slice(at[0].start * 2, at[0].stop * 2, 2), 0, 0))
 
@@ -106,7 +106,7 @@ def test_a_selection_says_what_is_needed(spark: SparkSession, url: str) -> None:
     np.testing.assert_array_equal(read(url, "half"), expected)
 
 
-def test_a_wrong_block_fails_and_nothing_is_visible(spark: SparkSession, url: str) -> None:
+def test_wrong_block_fails_the_job_and_nothing_is_visible(spark: SparkSession, url: str) -> None:
     """The message says what was wrong."""
     before = commits(url)
     out = NewArray("out", DATA.shape, (24, 10, 7), "f4", NAMES)
@@ -135,7 +135,7 @@ def test_a_block_that_the_array_cannot_hold_is_refused() -> None:
         ("<U2", np.array(["ab", "c"], "U5"), np.array(["ab", "cde"])),
     ],
 )
-def test_values_that_would_become_others_are_refused(
+def test_values_that_would_wrap_or_be_cut_are_refused(
     dtype: str, fits: npt.NDArray[Any], values: npt.NDArray[Any]
 ) -> None:
     """Integers do not wrap around, and texts are not cut; nothing of the block is stored."""
@@ -158,7 +158,7 @@ def test_the_same_transaction_runs_once(spark: SparkSession, url: str) -> None:
     assert later.committed
 
 
-def test_regions_are_placed(spark: SparkSession, url: str) -> None:
+def test_regions_are_written_in_one_commit(spark: SparkSession, url: str) -> None:
     """One task each; of whole chunks, the last of them cut off by the end of the array."""
     places = [slice(0, 10), slice(10, 20), slice(20, 24)]
     parts = [((it, slice(None), slice(None)), it.start) for it in places]
@@ -181,7 +181,7 @@ def test_regions_are_placed(spark: SparkSession, url: str) -> None:
         ([slice(0, 10, 2)], "step other than 1"),
     ],
 )
-def test_regions_that_could_harm_are_refused(
+def test_regions_that_cut_or_share_chunks_are_refused(
     spark: SparkSession, url: str, places: list[slice], words: str
 ) -> None:
     """Before any task runs."""
@@ -214,7 +214,7 @@ def here(
 
 
 @pytest.mark.parametrize("tasks", [1, 3])
-def test_an_output_that_is_read_as_well_is_read_as_it_was(
+def test_output_that_is_an_input_is_read_before_it_changes(
     url: str, monkeypatch: pytest.MonkeyPatch, tasks: int
 ) -> None:
     """Each chunk takes the place before it, which the same task has written just now."""
@@ -229,10 +229,10 @@ def test_an_output_that_is_read_as_well_is_read_as_it_was(
     np.testing.assert_array_equal(read(url, "s"), [0, 0, 1, 1, 3, 3, 5, 5])
 
 
-def test_an_input_that_others_changed_meanwhile_is_a_conflict(
+def test_input_changed_by_another_commit_is_a_conflict(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the solver says; a commit that touched something else is none."""
+    """No solver can accept it; a commit that touched other arrays is accepted."""
     repository = Repository.open(url)
 
     def racing(*given: Any) -> list[Answer]:

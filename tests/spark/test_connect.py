@@ -16,7 +16,7 @@ DRIVER = Path(__file__).with_name("connect_driver.py")
 
 @pytest.mark.timeout(660)  # on a crowded machine
 def test_arrays_are_read_and_written_through_connect(tmp_path: Path) -> None:
-    """SQL, tables, chunk-wise computing and appending, with a server in a process of its own."""
+    """SQL, tables, chunk-wise computing and appending, with a server in a separate process."""
     pytest.importorskip("grpc", reason="Spark Connect needs pyspark[connect], which is not here")
     home = java_home(tmp_path / "java")
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}

@@ -81,7 +81,7 @@ def commits(url: str) -> int:
 
 
 def test_tasks_of_a_job_write_one_commit(spark: SparkSession, place: str) -> None:
-    """What each did is answered; nothing is visible before."""
+    """Each returns its changes; nothing is visible before the commit."""
     write = CooperativeWrite.begin(place)
     answers = run_tasks(spark, write, 2, double)
     assert sorted(it.task for it in answers) == [0, 1]
@@ -126,7 +126,7 @@ def test_every_task_answers_exactly_once(
 
 
 def test_no_two_tasks_write_one_chunk(place: str) -> None:
-    """Not even parts of it, or the same values: whichever came last would win."""
+    """Not even parts of it, or equal values: the last one would win."""
     write = CooperativeWrite.begin(place)
 
     def half(task: int) -> Answer:
@@ -140,7 +140,7 @@ def test_no_two_tasks_write_one_chunk(place: str) -> None:
     assert commits(place) == 2
 
 
-def test_what_is_prepared_and_finished_is_in_the_same_commit(place: str) -> None:
+def test_preparation_and_finish_are_in_the_same_commit(place: str) -> None:
     """A new array, which tasks find; and attributes, last."""
 
     def prepare(store: IcechunkStore) -> None:
@@ -166,7 +166,7 @@ def test_what_is_prepared_and_finished_is_in_the_same_commit(place: str) -> None
     assert commits(place) == 3
 
 
-def test_what_others_committed_is_settled_as_asked(place: str) -> None:
+def test_solver_decides_conflicts_with_other_commits(place: str) -> None:
     """Refused without a solver; other chunks go together; the same chunk does not."""
     write = CooperativeWrite.begin(place)
     answers = [answer(write, 0)]
@@ -185,7 +185,7 @@ def test_what_others_committed_is_settled_as_asked(place: str) -> None:
 
 
 def test_a_transaction_is_recognised_under_commits_of_others(place: str) -> None:
-    """Of other applications, and of people; by whoever tries it again, with any answers."""
+    """Other applications and people committed since; any process may try it again."""
     once = Transaction("one", 1)
     write = CooperativeWrite.begin(place)
     answers = [answer(write, 0)]

@@ -84,7 +84,7 @@ def notes(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def drive(java: str | None, place: str, notes: Path) -> Drive:
-    """Return what runs the driver, given the master, how and what; it answers how that ended."""
+    """Return a function that runs the driver, and returns its exit code."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
     environment["PYSPARK_PYTHON"] = sys.executable
@@ -154,7 +154,7 @@ def test_a_commit_that_ends_badly_can_be_tried_again(
 
 
 @pytest.mark.parametrize("trouble", ["task fails", "worker dies"])
-def test_a_task_that_is_lost_for_good_leaves_garbage_only(
+def test_task_that_keeps_failing_leaves_only_garbage(
     spark: SparkSession, place: str, notes: Path, trouble: str
 ) -> None:
     """Spark, which tries no task again here, aborts; nothing is visible."""
@@ -185,8 +185,8 @@ def test_a_worker_dies_and_its_task_is_run_again(drive: Drive, place: str, notes
 @pytest.mark.spark_failures
 @pytest.mark.timeout(2 * PATIENCE_SECONDS)
 @pytest.mark.parametrize("what", ["task fails once", "reply is lost", "no reuse"])
-def test_the_job_ends_well(drive: Drive, place: str, notes: Path, what: str) -> None:
-    """Every value is doubled once, by one commit, whatever was tried again."""
+def test_retried_work_is_committed_once(drive: Drive, place: str, notes: Path, what: str) -> None:
+    """Every value is doubled once, by one commit, after any retry."""
     assert drive(LOCAL, "chunks", what) == 0
     np.testing.assert_array_equal(read(place), np.arange(CELLS) * 2)
     assert commits(place) == 3
@@ -227,7 +227,7 @@ def test_a_driver_that_died_can_be_run_again(
     [*product(["worker dies", "executor dies", "task is slow"], ["chunks", "rows"])],
     ids=", ".join,
 )
-def test_a_cluster_runs_tasks_again(
+def test_tasks_rerun_by_a_cluster_count_once(
     cluster: str, drive: Drive, case: tuple[str, str], place: str, notes: Path
 ) -> None:
     """In another executor, or twice at a time where one is slow: one answer of each counts."""
@@ -243,8 +243,10 @@ def test_a_cluster_runs_tasks_again(
 @pytest.mark.spark_failures
 @pytest.mark.timeout(2 * PATIENCE_SECONDS)
 @pytest.mark.parametrize("how", ["chunks", "rows"])
-def test_a_driver_dies_while_tasks_run(cluster: str, drive: Drive, place: str, how: str) -> None:
-    """Nothing is visible; the cluster goes on, and the second run commits."""
+def test_driver_killed_during_tasks_commits_nothing(
+    cluster: str, drive: Drive, place: str, how: str
+) -> None:
+    """Nothing is visible; the cluster stays up, and the second run commits."""
     what = "driver dies with tasks"
     assert drive(cluster, how, what) == KILLED
     np.testing.assert_array_equal(read(place), np.arange(CELLS))

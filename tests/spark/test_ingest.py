@@ -89,7 +89,7 @@ def test_files_are_concatenated_and_ingested_again_when_they_change(
     assert listed.column("count").to_pylist() == [4] * 4
 
 
-def test_a_list_of_all_files_moves_and_removes(
+def test_overwrite_moves_and_removes_files(
     spark: SparkSession, repo: Repository, sources: Path
 ) -> None:
     """Files that come to lie elsewhere are scanned again; those not listed leave."""
@@ -102,7 +102,7 @@ def test_a_list_of_all_files_moves_and_removes(
     np.testing.assert_array_equal(dataset(repo)["t"], field(0, 12))
 
 
-def test_what_cannot_be_read_is_reported_and_the_rest_is_ingested(
+def test_unreadable_files_are_reported_and_others_ingested(
     spark: SparkSession, repo: Repository, sources: Path
 ) -> None:
     """Damaged, missing, of another shape, no HDF5 or NetCDF file at all: each with its reason."""
@@ -127,10 +127,10 @@ def test_what_cannot_be_read_is_reported_and_the_rest_is_ingested(
     np.testing.assert_array_equal(dataset(repo)["t"], field(0, 8))
 
 
-def test_a_file_that_cannot_be_read_any_more_keeps_its_place(
+def test_file_that_became_unreadable_keeps_its_place(
     spark: SparkSession, repo: Repository, sources: Path
 ) -> None:
-    """What was ingested stays, guarded; a list in which it would have to move is refused."""
+    """Its references stay, guarded; a list in which it would have to move is refused."""
     paths = files(sources)
     ingest_virtual(spark, repo, paths[:2], concat_dim="time")
     (sources / "f1.nc").write_text("broken")
@@ -149,7 +149,7 @@ def test_a_file_that_cannot_be_read_any_more_keeps_its_place(
 def test_a_changed_file_with_fewer_chunks_leaves_none_behind(
     spark: SparkSession, repo: Repository, sources: Path
 ) -> None:
-    """Chunks that a file has not any more read as fill values."""
+    """Chunks that a file no longer has read as fill values."""
     import h5py
 
     paths = files(sources)[:2]

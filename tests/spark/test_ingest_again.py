@@ -1,4 +1,4 @@
-"""What was ingested stays true: of other files, of what was deleted, of data behind an index."""
+"""Repeated ingests: other files, deleted output, and changed data behind an index."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def test_no_group_of_a_file_lies_within_that_of_another(repo: Repository, source
     assert read(repo, "outer/z/c/v") == [2] * 4
 
 
-def test_what_stays_in_its_group_is_not_written_into(repo: Repository, sources: Path) -> None:
-    """A file that cannot be read as it is now stays where it was, whatever group it is to have."""
+def test_group_of_a_kept_file_is_not_overwritten(repo: Repository, sources: Path) -> None:
+    """A file that cannot be read now keeps its group, even if it should get another."""
     groups = {"a.zarr": "x", "b.zarr": "x/y"}
 
     def group_of(location: str) -> str:
@@ -110,7 +110,7 @@ def test_what_stays_in_its_group_is_not_written_into(repo: Repository, sources: 
 
 
 def test_a_group_that_was_deleted_is_ingested_again(repo: Repository, sources: Path) -> None:
-    """What the catalog says of a file is believed only while its group is there."""
+    """A catalog entry counts only while its group exists."""
     files = [write_store(sources / name, 1) for name in ("a.zarr", "b.zarr")]
     ingest(repo, files)
     session = repo.writable_session("main")
@@ -202,7 +202,7 @@ def test_values_are_not_copied_of_a_file_that_changed_meanwhile(
     np.testing.assert_array_equal(SharedRepository.of(repo).ask(copy), [1] * 4)
 
 
-def test_a_listed_state_is_compared_as_finely_as_replies_tell() -> None:
+def test_listed_times_are_compared_at_the_precision_of_replies() -> None:
     """Some stores list milliseconds, and reply whole seconds."""
     listed = SourceState(4, "", None, 1_700_000)
     for modified, holds in ((1_700_000, True), (1_000_000, True), (2_000_000, False)):

@@ -53,7 +53,7 @@ def decoded(path: Path, found: Scanned, name: str) -> Any:
 def write(
     path: Path, form: Format, *, start: int = 0, steps: int = 3, shift: int = 0
 ) -> dict[str, Any]:
-    """Write a file of many kinds of variables; answer what is in them, as it is stored."""
+    """Write a file with many kinds of variables; return their stored values."""
     random = np.random.default_rng(start)
     with netCDF4.Dataset(path, "w", format=form) as file:
         file.title, file.levels = "a file", np.array([1, 2], "i4")
@@ -112,7 +112,7 @@ def test_records_of_a_single_variable_are_not_padded(tmp_path: Path, kind: Any) 
     np.testing.assert_array_equal(answer, wanted)
 
 
-def test_a_file_whose_writer_did_not_end_has_the_records_that_are_there(tmp_path: Path) -> None:
+def test_unfinished_file_has_the_records_that_fit(tmp_path: Path) -> None:
     """Their number is then told by the size of the file."""
     path = tmp_path / "file.nc"
     stored = write(path, "NETCDF3_CLASSIC")
@@ -178,7 +178,7 @@ def test_a_header_that_no_library_writes_is_refused(
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_no_change_of_bytes_makes_more_than_an_error(
+def test_corrupt_bytes_raise_only_our_errors(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     """Nor does it refer to what lies outside of the file."""

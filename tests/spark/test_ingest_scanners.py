@@ -1,4 +1,4 @@
-"""What scanners find in files: every chunk decodes to what the file's own library reads."""
+"""Scanners of files: every chunk decodes to the values that the file's own library reads."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_chunks_decode_to_what_the_file_holds(
 
 
 def test_scalars_compact_and_unwritten_data(tmp_path: Path) -> None:
-    """What is no chunk in the file becomes one, or none, or is copied."""
+    """Contiguous data becomes a chunk, compact data is copied, unwritten data is left out."""
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("scalar", data=np.float32(3))
@@ -106,7 +106,7 @@ def test_scalars_compact_and_unwritten_data(tmp_path: Path) -> None:
     assert np.isnan(decoded(path, found, "never_contiguous")).all()
 
 
-def test_what_is_stored_in_one_piece_is_divided(tmp_path: Path) -> None:
+def test_contiguous_data_is_divided_into_chunks(tmp_path: Path) -> None:
     """By steps of the dimension of concatenation; else only where it is large."""
     path = tmp_path / "file.h5"
     values = np.arange(6 * 4, dtype="f4").reshape(6, 4)
@@ -128,7 +128,7 @@ def test_large_arrays_are_not_divided_into_very_many_pieces(length: int, rows: i
     assert divided((length,), ("x",), 8, None) == (rows,)
 
 
-def test_attributes_are_those_that_decoding_needs(tmp_path: Path) -> None:
+def test_attributes_needed_for_decoding_are_kept(tmp_path: Path) -> None:
     """Fill values mask only where the file says so; what JSON cannot hold is left out."""
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
@@ -157,7 +157,7 @@ def test_attributes_are_those_that_decoding_needs(tmp_path: Path) -> None:
         (lambda f: f.create_dataset("x", (9,), "f4", external=[("raw", 0, 36)]), "other files"),
     ],
 )
-def test_what_cannot_be_referred_to_is_refused_with_a_reason(
+def test_unsupported_arrays_are_refused_with_a_reason(
     tmp_path: Path, make: Callable[[Any], Any], words: str
 ) -> None:
     """And can be left out."""
@@ -384,7 +384,7 @@ def test_messages_of_grib_become_chunks(tmp_path: Path, url: str) -> None:
     assert attributes["grib_messages"] == ["d=2020010100:anl", "d=2020010300:anl"]
 
 
-def test_guards_are_what_every_reader_sees() -> None:
+def test_guards_use_only_states_that_every_reader_sees() -> None:
     """An ETag where there is one, else the time, rounded up to whole seconds."""
     state = SourceState(5, "v", '"etag"', 1_500_000)
     assert state.guard("auto") == ('"etag"', 0)

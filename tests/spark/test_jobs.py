@@ -105,7 +105,7 @@ def test_garbage_is_what_one_process_finds(spark: SparkSession, repo: Repository
     np.testing.assert_array_equal(zarr.open_array(store, path="a", mode="r")[:], DATA + 2)
 
 
-def test_what_is_young_stays_and_the_future_is_refused(
+def test_young_objects_are_kept_and_future_cutoffs_refused(
     spark: SparkSession, repo: Repository
 ) -> None:
     """An open session is protected by its age alone."""
@@ -164,7 +164,7 @@ def test_missing_objects_are_found(spark: SparkSession, repo: Repository, tmp_pa
 
 
 def _broken_without(root: Path, chunks: list[Path], repo: Repository) -> Any:
-    """Return what is missed while all chunk objects are away."""
+    """Return the broken references while all chunk objects are away."""
     kept = {it: it.read_bytes() for it in chunks}
     for it in chunks:
         it.unlink()
@@ -197,7 +197,7 @@ def test_virtual_objects_are_looked_at(spark: SparkSession, url: str, tmp_path: 
 
 
 async def budget_in_a_task(native: AsyncRepository, number: int) -> dict[str, list[int]]:
-    """Return how many requests a task may have under way."""
+    """Return the number of concurrent requests of a task."""
     return {"number": [number], "requests": [native.config.effective_max_concurrent_requests]}
 
 
@@ -208,7 +208,7 @@ def test_a_task_has_its_share_of_the_budget(
     properties = {"spark.master": "spark://elsewhere:7077", "resource.executor.cores": "4"}
 
     class Task:
-        """What an executor of four cores tells a task."""
+        """The context of a task in an executor of four cores."""
 
         getLocalProperty = staticmethod(properties.get)  # noqa: N815 -- Spark's
 

@@ -33,7 +33,7 @@ def test_reference_page_is_current() -> None:
     ],
 )
 def test_misspelt_option_is_refused_with_a_suggestion(use: Use, given: str, meant: str) -> None:
-    """Names are compared without case, and suggested as they are documented."""
+    """Names are compared without case, and suggested in their documented form."""
     with pytest.raises(InvalidInputError, match=f"Unknown option '{given}'.*mean '{meant}'"):
         parse_options({"path": URL, given: "x"}, use)
 

@@ -1,4 +1,4 @@
-"""What a query was spared is told: to the driver, and in the log that Spark keeps."""
+"""Planned reads reach the driver, and the log that Spark keeps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def planned(spark: SparkSession) -> Iterator[Accumulator[list[PlannedRead]]]:
-    """What the session plans to read; afterwards it is not watched."""
+    """The planned reads of a session, which is no longer watched afterwards."""
     from icechunk_async.spark import register
 
     yield watch_reads(spark)
@@ -43,7 +43,7 @@ def snapshot_id(repository: Repository) -> str:
 
 
 def read_of(snapshot_id: str, chunks: int, rows: int, *conditions: str) -> PlannedRead:
-    """Return what is noted of a query for the root group."""
+    """Return the planned read of a query for the root group."""
     return PlannedRead(
         snapshot_id=snapshot_id,
         group="",
@@ -79,7 +79,7 @@ def test_the_driver_learns_what_is_read_and_what_is_pruned(
 
 
 @pytest.mark.usefixtures("snapshot_id")
-def test_the_latest_thousand_are_kept(
+def test_only_the_latest_thousand_reads_are_kept(
     spark: SparkSession, planned: Accumulator[list[PlannedRead]], url: str
 ) -> None:
     """A session that runs for months does not fill its driver's memory."""

@@ -1,4 +1,4 @@
-"""What is alive in Spark's processes: it starts late, survives forks, and shares one budget."""
+"""Loops and repositories in Spark's processes: started late, safe to fork, with one budget."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def place(url: str) -> str:
         ({}, 32, 1),
     ],
 )
-def test_tasks_at_a_time(properties: dict[str, str], task_cpus: int, expected: int) -> None:
+def test_concurrent_tasks_are_counted_as_spark_counts_them(
+    properties: dict[str, str], task_cpus: int, expected: int
+) -> None:
     """As Spark decides it, on a machine of 16 cores."""
     assert tasks_at_a_time(properties, task_cpus, 16) == expected
 

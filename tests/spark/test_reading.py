@@ -65,7 +65,7 @@ def commit(repository: Repository, **arrays: Any) -> str:
 def test_spark_reads_a_dataset_by_its_name(
     spark: SparkSession, repository: Repository, url: str
 ) -> None:
-    """Columns, times whatever the session's zone, gaps as null, and older states."""
+    """Columns, times in any zone of the session, gaps as null, and older states."""
     old = write(repository, climate(), t={"chunks": (2, 2)})
     repository.create_tag("v1", snapshot_id=old)
     write(repository, climate() + xr.Dataset({"t": 100.0}))
@@ -137,7 +137,9 @@ def test_the_format_is_found_without_being_registered() -> None:
         ("<U3", pa.string()),
     ],
 )
-def test_types(repository: Repository, url: str, dtype: str, wanted: pa.DataType) -> None:
+def test_array_types_map_to_column_types(
+    repository: Repository, url: str, dtype: str, wanted: pa.DataType
+) -> None:
     """Each value survives, the largest included."""
     values = np.array([0, 1, 1], dtype)
     if values.dtype.kind in "ui":
@@ -179,7 +181,7 @@ def test_dates_of_other_calendars_are_text(repository: Repository, url: str) -> 
     assert found == ["1850-02-29T00:00:00", "1850-02-30T00:00:00", "1850-03-01T00:00:00"]
 
 
-def test_arrays_that_do_not_share_dimensions(repository: Repository, url: str) -> None:
+def test_arrays_with_different_dimensions_are_refused(repository: Repository, url: str) -> None:
     """Those with the most make the table; between two of a kind the caller decides."""
     commit(repository, a=np.zeros((4, 2)), b=np.arange(4))
     assert read(url).column_names == ["dim_0", "dim_1", "a"]
@@ -205,7 +207,7 @@ def test_arrays_that_do_not_share_dimensions(repository: Repository, url: str) -
         ({"from_snapshot_id": "X"}, "table 'changes'"),
     ],
 )
-def test_wrong_options(
+def test_invalid_options_are_refused(
     repository: Repository, url: str, options: dict[str, str], message: str
 ) -> None:
     """Each is named, with what would be right."""
@@ -214,7 +216,7 @@ def test_wrong_options(
         read(url, **options)
 
 
-def test_what_is_not_there(repository: Repository, url: str) -> None:
+def test_missing_branch_group_or_column_is_named(repository: Repository, url: str) -> None:
     """A branch, a group, a column."""
     write(repository, climate())
     with pytest.raises(IcechunkError, match="nowhere"):
@@ -228,7 +230,7 @@ def test_what_is_not_there(repository: Repository, url: str) -> None:
 
 
 def test_as_of_a_moment(repository: Repository, url: str) -> None:
-    """What was the tip then, by ISO time or milliseconds."""
+    """The tip at that time, given in ISO 8601 or milliseconds."""
     commit(repository, a=np.arange(2))
     moment = next(iter(repository.ancestry(branch="main"))).written_at
     commit(repository, b=np.arange(2))
@@ -237,7 +239,7 @@ def test_as_of_a_moment(repository: Repository, url: str) -> None:
     assert "a" in read(url, as_of_timestamp=later).column_names
 
 
-def test_a_single_number_and_no_array_at_all(repository: Repository, url: str) -> None:
+def test_scalar_is_one_row_and_empty_group_an_error(repository: Repository, url: str) -> None:
     """One row, and an error that says so."""
     with pytest.raises(InvalidInputError, match="no arrays"):
         read(commit_group(repository, url))
@@ -254,7 +256,7 @@ def commit_group(repository: Repository, url: str) -> str:
 
 
 def test_a_reader_stays_with_its_snapshot(repository: Repository, url: str) -> None:
-    """Whatever is committed between planning and reading."""
+    """Commits between planning and reading do not matter."""
     commit(repository, a=np.arange(4))
     reader = make_reader(url)
     session = repository.writable_session("main")

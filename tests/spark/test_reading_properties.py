@@ -96,7 +96,7 @@ def expected(case: Case) -> list[tuple[Any, ...]]:
 
 
 def stored(case: Case, directory: Path, *, scaled: bool = False) -> str:
-    """Commit the dataset of a case to a new repository, with NaN as it is or as a fill value."""
+    """Commit the dataset of a case to a new repository, with NaN or fill values."""
     dataset, chunks, _ = case
     place = directory / str(len(list(directory.iterdir())))
     repository = Repository.create(local_filesystem_storage(str(place)))
@@ -141,7 +141,7 @@ def test_the_rows_are_those_of_numpy(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sparks_answer_is_numpys(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+def test_spark_agrees_with_numpy(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     """Also where Spark filters by itself, with and without its filters pushed down."""
     random = np.random.default_rng(seed)
     cells = random.choice([1.0, 2.0, np.nan, -3.5], (9, 5)).astype("f4")
@@ -167,7 +167,7 @@ def test_sparks_answer_is_numpys(spark: SparkSession, tmp_path: Path, seed: int)
     max_rows=st.integers(1, 40),
     breaks=st.lists(st.integers(0, 9), max_size=3).map(sorted),
 )
-def test_parts_cover_a_box_once_and_split_no_chunk(
+def test_parts_cover_a_box_once_and_cut_no_chunk(
     shape: list[tuple[int, int]], max_rows: int, breaks: list[int]
 ) -> None:
     """And are no larger than asked for, unless they are one chunk."""

@@ -112,7 +112,7 @@ def test_a_stream_must_be_named(spark: SparkSession, place: str, tmp_path: Path)
     assert read(place) == ([0, 10], [1, 1])
 
 
-def test_a_batch_that_has_no_place_stops_the_query(
+def test_batch_with_existing_coordinates_stops_the_query(
     spark: SparkSession, place: str, tmp_path: Path
 ) -> None:
     """A new one with times that are there; nothing is visible."""
@@ -132,7 +132,7 @@ STEPS = ["task, before chunks", "task, after chunks", "before the commit", "afte
 def test_a_batch_whose_writer_died_is_written_once(
     spark: SparkSession, place: str, tmp_path: Path, step: str
 ) -> None:
-    """Nothing is visible but what was committed, and the query that goes on adds only the rest."""
+    """Only committed batches are visible, and the restarted query adds only the rest."""
     spark.dataSource.register(DyingSource)
     source, notes = tmp_path / "source", tmp_path / "notes"
     notes.mkdir()
@@ -151,10 +151,10 @@ def test_a_batch_whose_writer_died_is_written_once(
 
 @pytest.mark.spark_failures
 @pytest.mark.parametrize("step", STEPS)
-def test_a_driver_that_was_killed_goes_on(
+def test_query_of_a_killed_driver_continues(
     spark: SparkSession, place: str, tmp_path: Path, step: str
 ) -> None:
-    """Likewise where the driver, its Java and the process at work die by a signal."""
+    """The driver, its JVM and the working process are killed; the next driver adds the rest."""
     assert spark.version  # Java was found
     batch(tmp_path / "source", "a.csv", [20, 30, 40], 2)
     (tmp_path / "notes").mkdir()
@@ -178,7 +178,7 @@ def test_a_driver_that_was_killed_goes_on(
 
 
 class _Task:
-    """What Spark tells of a task."""
+    """The context of a task."""
 
     number = 0
 
@@ -219,9 +219,7 @@ def write(writer: StreamWriter, number: int, times: list[int]) -> BatchWritten:
 @pytest.mark.parametrize(
     "option", [{"if-written": "error"}, {"if-written": "ignore"}, {"append-values": "[20]"}]
 )
-def test_options_that_hold_for_one_write_only_are_refused(
-    place: str, option: dict[str, str]
-) -> None:
+def test_options_for_one_write_are_refused_for_streams(place: str, option: dict[str, str]) -> None:
     """Else a batch that is tried again would find what it wrote itself, and fail for good."""
     given = {"path": place, "append-dim": "time", "txnAppId": APP}
     schema = StructType([StructField("time", LongType())])
@@ -237,7 +235,7 @@ def touch(place: str, name: str, *, amend: bool = False) -> None:
     session.amend("by others") if amend else session.commit("by others")
 
 
-def test_a_batch_is_known_whatever_came_after_it(place: str, writer: StreamWriter) -> None:
+def test_batch_is_recognised_under_later_commits(place: str, writer: StreamWriter) -> None:
     """Commits and an amendment by others, and history that expired."""
     writer.commit([write(writer, 0, [20])], 4)
     touch(place, "others")
@@ -254,7 +252,7 @@ def test_a_batch_is_known_whatever_came_after_it(place: str, writer: StreamWrite
     assert read(place) == ([0, 10, 20, 30], [1, 1, 5, 5])
 
 
-def test_of_two_drivers_one_writes_the_batch(place: str, writer: StreamWriter) -> None:
+def test_only_one_of_two_drivers_writes_the_batch(place: str, writer: StreamWriter) -> None:
     """One that was believed dead has written it as well."""
     both = [[write(writer, 0, [20])] for _ in range(2)]
     writer.commit(both[0], 0)
@@ -289,7 +287,7 @@ def test_tasks_may_begin_at_different_tips(place: str, writer: StreamWriter) -> 
 
 
 def test_tasks_do_not_write_to_arrays_that_others_changed(place: str, writer: StreamWriter) -> None:
-    """Another one has appended in between; the query that goes on does the batch again."""
+    """Another writer appended in between; the restarted query tries the batch again."""
     messages = [write(writer, 0, [20])]
     writer.commit([write(writer, 0, [20])], 0)
     messages.append(write(writer, 1, [30]))
@@ -324,10 +322,10 @@ def test_tasks_do_not_write_to_arrays_that_others_made_anew(
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_coordinates_that_others_changed_meanwhile_are_a_conflict(
+def test_coordinates_changed_by_another_commit_are_a_conflict(
     place: str, monkeypatch: pytest.MonkeyPatch, *, made: bool
 ) -> None:
-    """Else rows would be in cells of other coordinates; also where there were none."""
+    """Rows would be in cells of other coordinates; also if a coordinate array is new."""
     monkeypatch.setattr(sink, "TaskContext", _Task)
     kinds = {"time": LongType(), "x": LongType(), "v": FloatType()}
     schema = StructType([StructField(name, kind) for name, kind in kinds.items()])
@@ -348,9 +346,7 @@ def test_coordinates_that_others_changed_meanwhile_are_a_conflict(
     assert read(place)[1] == ([5, 1] if made else [1, 5])
 
 
-def test_what_an_array_had_when_it_was_longer_does_not_come_back(
-    place: str, writer: StreamWriter
-) -> None:
+def test_values_beyond_a_shortened_array_do_not_reappear(place: str, writer: StreamWriter) -> None:
     """A chunk still holds it; cells without a row have no value."""
     session = Repository.open(place).writable_session("main")
     group: Any = zarr.open_group(session.store, mode="a")
@@ -370,7 +366,7 @@ def test_what_an_array_had_when_it_was_longer_does_not_come_back(
 def test_a_stream_of_one_repository_goes_to_another(
     spark: SparkSession, place: str, tmp_path: Path
 ) -> None:
-    """What was appended to one is appended to the other, commit by commit."""
+    """Rows appended to one are appended to the other, commit by commit."""
     store = Repository.open(place).readonly_session("main").store
     before: Any = zarr.open_group(store, mode="r")
     other = (tmp_path / "other").as_uri()

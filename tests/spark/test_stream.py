@@ -1,4 +1,4 @@
-"""Commits of a branch are a stream: what comes in which batch, and where it can go on."""
+"""Commits of a branch as a stream: the rows of each batch, and where it can continue."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def times(rows: list[dict[str, Any]]) -> list[int]:
     return list(dict.fromkeys(row["time"] for row in rows))
 
 
-def test_rows_that_were_appended(commits: list[str], url: str) -> None:
+def test_appended_rows_are_streamed(commits: list[str], url: str) -> None:
     """All of each new time and nothing else, from the first commit or after any."""
     rows = follow(follower(url))
     assert times(rows) == [0, 10, 20, 30]
@@ -94,7 +94,7 @@ def test_rows_that_were_appended(commits: list[str], url: str) -> None:
     assert times(follow(follower(url, where="time < 20"))) == [0, 10]
 
 
-def test_coordinates_that_changed_in_very_many_places(repository: Repository, url: str) -> None:
+def test_rows_of_many_changed_coordinates_are_exact(repository: Repository, url: str) -> None:
     """Bring their own rows and no others; of the rest come those with other values."""
     count = 3000
 
@@ -128,7 +128,7 @@ def test_coordinates_that_changed_in_very_many_places(repository: Repository, ur
     assert len(every) == 2 * len(new) + 1
 
 
-def test_every_change_with_its_kind(commits: list[str], url: str) -> None:
+def test_every_change_is_streamed_with_its_kind(commits: list[str], url: str) -> None:
     """With the commit that did it; a value that was stored again is no change."""
     rows = follow(follower(url, changes="all", starting_snapshot=commits[0]))
     told = [(it["_change"], it["_snapshot_id"], it["time"], it["x"], it["v"]) for it in rows]
@@ -140,7 +140,7 @@ def test_every_change_with_its_kind(commits: list[str], url: str) -> None:
     assert datetime.now(UTC) - rows[0]["_written_at"] < timedelta(minutes=5)
 
 
-def test_rows_that_were_removed_have_the_values_they_had(commits: list[str], url: str) -> None:
+def test_deleted_rows_have_their_old_values(commits: list[str], url: str) -> None:
     """Also where the whole table is gone, and comes again."""
 
     def cut(group: zarr.Group) -> None:
@@ -203,7 +203,7 @@ def test_chunks(commits: list[str], url: str) -> None:
     assert np.frombuffer(tensors[1]["tensor"], "f4").tolist() == [20.0] * 3
 
 
-def test_no_more_commits_come_than_are_admitted(commits: list[str], url: str) -> None:
+def test_batch_has_at_most_the_admitted_commits(commits: list[str], url: str) -> None:
     """So many in a batch, all with a trigger that has no limit; in vain the offset stays."""
     reader = follower(url, max_commits_per_trigger="2")
     limit = reader.getDefaultReadLimit()
@@ -218,7 +218,7 @@ def test_no_more_commits_come_than_are_admitted(commits: list[str], url: str) ->
     assert reader.reportLatestOffset() == ends[1]
 
 
-def test_what_is_available_now_has_an_end(commits: list[str], url: str) -> None:
+def test_available_now_ends_at_the_tip(commits: list[str], url: str) -> None:
     """Also while others commit."""
     reader = follower(url)
     reader.prepareForTriggerAvailableNow()
@@ -240,7 +240,7 @@ def test_a_query_that_begins_at_the_tip_loses_nothing(commits: list[str], url: s
     assert times(follow(again, first)) == [40]
 
 
-def test_older_versions_of_pyspark_have_no_limit(commits: list[str], url: str) -> None:
+def test_older_pyspark_reads_all_commits_in_a_batch(commits: list[str], url: str) -> None:
     """Which they are not told of by the method's parameters; the rest is the same."""
     given = StreamOptions.parse({"path": url, "starting-snapshot": commits[2]})
     reader = UnlimitedReader(given, follower(url).table)
@@ -288,7 +288,7 @@ def test_a_batch_does_not_end_before_it_begins(commits: list[str], url: str) -> 
 
 
 def test_an_amended_tip_counts_as_a_reset(commits: list[str], url: str) -> None:
-    """Its rows were read, and may be others now; before it the stream goes on."""
+    """Its rows were read, and may differ now; from older snapshots the stream continues."""
     reader = follower(url)
     session = Repository.open(url).writable_session("main")
     updated(zarr.open_group(session.store, mode="a"))
@@ -358,7 +358,7 @@ def run(
     return found
 
 
-def test_a_query_goes_on_from_its_checkpoint(
+def test_query_continues_from_its_checkpoint(
     spark: SparkSession, commits: list[str], url: str, tmp_path: Path
 ) -> None:
     """A batch a commit; one that was not done is the same again; a reset ends the query."""

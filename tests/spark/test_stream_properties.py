@@ -1,4 +1,4 @@
-"""What a stream tells of random commits makes each table from the one before, exactly."""
+"""Changes streamed from random commits turn each table into the next one, exactly."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def make(group: zarr.Group, chunk: int) -> None:
 
 
 def resize(group: zarr.Group, length: int) -> None:
-    """Give all arrays of the table so many times."""
+    """Resize all arrays of the table to a number of times."""
     for name in ("time", "season", "a", "b"):
         array: Any = group[name]
         array.resize((length, *array.shape[1:]))
@@ -121,7 +121,7 @@ def change(group: zarr.Group, step: Step, number: int) -> None:  # noqa: C901 --
 
 
 def keyed(rows: list[dict[str, Any]]) -> dict[tuple[Any, Any], tuple[Any, ...]]:
-    """Return what each row has, by its coordinates."""
+    """Return the values of each row, by its coordinates."""
     found = {(row["time"], row["x"]): (row["a"], row["b"], row["season"]) for row in rows}
     assert len(found) == len(rows)
     return found
@@ -145,7 +145,7 @@ def commit(repository: Repository, changes: Callable[[zarr.Group], object]) -> s
 def test_changes_make_each_table_from_the_one_before(
     chunk: int, steps: list[Step], most: int
 ) -> None:
-    """Rows that were appended, changed and removed, with none that is the same again.
+    """Rows that were appended, changed and removed, and no unchanged row.
 
     So also where what changed makes more boxes than a plan should have.
     """

@@ -1,4 +1,4 @@
-"""What a repository holds and what happened to it, as tables; and chunks as rows."""
+"""Contents and history of a repository as tables, and chunks as rows."""
 
 from __future__ import annotations
 
@@ -88,9 +88,7 @@ def test_spark_reads_the_tables(spark: SparkSession, history: list[str], url: st
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_has_the_columns_that_were_announced(
-    history: list[str], url: str, name: str
-) -> None:
+def test_table_has_its_declared_schema(history: list[str], url: str, name: str) -> None:
     """In Spark as without."""
     assert history
     assert read(url, table=name).num_rows
@@ -116,7 +114,7 @@ def test_chunks_as_rows(history: list[str], url: str) -> None:
         read(url, layout="chunks", arrays="b")
 
 
-def test_chunks_are_summed_up_where_a_schema_asks(repository: Repository, url: str) -> None:
+def test_statistics_of_chunks_are_computed_on_request(repository: Repository, url: str) -> None:
     """Values as rows show them: scaled, gaps counted, times in seconds; text has no order."""
     days = np.datetime64("1970-01-02", "ns") + np.arange(4) * np.timedelta64(1, "D")
     values = np.array([[1.5, np.nan], [0.5, 1.0], [np.nan, np.nan], [2.0, 2.5]])
@@ -145,7 +143,7 @@ def test_chunks_are_summed_up_where_a_schema_asks(repository: Repository, url: s
     assert summed_up("name") == [(4, 0, None, None, None)]
 
 
-def test_chunks_are_shared_out_by_their_size(history: list[str], url: str) -> None:
+def test_chunks_are_divided_into_partitions_by_size(history: list[str], url: str) -> None:
     """Each chunk in one partition."""
     assert history
     reader = make_reader(url, layout="chunks", partition_bytes="16")

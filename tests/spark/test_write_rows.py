@@ -1,4 +1,4 @@
-"""Rows are arranged by chunk, whatever order and partitions they come in, and written."""
+"""Rows in any order and partitions are arranged by chunk, and written."""
 
 from __future__ import annotations
 
@@ -96,9 +96,7 @@ def test_rows_of_a_chunk_are_in_one_partition(
     assert len({at for at, _ in chunks}) == min(3, len(together))
 
 
-def test_rows_to_append_are_arranged_by_how_coordinates_go_on(
-    spark: SparkSession, place: str
-) -> None:
+def test_rows_to_append_are_arranged_by_chunk(spark: SparkSession, place: str) -> None:
     """In chunks of two days; a row without a place does no harm yet."""
     days = np.arange("2020-01-06", "2020-01-16", dtype="M8[D]").astype("M8[ns]")
     rows = table(spark, dataset(days)).repartition(5)
@@ -109,7 +107,7 @@ def test_rows_to_append_are_arranged_by_how_coordinates_go_on(
     ).collect()
     homes: dict[tuple[int, int], set[int]] = {}
     for at, time, lat in found:
-        day = (time - datetime(2019, 12, 31, 12)).days  # noon: whatever the zone of the machine
+        day = (time - datetime(2019, 12, 31, 12)).days  # noon: any time zone gives this day
         homes.setdefault((day // 2, (40 - lat) // 10 // 2), set()).add(at)
     assert all(len(it) == 1 for it in homes.values())
     assert len(found) == 10 * 12 + 1
@@ -129,7 +127,7 @@ def test_rows_in_any_order_are_written_by_many_tasks(spark: SparkSession, place:
 
 
 def test_coordinates_to_append_are_found_among_the_rows(spark: SparkSession, monthly: str) -> None:
-    """Where those that are there do not go on in equal steps; once for a transaction."""
+    """Existing ones have no equal steps; written once for a transaction."""
     new = dataset(APRIL, seed=2)
     once = Transaction("months", 1)
     for committed in (True, False):
@@ -147,7 +145,7 @@ def test_coordinates_to_append_are_found_among_the_rows(spark: SparkSession, mon
     assert commits(monthly) == 3
 
 
-def test_descending_coordinates_go_on_downwards(spark: SparkSession, monthly: str) -> None:
+def test_descending_coordinates_continue_downwards(spark: SparkSession, monthly: str) -> None:
     """As latitudes do."""
     session = Repository.open(monthly).writable_session("main")
     store: Any = session.store
@@ -167,7 +165,7 @@ def test_descending_coordinates_go_on_downwards(spark: SparkSession, monthly: st
     assert found.v.values.tolist() == [1, 2, 3, 4, 5]
 
 
-def test_modes_that_mind_what_is_there(spark: SparkSession, place: str) -> None:
+def test_modes_error_and_ignore_respect_existing_values(spark: SparkSession, place: str) -> None:
     """Nothing is committed where something is."""
     rows = table(spark, dataset(seed=3))
     with pytest.raises(AlreadyExistsError):
@@ -178,7 +176,7 @@ def test_modes_that_mind_what_is_there(spark: SparkSession, place: str) -> None:
     assert commits(place) == 2
 
 
-def test_no_rows_are_no_commit(spark: SparkSession, place: str) -> None:
+def test_write_without_rows_makes_no_commit(spark: SparkSession, place: str) -> None:
     """Also where Spark knows, and runs no task; but a transaction is noted."""
     rows = table(spark, dataset())
     assert not write_rows(rows.limit(0), place, mode="overwrite").committed
@@ -200,7 +198,7 @@ def test_no_rows_are_no_commit(spark: SparkSession, place: str) -> None:
     suppress_health_check=list(HealthCheck),
 )
 @given(data=st.data())
-def test_random_rows_are_where_numpy_puts_them(
+def test_random_rows_agree_with_numpy(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     """Random grids, chunks and shards; coordinates in any order; some of the cells, or all.

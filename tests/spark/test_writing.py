@@ -53,7 +53,7 @@ def test_overwriting_replaces_the_cells_of_rows_and_no_other(
 
 
 def test_appending_makes_every_array_longer(spark: SparkSession, place: str) -> None:
-    """Times go on in equal steps; a gap too; what no row is for has the fill value."""
+    """Times continue in equal steps, also across a gap; cells without rows have the fill value."""
     times = np.array(["2020-01-06", "2020-01-07", "2020-01-09"], "M8[ns]")
     new = dataset(times, seed=2)
     save(table(spark, new, ("t",)), place, "append", append_dim="time")
@@ -66,8 +66,8 @@ def test_appending_makes_every_array_longer(spark: SparkSession, place: str) -> 
     assert (found.p.sel(time=times) == 0).all()  # Zarr's fill value
 
 
-def test_appended_coordinates_can_be_named(spark: SparkSession, place: str) -> None:
-    """Where they do not go on in equal steps."""
+def test_appended_coordinates_can_be_listed(spark: SparkSession, place: str) -> None:
+    """They have no equal steps."""
     times = np.array(["2020-02-01", "2020-03-01"], "M8[ns]")
     new = dataset(times, seed=2)
     save(
@@ -92,7 +92,7 @@ def test_appended_coordinates_can_be_named(spark: SparkSession, place: str) -> N
         ("too large", "overwrite", InvalidInputError, "cannot hold"),
     ],
 )
-def test_rows_without_a_place_are_refused(
+def test_rows_without_a_cell_are_refused(
     place: str, what: str, mode: str, error: type[Exception], words: str
 ) -> None:
     """By an error with a name; the task fails, so that nothing is committed."""
@@ -124,7 +124,7 @@ def test_rows_without_a_place_are_refused(
         write()
 
 
-def test_a_row_without_a_place_fails_the_job(spark: SparkSession, place: str) -> None:
+def test_row_without_a_cell_fails_the_job(spark: SparkSession, place: str) -> None:
     """The error is named in what Spark raises, and nothing is visible."""
     frame = table(spark, dataset().isel(time=[0]))
     with pytest.raises(Exception, match="DuplicateRowsError"):
@@ -132,7 +132,7 @@ def test_a_row_without_a_place_fails_the_job(spark: SparkSession, place: str) ->
     assert commits(place) == 2
 
 
-def test_what_a_write_says_of_itself_has_no_secret(
+def test_plans_and_errors_of_writes_show_no_secret(
     spark: SparkSession, place: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its options, its logs, and the error of one that cannot open."""
@@ -147,16 +147,14 @@ def test_what_a_write_says_of_itself_has_no_secret(
 
 
 def test_a_chunk_of_two_tasks_is_refused(spark: SparkSession, place: str) -> None:
-    """Whichever was last would win; the message says what to do."""
+    """The last one would win; the message says what to do."""
     frame = table(spark, dataset()).repartition(2, "lat", "lon")
     with pytest.raises(Exception, match="written by both"):
         frame.write.format("icechunk").mode("overwrite").save(place)
     assert commits(place) == 2
 
 
-def test_what_is_there_can_be_an_error_or_a_reason_to_do_nothing(
-    spark: SparkSession, place: str
-) -> None:
+def test_existing_values_can_be_an_error_or_skip_the_write(spark: SparkSession, place: str) -> None:
     """As Spark's modes error and ignore, which it does not pass on to data sources."""
     frame = table(spark, dataset(seed=3))
     with pytest.raises(Exception, match="AlreadyExistsError"):
