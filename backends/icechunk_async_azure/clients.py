@@ -337,7 +337,7 @@ class Client:
 def _file_system(service: BlobServiceClient) -> AzureBlobFileSystem:
     filesystem = _FileSystem(
         account_name=service.account_name or "custom",
-        anon=True,  # so that it looks for no credentials of its own
+        anon=True,  # so that it does not search for credentials
         asynchronous=True,
         loop=asyncio.get_running_loop(),
         skip_instance_cache=True,
@@ -469,7 +469,7 @@ class Clients:
             if loop is here:
                 await keeper.aclose()
             elif loop.is_running():
-                # A loop that is blocked closes its client as soon as it is free.
+                # A blocked loop closes its client once it runs again.
                 closing = asyncio.run_coroutine_threadsafe(client.close(), loop)
                 with suppress(TimeoutError, asyncio.CancelledError, RuntimeError):
                     waiting = asyncio.wrap_future(closing)

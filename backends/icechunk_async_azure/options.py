@@ -155,7 +155,7 @@ def _check_types(options: Mapping[str, object]) -> None:
         raise InvalidInputError(
             "credential has no get_token and cannot be called. Give a credential of "
             "azure.identity.aio, a function that makes one, or an async function that answers an "
-            "AccessToken. Account keys and SAS tokens have options of their own.",
+            "AccessToken. Account keys and SAS tokens have separate options.",
             option="credential",
         )
 

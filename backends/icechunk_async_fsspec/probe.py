@@ -44,7 +44,7 @@ def why_not_exclusive(make: Callable[[], Any], folder: str) -> str | None:
                 honest.pipe_file(path, b"first", mode="create")
             if honest.cat_file(path) != b"first":
                 return _NOT_WRITABLE
-        except Exception:  # noqa: BLE001 - file systems raise whatever they like
+        except Exception:  # noqa: BLE001 - file systems raise arbitrary exceptions
             return _NOT_WRITABLE
         return None if _refuses(_blinded(make()), honest, path) else _NO_CREATE
     finally:

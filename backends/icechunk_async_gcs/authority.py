@@ -212,7 +212,7 @@ async def authority_for(options: Options) -> Callable[[], Authority]:
     token = options.token
     if isinstance(token, AccessToken):
         return lambda: _Static(token)
-    if token == "anonymous":  # noqa: S105 - says that there is none
+    if token == "anonymous":  # noqa: S105 - means no token
         return _Anonymous
     if callable(token):
         return lambda: _Callback(token)

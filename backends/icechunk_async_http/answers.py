@@ -87,7 +87,7 @@ def part_of(headers: Mapping[str, str], key: str) -> Part:
             return Part(first, last + 1, size)
     raise StorageError(
         f"The server's answer to a range of {key!r} has the Content-Range {text[:100]!r}, which is "
-        "none of bytes in an object of known size. Use a server that implements ranges.",
+        "no range of bytes in an object of known size. Use a server that implements ranges.",
         key=key,
     )
 

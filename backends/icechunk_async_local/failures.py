@@ -61,7 +61,7 @@ _TABLE: Final[dict[int, tuple[type[IcechunkError], str]]] = {
     ),
     errno.EIO: (
         StorageError,
-        "The device or its connection failed: look into the system log before you go on",
+        "The device or its connection failed: look into the system log before you continue",
     ),
 }
 

@@ -183,8 +183,8 @@ class Files:
         except OSError as error:
             raise self._explain(error, "write", place) from error
         raise StorageUnavailableError(
-            f"Could not write {place.key!r}: {self.tree.path(place.folders)!r} was removed as "
-            f"often as it was made, {_ATTEMPTS} times. Find out who removes it, then try again.",
+            f"Could not write {place.key!r}: {self.tree.path(place.folders)!r} was removed "
+            f"each of {_ATTEMPTS} times it was made. Find out who removes it, then try again.",
             key=place.key,
         )
 

@@ -1,4 +1,4 @@
-"""What a file system can promise: its identity, its locks, and a trial of both.
+"""File systems: identity, locks, and a trial of the promises of a directory.
 
 Promises cannot be read off a file system's name alone (the same NFS export may or may not pass
 locks on), so a directory is tried when it is opened.

@@ -241,7 +241,7 @@ def _set_later(finished: Draft, than_us: int) -> None:
 
 def _unknown(place: Place, error: OSError) -> OutcomeUnknownError:
     return OutcomeUnknownError(
-        f"{place.key!r} was to be written, and giving it its name failed: {error}. It may be "
+        f"{place.key!r} was written, but giving it its name failed: {error}. It may be "
         "there or not. Read it to know.",
         key=place.key,
     )

@@ -277,7 +277,7 @@ class LocalStorage:
     def read_bytes_at_once(self, key: str, start: int, stop: int) -> memoryview | None:
         """Return bytes of a file that are in memory; None if not, or if other tasks are due."""
         if self._closed or not is_plain(key):
-            self._place(key)  # tells what is wrong; the place itself is not needed
+            self._place(key)  # raises if something is wrong
         if self._read_this_turn > _TURN_BYTES:
             return None
         found = self._at_once.read_bytes(key, start, stop)

@@ -54,7 +54,7 @@ def version_of(service: Service, answer: ObjectMeta | PutResult, key: str) -> Ve
     """Return the version in a reply of the client: a generation on GCS, else an ETag.
 
     Raises:
-        StorageError: there is none, so no write could be conditional on it.
+        StorageError: it is missing, so no write could be conditional on it.
     """
     token = answer["version"] if service is Service.GS else answer["e_tag"]
     if not token:
@@ -189,7 +189,7 @@ def read_url(url: str) -> Place:
     prefix = prefix.strip("/")
     if not scheme.startswith(_SCHEME) or scheme.removeprefix(_SCHEME) not in set(Service):
         raise InvalidURLError(
-            "The URL is none of this backend's. Use obstore+s3://, obstore+gs:// or obstore+az://."
+            "The URL is not one of this backend. Use obstore+s3://, obstore+gs:// or obstore+az://."
         )
     if not bucket or "@" in bucket or ":" in bucket:
         raise InvalidURLError(

@@ -257,7 +257,8 @@ def _headers(name: str, value: object) -> None:
             raise InvalidInputError(f"{name} has a name that no header can have.", option=name)
         if header.lower() in _TAKEN:
             raise InvalidInputError(
-                f"{name} cannot hold {header!r}, which each request has of its own.", option=name
+                f"{name} cannot hold {header!r}, which the library sets for each request.",
+                option=name,
             )
         if not isinstance(content, str) or not content.isascii() or not content.isprintable():
             raise InvalidInputError(f"{name}[{header!r}] is no printable ASCII text.", option=name)

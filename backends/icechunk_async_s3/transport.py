@@ -360,7 +360,7 @@ def version_of(headers: Mapping[str, str], asked: str, place: Place) -> Version:
     """Return the version in the headers of a reply.
 
     Raises:
-        StorageError: there is none, so nothing could be written safely.
+        StorageError: it is missing, so nothing could be written safely.
     """
     etag = parse_etag(headers.get("etag", ""))
     if not etag:

@@ -37,7 +37,7 @@ async def _was_cancelled(operation: Coroutine[Any, Any, object], n: int) -> bool
     except asyncio.CancelledError:
         task.uncancel()
         return True
-    assert not reached, "the operation went on as if it had not been cancelled"
+    assert not reached, "the operation continued after it was cancelled"
     return False
 
 

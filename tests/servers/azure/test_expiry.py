@@ -299,7 +299,7 @@ class TestSignatureThatTheServiceRefuses:
             assert (await storage.get("large")).data == LARGE * 200
         assert await service.state() == (["landed"], [LARGE] * 3)
 
-    async def test_there_is_no_endless_asking(self, service: Service, proxy: FaultProxy) -> None:
+    async def test_reading_back_ends(self, service: Service, proxy: FaultProxy) -> None:
         """A function that only has ended ones is asked once more for each operation."""
         asked: list[str] = []
 

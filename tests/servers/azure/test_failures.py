@@ -125,13 +125,13 @@ def test_a_wrong_clock_is_named(minutes: int) -> None:
         ({}, None),
     ],
 )
-def test_the_pause_that_is_asked_for(headers: dict[str, str], seconds: float | None) -> None:
+def test_retry_after_is_reported(headers: dict[str, str], seconds: float | None) -> None:
     """In seconds, where it is told."""
     error = told(answer(503, "ServerBusy", headers))
     assert error.context.get("retry_after_seconds") == seconds
 
 
-def test_a_pause_until_a_time() -> None:
+def test_retry_after_as_a_date_is_reported() -> None:
     """Is one from now on."""
     at = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
     pause = told(answer(503, "ServerBusy", {"retry-after": at})).context["retry_after_seconds"]
@@ -168,7 +168,7 @@ def test_a_broken_connection_has_a_class(error: Exception, kind: type[IcechunkEr
     assert "c2VjcmV0" not in "".join(traceback.format_exception(ours))
 
 
-def test_only_what_was_not_sent_or_was_refused_changed_nothing() -> None:
+def test_only_unsent_or_refused_writes_changed_nothing() -> None:
     """The rest is in doubt; a busy service is believed where the write may be repeated."""
     for error, _ in _NOT_SENT:
         assert was_not_applied(error, conditional=True)

@@ -109,7 +109,7 @@ async def test_every_listing_is_in_order_and_complete(
 
 
 @given(st.lists(_TEXT, min_size=2, max_size=2))
-def test_what_follows_a_start_is_asked_for_in_both_orders(pair: list[str]) -> None:
+def test_a_continued_listing_respects_both_orders(pair: list[str]) -> None:
     """The service is asked from a place that no later name, in UTF-8, lies before."""
     start, name = sorted(pair, key=str.encode)
     for order in (_utf_8, _utf_16):

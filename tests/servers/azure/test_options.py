@@ -115,7 +115,9 @@ def test_a_bad_option_is_named_and_not_repeated(options: dict[str, Any], named: 
         ),
     ],
 )
-def test_who_asks_and_where(options: Mapping[str, object], kind: str, url: str) -> None:
+def test_credentials_come_from_options_and_environment(
+    options: Mapping[str, object], kind: str, url: str
+) -> None:
     """Each way of saying it."""
     login = login_of(options)
     assert login.kind == kind

@@ -51,7 +51,7 @@ async def session_with(
         yield session
 
 
-async def test_keys_and_signatures_let_in(azurite: Azurite, container: str) -> None:
+async def test_account_keys_and_sas_tokens_work(azurite: Azurite, container: str) -> None:
     """Fixed, or of a function, which is asked again before its signature ends."""
     async with open_storage(f"az://{container}/dir", **options(azurite.endpoint)) as storage:
         await storage.put("f g.nc", BODY)

@@ -75,9 +75,7 @@ async def test_an_update_whose_reply_is_lost_has_landed(script: Scripted, storag
     assert (bytes(found.data), found.version) == (b"fourth", version)
 
 
-async def test_a_write_that_something_on_the_way_sent_twice_has_landed(
-    script: Scripted, storage: Storage
-) -> None:
+async def test_a_write_repeated_by_a_proxy_has_landed(script: Scripted, storage: Storage) -> None:
     """The second request is refused by what the first one wrote: that is no conflict."""
     script.answer("POST", 412, applied=True)
     version = await storage.put("key", b"body", if_version=ABSENT)

@@ -131,7 +131,7 @@ async def test_a_host_that_speaks_no_tls_is_no_secure_host(script: Scripted) -> 
     assert script.seen == []
 
 
-async def test_a_certificate_that_nobody_trusts_is_refused(tmp_path: Path) -> None:
+async def test_an_untrusted_certificate_is_refused(tmp_path: Path) -> None:
     """The request is not sent to whoever answers there."""
     if shutil.which("openssl") is None:
         pytest.skip("the openssl command, which makes the certificate, is not installed")

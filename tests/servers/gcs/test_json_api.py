@@ -74,7 +74,7 @@ class TestGoogleClient:
         assert (again.metadata, again.content_type, again.size) == ({"who": "me"}, "text/plain", 10)
         assert again.generation == blob.generation
 
-    def test_it_sees_preconditions(self, google: Any) -> None:
+    def test_the_fake_server_checks_preconditions(self, google: Any) -> None:
         """Of each kind, on writes, reads and deletions."""
         blob = google.blob("key")
         blob.upload_from_string(b"one", if_generation_match=0)
@@ -144,7 +144,7 @@ class TestGoogleClient:
         assert [reply.status_code for reply in batch._responses] == [404]
         assert (missing, list(google.list_blobs())) == (["missing"], [])
 
-    def test_it_sees_buckets(self, google: Any) -> None:
+    def test_the_fake_server_knows_buckets(self, google: Any) -> None:
         """A missing one, one that is there, and one that is not empty."""
         assert google.exists()
         missing = google.client.bucket("not-there")

@@ -363,7 +363,7 @@ async def test_a_callback_that_fails_is_named(ministack_server: Server) -> None:
         assert SECRET not in str(invalid.value)
 
 
-async def test_without_credentials_it_is_said_how_to_give_them(
+async def test_missing_credentials_are_explained(
     ministack_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The usual chain finds none; it does find those of the environment."""

@@ -304,7 +304,7 @@ async def test_only_servers_that_are_known_to_honour_it_get_it(moto_server: Serv
         assert await bucket.body("key") == large("three"), "moto honours it now"
 
 
-async def test_what_no_request_can_carry_is_refused_with_the_option_named() -> None:
+async def test_too_large_bodies_are_refused_naming_the_option() -> None:
     """Where conditions on parts are not known to hold, 5 GiB is the end; nothing is sent."""
 
     class Huge(bytes):

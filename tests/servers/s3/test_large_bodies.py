@@ -86,7 +86,7 @@ async def test_a_part_is_put_in_its_place(way: str, body: np.ndarray[Any, Any]) 
 
 
 @pytest.mark.parametrize("way", ["longer", "shorter", "missing", "cut"])
-async def test_what_is_not_the_part_is_refused(way: str, body: np.ndarray[Any, Any]) -> None:
+async def test_other_bytes_than_requested_are_refused(way: str, body: np.ndarray[Any, Any]) -> None:
     """It never gets to the place, unless it breaks off."""
     bucket = Bucket(body.tobytes())
     bucket.way = way
@@ -132,7 +132,7 @@ async def test_an_array_is_not_copied_to_be_written(body: np.ndarray[Any, Any]) 
     assert peak < 4 * MIB
 
 
-async def test_what_is_on_its_way_does_not_change_with_the_array(
+async def test_a_body_in_flight_does_not_change_with_the_array(
     body: np.ndarray[Any, Any],
 ) -> None:
     """After a cancellation, a connection still sends what it was given."""
@@ -147,7 +147,7 @@ async def test_what_is_on_its_way_does_not_change_with_the_array(
     assert small == expected[:1000]
 
 
-def test_what_its_owner_may_resize_is_copied() -> None:
+def test_resizable_buffers_are_copied() -> None:
     """A write that was cancelled leaves nothing behind that would hinder it."""
     data = bytearray(MIB)
     kept = [as_bytes(data), as_bytes(memoryview(data))]

@@ -37,7 +37,7 @@ def test_a_loop_that_goes_on_closes_its_own() -> None:
     other.close()
 
 
-def test_nothing_is_begun_on_a_loop_that_stopped() -> None:
+def test_calls_of_a_stopped_loop_are_dropped() -> None:
     """As zarr's own has when the interpreter exits, which would complain of work undone."""
     kept, other = connections(), asyncio.new_event_loop()
     connection = other.run_until_complete(kept.here())

@@ -124,7 +124,7 @@ async def test_a_busy_server_leaves_no_doubt(ministack_server: Server) -> None:
             await storage.put("other", b"one", if_version=ABSENT)
 
 
-async def test_a_write_that_nobody_can_look_at_is_unknown(ministack_server: Server) -> None:
+async def test_a_write_that_cannot_be_inspected_is_unknown(ministack_server: Server) -> None:
     """The reply is lost, and so is every answer to the question."""
     async with behind(ministack_server) as (proxy, storage):
         proxy.use(FaultPlan((Rule(Reset(applied=True)),)))

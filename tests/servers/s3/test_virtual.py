@@ -142,7 +142,7 @@ async def _read_theirs(tmp_path: Path, prefix: str) -> list[bytes | None]:
     return await chunks(session, icechunk.IcechunkError, 6)
 
 
-async def test_every_credential_lets_in(
+async def test_every_kind_of_credential_works(
     ministack_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Static, of the environment, asked for, and none; with what the container says stored."""

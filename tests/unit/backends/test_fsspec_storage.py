@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-async def test_file_systems_that_look_and_then_write_are_read_only(tmp_path: Path) -> None:
+async def test_file_systems_without_exclusive_creation_are_read_only(tmp_path: Path) -> None:
     """Those that fsspec has for memory and local disks are; the probe leaves nothing behind."""
     for url in (f"fsspec+memory://{uuid4()}", f"fsspec+file://{tmp_path}"):
         async with open_storage(url) as storage:

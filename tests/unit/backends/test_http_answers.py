@@ -105,7 +105,7 @@ async def test_without_an_etag_time_and_size_are_the_version() -> None:
             await storage.get("key")
 
 
-async def test_without_any_version_an_object_counts_as_changed() -> None:
+async def test_an_object_without_version_counts_as_changed() -> None:
     """Where such servers are allowed at all; the option travels with the description."""
 
     async def answer(_: web.Request) -> web.Response:
@@ -175,7 +175,7 @@ async def test_a_partial_answer_of_another_length_is_refused(promised: int | Non
             await storage.get("key", ByteRange(2, 5))
 
 
-async def test_an_answer_that_breaks_off_is_none() -> None:
+async def test_a_truncated_reply_is_an_error() -> None:
     """Neither as a whole nor as a part of one."""
 
     async def cut(request: web.Request) -> web.StreamResponse:
@@ -392,7 +392,7 @@ async def _not_found(_: web.Request) -> web.Response:
     return web.Response(status=404)
 
 
-async def test_whatever_changes_or_lists_is_refused() -> None:
+async def test_writes_and_listings_are_refused() -> None:
     """With the reason; nothing is sent."""
     async with open_storage("http://host.invalid") as storage:
         assert not storage.capabilities.writable

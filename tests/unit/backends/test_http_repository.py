@@ -46,7 +46,7 @@ async def test_a_repository_is_read_from_a_web_server(tmp_path: Path, spec_versi
             await repository.create_branch("new", snapshot)
 
 
-async def test_where_nothing_is_there_is_no_repository(tmp_path: Path) -> None:
+async def test_an_empty_server_holds_no_repository(tmp_path: Path) -> None:
     """The server's answers to what does not exist are understood."""
     async with serving(_files(tmp_path)) as url:
         with pytest.raises(RepositoryNotFoundError):

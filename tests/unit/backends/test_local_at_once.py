@@ -48,7 +48,7 @@ def hops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.usefixtures("reads")
-async def test_what_is_in_memory_takes_no_thread(tmp_path: Path, hops: list[str]) -> None:
+async def test_cached_reads_take_no_thread(tmp_path: Path, hops: list[str]) -> None:
     """Whatever part is asked for, and with the same answer as from a thread."""
     body = os.urandom(20_000)
     files = await asyncio.to_thread(make_files, tmp_path)
@@ -80,7 +80,7 @@ def _forget(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def test_what_is_on_the_disk_is_left_to_a_thread(tmp_path: Path, reads: ReadsAtOnce) -> None:
+def test_uncached_reads_are_left_to_a_thread(tmp_path: Path, reads: ReadsAtOnce) -> None:
     """Until somebody has read it."""
     place = place_of("chunks/a")
     files = make_files(tmp_path)
@@ -106,9 +106,7 @@ def test_what_is_on_the_disk_is_left_to_a_thread(tmp_path: Path, reads: ReadsAtO
 
 
 @pytest.mark.parametrize("odd", ["folder", "link", "pipe", "object/below", "link/below"])
-def test_what_is_no_object_is_left_to_a_thread(
-    tmp_path: Path, reads: ReadsAtOnce, odd: str
-) -> None:
+def test_special_files_are_left_to_a_thread(tmp_path: Path, reads: ReadsAtOnce, odd: str) -> None:
     """It says what is wrong; no link is followed and nothing is waited for."""
     (tmp_path / "object").write_bytes(b"1")
     (tmp_path / "folder").mkdir()
@@ -118,7 +116,7 @@ def test_what_is_no_object_is_left_to_a_thread(
     assert reads.read(place_of(odd), None) is None
 
 
-async def test_what_is_known_to_be_missing_takes_no_thread(
+async def test_cached_misses_take_no_thread(
     tmp_path: Path, reads: ReadsAtOnce, hops: list[str]
 ) -> None:
     """An object that the kernel has not looked for may be on the disk."""
@@ -155,7 +153,7 @@ async def test_an_unchanged_file_takes_no_thread(
             await storage.get_if_changed("a", second)
 
 
-async def test_who_only_reads_what_is_in_memory_starts_no_threads(
+async def test_cached_reads_start_no_threads(
     tmp_path: Path, reads: ReadsAtOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One hop opens a directory, and none closes it."""
@@ -201,7 +199,7 @@ def test_short_answers_are_put_together(
     assert bytes(found.data) == body[10:95]
 
 
-async def test_where_it_does_not_work_threads_read(
+async def test_unsupported_systems_read_on_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hops: list[str]
 ) -> None:
     """An answer that it never will is asked for once."""
@@ -236,7 +234,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path, reads: ReadsAtOnce) -> None:
 
 
 @pytest.mark.usefixtures("reads")
-async def test_others_on_the_loop_get_their_turn(tmp_path: Path) -> None:
+async def test_many_cached_reads_yield_to_other_tasks(tmp_path: Path) -> None:
     """However many reads one task makes in a row."""
     turns = 0
 

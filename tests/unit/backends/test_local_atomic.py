@@ -142,7 +142,7 @@ def test_a_writer_killed_at_a_random_moment_leaves_whole_objects(tmp_path: Path)
         files.delete([place_of(name) for name in made])
 
 
-async def test_unfinished_files_are_not_listed_and_in_nobodys_way(tmp_path: Path) -> None:
+async def test_unfinished_files_are_hidden_and_harmless(tmp_path: Path) -> None:
     """What a killed writer left is hidden; the folder it is in is not removed."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / ".icechunk-tmp-1-left").write_bytes(b"left")
@@ -230,7 +230,7 @@ def test_a_lock_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["put", "delete", "create", "update"])
-def test_nothing_comes_between_the_look_and_the_update(
+def test_no_write_comes_between_check_and_update(
     tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever changes a name in the folder waits until an update has looked and written."""

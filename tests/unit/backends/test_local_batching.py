@@ -111,7 +111,7 @@ async def test_each_operation_is_one_hop(tmp_path: Path, hops: Counter[str]) -> 
         assert hops["jobs"] == 2
 
 
-async def test_calls_answer_each_its_own_result(lane: Lane) -> None:
+async def test_each_call_gets_its_own_result(lane: Lane) -> None:
     """Results and errors go to whoever called."""
 
     def work(number: int) -> int:
@@ -163,7 +163,7 @@ async def test_quick_results_do_not_wait_for_slow_ones() -> None:
     lane.executor.shutdown(wait=True)
 
 
-async def test_calls_that_were_cancelled_are_not_begun(lane: Lane) -> None:
+async def test_cancelled_calls_are_not_started(lane: Lane) -> None:
     """A call that nobody waits for any more costs nothing."""
     began: list[int] = []
     release = threading.Event()
@@ -270,7 +270,7 @@ async def test_operations_under_way_end_before_the_storage_does(tmp_path: Path) 
     assert not [thread for thread in begun if thread.name.startswith("icechunk-")]
 
 
-async def test_a_cancelled_put_does_not_see_what_its_buffer_is_used_for(tmp_path: Path) -> None:
+async def test_a_cancelled_put_never_writes_reused_buffer(tmp_path: Path) -> None:
     """The write goes on with the bytes that it was given."""
     blocked, go_on = threading.Event(), threading.Event()
     original = os.write

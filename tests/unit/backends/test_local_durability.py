@@ -113,7 +113,7 @@ async def test_an_object_in_an_old_folder_is_synced_up_to_the_root(tmp_path: Pat
 
 
 @pytest.mark.parametrize("links", [True, False])
-async def test_a_reference_is_durable_before_it_is_seen_and_its_folder_before_it_is_answered(
+async def test_a_reference_is_durable_before_it_is_visible_or_acknowledged(
     tmp_path: Path, *, links: bool
 ) -> None:
     """First the bytes, then the name, then the folder, then the answer."""
@@ -190,7 +190,7 @@ async def test_a_sandbox_without_the_call_syncs_file_by_file(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_what_is_remembered_is_bounded_and_nothing_is_forgotten(
+async def test_the_ledger_is_bounded_and_forgets_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
 ) -> None:
     """Past the bound everything is synced at the end, or each file when it is written."""
@@ -255,7 +255,7 @@ async def test_closing_makes_what_was_written_durable(tmp_path: Path) -> None:
         assert synced(events) >= {"a/b", "a", "."}
 
 
-async def test_nothing_is_synced_where_that_is_not_wanted(tmp_path: Path) -> None:
+async def test_durability_none_syncs_nothing(tmp_path: Path) -> None:
     """With ``durability="none"`` no call waits for the device."""
     with recorded(tmp_path) as events:
         async with open_storage(tmp_path / "root", durability="none") as storage:
@@ -269,7 +269,7 @@ async def test_nothing_is_synced_where_that_is_not_wanted(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("mode", "begun"), [("commit", [1 << 20]), ("none", [])])
-async def test_the_device_begins_early_with_large_files(
+async def test_large_files_are_written_out_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, begun: list[int]
 ) -> None:
     """What the sync would wait for is under way by then; small files are written out together."""
@@ -287,7 +287,7 @@ async def test_the_device_begins_early_with_large_files(
         assert sizes == begun
 
 
-def test_beginning_early_promises_nothing(tmp_path: Path) -> None:
+def test_early_writeout_promises_nothing(tmp_path: Path) -> None:
     """A file that cannot be begun with is no reason to fail: the sync comes later."""
     with (tmp_path / "file").open("wb") as file:
         file.write(bytes(1000))
@@ -297,7 +297,7 @@ def test_beginning_early_promises_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [3, FEW * 2])
-async def test_a_device_that_fails_is_reported_again_and_again(
+async def test_a_lost_write_is_reported_by_every_later_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """The system says it once and drops the bytes: another sync must not take it back."""
@@ -325,7 +325,7 @@ async def test_a_device_that_fails_is_reported_again_and_again(
         await use()
 
 
-async def test_passing_trouble_is_no_lost_write(tmp_path: Path) -> None:
+async def test_a_transient_failure_is_no_lost_write(tmp_path: Path) -> None:
     """Where a file could not even be opened, the next sync tries again."""
     async with open_storage(tmp_path) as storage:
         await storage.put("a/b", b"x")
@@ -341,7 +341,7 @@ async def test_passing_trouble_is_no_lost_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("passing", ["a", "b"])
-async def test_passing_trouble_does_not_hide_a_lost_write(tmp_path: Path, passing: str) -> None:
+async def test_a_transient_failure_does_not_hide_a_lost_write(tmp_path: Path, passing: str) -> None:
     """The system tells of the lost one once: who tried again would take it for durable."""
     failed = False
     original = os.fsync
@@ -371,7 +371,7 @@ async def test_passing_trouble_does_not_hide_a_lost_write(tmp_path: Path, passin
         await use()
 
 
-async def test_a_sync_that_breaks_off_does_not_hide_a_lost_write(tmp_path: Path) -> None:
+async def test_an_interrupted_sync_does_not_hide_a_lost_write(tmp_path: Path) -> None:
     """The next one would take it for durable."""
     failures: list[BaseException] = [OSError(errno.EIO, os.strerror(errno.EIO)), MemoryError()]
 
@@ -392,7 +392,7 @@ async def test_a_sync_that_breaks_off_does_not_hide_a_lost_write(tmp_path: Path)
         await use()
 
 
-async def test_what_is_gone_needs_no_sync(tmp_path: Path) -> None:
+async def test_deleted_files_need_no_sync(tmp_path: Path) -> None:
     """Files that were deleted or replaced by folders meanwhile are no failure."""
     async with open_storage(tmp_path) as storage, open_storage(tmp_path) as other:
         for key in ("a/b", "c", "d", "e/f"):
@@ -424,7 +424,7 @@ async def test_folders_that_cannot_be_synced_are_durable_anyway(
             await storage.sync()
 
 
-async def test_who_finds_nothing_pending_waits_for_who_took_it(tmp_path: Path) -> None:
+async def test_a_sync_waits_for_a_concurrent_sync(tmp_path: Path) -> None:
     """Two syncs at once: the second must not return before the first is done."""
     started, go_on = threading.Event(), threading.Event()
     order: list[str] = []
@@ -457,7 +457,7 @@ async def test_who_finds_nothing_pending_waits_for_who_took_it(tmp_path: Path) -
     assert order.index("second returned") > order.index("synced")
 
 
-async def test_what_a_reference_refers_to_is_durable_before_the_reference_is_seen(
+async def test_referenced_objects_are_durable_before_the_reference_is_visible(
     tmp_path: Path,
 ) -> None:
     """A conditional put syncs what was written before together with its own bytes."""
@@ -476,7 +476,7 @@ async def test_what_a_reference_refers_to_is_durable_before_the_reference_is_see
         assert any(path.startswith("refs/.icechunk-tmp-") for path in before)
 
 
-async def test_a_reference_to_what_may_be_lost_is_never_written(tmp_path: Path) -> None:
+async def test_no_reference_is_written_after_a_lost_write(tmp_path: Path) -> None:
     """A conditional put says what ``sync`` would; its object stays as it was."""
 
     def fail(_: int) -> None:
@@ -499,7 +499,7 @@ async def test_a_reference_to_what_may_be_lost_is_never_written(tmp_path: Path) 
     assert os.listdir(tmp_path / "refs") == ["main"]  # noqa: PTH208 -- nothing unfinished is left
 
 
-def test_the_device_begins_with_all_before_one_is_waited_for(tmp_path: Path) -> None:
+def test_all_files_are_written_out_before_one_is_awaited(tmp_path: Path) -> None:
     """What they wait for, an entry of the journal, is as a rule the same."""
     files = make_files(tmp_path)
     keys = ["chunks/a", "manifests/b", "snapshots/c"]
@@ -523,7 +523,7 @@ def test_the_device_begins_with_all_before_one_is_waited_for(tmp_path: Path) -> 
     assert events[:6] == ["begin"] * 3 + ["sync"] * 3
 
 
-def test_what_takes_long_is_synced_at_the_same_time(tmp_path: Path) -> None:
+def test_slow_syncs_run_in_parallel(tmp_path: Path) -> None:
     """A slow device makes those last together that ask together; a fast one needs no threads."""
     files = make_files(tmp_path)
     for number in range(7):
@@ -572,7 +572,7 @@ def test_a_put_that_is_written_during_a_sync_belongs_to_the_next(tmp_path: Path)
         assert "b" in synced(events)
 
 
-async def test_a_parent_that_may_not_be_read_is_let_be(tmp_path: Path) -> None:
+async def test_an_unreadable_parent_is_skipped(tmp_path: Path) -> None:
     """The directory above the root belongs to someone else, as a rule."""
     root = tmp_path / "root"
     root.mkdir()

@@ -161,7 +161,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_an_error(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOENT, errno.ETIMEDOUT])
-def test_a_rename_without_an_answer_is_unknown(tmp_path: Path, number: int) -> None:
+def test_a_failed_rename_is_unknown(tmp_path: Path, number: int) -> None:
     """Network file systems fail after they have done it; nobody may take that for a refusal."""
     files = make_files(tmp_path)
     version = write(files, "a", b"1")
@@ -176,7 +176,7 @@ def test_a_rename_without_an_answer_is_unknown(tmp_path: Path, number: int) -> N
     assert everything(tmp_path) == ["a"]
 
 
-def test_a_link_that_was_made_although_it_was_refused_landed(tmp_path: Path) -> None:
+def test_a_link_reported_as_refused_may_have_landed(tmp_path: Path) -> None:
     """NFS repeats a request whose answer was lost, and then finds the name taken by itself."""
     files = make_files(tmp_path)
     original = os.link
@@ -205,7 +205,7 @@ def test_a_folder_without_links_creates_under_the_lock(tmp_path: Path, number: i
     assert (bytes(found.data), found.version) == (b"1", version)
 
 
-def test_what_landed_and_cannot_be_made_durable_is_unknown(tmp_path: Path) -> None:
+def test_a_landed_write_that_cannot_be_synced_is_unknown(tmp_path: Path) -> None:
     """A reference that is visible and may be lost is neither landed nor refused."""
     files = make_files(tmp_path)
     version = write(files, "refs/a", b"1", ABSENT)

@@ -50,7 +50,7 @@ async def test_a_read_opens_one_file_and_no_folder(
         assert opened == [b"B"]
 
 
-async def test_what_takes_the_place_of_a_folder_is_found(tmp_path: Path) -> None:
+async def test_a_replaced_folder_is_noticed(tmp_path: Path) -> None:
     """A folder that was removed and made anew does not hide its files."""
     async with open_storage(tmp_path) as storage:
         assert isinstance(storage, LocalStorage)

@@ -327,7 +327,7 @@ async def test_a_file_system_that_works_is_tried_once(
         assert failed["link"] == 1
 
 
-async def test_whether_a_directory_may_be_written_is_asked_each_time(
+async def test_write_permission_is_checked_at_each_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever else is known of its file system."""

@@ -112,7 +112,7 @@ def test_updates_are_later_than_what_they_replace(tmp_path: Path) -> None:
     assert times == sorted(set(times))
 
 
-async def test_odd_times_of_foreign_files_can_be_told(tmp_path: Path) -> None:
+async def test_extreme_file_times_are_reported(tmp_path: Path) -> None:
     """Files from before 1970, or from after the year 9999, are read and listed."""
     for name, seconds in (("old", -5_000_000_000), ("new", 300_000_000_000), ("now", 0)):
         (tmp_path / name).write_bytes(b"x")

@@ -34,7 +34,7 @@ SECRETS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("service", list(SECRETS))
-async def test_secrets_reach_the_server_and_nobody_else(service: str) -> None:
+async def test_secrets_reach_only_the_server(service: str) -> None:
     """Not representations, not errors; the description carries them without showing them."""
     seen: list[str] = []
 

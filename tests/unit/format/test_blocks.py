@@ -48,7 +48,7 @@ def written(rows: list[Row], texts: list[str], raw: bytes) -> bytes:
 
 
 @given(rows=ROWS, texts=st.lists(st.text(max_size=20), max_size=4), raw=st.binary(max_size=30))
-def test_all_reads_back(rows: list[Row], texts: list[str], raw: bytes) -> None:
+def test_everything_reads_back(rows: list[Row], texts: list[str], raw: bytes) -> None:
     """Whatever the lengths; numbers that are 0 are left out, and read as 0."""
     root = Tables.root(Buffer(written(rows, texts, raw)))
     assert int(root.scalar(1, 1)[0]) == 7
@@ -66,7 +66,7 @@ def test_all_reads_back(rows: list[Row], texts: list[str], raw: bytes) -> None:
 
 
 @given(rows=ROWS, texts=st.lists(st.text(max_size=20), max_size=4), raw=st.binary(max_size=30))
-def test_all_is_aligned(rows: list[Row], texts: list[str], raw: bytes) -> None:
+def test_everything_is_aligned(rows: list[Row], texts: list[str], raw: bytes) -> None:
     """Readers in other languages refuse words that are not where the processor wants them."""
     payload = written(rows, texts, raw)
     assert len(payload) % 8 == 0
@@ -80,7 +80,7 @@ def test_all_is_aligned(rows: list[Row], texts: list[str], raw: bytes) -> None:
         assert start % max(width, 4) == 0
 
 
-def test_what_is_left_out_takes_no_room() -> None:
+def test_omitted_fields_take_no_room() -> None:
     """Tables of one shape may have fewer fields than it."""
     shape = Shape("I", REF, "Q")
     full, empty = table(shape, 1, string("x"), 3), table(shape, None, None, 0)
@@ -89,7 +89,7 @@ def test_what_is_left_out_takes_no_room() -> None:
     assert not Tables.root(Buffer(finish(empty))).has(0)[0]
 
 
-def test_an_empty_text_is_there() -> None:
+def test_empty_text_is_present() -> None:
     """It is no default."""
     payload = finish(table(Shape(REF), string("")))
     assert Tables.root(Buffer(payload)).strings(0) == [""]

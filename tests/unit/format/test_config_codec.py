@@ -184,7 +184,7 @@ num_updates_per_repo_info_file: 12
 
 @examples(300)
 @given(configs(), st.sampled_from([1, 2]))
-def test_what_is_written_is_read(config: RepositoryConfig, spec: int) -> None:
+def test_values_read_back(config: RepositoryConfig, spec: int) -> None:
     """Every configuration survives both forms."""
     assert decode_config(memoryview(encode_config(config, spec)), spec) == config
 
@@ -226,7 +226,7 @@ def test_an_empty_file_is_the_unset_configuration(text: str) -> None:
     assert decode_config(encode_flexbuffer(None), 2) == RepositoryConfig()
 
 
-def test_unknown_keys_and_aliases_are_no_trouble() -> None:
+def test_unknown_keys_and_aliases_are_ignored() -> None:
     """Keys of later versions are passed over; an alias repeats what it names; << is no merge."""
     config = read("a: &x {num_chunk_refs: 4, new: [1]}\ncaching: *x\nstorage: {<<: *x}\n")
     assert config == RepositoryConfig(

@@ -252,7 +252,7 @@ def test_frames_without_a_size_may_have_many_blocks(length: int) -> None:
 
 
 @pytest.mark.parametrize("size", [True, False])
-def test_a_bomb_is_refused_before_it_goes_off(*, size: bool) -> None:
+def test_a_decompression_bomb_is_refused_before_it_expands(*, size: bool) -> None:
     """A few kilobytes that would unfold to 256 megabytes cost no more than 64."""
     compressor = zstandard.ZstdCompressor(write_content_size=size)
     stream = compressor.compressobj(size=1 << 28 if size else -1)
@@ -288,7 +288,7 @@ def test_random_bytes_after_a_good_header_are_refused(tail: bytes) -> None:
         decode_transaction_log(unpack(file_of(tail), LOG).payload)
 
 
-def test_what_failed_leaves_no_trace_in_what_is_read_next() -> None:
+def test_a_failed_decode_leaves_no_state() -> None:
     """Files of a thread share what decompresses them."""
     good = pack(PAYLOAD, LOG, 2)
     for _ in range(2):

@@ -26,7 +26,9 @@ MANY = st.integers(FEWEST, 3 * FEWEST)
 
 
 @given(st.integers(0, 999), st.integers(-99, 99), MANY, st.integers(0, 3 * FEWEST))
-def test_only_what_is_even_is_taken_for_it(start: int, step: int, count: int, other: int) -> None:
+def test_only_evenly_spaced_positions_become_even(
+    start: int, step: int, count: int, other: int
+) -> None:
     """A single position elsewhere shows, wherever it is, and so does one that is repeated."""
     positions = start + step * np.arange(count, dtype=np.int64)
     found = evenly(positions)
@@ -65,7 +67,7 @@ def test_words_and_rows_are_the_same_either_way(width: int, step: int) -> None:
         Even(1 << 62, 1 << 55, 100),
     ],
 )
-def test_what_is_outside_is_refused(even: Even) -> None:
+def test_out_of_range_positions_are_refused(even: Even) -> None:
     """At both ends, in both directions."""
     buffer = Buffer(DATA)
     for read in (

@@ -93,7 +93,7 @@ def test_rows_are_selected_by_index_and_by_mask() -> None:
     assert tables.row(1).scalar(0, 4).tolist() == [2]
 
 
-def test_no_rows_are_no_trouble() -> None:
+def test_zero_rows_are_handled() -> None:
     """Every accessor answers nothing."""
     tables = rows_of(Forge(), [])
     assert len(tables) == 0

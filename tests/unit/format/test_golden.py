@@ -150,7 +150,7 @@ def test_repo_infos_hold_what_the_official_engine_sees(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FITTING if name not in SPEC_1])
-def test_the_operations_log_goes_on_in_backups(name: str) -> None:
+def test_the_operations_log_continues_in_backups(name: str) -> None:
     """All entries in the official order."""
     golden = REPOSITORIES[name]
     info = golden.repo_info()
@@ -345,7 +345,7 @@ def test_status_flags_and_pruned_logs_are_read() -> None:
 
 
 @FILES
-def test_what_is_written_back_reads_the_same(file: GoldenFile) -> None:
+def test_rewritten_documents_read_the_same(file: GoldenFile) -> None:
     """Decoded, encoded, decoded again."""
     envelope = file.envelope
     again = Envelope(envelope.spec_version, file.rewritten())

@@ -17,7 +17,7 @@ def columns(ids: list[bytes]) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_it_holds_what_was_added_and_nothing_else(seed: int) -> None:
+def test_the_set_holds_exactly_the_added_ids(seed: int) -> None:
     """Among ids that differ in a single byte, anywhere, added in parts and repeatedly."""
     rng = random.Random(seed)
     ids = [
@@ -76,7 +76,7 @@ def test_names_are_read_as_one_by_one() -> None:
         ".tmp-00000000000000000000",
     ],
 )
-def test_other_names_are_none_of_ours(name: str) -> None:
+def test_other_names_are_not_ids(name: str) -> None:
     """Neither lenient spellings, nor other lengths, letters or left-over bits."""
     _, valid = parse_ids([str(ChunkId.random()), name, str(ChunkId.random())])
     assert valid.tolist() == [True, False, True]

@@ -69,7 +69,7 @@ def test_other_texts_are_refused(text: str) -> None:
         SnapshotId.parse(text)
 
 
-def test_what_the_last_letter_holds_too_much_is_ignored() -> None:
+def test_excess_bits_of_the_last_letter_are_ignored() -> None:
     """Four bits of the twentieth letter belong to no byte."""
     assert SnapshotId.parse("000G40R40M30E209185H") == COUNTING
 

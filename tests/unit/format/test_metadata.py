@@ -152,7 +152,7 @@ def test_bytes_are_those_of_the_official_engine(value: Any, packed: str, flexed:
 
 @examples(300)
 @given(json_values(KEYS), SPECS)
-def test_what_is_written_is_read(value: Any, spec: int) -> None:
+def test_values_read_back(value: Any, spec: int) -> None:
     """Every JSON value survives both encodings, with types and the order of keys."""
     assert same(decode_value(encode_value(value, spec), spec), in_key_order(value))
 
@@ -217,7 +217,7 @@ CYCLE.append(CYCLE)
         (1 + 2j, "value", "complex"),
     ],
 )
-def test_what_json_cannot_hold_is_refused_with_its_path(
+def test_non_json_values_are_refused_with_their_path(
     value: Any, path: str, problem: str, spec: int
 ) -> None:
     """The message leads to the culprit and says what would be allowed."""

@@ -95,7 +95,7 @@ def test_refs_count_snapshots_from_zero() -> None:
     assert branches["main"].number(1, 4) == 2
 
 
-def test_parents_are_absolute_places() -> None:
+def test_parents_are_absolute_positions() -> None:
     """-1 is no parent; 0 is the default, and left out: it is not "no parent"."""
     second, first, third = written(INFO).tables(4)
     assert first.number(1, 4, signed=True) == -1
@@ -203,7 +203,7 @@ class OtherRepo:
         return decode_repo_info(Envelope(spec, out.finish(out.table({**plain, **(fields or {})}))))
 
 
-def test_the_least_that_a_file_may_hold_reads() -> None:
+def test_a_minimal_file_reads() -> None:
     """Everything absent has its default."""
     info = OtherRepo().decode()
     assert info.branches == {"main": snapshot_id(1)}

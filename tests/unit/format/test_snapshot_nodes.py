@@ -174,7 +174,7 @@ def test_a_taken_path_stays_with_its_node() -> None:
     assert nodes["/d/e/"].id == node_id(4)
 
 
-def test_what_is_below_an_unusual_path_is_below_the_normal_one() -> None:
+def test_descendants_of_unnormalised_paths_are_found() -> None:
     """Order follows the new paths."""
     nodes = nodes_of(["/a-b", "/a/", "/a/./c"])
     assert list(nodes) == ["/a", "/a-b", "/a/c"]
@@ -208,7 +208,7 @@ def test_nodes_out_of_order_are_found() -> None:
 
 
 @given(st.sets(PATHS, max_size=15), PATHS)
-def test_below_is_what_a_prefix_says(paths: set[str], path: str) -> None:
+def test_below_matches_the_prefix(paths: set[str], path: str) -> None:
     """For any tree, closed or not."""
     prefix = "/" if path == "/" else path + "/"
     expected = sorted(it for it in paths if it.startswith(prefix) and it != path)

@@ -42,7 +42,7 @@ async def storage() -> AsyncIterator[Counting]:
         yield storage
 
 
-async def test_the_second_answer_is_the_first(storage: Counting, tmp_path: Path) -> None:
+async def test_a_repeated_read_is_served_from_the_cache(storage: Counting, tmp_path: Path) -> None:
     """Bytes, version, size and time, from memory and from disk, without a request."""
     for options in ({"memory_bytes": 1 << 20}, {"memory_bytes": 0, "directory": tmp_path}):
         cached = cache_of(storage, **options)
@@ -55,7 +55,7 @@ async def test_the_second_answer_is_the_first(storage: Counting, tmp_path: Path)
             assert storage.reads <= before + 2
 
 
-async def test_objects_that_change_are_not_kept(storage: Counting, tmp_path: Path) -> None:
+async def test_mutable_objects_are_not_cached(storage: Counting, tmp_path: Path) -> None:
     """Every read of them is a request, and sees the latest bytes."""
     cached = cache_of(storage, directory=tmp_path)
     for body in (b"one", b"two"):
@@ -73,7 +73,7 @@ async def test_objects_that_change_are_not_kept(storage: Counting, tmp_path: Pat
         *(ByteRange(50, 50), SuffixRange(0), SuffixRange(1), SuffixRange(1000)),
     ],
 )
-async def test_a_whole_object_answers_its_ranges(
+async def test_a_cached_object_serves_its_ranges(
     storage: Counting, tmp_path: Path, request_: RangeRequest
 ) -> None:
     """As the storage would, from either tier."""
@@ -109,7 +109,7 @@ async def test_ranges_of_one_object_are_kept_apart(storage: Counting, tmp_path: 
     assert await get(cached, KEY, huge) == BODY
 
 
-async def test_what_the_disk_answers_comes_from_memory_next(
+async def test_a_disk_hit_is_promoted_to_memory(
     storage: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is looked at once."""
@@ -123,7 +123,7 @@ async def test_what_the_disk_answers_comes_from_memory_next(
     assert (found.memory_hits, found.disk_hits, found.misses) == (1, 1, 0)
 
 
-async def test_missing_objects_are_asked_for_again(storage: Counting, tmp_path: Path) -> None:
+async def test_missing_objects_are_not_cached(storage: Counting, tmp_path: Path) -> None:
     """That there is none is not kept; a bad key is named as such."""
     cached = cache_of(storage, directory=tmp_path)
     for _ in range(2):
@@ -137,7 +137,7 @@ async def test_missing_objects_are_asked_for_again(storage: Counting, tmp_path: 
             await cached.delete([KEY, key])
 
 
-async def test_writing_keeps_nothing(storage: Counting, tmp_path: Path) -> None:
+async def test_writes_are_not_cached(storage: Counting, tmp_path: Path) -> None:
     """Writers seldom read what they wrote."""
     cached = cache_of(storage, directory=tmp_path)
     await cached.put("chunks/new", b"new")
@@ -156,7 +156,7 @@ async def test_statistics_count_reads_and_bytes(storage: Counting, tmp_path: Pat
     assert replace(found, memory_bytes=0) == CacheStatistics(2, 0, 1, 110, 100, 0)
 
 
-async def test_memory_holds_no_more_than_its_capacity(storage: Counting) -> None:
+async def test_memory_tier_never_exceeds_its_capacity(storage: Counting) -> None:
     """At any time; what was used longest ago leaves first, tiny objects count as well."""
     cached = cache_of(storage, memory_bytes=20_000)
     for number in range(40):
@@ -178,7 +178,7 @@ async def test_memory_holds_no_more_than_its_capacity(storage: Counting) -> None
     assert len(cached._memory._parts) == len(cached._memory._entries)
 
 
-async def test_an_object_larger_than_memory_does_not_push_others_out(storage: Counting) -> None:
+async def test_an_oversized_object_evicts_nothing(storage: Counting) -> None:
     """It is not kept at all."""
     cached = cache_of(storage, memory_bytes=10_000)
     await cached.get(KEY)
@@ -203,7 +203,7 @@ async def test_the_cache_owns_its_bytes(storage: Counting) -> None:
     assert await get(cached, KEY) == BODY
 
 
-async def test_an_answer_of_the_wrong_length_is_not_kept(storage: Counting, tmp_path: Path) -> None:
+async def test_a_reply_of_the_wrong_length_is_not_cached(storage: Counting, tmp_path: Path) -> None:
     """A truncated body is the storage's fault once, not ours for ever."""
 
     class Truncating(Counting):
@@ -233,9 +233,7 @@ async def test_a_deleted_object_is_gone_from_both_tiers(storage: Counting, tmp_p
     assert len(files_of(tmp_path)) == 2
 
 
-async def test_what_is_read_while_it_is_deleted_is_not_kept(
-    storage: Counting, tmp_path: Path
-) -> None:
+async def test_a_read_racing_a_deletion_is_not_cached(storage: Counting, tmp_path: Path) -> None:
     """An answer that was under way when the object went may be given, but once."""
     cached = cache_of(storage, directory=tmp_path)
     storage.gate, storage.reached = asyncio.Event(), asyncio.Event()
@@ -249,7 +247,7 @@ async def test_what_is_read_while_it_is_deleted_is_not_kept(
     assert not files_of(tmp_path)
 
 
-async def test_what_is_deleted_while_it_is_put_on_disk_is_removed(
+async def test_a_disk_write_racing_a_deletion_is_removed(
     storage: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that wrote it looks once more."""
@@ -271,7 +269,7 @@ async def test_what_is_deleted_while_it_is_put_on_disk_is_removed(
     assert not files_of(tmp_path)
 
 
-async def test_a_cancelled_deletion_shows_nothing_that_is_gone(
+async def test_a_cancelled_deletion_leaves_no_stale_entry(
     storage: Counting, tmp_path: Path
 ) -> None:
     """Wherever it is cancelled, reads agree with the storage, and fill the cache again."""
@@ -353,7 +351,7 @@ async def test_files_are_touched_on_threads_only(
     assert called == ["read", "write", "drop"]
 
 
-async def test_a_closed_cache_answers_nothing(storage: Counting) -> None:
+async def test_a_closed_cache_refuses_reads(storage: Counting) -> None:
     """Also not from memory, which it gives back."""
     cached = cache_of(storage)
     await cached.get(KEY)
@@ -374,7 +372,7 @@ async def test_storages_of_one_process_are_not_kept_on_disk(tmp_path: Path) -> N
     assert is_empty(tmp_path)
 
 
-async def test_a_cache_says_what_the_storage_says(storage: Counting) -> None:
+async def test_a_cache_reports_the_storage_it_wraps(storage: Counting) -> None:
     """Description and promises are those of what is wrapped."""
     cached = cache_of(storage)
     assert cached.description == storage.description

@@ -60,7 +60,7 @@ def body_of(size_bytes: int) -> Retrieved:
     return Retrieved(bytes(size_bytes), Version("v"), size_bytes)
 
 
-def test_another_process_reads_what_one_kept(tmp_path: Path) -> None:
+def test_a_second_process_reads_the_entries_of_the_first(tmp_path: Path) -> None:
     """With version, size and time; for this storage, key and range only."""
     keep(tier(tmp_path))
     disk = tier(tmp_path)
@@ -127,7 +127,7 @@ def test_every_truncated_or_extended_file_is_found(tmp_path: Path) -> None:
         assert not file.exists()
 
 
-def test_a_file_in_the_place_of_another_is_not_believed(tmp_path: Path) -> None:
+def test_a_swapped_cache_file_is_not_trusted(tmp_path: Path) -> None:
     """Its checksum is right, but it answers something else."""
     disk, other = tier(tmp_path), tier(tmp_path, place="s3://other")
     for source, key, request in (
@@ -144,7 +144,9 @@ def test_a_file_in_the_place_of_another_is_not_believed(tmp_path: Path) -> None:
         assert not files_of(tmp_path)
 
 
-def test_what_is_no_file_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_links_pipes_and_folders_are_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Links lead nowhere, pipes do not make anyone wait, folders are no answer."""
     disk = tier(tmp_path)
     keep(disk)
@@ -229,7 +231,7 @@ async def test_a_failing_disk_fails_no_read(
         assert storage.reads == 4
 
 
-def test_a_place_that_cannot_be_a_directory(
+def test_an_unusable_cache_directory_disables_the_disk_tier(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A file is in the way; that is no error of a read either."""
@@ -256,7 +258,7 @@ def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_what_was_not_used_for_longest_leaves_first(tmp_path: Path) -> None:
+def test_the_least_recently_used_file_is_evicted_first(tmp_path: Path) -> None:
     """Reading counts as use, whoever reads."""
     disk = tier(tmp_path, 20 * BLOCK)
     for number in range(20):
@@ -285,7 +287,7 @@ def test_the_capacity_is_never_exceeded(tmp_path: Path) -> None:
     assert files_of(tmp_path) == before
 
 
-def test_emptied_folders_go(tmp_path: Path) -> None:
+def test_empty_folders_are_removed(tmp_path: Path) -> None:
     """A repository that is read no more leaves nothing behind."""
     old = tier(tmp_path, 30 * BLOCK, "s3://old")
     for number in range(30):
@@ -306,7 +308,7 @@ def ledger_of(directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("body", [b"", b"x", b"\xff" * 20, b"\0" * 20, b"\0" * 4000])
-def test_a_damaged_ledger_is_written_anew(tmp_path: Path, body: bytes) -> None:
+def test_a_damaged_ledger_is_rebuilt(tmp_path: Path, body: bytes) -> None:
     """By looking at the files."""
     disk = tier(tmp_path, 10 * BLOCK)
     for number in range(50):
@@ -318,7 +320,7 @@ def test_a_damaged_ledger_is_written_anew(tmp_path: Path, body: bytes) -> None:
     assert disk.read("chunks/49", None) == ANSWER
 
 
-def test_a_ledger_that_says_too_much_is_corrected(tmp_path: Path) -> None:
+def test_a_ledger_that_counts_removed_files_is_corrected(tmp_path: Path) -> None:
     """Files that were removed by hand cost the cache nothing."""
     disk = tier(tmp_path, 10 * BLOCK)
     for _ in range(3):
@@ -331,7 +333,7 @@ def test_a_ledger_that_says_too_much_is_corrected(tmp_path: Path) -> None:
     assert len(files_of(tmp_path)) == 10
 
 
-def test_a_ledger_with_a_wrong_checksum_is_not_believed(tmp_path: Path) -> None:
+def test_a_ledger_with_a_wrong_checksum_is_not_trusted(tmp_path: Path) -> None:
     """Though it may look as if there were room."""
     disk = tier(tmp_path, 10 * BLOCK)
     for number in range(30):
@@ -356,7 +358,7 @@ def test_the_ledger_is_made_exact_once_an_hour(tmp_path: Path, clock: TickingClo
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "link"])
-def test_a_ledger_that_is_no_file(
+def test_a_ledger_that_is_no_file_disables_the_disk_tier(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing is kept, nobody waits, and it is said once."""
@@ -392,7 +394,7 @@ def test_a_stopped_process_does_not_stop_the_others(tmp_path: Path) -> None:
     assert disk.read("chunks/b", None) == ANSWER
 
 
-def test_what_is_being_written_counts_and_stays(tmp_path: Path) -> None:
+def test_unfinished_files_count_and_are_not_removed(tmp_path: Path) -> None:
     """Room that a writer was given is not given to another, nor is its file swept away."""
     space = Space(tmp_path, 10 * BLOCK)
     with space.room(6 * BLOCK) as first:
@@ -407,7 +409,7 @@ def test_what_is_being_written_counts_and_stays(tmp_path: Path) -> None:
         assert whole is not None
 
 
-def test_what_dead_writers_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_dead_writers_are_removed(tmp_path: Path) -> None:
     """As soon as somebody looks at all files."""
     disk = tier(tmp_path, 10 * BLOCK)
     keep(disk)

@@ -51,7 +51,7 @@ def test_processes_share_a_directory(tmp_path: Path) -> None:
     assert not list(next(tmp_path.rglob("unfinished")).iterdir())
 
 
-def test_a_second_process_need_not_ask_the_storage(tmp_path: Path) -> None:
+def test_a_second_process_sends_no_request(tmp_path: Path) -> None:
     """What one kept is there for the next."""
     for expected in (False, True):
         process = start(tmp_path, 1 << 30, 7, 100)

@@ -135,7 +135,7 @@ async def test_a_joined_read_at_the_end_of_an_object_is_cut_like_the_others(
     assert [bytes(it.data) for it in answers] == [BODY[1000:1010], BODY[1015:], b""]
 
 
-async def test_what_a_store_tells_of_an_object_comes_with_every_part(backend: Scripted) -> None:
+async def test_version_time_and_etag_come_with_every_part(backend: Scripted) -> None:
     """Version, time and ETag, of reads that were joined and of one that was split."""
 
     class Telling(PassingStorage):
@@ -164,7 +164,7 @@ async def test_a_reader_does_not_keep_the_bytes_of_the_others(backend: Scripted)
     assert all(type(it.data) is bytes for it in answers)
 
 
-async def test_a_read_never_joins_one_that_is_on_its_way() -> None:
+async def test_a_read_never_joins_a_request_in_flight() -> None:
     """It may carry the bytes from before a put that has returned since."""
     has_read, may_answer = asyncio.Event(), asyncio.Event()
 
@@ -215,7 +215,7 @@ async def test_a_read_after_a_put_sees_it_in_every_order_of_turns(backend: Scrip
         group.create_task(write())
 
 
-async def test_one_reader_that_leaves_does_not_disturb_the_others(backend: Scripted) -> None:
+async def test_cancelling_one_reader_does_not_disturb_the_others(backend: Scripted) -> None:
     """Whenever it leaves, and also the one that came first."""
     for leaving in range(4):
         for turns in range(6):
@@ -235,7 +235,7 @@ async def test_one_reader_that_leaves_does_not_disturb_the_others(backend: Scrip
             assert not storage._turns
 
 
-async def test_readers_that_all_leave_end_the_request(backend: Scripted) -> None:
+async def test_cancelling_all_readers_cancels_the_request(backend: Scripted) -> None:
     """Nothing runs on for nobody."""
     storage = Coalescing(LatencyStorage(backend, seconds=60), SMALL)
     before = asyncio.all_tasks()
@@ -338,7 +338,7 @@ def test_event_loops_are_kept_apart() -> None:
     asyncio.run(scenario())
 
 
-def test_a_loop_that_stops_in_mid_turn_holds_nobody_up() -> None:
+def test_a_stopped_loop_does_not_block_readers_on_another() -> None:
     """Its reads are not joined with those of another loop."""
 
     async def scenario() -> None:

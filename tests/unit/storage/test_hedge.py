@@ -71,7 +71,7 @@ def _hedged(
     in_virtual_time(scenario)
 
 
-def test_a_slow_read_is_sent_again() -> None:
+def test_a_slow_read_is_hedged() -> None:
     """The second answers, the first is cancelled and gone by then."""
 
     async def use(hedged: Hedged, slow: Slow) -> None:
@@ -85,7 +85,7 @@ def test_a_slow_read_is_sent_again() -> None:
     _hedged(use)
 
 
-def test_the_first_may_still_be_first() -> None:
+def test_the_first_reply_wins_even_if_hedged() -> None:
     """Then the second is cancelled."""
 
     async def use(hedged: Hedged, slow: Slow) -> None:
@@ -130,7 +130,7 @@ def test_second_requests_stay_within_their_share() -> None:
     _hedged(use)
 
 
-def test_nothing_is_sent_again_before_something_is_known() -> None:
+def test_no_read_is_hedged_before_latencies_are_measured() -> None:
     """The first reads teach how long a read takes; small and large ones apart."""
 
     async def use(hedged: Hedged, slow: Slow) -> None:
@@ -141,7 +141,7 @@ def test_nothing_is_sent_again_before_something_is_known() -> None:
     _hedged(use)
 
 
-def test_no_share_is_no_second_request() -> None:
+def test_a_share_of_zero_disables_hedging() -> None:
     """The policy can switch itself off."""
 
     async def use(hedged: Hedged, slow: Slow) -> None:
@@ -152,7 +152,7 @@ def test_no_share_is_no_second_request() -> None:
     _hedged(use, HedgePolicy(max_share=0))
 
 
-def test_one_failure_waits_for_the_other_request() -> None:
+def test_a_hedged_read_fails_only_if_both_requests_fail() -> None:
     """Only if both fail does the read fail, with the first's error."""
 
     async def use(hedged: Hedged, slow: Slow) -> None:
@@ -168,7 +168,7 @@ def test_one_failure_waits_for_the_other_request() -> None:
     _hedged(use)
 
 
-def test_a_failure_in_time_is_raised_at_once() -> None:
+def test_an_early_failure_is_not_hedged() -> None:
     """It is no slow read; trying again is the business of another policy."""
 
     async def use(hedged: Hedged, slow: Slow) -> None:
@@ -180,7 +180,7 @@ def test_a_failure_in_time_is_raised_at_once() -> None:
     _hedged(use)
 
 
-def test_a_reader_that_leaves_ends_both() -> None:
+def test_cancelling_a_hedged_read_cancels_both_requests() -> None:
     """And they have ended when it has."""
 
     async def use(hedged: Hedged, slow: Slow) -> None:

@@ -14,7 +14,7 @@ from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import memory_url
 
 
-async def test_no_more_than_the_budget_at_a_time() -> None:
+async def test_concurrent_requests_never_exceed_the_budget() -> None:
     """Whatever the operations are; a listing counts while it fetches."""
 
     class Watching(WrappedStorage):

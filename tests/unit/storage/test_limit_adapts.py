@@ -63,14 +63,14 @@ async def test_overload_shrinks_the_budget(error: type[Exception]) -> None:
 
 
 @pytest.mark.parametrize("error", [ObjectNotFoundError, PermissionDeniedError, NameResolutionError])
-async def test_other_errors_leave_it(error: type[Exception]) -> None:
+async def test_errors_without_overload_leave_the_budget(error: type[Exception]) -> None:
     """The store answered, or was never reached."""
     budget = Budget(100)
     await _fail(budget, error("no"))
     assert budget.limit == 100
 
 
-async def test_a_cancelled_request_leaves_it() -> None:
+async def test_a_cancelled_request_leaves_the_budget() -> None:
     """The caller lost patience; that may have many reasons."""
     budget = Budget(10)
     with pytest.raises(TimeoutError):
@@ -94,7 +94,7 @@ async def test_a_cancelled_request_leaves_it() -> None:
     assert budget.limit == 2
 
 
-async def test_keys_that_could_not_be_deleted_tell_of_overload() -> None:
+async def test_failed_deletions_count_as_overload() -> None:
     """A deletion raises nothing."""
 
     class Busy(Scripted):
@@ -111,7 +111,7 @@ async def test_keys_that_could_not_be_deleted_tell_of_overload() -> None:
     assert budget.limit == 7
 
 
-async def test_answers_let_it_grow_back() -> None:
+async def test_successes_let_the_budget_grow_back() -> None:
     """By about one place per round, only while all places are needed, and not beyond."""
     budget = Budget(10)
     for _ in range(4):
@@ -188,7 +188,7 @@ def _finished(reads: list[tuple[str, RangeRequest]]) -> list[tuple[float, int]]:
     ],
     ids=["metadata beside large chunks", "metadata beside small chunks", "a small chunk"],
 )
-def test_a_small_read_does_not_wait_for_a_bulk_that_was_first(
+def test_a_small_read_does_not_wait_for_an_earlier_bulk(
     small: tuple[str, RangeRequest], bulk_bytes: int
 ) -> None:
     """It is among the next to be sent, in a scan that takes 100 seconds."""
@@ -198,7 +198,7 @@ def test_a_small_read_does_not_wait_for_a_bulk_that_was_first(
     assert finished[400] == 2.0
 
 
-def test_a_bulk_is_not_put_off_by_small_reads() -> None:
+def test_small_reads_do_not_starve_a_bulk() -> None:
     """Both get on: the shares are equal in what they cost, not in numbers."""
     small: list[tuple[str, RangeRequest]] = [("manifests/m", None)] * 400
     bulk: list[tuple[str, RangeRequest]] = [("chunks/b", ByteRange(0, _MIB))] * 40
@@ -213,7 +213,7 @@ def test_reads_of_one_kind_are_served_in_order() -> None:
     assert [finished[number] for number in range(50)] == sorted(finished.values())
 
 
-async def test_waiters_that_left_are_forgotten() -> None:
+async def test_cancelled_waiters_are_dropped() -> None:
     """Thousands that time out while every place hangs leave nothing behind."""
     budget = Budget(1)
     await budget.acquire(None, 1)

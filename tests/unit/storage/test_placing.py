@@ -66,7 +66,9 @@ async def plain() -> AsyncIterator[Storage]:
 
 
 @pytest.mark.parametrize(("places", "most"), [(True, 1.1), (False, 1.5)])
-async def test_each_byte_is_in_memory_once(plain: Storage, *, places: bool, most: float) -> None:
+async def test_a_split_read_copies_each_byte_once(
+    plain: Storage, *, places: bool, most: float
+) -> None:
     """Apart from one part, where the storage knows no places."""
     length = 16 * MIB
     coalescing = Coalescing(
@@ -91,14 +93,14 @@ async def test_the_parts_are_in_order_and_cannot_be_changed(plain: Storage) -> N
 
 
 @pytest.mark.parametrize("size", [0, 50, 150, 999])
-async def test_a_shorter_object_gives_what_it_has(plain: Storage, size: int) -> None:
+async def test_a_short_object_returns_only_its_bytes(plain: Storage, size: int) -> None:
     """Nothing of the memory that was meant for the rest."""
     answer = await Coalescing(Receiving(plain, size), SMALL).get(KEY, ByteRange(0, 1000))
     assert bytes(answer.data) == bytes(size)
     assert answer.size_bytes == size
 
 
-async def test_a_length_that_is_a_lie_takes_no_memory(plain: Storage) -> None:
+async def test_an_untrue_length_allocates_no_memory(plain: Storage) -> None:
     """A manifest may say anything; what counts is what arrives."""
     assert room(1 << 40) is None
     backend = Receiving(plain, 1000)
@@ -113,7 +115,7 @@ async def test_a_length_that_is_a_lie_takes_no_memory(plain: Storage) -> None:
     assert not any(isinstance(it, PlacedRange) for it in backend.asked)
 
 
-async def test_only_one_request_fills_a_place(plain: Storage) -> None:
+async def test_only_one_request_fills_a_buffer(plain: Storage) -> None:
     """A storage that may ask twice asks without, and so does one that keeps what it gets."""
     wanted = PlacedRange(0, 4, into=memoryview(bytearray(4)))
     backend = Receiving(plain, 1000)
@@ -126,7 +128,7 @@ async def test_only_one_request_fills_a_place(plain: Storage) -> None:
     assert cached.statistics != CacheStatistics()
 
 
-def test_a_place_makes_no_difference_to_what_is_asked() -> None:
+def test_a_buffer_does_not_change_a_ranges_identity() -> None:
     """Ranges are compared, and used as keys."""
     wanted = PlacedRange(1, 5, into=memoryview(bytearray(4)))
     assert wanted == ByteRange(1, 5) == wanted.unplaced()

@@ -253,7 +253,7 @@ async def test_a_broken_promise_is_found(flaw: type[Flawed], promise: str, verdi
         assert promise in str(caught.value.context["broken"])
 
 
-async def test_the_clocks_difference_is_told() -> None:
+async def test_the_clock_skew_is_reported() -> None:
     """How much, and in which direction."""
     for flaw, words in ((IsAnHourBehind, "3599 s behind"), (TellsTimesOnlyInListings, "86400 s")):
         async with opened(flaw, f"memory://{uuid4()}") as storage:
@@ -270,7 +270,7 @@ async def test_keys_that_could_not_be_removed_are_named() -> None:
     assert all(key.startswith(PROBE_PREFIX) for key in result.left_behind)
 
 
-async def test_what_is_not_promised_is_not_tried() -> None:
+async def test_missing_promises_are_not_tried() -> None:
     """The storage's own reason is told; a storage that only reads is not written to."""
 
     class Promises(LatencyStorage):
@@ -293,7 +293,7 @@ async def test_what_is_not_promised_is_not_tried() -> None:
         assert not storage.requests
 
 
-async def test_trouble_with_the_storage_as_a_whole_is_raised() -> None:
+async def test_an_unusable_storage_raises() -> None:
     """It says nothing about promises."""
 
     class Denied(WrappedStorage):
@@ -336,7 +336,7 @@ async def test_a_cancelled_trial_leaves_nothing() -> None:
         assert runs > 0
 
 
-def test_it_costs_few_requests_and_little_time() -> None:
+def test_a_probe_needs_few_requests_in_few_rounds() -> None:
     """Bounded in number, and in how many follow one another."""
 
     async def scenario() -> tuple[float, int]:
@@ -352,7 +352,7 @@ def test_it_costs_few_requests_and_little_time() -> None:
     assert requests <= 145
 
 
-def test_it_opens_few_connections() -> None:
+def test_a_probe_opens_few_connections() -> None:
     """Those of one kind of races, and some beside; writers of a race find them open."""
     at_once, most = 0, 0
 
@@ -380,7 +380,7 @@ class TestCreate:
     """What ``Repository.create`` does with it."""
 
     @pytest.mark.parametrize("spec", [1, 2])
-    async def test_it_is_refused_where_commits_could_be_lost(self, spec: int) -> None:
+    async def test_creation_is_refused_where_commits_could_be_lost(self, spec: int) -> None:
         """With the promise and the way out; nothing is written."""
         async with opened(IgnoresConditions, f"memory://{uuid4()}") as flawed:
             storage: Storage = IsUnverified(flawed)
@@ -392,7 +392,7 @@ class TestCreate:
             async with Repository.create(storage, spec_version=spec, probe=False) as repository:
                 assert await repository.list_branches() == {"main"}
 
-    async def test_a_backend_that_made_sure_itself_is_not_tried_again(self) -> None:
+    async def test_a_verified_backend_is_not_probed(self) -> None:
         """Unless asked for."""
         async with open_storage(memory_url()) as plain:
             storage = LatencyStorage(plain, seconds=0)
@@ -405,7 +405,7 @@ class TestCreate:
                 pass
             assert any(key.startswith(PROBE_PREFIX) for _, key in storage.log)
 
-    async def test_opening_tries_nothing(self) -> None:
+    async def test_opening_does_not_probe(self) -> None:
         """Also where the backend has not made sure."""
         async with open_storage(memory_url()) as plain:
             async with Repository.create(plain):
@@ -415,7 +415,7 @@ class TestCreate:
                 pass
             assert not counted.requests["put"]
 
-    async def test_what_another_trial_wrote_is_not_in_the_way(self) -> None:
+    async def test_a_concurrent_probe_is_not_in_the_way(self) -> None:
         """Of several that create at once one must succeed."""
         async with open_storage(memory_url()) as storage:
             await storage.put(f"{PROBE_PREFIX}abc/create/alone", b"x")

@@ -69,9 +69,7 @@ async def scripted() -> AsyncIterator[Scripted]:
 
 
 @pytest.mark.parametrize("kind", PASSING)
-async def test_passing_trouble_is_tried_again(
-    scripted: Scripted, kind: type[IcechunkError]
-) -> None:
+async def test_transient_errors_are_retried(scripted: Scripted, kind: type[IcechunkError]) -> None:
     """In every operation, conditional writes included: nothing had changed."""
     storage = Retrying(scripted, AT_ONCE)
     version = (await scripted.get("key")).version
@@ -128,7 +126,7 @@ async def test_the_last_error_says_how_often_it_was_tried(scripted: Scripted) ->
     assert len(scripted.asked) == 4
 
 
-async def test_one_try_is_one_try(scripted: Scripted) -> None:
+async def test_a_single_try_raises_the_plain_error(scripted: Scripted) -> None:
     """And its error is not dressed up."""
     error = ThrottledError("busy")
     scripted.script = [error]
@@ -138,7 +136,7 @@ async def test_one_try_is_one_try(scripted: Scripted) -> None:
     assert len(scripted.asked) == 1
 
 
-async def test_a_name_is_looked_up_three_times(scripted: Scripted) -> None:
+async def test_name_resolution_is_tried_three_times(scripted: Scripted) -> None:
     """A resolver may stumble, but a wrong name stays wrong."""
     scripted.script = [NameResolutionError("no such host") for _ in range(9)]
     with pytest.raises(NameResolutionError, match="3 times"):
@@ -184,7 +182,7 @@ async def test_an_unknown_write_of_an_immutable_object_is_repeated(scripted: Scr
     ],
     ids=["busy", "denied", "full", "unknown"],
 )
-async def test_what_was_unknown_once_stays_unknown(
+async def test_an_unknown_outcome_stays_unknown_after_retries(
     scripted: Scripted, last: list[IcechunkError]
 ) -> None:
     """A later refusal says that nothing changed, but only by the later try."""
@@ -216,7 +214,7 @@ def test_pauses_grow_and_are_random() -> None:
         assert limit * 3 / 4 < max(seen) <= limit
 
 
-def test_a_pause_that_the_store_asks_for_is_kept() -> None:
+def test_a_requested_pause_is_respected() -> None:
     """And a little longer, so that not everybody comes back in the same moment."""
 
     async def scenario() -> list[float]:
@@ -233,7 +231,7 @@ def test_a_pause_that_the_store_asks_for_is_kept() -> None:
     assert 30 <= second - first <= 31
 
 
-async def test_a_store_that_asks_for_too_long_a_pause_is_not_asked_again(
+async def test_a_too_long_requested_pause_ends_the_retries(
     scripted: Scripted,
 ) -> None:
     """Asking earlier than it wants would only be refused again."""
@@ -274,7 +272,7 @@ def test_no_try_begins_after_the_total_time() -> None:
     assert in_virtual_time(scenario)[1] == 8.0
 
 
-async def test_a_listing_goes_on_where_it_failed(scripted: Scripted) -> None:
+async def test_a_listing_resumes_where_it_failed(scripted: Scripted) -> None:
     """Each key is listed once, groups as well, and progress counts the tries from zero."""
     for name in ("a/1", "a/2", "b", "c/1", "d"):
         await scripted.wrapped.put(name, b"")
@@ -300,7 +298,7 @@ async def test_a_listing_goes_on_where_it_failed(scripted: Scripted) -> None:
     assert seen == ["a/1"]
 
 
-async def test_a_deletion_goes_on_with_the_keys_that_are_left(scripted: Scripted) -> None:
+async def test_a_deletion_resumes_with_the_remaining_keys(scripted: Scripted) -> None:
     """Those that are gone, or cannot go, are not asked for again."""
     denied, busy, unknown = (
         PermissionDeniedError("no"),

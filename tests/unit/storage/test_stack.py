@@ -65,7 +65,7 @@ async def test_a_busy_service_costs_time_only() -> None:
             assert await read(session, "a/c/0") == b"x" * 1000
 
 
-async def test_lost_answers_of_immutable_objects_do_not_fail_a_commit() -> None:
+async def test_lost_replies_of_immutable_objects_do_not_fail_a_commit() -> None:
     """Chunks, manifests, snapshots and logs are written again; references are read back."""
 
     class Lossy(WrappedStorage):
@@ -144,7 +144,7 @@ def test_every_part_and_every_try_takes_a_place() -> None:
     assert in_virtual_time(scenario)[1] == 5.0
 
 
-def test_a_throttling_service_is_asked_no_faster_than_it_answers() -> None:
+def test_the_budget_settles_at_the_rate_of_a_throttling_service() -> None:
     """Every read succeeds, and the budget settles near what the service takes."""
 
     class Small(WrappedStorage):
@@ -192,7 +192,7 @@ async def test_neighbouring_chunks_of_a_foreign_file_are_one_request() -> None:
         assert late.requests["get"] == 1
 
 
-def test_settings_say_how_often_and_how_long() -> None:
+def test_retry_settings_have_the_official_names_and_defaults() -> None:
     """With the official engine's names and defaults."""
     assert policies_of(StorageSettings()).retry == RetryPolicy()
     settings = StorageSettings(
@@ -202,7 +202,7 @@ def test_settings_say_how_often_and_how_long() -> None:
     assert policies_of(settings).retry == RetryPolicy(3, 0.02, 0.7, 1.5)
 
 
-async def test_one_try_is_possible() -> None:
+async def test_retries_can_be_switched_off() -> None:
     """For those who repeat by themselves."""
     once = RepositoryConfig(storage=StorageSettings(retries=StorageRetriesSettings(max_tries=1)))
     async with open_storage(memory_url()) as plain:

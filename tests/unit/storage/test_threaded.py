@@ -96,7 +96,7 @@ def names(entries: Iterator[ListEntry]) -> list[str]:
         (Version("1"), ABSENT, False),
     ],
 )
-def test_an_expectation_is_compared_with_what_is_there(
+def test_an_expectation_is_compared_with_the_found_version(
     *, expected: Expected, found: Any, holds: bool
 ) -> None:
     """Where it does not hold the error has the key and the expectation."""
@@ -122,7 +122,7 @@ def test_an_expectation_is_compared_with_what_is_there(
         ("c", None, "/", []),
     ],
 )
-def test_a_listing_shows_what_is_wanted(
+def test_listed_filters_and_groups_entries(
     prefix: str, after: str | None, delimiter: Any, shown: list[str]
 ) -> None:
     """Also when it is handed in in pages of any size."""
@@ -150,7 +150,7 @@ async def test_a_listing_is_drawn_as_it_is_read() -> None:
         assert [it async for it in storage.list_prefix(delimiter="/")] == [CommonPrefix("a/")]
 
 
-async def test_work_is_done_on_threads_with_bytes_of_its_own() -> None:
+async def test_a_write_on_a_thread_copies_its_buffer() -> None:
     """A buffer that the caller changes meanwhile is not what is written."""
     objects = Objects()
     async with storage_of(objects) as storage:
@@ -172,7 +172,7 @@ async def test_work_is_done_on_threads_with_bytes_of_its_own() -> None:
         assert len(objects.asked) == 2
 
 
-async def test_what_is_not_promised_is_not_asked_for() -> None:
+async def test_unpromised_operations_are_refused() -> None:
     """The error gives the reason."""
     reasons = dict.fromkeys(("conditional_create", "conditional_update", "listing"), "too old")
     promises = dict.fromkeys(reasons, False)

@@ -342,7 +342,7 @@ async def test_a_server_that_is_gone_is_a_reset(server: Echo, proxy: FaultProxy)
         b"GET /nonsense HTTP/1.1\r\nHost: b\r\n\r\n",
     ],
 )
-async def test_what_is_not_http_is_named(proxy: FaultProxy, request_bytes: bytes) -> None:
+async def test_malformed_http_is_an_error(proxy: FaultProxy, request_bytes: bytes) -> None:
     """From either side: a guess would only move the trouble."""
     async with Client(proxy.port) as client:
         client.writer.write(request_bytes)

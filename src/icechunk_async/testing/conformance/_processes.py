@@ -94,7 +94,7 @@ def _process() -> Generator[tuple[IO[bytes], IO[bytes]]]:
 
 def _receive(from_child: IO[bytes]) -> Any:
     try:
-        value, error = pickle.load(from_child)  # noqa: S301 - from a process of our own
+        value, error = pickle.load(from_child)  # noqa: S301 - from a process started here
     except EOFError:
         raise RuntimeError("a process ended without an answer; look at its output") from None
     if error is not None:
@@ -114,7 +114,7 @@ def serve() -> None:
 
         def wait_for_all() -> None:
             answer(_READY)
-            pickle.load(from_parent)  # noqa: S301 - from a process of our own
+            pickle.load(from_parent)  # noqa: S301 - from a process started here
 
         try:
             sys.path[:], task = pickle.load(from_parent)  # noqa: S301 - as above

@@ -170,7 +170,7 @@ class ListingPromises(Promises):
         assert names(found) == keys
 
     async def test_a_listing_can_be_left_half_way(self, storage: Storage) -> None:
-        """An abandoned listing holds no resources, so many can be abandoned."""
+        """An abandoned listing holds no resources, even in large numbers."""
         await fill(storage, [f"key-{n:04}" for n in range(1200)])
         before = asyncio.all_tasks()
         for count in range(100):
