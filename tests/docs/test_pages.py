@@ -36,10 +36,6 @@ def _for_spark(page: Path, directory: Path) -> dict[str, str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     """In order, in an empty directory, without a warning."""
-    # The README uses a fixed place, so that its commands read well.
-    example = Path("/tmp/example")  # noqa: S108
-    if example.exists():
-        subprocess.run(["rm", "-r", str(example)], check=True)  # noqa: S607
     done = subprocess.run(
         [sys.executable, str(RUNNER), str(page)],
         cwd=tmp_path,
