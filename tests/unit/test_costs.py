@@ -1,4 +1,4 @@
-"""What hot operations cost, as counts that must not grow: calls, copies, objects, threads.
+"""The cost of hot operations, as counts that must not grow: calls, copies, objects, threads.
 
 Requests and round trips are counted in ``tests/unit/engine/commit/test_commit_cost.py`` and
 ``test_upkeep_cost.py``. The bounds leave room for other versions of Python and Zarr, not for
@@ -84,7 +84,7 @@ KEYS = ("inline/c/3", "native/c/3", "large/c/3", "native/zarr.json")
 
 @contextmanager
 def counted_calls() -> Generator[list[str]]:
-    """Note the Python functions that are called, coroutines that go on included."""
+    """Note the Python functions that are called, resumed coroutines included."""
     calls: list[str] = []
 
     def note(frame: Any, event: str, _: object) -> None:
@@ -235,7 +235,7 @@ async def test_warm_reads_leave_no_objects(store: IcechunkStore) -> None:
 
 
 def test_manifest_makes_no_object_per_reference() -> None:
-    """A manifest of a hundred thousand is as many Python objects as one of a hundred."""
+    """A manifest of a hundred thousand takes no more Python objects than one of a hundred."""
     made: dict[int, int] = {}
     for count in (100, 100_000):
         coords = np.arange(count, dtype=np.uint32)[:, None]
@@ -259,7 +259,7 @@ def test_manifest_makes_no_object_per_reference() -> None:
 
 
 def test_single_references_become_columns_without_a_call_for_each() -> None:
-    """What waits of them for a commit is bounded, and turned into columns at once."""
+    """Pending ones are bounded in number, and turned into columns all at once."""
     ids = [ChunkId(number.to_bytes(12)) for number in range(20_000)]
     changes = ArrayChanges(1)
     gc.collect()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 async def test_results_keep_the_order_of_the_items() -> None:
-    """Whoever is done first."""
+    """Results do not come in the order of completion."""
 
     async def slow_first(item: int) -> int:
         await asyncio.sleep(0.001 * (5 - item))

@@ -1,4 +1,4 @@
-"""What OpenTelemetry is told, in processes of their own: its set-up is global."""
+"""Spans and metrics that OpenTelemetry gets; in separate processes, since its set-up is global."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_requests_are_spans_below_the_callers_and_are_counted() -> None:
 
 
 def test_a_failed_request_says_so() -> None:
-    """The error's class is on the span and in the counts; its message tells what to do."""
+    """The error's class is on the span and in the counts; its message is on the span only."""
     told = _run("""
         from icechunk_async.storage import open_storage
         from icechunk_async.storage.policies.observe import traced
@@ -125,7 +125,7 @@ def test_a_failed_request_says_so() -> None:
 
 
 def test_retries_and_cache_reads_are_counted() -> None:
-    """What keeps requests few, and what makes them many."""
+    """Cached reads and retries have counters."""
     told = _run("""
         from icechunk_async.errors import StorageUnavailableError
         from icechunk_async.storage import open_storage

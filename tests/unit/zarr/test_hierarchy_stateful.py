@@ -48,7 +48,7 @@ def _opened(url: str, spec_version: int) -> Generator[Repository]:
 
 
 class _Committing(ZarrHierarchyStateMachine):
-    """The same machine, which also commits now and then and goes on in a new session."""
+    """The same machine, which also commits now and then and continues in a new session."""
 
     def __init__(self, repository: Repository) -> None:
         self.repository = repository

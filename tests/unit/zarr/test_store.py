@@ -1,4 +1,4 @@
-"""What the Icechunk store does beyond Zarr's suite."""
+"""The Icechunk store, beyond Zarr's suite of tests."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ async def test_one_of_racing_set_if_not_exists_wins(session: Session) -> None:
 
 
 async def test_set_many_writes_documents_before_chunks(session: Session) -> None:
-    """In whatever order they come."""
+    """In any order."""
     values = [
         ("new/c/0", b"x"),
         ("new/c/1", b"y" * 600),

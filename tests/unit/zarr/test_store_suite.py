@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Suite(StoreTests[AnyKeyStore, cpu.Buffer]):
-    """What the suite asks for, of a session of a new repository."""
+    """The suite's fixtures, over a session of a new repository."""
 
     store_cls = AnyKeyStore
     buffer_cls = cpu.Buffer

@@ -46,7 +46,7 @@ async def _open(session: Session) -> xr.Dataset:
 
 @pytest.mark.parametrize("spec", [1, 2])
 async def test_dataset_round_trips(spec: int) -> None:
-    """Types, times, strings and attributes; appended to, and as it was before."""
+    """Types, times, strings and attributes; after appending, and at the snapshot before."""
     whole = _dataset()
     async with Repository.create(memory_url(), spec_version=spec) as repository:
         session = await repository.writable_session("main")

@@ -1,7 +1,7 @@
-"""Pack small chunks of one session into objects that they share.
+"""Pack small chunks of one session into shared objects.
 
-The configuration of the format has no place for it, and the official engine drops what it does
-not know when it writes that; it keeps the repository's metadata, so the setting is there.
+The setting is in the repository's metadata: the format's configuration has no field for it, and the
+official engine drops unknown fields when it writes the configuration.
 
 A chunk gets its place in a pack when it is written, and is read from memory until the pack is
 stored. The writer whose chunk does not fit stores the full pack first, so writers are held back to
@@ -51,7 +51,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 METADATA_NAME: Final = "icechunk-async"
-"""The item of a repository's metadata that holds what only this library knows."""
+"""The item of a repository's metadata for settings that only this library has."""
 _ITEM: Final = "packing"
 _MIB: Final = 1 << 20
 _MAX_BYTES: Final = 1 << 30
@@ -62,12 +62,12 @@ class Packing:
     """Which chunks of a session share objects, and how large those become."""
 
     target_bytes: int = 8 * _MIB
-    """An object is stored when it would become longer. A session has some of them in memory."""
+    """An object is stored before it would become longer. A session holds a few in memory."""
     max_chunk_bytes: int = _MIB // 4
-    """Chunks that are longer, once encoded, get an object each; 0: all do."""
+    """Longer chunks, once encoded, get an object each; 0: all do."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers without a meaning."""
+        """Raise InvalidInputError for meaningless numbers."""
         for name in ("target_bytes", "max_chunk_bytes"):
             if type(getattr(self, name)) is not int:
                 raise InvalidInputError(f"Packing.{name} is a number of bytes, an integer.")
@@ -122,7 +122,7 @@ def stored_packing(info: RepoInfo) -> Packing | None:
     try:
         item = stored_item(info)
         found = item.get(_ITEM) if isinstance(item, dict) else None
-        # A later version may say more; what is known here is what counts here.
+        # A later version may add fields; they are ignored.
         return None if found is None else _from_json(found)
     except (IcechunkError, KeyError, TypeError) as error:
         _log.warning("the stored setting of packing cannot be used, so none is: %s", error)
@@ -135,8 +135,8 @@ def _from_json(value: JSON) -> Packing:
 
 
 MAX_UNSTORED: Final = 6
-"""Packs in memory at a time; beyond it writers wait. Writers on threads without an event loop
-store one each, and need no bound."""
+"""Packs in memory at a time, beyond which writers wait. Writers on threads without an event loop
+store one each, so their number is the bound."""
 
 
 class _Pack:
@@ -173,20 +173,20 @@ class ObjectWriter(Protocol):
 class Packs:
     """The packs of one session that are not stored yet.
 
-    Tasks, threads and event loops may use it at a time.
+    Usable from several tasks, threads and event loops at the same time.
     """
 
     def __init__(self, packing: Packing) -> None:
         """Begin with none."""
         self._packing = packing
-        # Held over no await. The collector may end a suspended task of a loop that is gone, which
-        # asks for it, on the very thread that holds it.
+        # Held over no await. Reentrant because the garbage collector may end a suspended task of a
+        # closed loop on the thread that holds the lock, and that task takes it, too.
         self._lock = threading.RLock()
         self._kept: dict[ChunkId, _Pack] = {}
-        """All of them: the open one, those that wait, those that are being stored."""
+        """All packs: the open one, those that wait, those that are being stored."""
         self._open: _Pack | None = None
         self._waiting: list[_Pack] = []
-        """Closed, and stored by nobody at present."""
+        """Closed, and not being stored at present."""
         self._sleepers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     def another(self) -> Packs:
@@ -208,9 +208,9 @@ class Packs:
         return size_bytes <= self._packing.max_chunk_bytes
 
     def read(self, chunk_id: ChunkId, start: int, stop: int) -> bytes | None:
-        """Return bytes of a pack; None if it is not here, and so in the storage."""
+        """Return bytes of a pack; None if it was stored already."""
         pack = self._kept.get(chunk_id)
-        # A view would keep the whole pack in memory for as long as somebody keeps a chunk.
+        # A copy, because a view would keep the whole pack in memory as long as the chunk.
         return None if pack is None else bytes(pack.data(start, stop))
 
     async def add(self, data: Data, storage: ObjectWriter) -> NativeChunk:
@@ -296,7 +296,7 @@ class Packs:
                 if not wanted:
                     return
                 mine = sum(pack.id in wanted for pack in self._waiting)
-                turn = None if mine else self._sleep()  # somebody else stores the rest
+                turn = None if mine else self._sleep()  # another task stores the rest
             if turn is not None:
                 await turn
             else:

@@ -96,7 +96,7 @@ async def test_unordered_manifest_is_refused_instead_of_read_as_missing_chunks(l
         payload = encode_manifest(ref.manifest_id, {node.id: turned})
         packed = pack(payload, FileType.MANIFEST, 2, level=3)
         await repository.storage.put(manifest_key(ref.manifest_id), packed)
-        # Readers ask for as many bytes as the snapshot says.
+        # Readers request exactly the size that the snapshot declares.
         assert len(packed) <= session.workspace.base.manifests[ref.manifest_id].size_bytes * 2
     async with Repository.open(large) as repository:
         session = await repository.readonly_session("main")

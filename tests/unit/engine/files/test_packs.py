@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Data, Expected, Retrieved, Storage, Version
 
 SMALL = Packing(target_bytes=10_000, max_chunk_bytes=2_000)
-"""Ten chunks of :func:`chunk` to an object."""
+"""Ten chunks of `chunk` to an object."""
 COUNT = 95
 
 
@@ -59,7 +59,7 @@ async def fill(session: AnySession, numbers: range = range(COUNT), limit: int = 
 
 
 async def check(session: AnySession, numbers: range = range(COUNT)) -> None:
-    """Compare chunks with what :func:`fill` wrote."""
+    """Compare chunks with what `fill` wrote."""
     for number in numbers:
         assert await read(session, f"a/c/{number}") == chunk(number), number
 
@@ -110,12 +110,12 @@ async def faulty_repository(spec: int = 2) -> AsyncGenerator[tuple[Faulty, Repos
 
 
 def unavailable(key: str) -> Exception:
-    """Return what a service says that is busy."""
+    """Return the error of a busy service."""
     return StorageUnavailableError(f"{key!r}: busy (on purpose)")
 
 
 def unknown(key: str) -> Exception:
-    """Return what is known when no answer comes."""
+    """Return the error of a request without a reply."""
     return OutcomeUnknownError(f"{key!r}: no answer came (on purpose)", key=key)
 
 
@@ -176,7 +176,7 @@ async def test_large_and_inline_chunks_are_not_packed() -> None:
 
 
 async def test_the_last_write_of_a_chunk_counts() -> None:
-    """What was overwritten or deleted in the session is garbage within its object."""
+    """Overwritten and deleted chunks of the session are garbage within their object."""
     async with faulty_repository() as (_, repository):
         session = await repository.writable_session("main")
         await fill(session, range(8))
@@ -193,7 +193,7 @@ async def test_the_last_write_of_a_chunk_counts() -> None:
 
 
 async def test_discarded_chunks_leave_garbage_only() -> None:
-    """After discarding, the session goes on; what it stored before is collected."""
+    """The session can continue; objects stored before are collected."""
     async with faulty_repository() as (_, repository):
         session = await repository.writable_session("main")
         await fill(session, range(25))
@@ -232,7 +232,7 @@ async def test_a_commit_fails_whole_where_chunks_are_not_stored(
 
 
 async def test_writer_gets_the_error_of_storing_its_pack() -> None:
-    """Its chunk is unchanged, others' are kept, and memory does not grow while it goes on."""
+    """Its chunk is unchanged, others' are kept, and memory does not grow with further writes."""
     async with faulty_repository() as (storage, repository):
         session = await repository.writable_session("main")
         await fill(session, range(10))
@@ -363,7 +363,7 @@ async def test_threads_and_loops_write_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_loop_that_ended_does_not_hold_up_others() -> None:
-    """What it was storing is stored by the next writer."""
+    """The next writer stores the pack that the loop was storing."""
     async with faulty_repository() as (storage, repository):
         session = await repository.writable_session("main")
         await fill(session, range(10))
@@ -428,7 +428,7 @@ class Nowhere:
 
 
 async def test_each_byte_is_copied_once() -> None:
-    """A chunk is copied into its pack, and the pack is handed to the storage as it is."""
+    """A chunk is copied into its pack, and the pack is handed to the storage without a copy."""
     packs, storage, data = Packs(Packing()), Nowhere(), b"x" * 100_000
     await packs.add(data, storage)
     tracemalloc.start()
@@ -513,7 +513,7 @@ async def test_a_fork_whose_block_failed_keeps_its_chunks() -> None:
 
 
 async def test_pack_of_a_gone_session_is_stored_by_the_merging_one() -> None:
-    """What a root and its forks packed is there."""
+    """Chunks that a root and its forks packed are readable."""
     async with faulty_repository() as (_, repository):
         root = await (await repository.writable_session("main")).fork()
         await fill(root, range(3))

@@ -1,4 +1,4 @@
-"""Whatever is done with chunks, packing changes where they are, and nothing else."""
+"""Packing changes where chunks are stored, and nothing else, for any sequence of operations."""
 
 from __future__ import annotations
 

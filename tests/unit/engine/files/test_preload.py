@@ -218,7 +218,7 @@ async def test_a_preload_that_hangs_ends_with_the_repository() -> None:
 
 
 def test_damaged_manifest_in_preload_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever reads the chunk gets the error; the preload says so and goes on."""
+    """Reading the chunk raises the error; the preload logs it and continues."""
     caplog.set_level(logging.INFO, "icechunk_async")
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""What looking into a seekable manifest costs on storage, and that it never changes an answer."""
+"""Lookups in seekable manifests cost few requests and bytes, and find what decoding finds."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def damage(url: str, *, at: int) -> None:
 
 
 async def length(session: Session, chunk: int) -> int | None:
-    """Look a chunk up; answer its length."""
+    """Look a chunk up and return its length."""
     handle = await session.workspace.find_chunk("/a", (chunk,))
     if handle is None:
         return None
@@ -86,7 +86,7 @@ class Watched:
         self._sizes = sizes
 
     async def cost(self, *chunks: int) -> tuple[float, int, int]:
-        """Look chunks up at once; answer seconds, requests, and bytes read."""
+        """Look chunks up concurrently; return seconds, requests, and bytes read."""
         self._storage.forget()
         self._sizes.clear()
         began = asyncio.get_running_loop().time()
@@ -157,7 +157,7 @@ def test_concurrent_lookups_share_what_they_read() -> None:
 
 @SPECS
 def test_listing_all_chunks_costs_one_request(spec: int) -> None:
-    """Who wants all of a manifest does not look for an index, nor does anybody after that."""
+    """Reading all of a manifest does not look for an index, nor do lookups after that."""
     url = asyncio.run(made(spec))
 
     async def work(it: Watched) -> None:

@@ -1,4 +1,4 @@
-"""What an array holds: single chunks by kind, and all of them in columns."""
+"""The chunks of an array: single ones by kind, and all of them in columns."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def test_a_list_of_paths_holds_each_location_once(
 
 
 async def test_a_table_of_paths_holds_each_once(session: Session) -> None:
-    """With the index of each chunk's own, whatever their kinds."""
+    """With an index for each chunk, for chunks of every kind."""
     for at in (5, 6, 7):
         session.store.set_virtual_ref(f"a/c/{at}", "https://example.org/data/f", offset=1, length=7)
     async for batch in session.array_chunk_iterator("a", 100):
@@ -154,7 +154,7 @@ async def test_a_table_of_paths_holds_each_once(session: Session) -> None:
 
 
 async def test_changing_a_batch_changes_nothing_else(session: Session) -> None:
-    """What is done to its columns changes nothing that is read later."""
+    """Its columns belong to the caller; later reads do not see changes."""
     before = await _columns(session, 100)
     async for batch in session.array_chunk_iterator("a", 100):
         for column in (batch.coords, batch.kinds, batch.offsets, batch.lengths):
@@ -165,7 +165,7 @@ async def test_changing_a_batch_changes_nothing_else(session: Session) -> None:
 
 
 async def test_single_chunks_have_the_same_kinds(session: Session) -> None:
-    """What is not there, or has no place, is uninitialized."""
+    """Chunks that do not exist, or are outside of the grid, are uninitialized."""
     listed = {row[0]: row[1] for row in await _columns(session, 100)}
     for at in range(10):
         kind = await session.chunk_type("/a", (at,))
@@ -183,7 +183,7 @@ async def test_single_chunks_have_the_same_kinds(session: Session) -> None:
 
 
 async def test_changes_after_the_call_do_not_count(session: Session) -> None:
-    """The list is that of one moment, whatever other tasks write meanwhile."""
+    """The list is of one moment, even if other tasks write meanwhile."""
     wanted = await _columns(session, 100)
     found: list[int] = []
     async for batch in session.array_chunk_iterator("/a", 1):

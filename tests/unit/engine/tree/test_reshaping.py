@@ -79,7 +79,7 @@ async def test_a_shift_moves_what_fits_and_clears_the_rest(
 
 
 async def test_shifts_add_up(session: Session) -> None:
-    """What left the grid does not come back."""
+    """Chunks that left the grid do not come back."""
     await session.shift_array("a", [2])
     await session.shift_array("a", [-1])
     assert await _chunks(session) == {2: b"\x01", 3: LARGE}
@@ -262,7 +262,7 @@ NO_ROWS: list[Callable[[npt.NDArray[np.int64]], Any]] = [
 
 @pytest.mark.parametrize("answer", NO_ROWS)
 async def test_vectorized_function_must_return_rows(session: Session, answer: Any) -> None:
-    """Integers, as many as it was given."""
+    """Integers, in the shape of its argument."""
     with pytest.raises(InvalidInputError, match="must return integers with shape"):
         await session.reindex_array("/a", answer, vectorized=True)
     with pytest.raises(InvalidCoordinatesError):

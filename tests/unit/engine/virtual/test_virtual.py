@@ -149,7 +149,7 @@ async def test_only_containers_of_the_repository_can_be_authorised(spec: int) ->
 async def test_references_and_containers_are_stored_without_access(
     repository: Repository, session: Session, spec: int
 ) -> None:
-    """Whoever opens the repository again sees containers, and must authorise anew."""
+    """Opening the repository again shows containers; each must be authorised again."""
     session.store.set_virtual_ref("a/c/0/0", f"{BUCKET}file.nc", offset=0, length=5)
     await session.commit("virtual")
     async with Repository.open(repository.storage) as again:
@@ -349,7 +349,7 @@ async def test_links_of_an_archive_are_followed(tmp_path: Path) -> None:
 
 
 def test_file_locations_are_normalised_and_others_kept() -> None:
-    """Dots are resolved in file URLs only; object keys are kept as they are."""
+    """Dots are resolved in file URLs only; object keys stay unchanged."""
     locations = VirtualLocations(
         [
             VirtualChunkContainer("file:///data/", LocalFileSystemStore("/data")),

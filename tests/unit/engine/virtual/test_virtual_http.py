@@ -123,7 +123,7 @@ async def test_an_encoded_prefix_is_decoded_once() -> None:
 
 
 async def test_server_without_ranges_is_read_up_to_the_chunk() -> None:
-    """What it sends too much is dropped."""
+    """Bytes beyond the chunk are dropped."""
     source = Source()
     source.ranges = False
     async with session_on(source) as (session, prefix):
@@ -165,7 +165,7 @@ async def test_a_server_that_ignores_ranges_is_not_read_without_end(
     ],
 )
 async def test_refusals_name_the_location(status: int, kind: type[Exception], found: str) -> None:
-    """Gone, forbidden, and whatever else a server says."""
+    """For missing and forbidden objects and all other errors."""
     source = Source()
     source.status = status
     async with session_on(source) as (session, prefix):

@@ -173,7 +173,7 @@ async def test_every_codec_and_type_decodes(
     *,
     order: Any,
 ) -> None:
-    """What numcodecs encoded as Zarr format 2 says is read through the references."""
+    """Chunks that numcodecs encoded for Zarr format 2 are read through the references."""
     values = np.arange(12).reshape(3, 4).astype(dtype)
     data: Any = values.ravel(order=order) if filters else values.tobytes(order)
     for codec in [*(filters or ()), *((compressor,) if compressor else ())]:
@@ -254,7 +254,7 @@ GOOD = {"a/.zarray": zarray((4, 4), (2, 2)), "a/0.0": [f"{BUCKET}plain.nc", 0, 4
 async def test_what_cannot_be_written_changes_nothing(
     session: Session, more: Mapping[str, Any], kind: type[Exception], found: str
 ) -> None:
-    """One bad entry among good ones: the error names it, and the session is as it was."""
+    """One bad entry among good ones: the error names it, and the session is unchanged."""
     await make_array(session, "array", (1,), (1,))
     await zarr.create_group(store=session.store, path="old")
     before = session.status()

@@ -38,7 +38,7 @@ FEW_PER_BLOCK = 10_000
 
 @dataclass
 class Cost:
-    """What a piece of work did."""
+    """Objects and memory that a piece of work took."""
 
     calls: int = 0
     """Calls of Python functions and of C functions, as the profiler sees them."""

@@ -72,7 +72,7 @@ def small_dictionary() -> bytes:
 
 
 def compressor(dictionary: bytes, *, size: bool = True) -> zstandard.ZstdCompressor:
-    """Return what compresses with a dictionary."""
+    """Return a compressor with a dictionary."""
     data = zstandard.ZstdCompressionDict(dictionary)
     return zstandard.ZstdCompressor(dict_data=data, write_content_size=size)
 

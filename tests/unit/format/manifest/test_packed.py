@@ -91,7 +91,7 @@ def test_a_damaged_manifest_gives_no_reference_that_decoding_would_not() -> None
 
 
 def _decoded(payload: bytes, coords: Coordinates, found: ChunkRef) -> ChunkRef | None:
-    """Return what decoding says of a chunk; ``found`` where other parts of the file are bad."""
+    """Return the chunk as decoding finds it; ``found`` if other parts of the file are damaged."""
     try:
         refs = decode_manifest(payload).refs(node_id(1), len(coords))
     except FormatError:

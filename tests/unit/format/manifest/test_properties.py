@@ -1,4 +1,4 @@
-"""Whatever a manifest holds, it is read back; and its file is in order."""
+"""Any manifest is read back, and its file is well-formed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_files_are_in_order(identifier: ManifestId, arrays: dict[NodeId, ChunkRe
 @settings(deadline=None)
 @given(MANIFEST_IDS, ARRAYS)
 def test_rewriting_is_stable(identifier: ManifestId, arrays: dict[NodeId, ChunkRefs]) -> None:
-    """What was read writes the same references again, from columns that point into the file."""
+    """Encoding decoded columns, which point into the file, gives the same references."""
     first = decode_manifest(encode_manifest(identifier, arrays))
     again = decode_manifest(encode_manifest(identifier, dict(first.arrays)))
     assert {node: as_dict(refs) for node, refs in again.arrays.items()} == {

@@ -183,7 +183,7 @@ def test_no_room_is_made_that_the_file_cannot_fill(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_stray_in_front_leaves_no_room_unused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was made for all is not kept for one."""
+    """Columns for all references are not kept alive by a single one."""
     monkeypatch.setattr(manifest, "_BLOCK", 1 << 10)
     other = OtherManifest()
     refs = [other.native((row,) if row else (0, 0), length=row + 1) for row in range(5000)]

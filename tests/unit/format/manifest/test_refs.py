@@ -1,4 +1,4 @@
-"""References as columns: what goes in comes out, whatever is done in between."""
+"""References survive every operation on their columns."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_sort_orders_by_coordinates_and_the_last_one_stays(data: st.DataObject) 
 
 @given(st.data())
 def test_concat_is_one_after_the_other(data: st.DataObject) -> None:
-    """Whatever the pools and the inline bytes of the parts; the parts stay as they are."""
+    """For any pools and inline bytes; the parts stay unchanged."""
     models = data.draw(st.lists(ref_maps(2, deletions=True), min_size=1, max_size=4))
     parts = [ChunkRefs.from_mapping(2, model) for model in models]
     joined = ChunkRefs.concat(parts)

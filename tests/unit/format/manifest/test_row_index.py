@@ -103,7 +103,7 @@ def test_a_scalar_has_one_row() -> None:
 
 
 def test_nothing_is_found_where_there_are_no_rows() -> None:
-    """Whatever the rank."""
+    """For every rank."""
     for rank in range(3):
         assert RowIndex.of(matrix([], rank)).find((0,) * rank) is None
 

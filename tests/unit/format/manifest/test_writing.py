@@ -103,7 +103,7 @@ def test_the_root_holds_id_arrays_and_algorithm() -> None:
 
 
 def test_arrays_are_sorted_by_node_id() -> None:
-    """Whatever the order of the mapping."""
+    """For any order of the mapping."""
     refs = refs_of(0, {(): InlineChunk(b"x")})
     nodes = [node_id(number) for number in (3, 1, 2)]
     table = root(encode_manifest(MANIFEST, dict.fromkeys(nodes, refs)))

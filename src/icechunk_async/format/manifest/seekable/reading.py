@@ -27,7 +27,7 @@ from icechunk_async.format.manifest.seekable.index import SeekIndex, index_size
 from icechunk_async.format.manifest.seekable.pieces import decompress_piece
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
@@ -193,16 +193,22 @@ class SeekableManifest:
         """
         if self._given_up:
             return EXPAND
+        if self._packed is None:  # nothing can be found yet: do not search in vain
+            likely = self.likely(node_id, coords)
+            if likely:
+                return self._undecided(likely)
         try:
             found = self.find(node_id, coords)
         except AbsentPiecesError as absent:
-            wanted = sorted({*absent.pieces, *self.likely(node_id, coords)})
-            return Undecided(tuple(self.extents(wanted)), self.fill)
+            return self._undecided({*absent.pieces, *self.likely(node_id, coords)})
         except FormatError:
             return EXPAND
         # Decided between lookups, so that one that has read some pieces may finish with more.
         self._given_up = self.worn_out
         return EXPAND if found is None else found
+
+    def _undecided(self, pieces: Iterable[int]) -> Undecided:
+        return Undecided(tuple(self.extents(sorted(pieces))), self.fill)
 
     def expand(self) -> SeekableManifest:
         """As ``HeldManifest``, for whole manifests; this one never is."""

@@ -101,7 +101,7 @@ def test_a_piece_that_differs_from_the_payload_is_found_out(wrong: int) -> None:
 
 
 def test_a_library_without_threads_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads are a choice of whoever built it."""
+    """The library may be built without threads."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise zstandard.ZstdError("unsupported parameter")

@@ -80,7 +80,7 @@ def test_a_first_lookup_takes_one_round_and_few_bytes(name: str) -> None:
 
 
 def test_references_of_different_shapes_take_a_few_rounds() -> None:
-    """They lie apart, each shape in pieces of its own; a round names all that are in question."""
+    """They lie apart, each shape in separate pieces; one round names all candidates."""
     refs = mixed(COUNT // 3)
     _, packed = seekable(refs)
     for row in range(0, len(refs), 997):
@@ -110,7 +110,7 @@ def test_small_manifests_have_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_manifests_split_as_advised_have_an_index() -> None:
-    """Those of 100,000 references: so a change of one leaves the others as they are."""
+    """Those of 100,000 references: so a change of one manifest leaves the others unchanged."""
     payload = encode_manifest(MANIFEST, {NODE: virtuals(100_000, 100)})
     assert index_size(pack_manifest(payload, 2, level=1)) is not None
     payload = encode_manifest(MANIFEST, {NODE: virtuals(10_000, 10)})
@@ -151,7 +151,7 @@ def test_most_of_the_payload_takes_no_memory_and_many_lookups_wear_it_out() -> N
     assert reader.manifest.worn_out
 
 
-@pytest.mark.skipif(not STATM.exists(), reason="only Linux tells how much memory is in use so")
+@pytest.mark.skipif(not STATM.exists(), reason="reads memory in use from /proc")
 def test_touched_pages_are_small() -> None:
     """Huge ones, which NumPy asks for, would take many times as much as the pieces."""
     data = _untouched(256 << 20)
@@ -167,7 +167,7 @@ def _resident_bytes() -> int:
 
 
 def test_absent_pieces_are_asked_for_and_never_read_as_zeros() -> None:
-    """Whatever is missing, the search names it."""
+    """The search names every missing piece."""
     refs = mixed(COUNT // 3)
     _, packed = seekable(refs)
     chance = random.Random(3)
@@ -224,7 +224,7 @@ def test_damaged_pieces_are_refused(sample: tuple[ChunkRefs, bytes]) -> None:
 
 
 def test_every_byte_of_an_index_counts(sample: tuple[ChunkRefs, bytes]) -> None:
-    """Whichever is another, the index is not used."""
+    """If any byte differs, the index is not used."""
     _, packed = sample
     size = index_size(packed)
     assert size is not None
@@ -285,8 +285,8 @@ def test_an_index_of_another_file_is_refused(sample: tuple[ChunkRefs, bytes]) ->
         manifest.find(NODE, (0,))
 
 
-def test_a_whole_file_is_read_whatever_its_index_says(sample: tuple[ChunkRefs, bytes]) -> None:
-    """Who reads all of a manifest does not look at the index."""
+def test_whole_file_is_read_with_any_index(sample: tuple[ChunkRefs, bytes]) -> None:
+    """Reading all of a manifest does not use the index."""
     refs, packed = sample
     size = index_size(packed)
     assert size is not None
