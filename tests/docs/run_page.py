@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
 REPOSITORY = Path(__file__).parents[2]
-# The tools that set up and check the project have warnings of their own.
+# The tools that set up and check the project give warnings that do not concern its code.
 _STRICT = {"PYTHONWARNINGS", "PYTHONWARNDEFAULTENCODING"}
 _LENIENT = {name: value for name, value in os.environ.items() if name not in _STRICT}
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -25,7 +25,7 @@ RUNNER = Path(__file__).with_name("run_page.py")
 
 
 def _for_spark(page: Path, directory: Path) -> dict[str, str]:
-    """Return what Spark needs to run here, for the pages that are about it."""
+    """Return the variables that Spark needs here, for the pages that are about it."""
     if "spark" not in page.name:
         return {}
     home = java_home(directory / "java")
