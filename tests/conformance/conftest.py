@@ -1,4 +1,4 @@
-"""What the conformance tests of several backends share."""
+"""Fixtures for the conformance tests of several backends."""
 
 from __future__ import annotations
 

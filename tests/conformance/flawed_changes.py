@@ -78,7 +78,7 @@ class KeepsTombstones(Flawed):
         self._deleted: set[str] = set()
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
-        """Refuse what was deleted."""
+        """Refuse deleted keys."""
         if if_version is ABSENT and key in self._deleted:
             raise PreconditionFailedError("412", key=key, expected=if_version)
         return await self.inner.put(key, data, if_version=if_version)
@@ -251,7 +251,7 @@ class DeletesFolders(Flawed):
 
 @breaks("test_many_objects_are_deleted_at_once")
 class DeletesOnePage(Flawed):
-    """Sends one request, whatever fits into it."""
+    """Sends one request and drops the keys that do not fit."""
 
     async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
         """Delete the first thousand."""

@@ -151,7 +151,7 @@ class LosesWhatItDidNotSync(Flawed):
 
 @breaks("test_cancelled_operations_leave_no_task_behind")
 class WorksBehindAShield(Flawed):
-    """Lets a task go on when its caller is gone."""
+    """Lets a task continue when its caller is gone."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Read in a task."""
@@ -196,7 +196,7 @@ class GivesNoReasons(Flawed):
 
 @breaks("test_the_description_opens_the_same_objects")
 class DescribesAnother(Flawed):
-    """Answers the URL without the part that was given to it."""
+    """Returns the URL without its prefix."""
 
     @property
     def description(self) -> StorageDescription:
@@ -217,7 +217,7 @@ class ShowsItsOptions(Flawed):
 
     @property
     def description(self) -> StorageDescription:
-        """Return a description with a representation of its own."""
+        """Return a description with a custom representation."""
         return _Talkative(self.inner.description.url)
 
 

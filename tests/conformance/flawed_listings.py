@@ -119,7 +119,7 @@ class ListsEmptyFolders(Flawed):
     async def list_prefix(
         self, prefix: str = "", *, start_after: str | None = None, delimiter: Delimiter = None
     ) -> AsyncIterator[ListEntry]:
-        """List the folders, whatever is in them."""
+        """List the folders, also empty ones."""
         if delimiter:
             for folder in sorted(self._folders):
                 yield CommonPrefix(folder)
@@ -247,7 +247,7 @@ class TakesPrefixesForPatterns(Flawed):
 
 @breaks("test_a_delimiter_groups_what_lies_deeper")
 class ListsGroupsLast(_Rearranged):
-    """Answers a page's objects, then its groups, as services send them."""
+    """Yields a page's objects, then its groups, as services send them."""
 
     def spoil(self, entries: list[ListEntry]) -> Sequence[ListEntry]:
         """Order by type."""
@@ -452,7 +452,7 @@ class ForgetsTheStartAfterOnePage(Flawed):
     "test_groups_below_a_prefix_start_after_a_string",
 )
 class StartsWithinGroups(Flawed):
-    """Answers a group when anything in it is greater."""
+    """Yields a group if any key in it is greater."""
 
     async def list_prefix(
         self, prefix: str = "", *, start_after: str | None = None, delimiter: Delimiter = None

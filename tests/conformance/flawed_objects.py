@@ -55,7 +55,7 @@ class HasNoRoomForLongSegments(Flawed):
     """Adds a suffix to names that are as long as they can be."""
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
-        """Refuse what would not fit."""
+        """Refuse keys that are too long."""
         if max(len(segment.encode()) for segment in key.split("/")) > 250:
             raise InvalidObjectKeyError("File name too long", key=key)
         return await self.inner.put(key, data, if_version=if_version)
@@ -63,10 +63,10 @@ class HasNoRoomForLongSegments(Flawed):
 
 @breaks("test_a_key_of_the_greatest_length_is_a_key")
 class HasNoRoomForLongKeys(Flawed):
-    """Adds a prefix of its own to keys that are as long as they can be."""
+    """Adds a prefix to keys of the maximum length."""
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
-        """Refuse what would not fit."""
+        """Refuse keys that are too long."""
         if len(key.encode()) > 1000:
             raise InvalidObjectKeyError("too long", key=key)
         return await self.inner.put(key, data, if_version=if_version)
@@ -161,7 +161,7 @@ class AnswersNothingForMissingObjects(Flawed):
 
 @breaks("test_a_range_of_a_missing_object_raises")
 class DoesNotLookForEmptyRanges(Flawed):
-    """Answers a range of no bytes without asking."""
+    """Returns an empty range without a request."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Save a request."""
@@ -185,7 +185,7 @@ class CountsTheStopIn(Flawed):
 
 @breaks("test_a_range_without_stop_goes_to_the_end")
 class StopsBeforeTheEnd(Flawed):
-    """Makes a stop of -1 where there is none."""
+    """Replaces a missing stop by -1."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Return one byte less."""
@@ -279,7 +279,7 @@ class HasNoRangesOfEmptyObjects(Flawed):
 
 @breaks("test_a_range_tells_size_and_version_of_the_object")
 class TellsTheSizeOfThePart(Flawed):
-    """Answers the length of the body as the size of the object."""
+    """Returns the length of the body as the size of the object."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Return another size."""
@@ -308,7 +308,7 @@ class NeverSeesChanges(Flawed):
 
 @breaks("test_get_if_changed_of_a_missing_object_raises")
 class TakesMissingForUnchanged(Flawed):
-    """Answers None for everything that is not new."""
+    """Returns None for every version but a new one."""
 
     async def get_if_changed(self, key: str, version: Version) -> Retrieved | None:
         """Hide that the object is gone."""
@@ -319,7 +319,7 @@ class TakesMissingForUnchanged(Flawed):
 
 @breaks("test_get_tells_when_the_object_was_written")
 class TellsLocalTimes(Flawed):
-    """Answers times without a zone."""
+    """Returns times without a zone."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Return a naive time."""
@@ -329,10 +329,10 @@ class TellsLocalTimes(Flawed):
 
 @breaks("test_get_tells_when_the_object_was_written")
 class TellsTheEpoch(Flawed):
-    """Answers a time that was never set."""
+    """Returns a time that was never set."""
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
-        """Answer 1970."""
+        """Return 1970."""
         found = await self.inner.get(key, byte_range)
         return replace(found, last_modified=datetime(1970, 1, 1, tzinfo=UTC))
 

@@ -36,7 +36,7 @@ def some(key: str) -> bool:
 
 @asynccontextmanager
 async def reopen_cached(description: StorageDescription) -> AsyncIterator[Storage]:
-    """Open another handle, with a cache of its own; found by this name in other processes."""
+    """Open another handle with a separate cache; importable in other processes."""
     async with reopen(description) as storage:
         cached = Cached(storage, CacheOptions(), immutable=some)
         yield cached

@@ -1,4 +1,4 @@
-"""What the HTTP backend reads keeps every promise of the contract.
+"""Reads of the HTTP backend keep every promise of the contract.
 
 It cannot write, so objects are put, listed and deleted in memory, and a web server offers them:
 each ``get`` of the suite goes through the backend, everything else through the memory behind it.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class TestHTTP(StorageConformance):
-    """Reading through a server, on a loop of its own, that does all that a good one does."""
+    """Reads through a complete server on a separate loop."""
 
     @pytest.fixture
     def server(self) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ class TestLocal(StorageConformance):
 
     @pytest.fixture
     async def storage(self, tmp_path: Path, no_system_calls: None) -> AsyncIterator[Storage]:
-        """Open a directory, while whatever blocks the loop is an error."""
+        """Open a directory; any call that blocks the loop is an error."""
         del no_system_calls
         async with open_storage(tmp_path / "not" / "there yet") as storage:
             yield storage

@@ -56,7 +56,7 @@ class TestShelf(StorageConformance):
 def run_stranger(
     folder: Path, deviations: dict[str, str], *names: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the suite in a repository of its own, in the strict mode of pytest-asyncio."""
+    """Run the suite in a separate project, in the strict mode of pytest-asyncio."""
     source = STRANGER.replace("{DEVIATIONS}", repr(deviations))
     (folder / "test_shelf.py").write_text(source, encoding="utf-8")
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = strict\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What wraps a storage keeps its promises, alone and together."""
+"""Every policy keeps the promises of a storage, alone and in the stack."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TestObserved(_Wrapped):
 
 
 class TestStack(_Wrapped):
-    """All that an opened repository puts around a service, and what its user may add."""
+    """All policies of an opened repository, and those that a user may add."""
 
     def wrap(self, plain: Storage) -> Storage:
         """Wrap."""

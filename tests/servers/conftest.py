@@ -1,4 +1,4 @@
-"""What servers printed, beside a failure; and what takes too long for every run."""
+"""The output of servers beside a failure, and tests too slow for every run."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class FaultyHistories(BothSpecs):
     async def test_no_commit_is_lost_doubled_or_invented(
         self, server: Server, spec: int, seed: int
     ) -> None:
-        """Every acknowledged commit is there exactly once, and none that was refused."""
+        """Every acknowledged commit is there exactly once, and no refused one."""
         async with FaultProxy("127.0.0.1", server.port) as proxy:
             location = server.location(proxy.url)
             await _prepare(location, spec)
@@ -189,7 +189,7 @@ async def _commit(storage: Storage, name: str, branch: str, chunk: int) -> Outco
 
 
 async def _anomalies(location: Location, attempts: list[Attempt]) -> list[str]:
-    """Return what is wrong with the repository, a sentence each."""
+    """Return the faults of the repository, a sentence each."""
     anomalies: list[str] = []
     options = dict(location.options)
     async with Repository.open(location.url, storage_options=options) as repository:

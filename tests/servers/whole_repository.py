@@ -104,7 +104,7 @@ class BothSpecs:
 
 
 class WholeRepository(BothSpecs):
-    """What people do with a repository, on a server without faults."""
+    """Common operations of a repository, on a server without faults."""
 
     async def test_what_was_committed_is_read_at_any_time(
         self, location: Location, spec: int
@@ -135,7 +135,7 @@ class WholeRepository(BothSpecs):
     async def test_writers_at_once_all_land_in_one_line(
         self, location: Location, spec: int
     ) -> None:
-        """Each with a handle of its own, on chunks of their own, by rebasing."""
+        """Each with a separate handle and separate chunks, by rebasing."""
         async with _created(location, spec, chunks=WRITERS):
             pass
 
@@ -238,7 +238,7 @@ class WholeRepository(BothSpecs):
     async def test_a_commit_survives_a_restart_of_the_server(
         self, server: Server, location: Location, spec: int, moment: str
     ) -> None:
-        """It lands once, or the writer is told; the repository is whole and goes on."""
+        """It lands once or raises; the repository is whole and usable."""
         if self.no_restart is not None:
             pytest.skip(f"the server cannot be restarted: {self.no_restart}")
         async with _created(location, spec, chunks=4) as repository:

@@ -1,4 +1,4 @@
-"""What is particular to Azure: lost replies, large objects, bad input, credentials, secrets."""
+"""Azure in particular: lost replies, large objects, bad input, credentials, secrets."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def names(storage: Storage, **how: Any) -> list[str]:
 
 
 async def all_arrived(proxy: FaultProxy, count: int) -> bool:
-    """Return whether so many requests reached the proxy."""
+    """Return whether this number of requests reached the proxy."""
     return len(proxy.log) >= count
 
 
@@ -244,7 +244,7 @@ class TestLargeObjects:
         assert (found.data, found.version) == (b"b" * 3000, new)
 
     async def test_racing_writers_of_blocks_leave_one_whole_object(self, storage: Storage) -> None:
-        """Whoever commits discards the blocks of the others, which send them again."""
+        """A commit discards the blocks of the other writers, which send them again."""
         bodies = [bytes([n]) * 2500 for n in range(4)]
         await asyncio.gather(*(storage.put("key", body) for body in bodies))
         assert (await storage.get("key")).data in bodies
@@ -281,7 +281,7 @@ class TestLargeObjects:
 
 
 class TestCredentials:
-    """Who may ask, and what is said to who may not."""
+    """Credentials that work, and the errors of those that do not."""
 
     async def test_a_sas_token_reads_writes_lists_copies_and_deletes(
         self, azurite: Azurite, container: str
@@ -376,7 +376,7 @@ class TestCredentials:
 
 
 class TestTrouble:
-    """What is wrong is named."""
+    """The error names the mistake."""
 
     async def test_a_missing_container(self, azurite: Azurite) -> None:
         """By every operation, and it is no missing object."""

@@ -1,4 +1,4 @@
-"""What the service and the network say, in the contract's words and without secrets."""
+"""Errors of the service and the network, translated and without secrets."""
 
 from __future__ import annotations
 

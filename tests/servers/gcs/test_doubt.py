@@ -1,4 +1,4 @@
-"""Writes whose answer is lost: never a conflict that is none, never a success that is none."""
+"""Writes with a lost reply: never a false conflict, never a false success."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ async def test_a_throttled_write_did_not_happen(script: Scripted, storage: Stora
 async def test_objects_up_to_the_threshold_are_sent_at_once(
     script: Scripted, storage: Storage
 ) -> None:
-    """One request, whatever their bytes look like; beyond it there are two."""
+    """One request for any bytes up to the threshold; beyond it two."""
     for size, requests in ((writing.RESUMABLE_BYTES, 1), (writing.RESUMABLE_BYTES + 1, 2)):
         body = b"\r\n--\r\n" * (size // 6) + b"x" * (size % 6)
         script.seen.clear()

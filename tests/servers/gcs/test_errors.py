@@ -1,4 +1,4 @@
-"""What goes wrong around a bucket, each as its own error, without secrets."""
+"""Failures around a bucket, each as its own error, without secrets."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_a_host_that_speaks_no_tls_is_no_secure_host(script: Scripted) -> 
 
 
 async def test_an_untrusted_certificate_is_refused(tmp_path: Path) -> None:
-    """The request is not sent to whoever answers there."""
+    """The request is not sent to an untrusted server."""
     if shutil.which("openssl") is None:
         pytest.skip("the openssl command, which makes the certificate, is not installed")
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"

@@ -250,7 +250,7 @@ async def _upload(gcsfs: Any, bucket: str, name: str, body: bytes) -> str:
 
 
 class TestStrictness:
-    """What is not understood is refused."""
+    """Unknown parameters are refused."""
 
     def test_unknown_parameters_are_refused(self) -> None:
         """A condition that is misspelt must not become no condition."""
@@ -259,7 +259,7 @@ class TestStrictness:
             ask.allow("prefix", "ifGenerationMatch")
 
     def test_numbers_are_numbers(self) -> None:
-        """A generation that is none is a mistake, not a mismatch."""
+        """An invalid generation is a mistake, not a mismatch."""
         for value in ("", "x", "-1", "1.0", str(1 << 63)):
             ask = Ask("GET", [], {"ifGenerationMatch": value})
             with pytest.raises(Refusal):

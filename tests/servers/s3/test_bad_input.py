@@ -1,4 +1,4 @@
-"""What is wrong with a bucket, its credentials or the network becomes an error of its own."""
+"""Each failure of a bucket, its credentials or the network has its own error."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_a_server_without_tls_is_told(ministack_server: Server) -> None:
 
 
 def refusing(status: int, code: str, more: str = "", *headers: tuple[str, str]) -> Respond:
-    """Return what a server says that repeats every secret it was sent."""
+    """Return a reply that repeats every secret of the request."""
     body = f"<Error><Code>{code}</Code><Message>No: {SECRET} {TOKEN}</Message>{more}</Error>"
     return Respond(status, body.encode(), headers)
 

@@ -66,7 +66,7 @@ class Bucket:
         return bytes((await self.storage.get(key)).data)
 
     async def unfinished(self) -> int:
-        """Return how many uploads wait to be joined."""
+        """Return the number of uploads that wait to be joined."""
         listed = await asyncio.to_thread(self._client.list_multipart_uploads, Bucket=self._name)
         return len(listed.get("Uploads", ()))
 
@@ -76,7 +76,7 @@ class Bucket:
         self.proxy.forget()
 
     def sent(self) -> list[str]:
-        """Return what was sent: ``begin``, ``part``, ``join``, ``abort``, or a method."""
+        """Return the requests sent: ``begin``, ``part``, ``join``, ``abort``, or a method."""
         return [_kind(entry.method, entry.target) for entry in self.proxy.log]
 
 
@@ -289,7 +289,7 @@ async def test_a_cancelled_write_leaves_no_parts(ministack_server: Server, where
 
 
 async def test_only_servers_that_are_known_to_honour_it_get_it(moto_server: Server) -> None:
-    """The server moto joins parts whatever the version: trusted with it, it loses a write."""
+    """The server moto joins parts without checking the version: trusting it loses a write."""
     async with bucket_on(moto_server, multipart_threshold_bytes=THRESHOLD) as bucket:
         stale = await bucket.storage.put("key", large("one"), if_version=ABSENT)
         await bucket.storage.put("key", large("two"), if_version=stale)

@@ -138,7 +138,7 @@ def test_the_bucket_is_where_botocore_says(
 
 
 def test_the_prefix_counts_for_the_length_of_a_key() -> None:
-    """What S3 would refuse is refused before it is sent."""
+    """Options that S3 would refuse are refused before anything is sent."""
     place = place_of("s3://bucket/a/prefix/")
     assert place.prefix == "a/prefix/"
     assert place.full("x" * 1000) == "a/prefix/" + "x" * 1000

@@ -1,4 +1,4 @@
-"""What becomes of a write whose answer is lost, late or doubtful: through a proxy that loses it."""
+"""Outcomes of writes whose reply is lost, late or doubtful, through a faulty proxy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our signatures are those of botocore, whatever is signed."""
+"""Our signatures equal those of botocore for any request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of backends have in common."""
+"""Fixtures for tests of backends."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def kill_at(call: int) -> None:
 
 
 def run_until_killed(files: Files, operation: Any, call: int) -> bool:
-    """Run an operation in a child that dies at a call; tell whether it died."""
+    """Run an operation in a child that dies at a call; return whether it died."""
     child = os.fork()
     if child == 0:
         kill_at(call)

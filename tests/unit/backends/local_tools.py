@@ -1,4 +1,4 @@
-"""What the tests of the local backend share."""
+"""Helpers for the tests of the local backend."""
 
 from __future__ import annotations
 

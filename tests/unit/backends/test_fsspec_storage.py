@@ -1,4 +1,4 @@
-"""What the fsspec backend finds out about file systems, and what it reads from them."""
+"""The fsspec backend: trials of file systems, reads and errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_file_systems_without_exclusive_creation_are_read_only(tmp_path: P
 
 
 async def test_file_systems_that_create_in_one_step_are_writable(tmp_path: Path) -> None:
-    """What a file system is called does not matter; but updates are never promised."""
+    """The name of a file system does not matter; updates are never promised."""
     local, memory = ExclusiveLocal(skip_instance_cache=True), ExclusiveMemory()
     for filesystem, path in ((local, str(tmp_path)), (memory, f"/{uuid4()}")):
         async with open_filesystem(filesystem, path) as storage:
@@ -153,7 +153,7 @@ async def test_a_repository_is_read_through_a_file_system(tmp_path: Path) -> Non
 def test_failures_have_names(
     error: Exception, reading: type[IcechunkError], writing: type[IcechunkError]
 ) -> None:
-    """What the file system says is not repeated; a write may have landed."""
+    """The text of the file system is not repeated; a write may have landed."""
     for kind, writes in ((reading, False), (writing, True)):
         translated = translate(error, "do", "a key", writes=writes)
         assert isinstance(translated, kind)
@@ -162,7 +162,7 @@ def test_failures_have_names(
 
 
 def test_versions_and_times_come_in_many_words() -> None:
-    """Whatever a file system tells besides the size makes a version."""
+    """Any property besides the size makes a version."""
     moment = datetime(2020, 1, 2, tzinfo=UTC)
     assert version({"size": 1, "ETag": "x"}, "key") == Version("ETag x")
     one, two = ({"size": 1, "mtime": stamp} for stamp in (1.0, 2.0))

@@ -1,4 +1,4 @@
-"""What the HTTP backend makes of servers that do less than they should, or worse."""
+"""The HTTP backend with servers that are incomplete or faulty."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_an_object_without_version_counts_as_changed() -> None:
     ["bytes 3-5/10", "bytes 2-3/10", "bytes 2-4/*", "bytes 4-2/10", "", "items 2-4/10"],
 )
 async def test_a_range_of_other_bytes_is_refused(content_range: str) -> None:
-    """What a server or a cache says to have sent must be what was asked for."""
+    """The range that a server or cache reports must be the requested one."""
 
     async def answer(_: web.Request) -> web.Response:
         headers = {"ETag": '"1"', "Content-Range": content_range}
@@ -140,7 +140,7 @@ async def test_a_range_of_other_bytes_is_refused(content_range: str) -> None:
 
 
 async def test_a_range_of_another_version_says_so() -> None:
-    """Whoever reads an object piece by piece sees that it was replaced between two of them."""
+    """A reader of pieces detects that the object was replaced between two of them."""
     version = 0
 
     async def answer(_: web.Request) -> web.Response:

@@ -49,7 +49,7 @@ def hops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.usefixtures("reads")
 async def test_cached_reads_take_no_thread(tmp_path: Path, hops: list[str]) -> None:
-    """Whatever part is asked for, and with the same answer as from a thread."""
+    """For every range, with the same result as from a thread."""
     body = os.urandom(20_000)
     files = await asyncio.to_thread(make_files, tmp_path)
     async with open_storage(tmp_path) as storage:
@@ -224,7 +224,7 @@ async def test_unsupported_systems_read_on_threads(
 
 
 def test_no_descriptor_is_left_open(tmp_path: Path, reads: ReadsAtOnce) -> None:
-    """Whatever the outcome."""
+    """For every outcome."""
     (tmp_path / "a").write_bytes(b"1")
     (tmp_path / "folder").mkdir()
     before = open_descriptors()

@@ -103,7 +103,7 @@ def test_eight_processes_lose_no_update(tmp_path: Path) -> None:
 
 
 def test_a_writer_killed_at_any_call_leaves_the_old_object_or_the_new(tmp_path: Path) -> None:
-    """Whatever system call is its last: no mixture, no part, no lock that stays."""
+    """At every system call: no mixture, no part, no lock that stays."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.backends.crash_driver", str(tmp_path)],
         cwd=REPOSITORY,
@@ -143,7 +143,7 @@ def test_a_writer_killed_at_a_random_moment_leaves_whole_objects(tmp_path: Path)
 
 
 async def test_unfinished_files_are_hidden_and_harmless(tmp_path: Path) -> None:
-    """What a killed writer left is hidden; the folder it is in is not removed."""
+    """Files of a killed writer are hidden; their folder is not removed."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / ".icechunk-tmp-1-left").write_bytes(b"left")
     (tmp_path / "a" / "b#1").write_bytes(b"left by the official engine")
@@ -233,7 +233,7 @@ def test_a_lock_is_waited_for(tmp_path: Path) -> None:
 def test_no_write_comes_between_check_and_update(
     tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever changes a name in the folder waits until an update has looked and written."""
+    """Changes of names in the folder wait until an update has checked and written."""
     files = make_files(tmp_path)
     version = write(files, "refs/a", b"1")
     rename = publishing.Publisher._rename
@@ -279,7 +279,7 @@ def test_no_write_comes_between_check_and_update(
 def test_a_folder_that_is_removed_meanwhile_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, expected: Expected
 ) -> None:
-    """Whoever deletes the last object of a folder does not make a writer fail."""
+    """Deleting the last object of a folder does not make a writer fail."""
     files = make_files(tmp_path)
     original = getattr(os, step)
     removed = 0

@@ -112,7 +112,7 @@ async def test_each_operation_is_one_hop(tmp_path: Path, hops: Counter[str]) -> 
 
 
 async def test_each_call_gets_its_own_result(lane: Lane) -> None:
-    """Results and errors go to whoever called."""
+    """Results and errors reach their callers."""
 
     def work(number: int) -> int:
         if number % 3 == 0:
@@ -143,7 +143,7 @@ async def test_slow_calls_get_more_threads(lane: Lane) -> None:
 
 
 async def test_quick_results_do_not_wait_for_slow_ones() -> None:
-    """What is done is handed over, whatever else the thread has to do."""
+    """Finished results are delivered while the thread is still busy."""
     lane = Lane("test", 1)
     release = threading.Event()
 
@@ -257,7 +257,7 @@ async def test_errors_of_the_work_are_not_taken_for_a_closed_lane(lane: Lane) ->
 
 
 async def test_operations_under_way_end_before_the_storage_does(tmp_path: Path) -> None:
-    """What was begun within the block is done when the block has ended, and answered."""
+    """Operations started within the block have finished when it ends."""
     before = set(threading.enumerate())
     async with open_storage(tmp_path) as storage:
         pending = [asyncio.ensure_future(storage.put(f"a/{n}", b"x")) for n in range(50)]
@@ -271,7 +271,7 @@ async def test_operations_under_way_end_before_the_storage_does(tmp_path: Path) 
 
 
 async def test_a_cancelled_put_never_writes_reused_buffer(tmp_path: Path) -> None:
-    """The write goes on with the bytes that it was given."""
+    """The write continues with the original bytes."""
     blocked, go_on = threading.Event(), threading.Event()
     original = os.write
 
@@ -299,12 +299,12 @@ async def test_a_cancelled_put_never_writes_reused_buffer(tmp_path: Path) -> Non
             second[:] = b"others" * 1000
             go_on.set()
     assert (tmp_path / "a").read_bytes() == b"first" * 1000
-    if (tmp_path / "b").exists():  # it may not have been begun
+    if (tmp_path / "b").exists():  # it may not have started
         assert (tmp_path / "b").read_bytes() == b"second" * 1000
 
 
 async def test_reads_do_not_wait_for_locks(tmp_path: Path) -> None:
-    """However many writers wait for a lock that someone holds, reading goes on."""
+    """Reads proceed while many writers wait for a lock."""
     async with open_storage(tmp_path) as storage:
         version = await storage.put("refs/main", b"1")
         folder = os.open(tmp_path / "refs", os.O_RDONLY)

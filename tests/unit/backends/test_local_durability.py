@@ -1,4 +1,4 @@
-"""What survives a power cut: what is synced, in which order, and what is said when it fails."""
+"""Durability: which files are synced, in which order, and errors of syncs."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ async def test_files_on_another_device_are_synced_one_by_one(tmp_path: Path) -> 
 
 
 async def test_closing_makes_what_was_written_durable(tmp_path: Path) -> None:
-    """Who forgets to sync loses nothing that was acknowledged before the block ended."""
+    """Without a call of sync, closing makes acknowledged writes durable."""
     with recorded(tmp_path) as events:
         async with open_storage(tmp_path) as storage:
             await storage.put("a/b", b"x")
@@ -272,7 +272,7 @@ async def test_durability_none_syncs_nothing(tmp_path: Path) -> None:
 async def test_large_files_are_written_out_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, begun: list[int]
 ) -> None:
-    """What the sync would wait for is under way by then; small files are written out together."""
+    """Their write-out has started before the sync; small files are written out together."""
     sizes: list[int] = []
     begin = filesystems.begin_writing_out
 
@@ -288,7 +288,7 @@ async def test_large_files_are_written_out_early(
 
 
 def test_early_writeout_promises_nothing(tmp_path: Path) -> None:
-    """A file that cannot be begun with is no reason to fail: the sync comes later."""
+    """A failing early write-out is ignored, because the sync follows."""
     with (tmp_path / "file").open("wb") as file:
         file.write(bytes(1000))
         filesystems.begin_writing_out(file.fileno())
@@ -477,7 +477,7 @@ async def test_referenced_objects_are_durable_before_the_reference_is_visible(
 
 
 async def test_no_reference_is_written_after_a_lost_write(tmp_path: Path) -> None:
-    """A conditional put says what ``sync`` would; its object stays as it was."""
+    """A conditional put raises the error of ``sync``; its object is unchanged."""
 
     def fail(_: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -500,7 +500,7 @@ async def test_no_reference_is_written_after_a_lost_write(tmp_path: Path) -> Non
 
 
 def test_all_files_are_written_out_before_one_is_awaited(tmp_path: Path) -> None:
-    """What they wait for, an entry of the journal, is as a rule the same."""
+    """They usually wait for the same entry of the journal."""
     files = make_files(tmp_path)
     keys = ["chunks/a", "manifests/b", "snapshots/c"]
     for key in keys:
@@ -550,7 +550,7 @@ def test_slow_syncs_run_in_parallel(tmp_path: Path) -> None:
 
 
 def test_a_put_that_is_written_during_a_sync_belongs_to_the_next(tmp_path: Path) -> None:
-    """What is acknowledged while a sync runs is still remembered afterwards."""
+    """Writes acknowledged while a sync runs stay in the ledger."""
     files = make_files(tmp_path)
     write(files, "a", b"x")
     original = os.fsync

@@ -1,4 +1,4 @@
-"""What the local backend makes of the errors of the operating system."""
+"""The local backend's translation of errors of the operating system."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ KINDS: list[tuple[int, type[IcechunkError]]] = [
     (errno.EIO, StorageError),
     (errno.EFBIG, StorageError),
 ]
-"""What is raised for each error; the last class is the plain one."""
+"""The class raised for each error; the last one is the generic class."""
 
 
 @pytest.mark.parametrize(("number", "kind"), KINDS, ids=str)
 def test_errors_of_reading_are_translated(
     tmp_path: Path, number: int, kind: type[IcechunkError]
 ) -> None:
-    """The class tells what to do, the message what was asked and found."""
+    """The class fits a handler, the message names operation and cause."""
     files = make_files(tmp_path)
     write(files, "a/b", b"x")
     for call in ("open", "preadv"):
@@ -306,7 +306,7 @@ def test_messages_say_what_was_asked_found_and_what_to_do() -> None:
 
 
 async def test_a_missing_object_is_not_an_error_of_the_system(tmp_path: Path) -> None:
-    """The cause is there for whoever looks, the message is for the caller."""
+    """The cause is attached, and the message is for the caller."""
     async with open_storage(tmp_path) as storage:
         with pytest.raises(ObjectNotFoundError, match="There is no object 'a/b'"):
             await storage.get("a/b")

@@ -19,7 +19,7 @@ _READ = os.O_RDONLY
 
 
 def _open_files(below: Path) -> list[str]:
-    """Return what this process has open below a directory."""
+    """Return the files that this process has open below a directory."""
     found: list[str] = []
     for descriptor in list(Path("/proc/self/fd").iterdir()):
         with suppress(OSError):  # of the listing itself

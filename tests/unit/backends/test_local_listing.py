@@ -1,4 +1,4 @@
-"""What is special to listing directories: laziness, odd names, changes under way."""
+"""Listings of directories: laziness, odd names, concurrent changes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_folders_are_read_when_they_are_reached(tmp_path: Path, calls: Counter[s
 
 
 def test_a_start_skips_folders_without_reading_them(tmp_path: Path, calls: Counter[str]) -> None:
-    """What lies before the start is neither read nor asked about."""
+    """Entries before the start are neither read nor checked."""
     tree = fill(tmp_path, [f"{folder:03}/{n}" for folder in range(50) for n in range(10)])
     calls.clear()
     assert len(list(walk(tree, "", "048/5", grouped=False))) == 4 + 10
@@ -88,7 +88,7 @@ def test_groups_are_not_walked(tmp_path: Path, calls: Counter[str]) -> None:
 
 
 def test_a_folder_of_empty_folders_is_no_group(tmp_path: Path) -> None:
-    """A group stands for keys; folders alone are none, however deep."""
+    """A group stands for keys; empty folders of any depth are not listed."""
     tree = fill(tmp_path, ["a/b/c/d", "x"])
     (tmp_path / "a" / "b" / "c" / "d").unlink()
     (tmp_path / "e" / "f").mkdir(parents=True)
@@ -119,7 +119,7 @@ async def test_names_that_are_not_unicode_are_left_out(tmp_path: Path) -> None:
 
 
 async def test_paths_that_are_too_long_for_a_key_are_left_out(tmp_path: Path) -> None:
-    """What could not be read under its key is not listed."""
+    """Files that no key can name are not listed."""
     deep = tmp_path
     for _ in range(5):
         deep /= "d" * 250

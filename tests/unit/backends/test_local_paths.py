@@ -247,7 +247,7 @@ def test_a_link_that_appears_meanwhile_is_not_followed(tmp_path: Path) -> None:
 
 
 async def test_writing_over_a_link_replaces_the_link(tmp_path: Path) -> None:
-    """What it leads to is not touched."""
+    """The target of the link is not touched."""
     (tmp_path / "outside").write_bytes(b"outside")
     root = tmp_path / "root"
     root.mkdir()
@@ -308,7 +308,7 @@ async def test_options_that_cannot_be_are_refused(
 
 
 async def test_the_description_has_the_options_that_matter(tmp_path: Path) -> None:
-    """A worker opens the storage as it was opened here."""
+    """A worker opens an equal storage."""
     async with open_storage(tmp_path, durability="none", single_machine=True) as storage:
         assert storage.description.url == tmp_path.as_uri()
         assert storage.description.options == {"durability": "none", "single_machine": True}

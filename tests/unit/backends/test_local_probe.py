@@ -1,4 +1,4 @@
-"""What the local backend finds out about a directory when it opens it."""
+"""The trial of a directory when the local backend opens it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_without_links_creations_use_the_lock(tmp_path: Path, number: int)
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EBADF])
 async def test_without_locks_there_are_no_updates(tmp_path: Path, number: int) -> None:
-    """Creations go on by hard links; an update is refused with a sentence that helps."""
+    """Creations still work by hard links; an update is refused with advice."""
     with failing("flock", number, module=fcntl):
         async with open_storage(tmp_path) as storage:
             assert storage.capabilities == Capabilities(
@@ -212,7 +212,7 @@ async def test_a_directory_that_may_not_be_written_opens_for_reading(
 async def test_a_directory_where_the_trial_fails_opens_for_reading(
     tmp_path: Path, number: int
 ) -> None:
-    """What ``access`` allowed may still be refused."""
+    """An operation that ``access`` allowed may still be refused."""
     with failing("mkdir", number):
         found = await capabilities_of(tmp_path)
     assert not found.writable
@@ -330,7 +330,7 @@ async def test_a_file_system_that_works_is_tried_once(
 async def test_write_permission_is_checked_at_each_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever else is known of its file system."""
+    """Even if its file system is known."""
     assert await capabilities_of(tmp_path) == Capabilities()
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert not (await capabilities_of(tmp_path)).writable

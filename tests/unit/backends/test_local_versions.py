@@ -50,7 +50,7 @@ def test_times_are_never_given_out_twice() -> None:
 
 
 def test_times_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are about now, and go on when the clock is set back."""
+    """They are about now, and keep increasing when the clock is set back."""
     now_us = time.time_ns() // 1000
     assert abs(next_time_us() - now_us) < 10_000_000
     last = next_time_us()
@@ -130,7 +130,7 @@ async def test_extreme_file_times_are_reported(tmp_path: Path) -> None:
 
 
 async def test_times_are_told_to_the_microsecond(tmp_path: Path) -> None:
-    """What is listed is what the file system keeps."""
+    """A listing has the times of the file system."""
     (tmp_path / "key").write_bytes(b"x")
     os.utime(tmp_path / "key", ns=(0, 1_700_000_000_123_456_789))
     async with open_storage(tmp_path) as storage:

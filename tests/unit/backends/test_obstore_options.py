@@ -102,7 +102,7 @@ async def test_urls_without_a_bucket_are_refused(url: str) -> None:
 
 @pytest.mark.parametrize("force_path_style", [None, True, False])
 async def test_the_bucket_is_in_the_path_or_in_the_host(*, force_path_style: bool | None) -> None:
-    """With an endpoint of one's own, in the path unless said otherwise."""
+    """With a custom endpoint it is in the path, unless an option says otherwise."""
     seen: list[tuple[str, str]] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -159,6 +159,6 @@ def test_offsets_skip_only_what_is_not_wanted() -> None:
 
 
 def test_folders_of_prefixes_hold_all_their_keys() -> None:
-    """Where no key can begin like a prefix there is none."""
+    """A prefix that no key can have has no folder."""
     assert [folder_of(it) for it in ("", "a", "a/", "a/b", "a/b/")] == ["", "", "a", "a", "a/b"]
     assert [folder_of(it) for it in ("/", "/a", "a//", "../a", "a\n/b")] == [None] * 5

@@ -1,4 +1,4 @@
-"""What the obstore backend makes of the answers of a service, and of their absence."""
+"""The obstore backend's translation of replies, and of missing ones."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Bucket:
         return self.fault(request, lambda: self.apply(request, body)) or self.apply(request, body)
 
     def apply(self, request: web.Request, body: bytes) -> web.Response:
-        """Do what a request asks for."""
+        """Serve a request."""
         match request.method:
             case "PUT":
                 return self._put(request, body)
@@ -114,7 +114,7 @@ def etag(body: bytes) -> str:
 
 
 def refusal(status: int, code: str) -> web.Response:
-    """Return what S3 says where it does not do what it was asked."""
+    """Return an error document of S3."""
     return web.Response(status=status, text=f"<Error><Code>{code}</Code></Error>")
 
 

@@ -38,7 +38,7 @@ def write(directory: Path, key: str) -> None:
 
 
 def write_new(directory: Path) -> None:
-    """Keep an object where there was none."""
+    """Keep an object that was not cached before."""
     write(directory, "chunks/new")
 
 
@@ -72,7 +72,7 @@ def kill_at(call: int) -> None:
 
 
 def run_until_killed(directory: Path, operation: Callable[[Path], None], call: int) -> bool:
-    """Run an operation in a child that dies at a call; tell whether it died."""
+    """Run an operation in a child that dies at a call; return whether it died."""
     child = os.fork()
     if child == 0:
         kill_at(call)

@@ -1,4 +1,4 @@
-"""A storage that fails as it is told, and what the tests of policies share."""
+"""A storage with scripted failures, and helpers for the tests of policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cache answers, what it keeps, and what it forgets."""
+"""The cache: hits, entries, evictions and deletions."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_a_disk_hit_is_promoted_to_memory(
 
 
 async def test_missing_objects_are_not_cached(storage: Counting, tmp_path: Path) -> None:
-    """That there is none is not kept; a bad key is named as such."""
+    """A miss is not cached; a bad key raises its own error."""
     cached = cache_of(storage, directory=tmp_path)
     for _ in range(2):
         with pytest.raises(ObjectNotFoundError):

@@ -1,4 +1,4 @@
-"""What a cache directory holds, and what becomes of it when somebody or something damages it."""
+"""The disk tier: its files, its capacity, and damage to either."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BLOCK = 4096
 
 @pytest.fixture
 def clock() -> Iterator[TickingClock]:
-    """Let each use have a time of its own."""
+    """Give each use a distinct time."""
     clock = TickingClock()
     with _clock.use_clock(clock):
         yield clock
@@ -97,7 +97,7 @@ async def test_repositories_share_a_directory_without_meeting(tmp_path: Path) ->
 
 
 def test_every_damaged_byte_is_found(tmp_path: Path) -> None:
-    """Whichever it is, nothing is answered, and the file is removed."""
+    """For every damaged byte the entry is dropped and the file removed."""
     disk = tier(tmp_path)
     keep(disk)
     (file,) = files_of(tmp_path)
@@ -259,7 +259,7 @@ def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_the_least_recently_used_file_is_evicted_first(tmp_path: Path) -> None:
-    """Reading counts as use, whoever reads."""
+    """A read by any process counts as use."""
     disk = tier(tmp_path, 20 * BLOCK)
     for number in range(20):
         keep(disk, f"chunks/{number}")
@@ -273,7 +273,7 @@ def test_the_least_recently_used_file_is_evicted_first(tmp_path: Path) -> None:
 
 
 def test_the_capacity_is_never_exceeded(tmp_path: Path) -> None:
-    """Whatever the sizes, and whatever else the directory is used for at the same time."""
+    """For any sizes, and with concurrent users of the directory."""
     one, other = tier(tmp_path, 30 * BLOCK), tier(tmp_path, 30 * BLOCK, "s3://other")
     for number in range(300):
         size = number * 7919 % (8 * BLOCK)
@@ -343,7 +343,7 @@ def test_a_ledger_with_a_wrong_checksum_is_not_trusted(tmp_path: Path) -> None:
 
 
 def test_the_ledger_is_made_exact_once_an_hour(tmp_path: Path, clock: TickingClock) -> None:
-    """What a power cut lost of it is found, also if the clock was set back."""
+    """Updates lost in a power cut are recovered, also if the clock was set back."""
     disk = tier(tmp_path, 10 * BLOCK)
     for step in (3600, -3600):
         keep(disk, "chunks/first")
@@ -382,7 +382,7 @@ def test_a_ledger_that_is_no_file_disables_the_disk_tier(
 
 
 def test_a_stopped_process_does_not_stop_the_others(tmp_path: Path) -> None:
-    """Who cannot have the ledger soon goes without; readers do not need it."""
+    """A writer that cannot lock the ledger soon skips caching; readers do not need it."""
     disk = tier(tmp_path)
     keep(disk)
     with ledger_of(tmp_path).open("r+b") as ledger:

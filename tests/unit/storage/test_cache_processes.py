@@ -52,7 +52,7 @@ def test_processes_share_a_directory(tmp_path: Path) -> None:
 
 
 def test_a_second_process_sends_no_request(tmp_path: Path) -> None:
-    """What one kept is there for the next."""
+    """The entries of one process serve the next."""
     for expected in (False, True):
         process = start(tmp_path, 1 << 30, 7, 100)
         out, errors = process.communicate(timeout=60)

@@ -149,7 +149,7 @@ async def test_version_time_and_etag_come_with_every_part(backend: Scripted) -> 
 
 
 async def test_equal_reads_of_one_turn_are_one_request(backend: Scripted) -> None:
-    """Whatever they ask for."""
+    """For every kind of range."""
     storage = Coalescing(backend, SMALL)
     for wanted in (None, SuffixRange(5), ByteRange(7), ByteRange(3, 9), ByteRange(4, 4)):
         backend.asked.clear()
@@ -159,7 +159,7 @@ async def test_equal_reads_of_one_turn_are_one_request(backend: Scripted) -> Non
 
 
 async def test_a_reader_does_not_keep_the_bytes_of_the_others(backend: Scripted) -> None:
-    """What it gets is its own, not a view of the joined answer."""
+    """It gets a copy, not a view of the joined reply."""
     answers = await _together(Coalescing(backend, SMALL), ByteRange(0, 5), ByteRange(5, 90))
     assert all(type(it.data) is bytes for it in answers)
 
@@ -236,7 +236,7 @@ async def test_cancelling_one_reader_does_not_disturb_the_others(backend: Script
 
 
 async def test_cancelling_all_readers_cancels_the_request(backend: Scripted) -> None:
-    """Nothing runs on for nobody."""
+    """No request runs without a reader."""
     storage = Coalescing(LatencyStorage(backend, seconds=60), SMALL)
     before = asyncio.all_tasks()
     tasks = [asyncio.ensure_future(storage.get("key", ByteRange(n, n + 5))) for n in range(4)]

@@ -15,7 +15,7 @@ from tests.helpers import memory_url
 
 
 async def test_concurrent_requests_never_exceed_the_budget() -> None:
-    """Whatever the operations are; a listing counts while it fetches."""
+    """For all operations; a listing counts while it fetches."""
 
     class Watching(WrappedStorage):
         running = most = 0

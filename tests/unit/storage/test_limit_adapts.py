@@ -230,7 +230,7 @@ async def test_cancelled_waiters_are_dropped() -> None:
 
 
 async def test_any_number_of_flows_is_served_and_forgotten() -> None:
-    """Nobody is put off by an endless stream of others, each of a flow of its own."""
+    """An endless stream of new flows starves no waiter."""
     budget = Budget(1)
     await budget.acquire(None, 1)
     old = [asyncio.ensure_future(budget.acquire("old", 1)) for _ in range(5)]

@@ -1,4 +1,4 @@
-"""What is counted, what hooks are told, and that they cannot do harm."""
+"""Counts, latencies and hooks, which cannot break a request."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_a_hook_that_fails_breaks_nothing(plain: Storage) -> None:
 
 
 async def test_a_cancelled_request_is_seen(plain: Storage) -> None:
-    """As an error of its own name."""
+    """It is counted as an error with its own name."""
     spans = Spans()
     storage = Observed(LatencyStorage(plain, seconds=60), Observations([spans]))
     with pytest.raises(TimeoutError):

@@ -85,7 +85,7 @@ async def test_a_split_read_copies_each_byte_once(
 
 
 async def test_the_parts_are_in_order_and_cannot_be_changed(plain: Storage) -> None:
-    """Whoever gets them shares them with others."""
+    """The bytes may be shared with other readers."""
     answer = await Coalescing(plain, SMALL).get(KEY, ByteRange(7, 1001))
     assert bytes(answer.data) == BODY[7:1001]
     assert isinstance(answer.data, memoryview)

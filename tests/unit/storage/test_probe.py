@@ -54,7 +54,7 @@ NEEDED = PROMISES[:3]
 
 
 class IgnoresConditions(Flawed):
-    """Writes, whatever was expected: as some servers of the S3 protocol."""
+    """Ignores conditions of writes, as some S3 compatible servers do."""
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
         """Write."""
@@ -82,7 +82,7 @@ class RefusesEveryUpdate(Flawed):
 
 
 class KnowsNoConditions(Flawed):
-    """Answers an error of its own."""
+    """Raises an unrelated error."""
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
         """Write."""
@@ -92,7 +92,7 @@ class KnowsNoConditions(Flawed):
 
 
 class LosesReplies(Flawed):
-    """Never tells whether a conditional write landed."""
+    """Loses the reply of every conditional write."""
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
         """Write."""
@@ -157,7 +157,7 @@ class TellsTimesOnlyInListings(Flawed):
 
 
 class DeletesNothingOfItsOwn(Flawed):
-    """Whoever may write may not delete."""
+    """Allows writes but no deletions."""
 
     async def delete(self, keys: Iterable[str]) -> list[DeleteFailure]:
         """Refuse."""
@@ -175,7 +175,7 @@ class IsUnverified(WrappedStorage):
 
 
 def verdicts(result: ProbeResult) -> dict[str, Verdict]:
-    """Return what was found out, by promise."""
+    """Return the verdicts by promise."""
     return {finding.promise: finding.verdict for finding in result.findings}
 
 
@@ -254,7 +254,7 @@ async def test_a_broken_promise_is_found(flaw: type[Flawed], promise: str, verdi
 
 
 async def test_the_clock_skew_is_reported() -> None:
-    """How much, and in which direction."""
+    """Its size and its direction."""
     for flaw, words in ((IsAnHourBehind, "3599 s behind"), (TellsTimesOnlyInListings, "86400 s")):
         async with opened(flaw, f"memory://{uuid4()}") as storage:
             detail = (await probe_storage(storage)).findings[-1].detail
@@ -377,7 +377,7 @@ def test_a_probe_opens_few_connections() -> None:
 
 
 class TestCreate:
-    """What ``Repository.create`` does with it."""
+    """The use of the probe in ``Repository.create``."""
 
     @pytest.mark.parametrize("spec", [1, 2])
     async def test_creation_is_refused_where_commits_could_be_lost(self, spec: int) -> None:

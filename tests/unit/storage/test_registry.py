@@ -101,7 +101,7 @@ async def test_a_missing_driver_names_what_to_install(backends: Callable[..., No
 async def test_a_name_with_a_plus_serves_all_that_begin_with_it(
     backends: Callable[..., None],
 ) -> None:
-    """Unless a scheme has a backend of its own; the extra is that of the name."""
+    """Unless a scheme has a separate backend; the extra is that of the name."""
     backends(**{"fsspec+": "no_such_family", "fsspec+own": "no_such_own"})
     for url, module in (
         ("fsspec+sftp://host/x", "no_such_family"),

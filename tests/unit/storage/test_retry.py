@@ -1,4 +1,4 @@
-"""What is tried again, what is not, and how long it takes."""
+"""Retries: which errors, how often, and how long."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ LASTING = [
 
 @pytest.fixture
 async def scripted() -> AsyncIterator[Scripted]:
-    """Open a storage with one object, that fails as it is told."""
+    """Open a storage with one object and scripted failures."""
     async with open_storage(memory_url()) as plain:
         await plain.put("key", b"body")
         yield Scripted(plain)
@@ -165,7 +165,7 @@ async def test_an_unknown_write_is_not_repeated_where_that_could_harm(scripted: 
 
 
 async def test_an_unknown_write_of_an_immutable_object_is_repeated(scripted: Scripted) -> None:
-    """Its bytes are the same, whichever lands last."""
+    """Its bytes are the same, no matter which write lands last."""
     storage = Retrying(scripted, AT_ONCE, immutable=lambda _: True)
     scripted.script = [OutcomeUnknownError("no answer"), ThrottledError("busy"), None]
     await storage.put("chunks/a", b"x")

@@ -1,4 +1,4 @@
-"""What an opened repository puts around its storage, and what its settings do."""
+"""The policies of an opened repository, and the settings that control them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What backends are made of: conditions, listings, and functions that block."""
+"""Helpers for backends: conditions, listings, and storages of blocking functions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NOW = datetime.now(UTC)
 
 
 class Objects:
-    """Answers without looking, and remembers what it was asked, and where."""
+    """Returns fixed results, and records calls and threads."""
 
     def __init__(self, count: int = 0) -> None:
         self.asked: list[Any] = []
@@ -80,7 +80,7 @@ def storage_of(objects: Objects, **promises: Any) -> ThreadedStorage:
 
 
 def names(entries: Iterator[ListEntry]) -> list[str]:
-    """Return what a listing shows."""
+    """Return the names in a listing."""
     return [it.prefix if isinstance(it, CommonPrefix) else it.key for it in entries]
 
 

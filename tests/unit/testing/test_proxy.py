@@ -121,7 +121,7 @@ class Client:
 
 
 async def ask(proxy: FaultProxy, method: str = "GET", target: str = "/x") -> Message:
-    """Ask once, on a connection of its own."""
+    """Send one request on a new connection."""
     async with Client(proxy.port) as client:
         return await client.ask(method, target)
 
@@ -132,7 +132,7 @@ def only(fault: Fault, **conditions: object) -> FaultPlan:
 
 
 async def test_requests_pass_byte_for_byte(server: Echo, proxy: FaultProxy) -> None:
-    """Request line, raw path, the case and order of headers, and bodies, framed as they were."""
+    """Request line, raw path, case and order of headers, and the framing of bodies."""
     request = (
         b"PUT /a%2Fb/%F0%9F%98%80+c?x=%20&y HTTP/1.1\r\nhOST: bucket.example:9\r\nX-Amz: \xe9 1\r\n"
         b"Content-Length: 5\r\n\r\nhello"
@@ -163,7 +163,7 @@ async def test_requests_pass_byte_for_byte(server: Echo, proxy: FaultProxy) -> N
 async def test_responses_of_every_framing_pass(
     proxy: FaultProxy, method: str, target: str, body: bytes
 ) -> None:
-    """And the connection goes on after each."""
+    """The connection stays usable after each."""
     async with Client(proxy.port) as client:
         for _ in range(3):
             assert (await client.ask(method, target)).body == body
@@ -187,7 +187,7 @@ async def test_a_client_that_waits_to_be_told_to_continue_is_told(
 async def test_a_connection_that_the_server_ended_is_not_used_again(
     server: Echo, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client's own goes on."""
+    """The client's connection stays open."""
     heard_by: set[threading.Thread | None] = set()
     feed_eof = asyncio.StreamReader.feed_eof
 
