@@ -404,14 +404,7 @@ async def _assemble(
     )
     if found is None:
         found = await opening.create(limited, assets, spec_version, request.config, request.packing)
-    retries = config.effective_repo_update_retries.effective_default
-    backoff = Backoff(
-        retries.effective_max_tries,
-        retries.effective_initial_backoff_ms,
-        retries.effective_max_backoff_ms,
-    )
-    settings = HistorySettings(backoff, config.effective_num_updates_per_repo_info_file, level)
-    history = found.open(limited, assets, settings)
+    history = found.open(limited, assets, history_settings(config))
     async with AsyncExitStack() as stack:
         if cache is not None:
             stack.callback(cache.close)
@@ -438,6 +431,21 @@ async def _assemble(
             cache,
             packing,
         )
+
+
+def history_settings(config: RepositoryConfig) -> HistorySettings:
+    """Return how snapshots are published under a configuration."""
+    retries = config.effective_repo_update_retries.effective_default
+    backoff = Backoff(
+        retries.effective_max_tries,
+        retries.effective_initial_backoff_ms,
+        retries.effective_max_backoff_ms,
+    )
+    return HistorySettings(
+        backoff,
+        config.effective_num_updates_per_repo_info_file,
+        config.effective_compression.effective_level,
+    )
 
 
 def manifest_options(config: RepositoryConfig, spec_version: int) -> ManifestOptions:

@@ -1,7 +1,7 @@
 """A way of publishing as a value: how to recognise, create and open repositories that use it.
 
-A new way is a folder beside ``repo_info`` and ``ref_files`` whose ``way.py`` defines one of these,
-and a line in `opening.WAYS`.
+A new way is a folder beside ``repo_info`` and ``ref_files`` that defines one of these, and a line
+in `opening.WAYS`.
 """
 
 from __future__ import annotations

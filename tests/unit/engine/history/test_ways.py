@@ -11,8 +11,7 @@ from icechunk_async import Repository
 from icechunk_async.engine.history import opening
 from icechunk_async.engine.history.capabilities import Capabilities, Feature
 from icechunk_async.engine.history.outcomes import read_if_there
-from icechunk_async.engine.history.ref_files.history import RefFilesHistory, SeenRef
-from icechunk_async.engine.history.ref_files.way import REF_FILES_WAY
+from icechunk_async.engine.history.ref_files.history import REF_FILES_WAY, RefFilesHistory, SeenRef
 from icechunk_async.engine.history.way import Found, Way
 from icechunk_async.errors import UnsupportedBySpecError
 from icechunk_async.format.refs import decode_ref

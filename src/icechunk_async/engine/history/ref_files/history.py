@@ -1,4 +1,4 @@
-"""Spec 1: one small object a branch or tag; ancestry is in the snapshots themselves.
+"""Format 1: one small object for each branch or tag; ancestry is in the snapshots themselves.
 
 A branch moves by compare-and-set of its object (spec 1, "References").
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import bounded_map, gather
@@ -30,10 +31,12 @@ from icechunk_async.engine.history.refusals import (
     no_snapshot,
     no_tag,
     refuse_main,
+    repository_exists,
     source_is_gone,
     tag_exists,
     tag_was_deleted,
 )
+from icechunk_async.engine.history.way import Found, Way
 from icechunk_async.errors import (
     ConflictError,
     FormatError,
@@ -74,7 +77,10 @@ if TYPE_CHECKING:
 
     type _Refusal = Callable[[str, SnapshotId, SnapshotId | None], ConflictError]
 
-__all__ = ["RefFilesHistory", "SeenRef"]
+    from icechunk_async.engine.history.way import Creating
+    from icechunk_async.storage import Retrieved
+
+__all__ = ["REF_FILES_WAY", "RefFilesHistory", "SeenRef"]
 
 _CONCURRENT_REFS: Final = 32
 # Some stores percent-encode other characters in keys, and such refs drop out of their listings.
@@ -385,3 +391,44 @@ def _check_name(name: str) -> None:
             "letters, digits, '.', '_' and '-', and begin with a letter, a digit or '_'.",
             name=name,
         )
+
+
+_MAIN_KEY: Final = branch_key(MAIN)
+
+
+async def _detect(storage: Storage) -> Callable[[], Found] | None:
+    main, config = await gather(read_if_there(storage, _MAIN_KEY), read_if_there(storage, CONFIG))
+    return None if main is None else partial(_read, main, config)
+
+
+def _read(main: Retrieved, config: Retrieved | None) -> Found:
+    stored = None if config is None else decode_config(config.data, 1)
+    return _found(stored, SeenRef(decode_ref(main.data), main.version))
+
+
+def _found(config: RepositoryConfig | None, main: SeenRef) -> Found:
+    return Found(1, config, partial(_open, main))
+
+
+def _open(
+    main: SeenRef, storage: Storage, assets: Assets, settings: HistorySettings
+) -> RefFilesHistory:
+    return RefFilesHistory(storage, assets, main, settings)
+
+
+async def _create(new: Creating) -> Found:
+    await new.assets.put_snapshot(new.snapshot)
+    if new.config is not None:
+        await _put(new.storage, CONFIG, encode_config(new.config, 1))
+    version = await _put(new.storage, _MAIN_KEY, encode_ref(new.snapshot.id))
+    return _found(new.config, SeenRef(new.snapshot.id, version))
+
+
+async def _put(storage: Storage, key: str, data: bytes) -> Version:
+    version = await create_object(storage, key, data)
+    if version is None:
+        raise repository_exists(storage, repr(key))
+    return version
+
+
+REF_FILES_WAY: Final = Way(1, _MAIN_KEY, _detect, _create)

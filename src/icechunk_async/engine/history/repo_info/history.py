@@ -2,30 +2,121 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async._runtime.concurrency import gather
+from icechunk_async.engine.files.packs import raw_packing, stored_packing
 from icechunk_async.engine.history.capabilities import Capabilities
-from icechunk_async.engine.history.protocol import Amend, Commit, Detach, Kept, StoredConfig
+from icechunk_async.engine.history.outcomes import create_object, read_if_there
+from icechunk_async.engine.history.protocol import MAIN, Amend, Commit, Detach, Kept, StoredConfig
+from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.repo_info import edits
-from icechunk_async.engine.history.repo_info.file import RepoInfoFile
-from icechunk_async.engine.history.repo_info.state import RepoInfoState
+from icechunk_async.engine.history.repo_info.file import RepoInfoFile, Seen, read_info
+from icechunk_async.engine.history.way import Found, Way
 from icechunk_async.format.config import decode_config, encode_config
-from icechunk_async.format.operations_log import Availability, ExpirationRan, GarbageCollectionRan
+from icechunk_async.format.envelope import FileType
+from icechunk_async.format.layout import REPO_INFO
+from icechunk_async.format.operations_log import (
+    Availability,
+    ExpirationRan,
+    GarbageCollectionRan,
+    RepoInitialized,
+    RepoStatus,
+    Update,
+)
+from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo, encode_repo_info
+from icechunk_async.format.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from collections.abc import Set as AbstractSet
 
-    from icechunk_async.engine.history.protocol import Expiration, ParentOf, Publication
-    from icechunk_async.engine.history.repo_info.file import Seen
-    from icechunk_async.engine.history.way import HistorySettings
+    from icechunk_async.engine.files.assets import Assets
+    from icechunk_async.engine.history.protocol import (
+        Expiration,
+        FeatureFlag,
+        ParentOf,
+        Publication,
+    )
+    from icechunk_async.engine.history.way import Creating, HistorySettings
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.operations_log import UpdateDetail
-    from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo
-    from icechunk_async.storage import Storage
+    from icechunk_async.storage import Retrieved, Storage
 
-__all__ = ["RepoInfoHistory"]
+__all__ = ["REPO_INFO_WAY", "RepoInfoHistory"]
+
+
+class RepoInfoState:
+    """A `RepositoryState` of format 2."""
+
+    def __init__(self, file: RepoInfoFile) -> None:
+        """Read and write the repo info."""
+        self._file = file
+
+    async def info(self) -> RepoInfo:
+        """Return the whole state. Cost: one conditional request."""
+        return (await self._file.refresh()).info
+
+    async def replace_metadata(self, metadata: Mapping[str, JSON]) -> None:
+        """Replace the repository's metadata."""
+        await self._file.update(edits.replace_metadata(metadata))
+
+    async def merge_metadata(
+        self, items_for: Callable[[RepoInfo], Mapping[str, JSON]]
+    ) -> dict[str, JSON]:
+        """Lay items over the repository's metadata and return all of it."""
+        merged: dict[str, JSON] = {}
+
+        def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
+            nonlocal merged  # of the try that lands
+            changed, detail = edits.merge_metadata(items_for(info))(info)
+            merged = changed.metadata
+            return changed, detail
+
+        await self._file.update(edit)
+        return merged
+
+    async def set_status(self, status: RepoStatus) -> None:
+        """Replace the repository's status."""
+        await self._file.update(edits.change_status(status), despite_status=True)
+
+    def check_online(self) -> None:
+        """Refuse changes while the status, as last seen, forbids them."""
+        edits.check_online(self._file.seen.info)
+
+    async def feature_flags(self) -> list[FeatureFlag]:
+        """Return every known feature flag. Cost: one conditional request."""
+        return edits.feature_flags(await self.info())
+
+    async def set_feature_flag(self, name: str, setting: bool | None) -> None:  # noqa: FBT001
+        """Switch a feature on (True), off (False), or back to its default (None)."""
+        await self._file.update(edits.set_feature_flag(name, setting))
+
+    async def check_feature(self, name: str) -> None:
+        """Refuse an operation whose feature flag is off. Cost: one conditional request."""
+        edits.check_feature(await self.info(), name)
+
+    async def operations(self) -> AsyncIterator[Update]:
+        """Iterate over the operations log, newest first.
+
+        Cost: one request for each ``num_updates_per_repo_info_file`` entries.
+        """
+        info: RepoInfo | None = await self.info()
+        backup: str | None = None
+        while info is not None:  # else old backups were removed, and the log begins later
+            first, *others = info.updates
+            # A backup's newest entry does not name the backup: it is the file itself.
+            yield first if backup is None else edits.with_backup(first, backup)
+            for update in others:
+                yield update
+            backup = info.before_updates
+            if backup is None:
+                return
+            info = await self._file.read_backup(backup)
+
 
 _CAPABILITIES: Final = Capabilities(
     "format version 2",
@@ -171,3 +262,48 @@ class RepoInfoHistory:
         pruned = {log for it in released.snapshots.values() for log in it.pruned_ancestor_logs}
         snapshots = frozenset(released.snapshots)
         return Kept(snapshots, snapshots | pruned)
+
+
+async def _detect(storage: Storage) -> Callable[[], Found] | None:
+    retrieved = await read_if_there(storage, REPO_INFO)
+    return None if retrieved is None else partial(_read, retrieved)
+
+
+def _read(retrieved: Retrieved) -> Found:
+    seen = read_info(retrieved)
+    raw = seen.info.raw_config
+    config = None if raw is None else decode_config(raw, 2)
+    return Found(2, config, partial(_open, seen), stored_packing(seen.info))
+
+
+def _open(
+    seen: Seen, storage: Storage, assets: Assets, settings: HistorySettings
+) -> RepoInfoHistory:
+    del assets  # ancestry is in the repo info
+    return RepoInfoHistory(storage, seen, settings)
+
+
+async def _create(new: Creating) -> Found:
+    snapshot, log = new.snapshot, TransactionLog(new.snapshot.id)
+    await gather(new.assets.put_snapshot(snapshot), new.assets.put_transaction_log(log))
+    entry = SnapshotInfo.of(
+        snapshot.id, None, snapshot.flushed_at, snapshot.message, snapshot.metadata
+    )
+    info = RepoInfo(
+        branches={MAIN: snapshot.id},
+        tags={},
+        deleted_tags=frozenset(),
+        snapshots={snapshot.id: entry},
+        status=RepoStatus(Availability.ONLINE, snapshot.flushed_at),
+        updates=(Update(RepoInitialized(), snapshot.flushed_at),),
+        raw_config=None if new.config is None else encode_config(new.config, 2),
+        raw_metadata=() if new.packing is None else raw_packing(new.packing),
+    )
+    data = new.assets.pack(encode_repo_info(info), FileType.REPO_INFO)
+    version = await create_object(new.storage, REPO_INFO, data)
+    if version is None:
+        raise repository_exists(new.storage, repr(REPO_INFO))
+    return Found(2, new.config, partial(_open, Seen(info, version)), new.packing)
+
+
+REPO_INFO_WAY: Final = Way(2, REPO_INFO, _detect, _create)
