@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio.to_thread
 import xarray
 
-from icechunk_async.sync._datasets import write_known
-from icechunk_async.sync.handles import RepositoryHandle, Source
+from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
+from icechunk_async.sync.handles.sessions import SessionHandle
 from icechunk_async.sync.session import ForkSession
-from icechunk_async.sync.session_handles import SessionHandle
 from icechunk_async.sync.storage import Storage
+from icechunk_async.sync.xarray import write_known
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, MutableMapping
 
     from icechunk_async.session import ForkSession as AsyncForkSession
     from icechunk_async.session import Session
-    from icechunk_async.sync._datasets import Mode, Region
+    from icechunk_async.sync.xarray import Mode, Region
 
 __all__ = ["open_dataset", "to_icechunk"]
 
@@ -69,7 +69,7 @@ async def to_icechunk(
         handle = SessionHandle(RepositoryHandle(_source(fork)), fork)
         work = partial(lazy.write, ForkSession(handle), chunkmanager_store_kwargs, split_every)
         written = await anyio.to_thread.run_sync(work)
-        await session.merge(written._session.fork)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        await session.merge(written.handle.fork)
 
 
 def _source(fork: AsyncForkSession) -> Source:

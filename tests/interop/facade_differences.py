@@ -28,8 +28,6 @@ DIFFERENT: Final = {
     "GCSummary": _PLAIN,
     "GcsCredentials.Refreshable": _DEFAULTS,
     "ManifestFileInfo": _PLAIN,
-    "ManifestPreloadCondition": _ABSTRACT,
-    "ManifestSplitCondition": _ABSTRACT,
     "ObjectStoreConfig.Azure": _DEFAULTS,
     "ObjectStoreConfig.Gcs": _DEFAULTS,
     "ObjectStoreConfig.Http": _DEFAULTS,

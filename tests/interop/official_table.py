@@ -29,6 +29,8 @@ _ABOUT_VALUES: Final = ("answers", "credentials", "errors", "storages", "values"
 """Tests of the facade about other things than repositories, sessions and stores."""
 _OPENED: Final = ("IcechunkStore", "Repository", "Session")
 """Classes whose members are listed, too: people look for these."""
+_INSIDE: Final = ("bridge", "handles", "official")
+"""Rooms of the facade without public modules."""
 _HEAD: Final = """# Names of the official package
 
 `import icechunk_async.sync as icechunk` gives code that was written for the official package the
@@ -107,8 +109,8 @@ def _place(module: str, name: str) -> str | None:
     if not hasattr(home, name):
         return None
     where = str(getattr(getattr(home, name), "__module__", ""))
-    below = where.removeprefix(facade.__name__).strip(".").partition("._")[0]
-    found = where.startswith(facade.__name__) and not below.startswith("_")
+    below = where.removeprefix(facade.__name__).strip(".")
+    found = where.startswith(facade.__name__) and below.partition(".")[0] not in _INSIDE
     return ".".join(filter(None, (below if found else module, name)))
 
 

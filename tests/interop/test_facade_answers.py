@@ -21,8 +21,8 @@ from icechunk_async.engine.history.diff import Diff as NativeDiff
 from icechunk_async.format import operations_log as updates
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.storage import DeleteFailure
-from icechunk_async.sync._mirrors import from_native
 from icechunk_async.sync.config import FeatureFlag
+from icechunk_async.sync.official.mirrors import from_native
 from icechunk_async.sync.ops import GCSummary, Update
 from icechunk_async.sync.snapshots import Diff, ManifestFileInfo, SnapshotInfo
 from tests.interop.facade_pair import in_their_words

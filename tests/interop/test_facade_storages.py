@@ -17,7 +17,7 @@ import icechunk_async
 import icechunk_async.sync as facade
 import icechunk_async_memory
 from icechunk_async.storage import open_storage
-from icechunk_async.sync.storage._redirect import read_location
+from icechunk_async.sync.storage.options import read_location
 from tests.helpers import memory_url
 from tests.interop.facade_pair import alike, both, failing_alike
 from tests.interop.theirs import icechunk
@@ -266,7 +266,7 @@ async def test_redirects_are_followed_to_the_storage(server: str) -> None:
     """Over several servers; what leads nowhere is refused."""
     location, options = await facade.redirect_storage(f"{server}/first").place()
     assert (location, options["region"]) == ("s3://bucket/prefix", "eu")
-    for path, why in (("lost", "answered 404"), ("loop", "more than 10 redirects")):
+    for path, why in (("lost", "status 404"), ("loop", "more than 10 redirects")):
         with pytest.raises(facade.StorageError, match=why) as caught:
             await facade.redirect_storage(f"{server}/{path}").place()
         assert caught.value.kind == facade.ErrorKind.BAD_REDIRECT

@@ -57,7 +57,7 @@ def make_trouble(what: str, notes: Path) -> None:
             raise OutcomeUnknownError("The reply was lost.")
         return version
 
-    Session.commit = committing  # type: ignore[assignment,method-assign]
+    Session.commit = committing  # type: ignore[assignment]
     LocalStorage.put = putting  # type: ignore[assignment,method-assign]
 
 

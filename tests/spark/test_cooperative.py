@@ -28,7 +28,6 @@ from icechunk_async.spark import (
 from icechunk_async.spark.write.cooperative import check_answers
 from icechunk_async.sync import Repository
 from icechunk_async.sync.conflicts import ConflictDetector
-from icechunk_async.sync.seams import session_handle
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -239,7 +238,7 @@ def test_a_task_uses_its_share_of_the_budget(place: str) -> None:
     whole, half = (CooperativeWrite.begin(place, cores=it).fork() for it in (1, 2))
 
     def budget(fork: ForkSession) -> int:
-        config = session_handle(fork).repository.now().config
+        config = fork.handle.repository.now().config
         return config.effective_max_concurrent_requests
 
     assert budget(half) * 2 == budget(whole)

@@ -17,7 +17,6 @@ from icechunk_async.spark.read.reader import Reading
 from icechunk_async.spark.shared import Budget, tasks_at_a_time
 from icechunk_async.spark.write.cooperative import CooperativeWrite, run_tasks
 from icechunk_async.sync import Repository, RepositoryConfig
-from icechunk_async.sync.seams import session_handle
 from icechunk_async.sync.storage import local_filesystem_storage
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def test_writing_tasks_share_the_budget(spark: SparkSession, place: str) -> None
     write = CooperativeWrite.begin(place)
 
     def requests(fork: ForkSession) -> int:
-        return session_handle(fork).repository.now().config.effective_max_concurrent_requests
+        return fork.handle.repository.now().config.effective_max_concurrent_requests
 
     def work(fork: ForkSession, task: int) -> None:
         array: Any = zarr.open_array(fork.store, path="a", mode="r+")

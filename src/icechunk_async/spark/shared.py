@@ -20,11 +20,10 @@ from icechunk_async.engine.changes.wire import decode_fork, encode_fork
 from icechunk_async.engine.commit.once import record_of
 from icechunk_async.session import ForkSession as AsyncForkSession
 from icechunk_async.sync import ForkSession, Repository, RepositoryConfig
-from icechunk_async.sync.handles import RepositoryHandle, Source
-from icechunk_async.sync.portal import run
-from icechunk_async.sync.seams import repository_handle, session_handle
+from icechunk_async.sync.bridge.portal import run
+from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
+from icechunk_async.sync.handles.sessions import SessionHandle
 from icechunk_async.sync.session import Session
-from icechunk_async.sync.session_handles import SessionHandle
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -113,7 +112,7 @@ class SharedRepository:
     def of(cls, repository: Repository | str) -> SharedRepository:
         """Wrap an open repository, or the one at a URL."""
         opened = Repository.open(repository) if isinstance(repository, str) else repository
-        return cls(repository_handle(opened))
+        return cls(opened.handle)
 
     @classmethod
     def at(
@@ -173,12 +172,12 @@ def _shared(source: Source) -> RepositoryHandle:
 
 def workspace_of(session: Session) -> Workspace:
     """Return the nodes and references of a session; blocks if it has to be opened."""
-    return session_handle(session).now().workspace
+    return session.handle.now().workspace
 
 
 def has_chunks(session: Session, path: str) -> bool:
     """Return whether an array has any chunk."""
-    return run(_has_chunks(session_handle(session), path))
+    return run(_has_chunks(session.handle, path))
 
 
 async def _has_chunks(handle: SessionHandle, path: str) -> bool:
@@ -191,7 +190,7 @@ async def _has_chunks(handle: SessionHandle, path: str) -> bool:
 
 def fork_changes(fork: ForkSession) -> bytes:
     """Return the changes of a fork once its chunks are durable; no location and no secret."""
-    return session_handle(fork).fork_bytes()
+    return fork.handle.fork_bytes()
 
 
 def base_of(changes: bytes) -> str:
@@ -208,7 +207,7 @@ def merge_changes(session: Session, root: bytes, forks: Sequence[bytes]) -> None
     """Bring the changes of a fork and of all forks that were made from it into a session."""
     resumed = AsyncForkSession.from_bytes(root)
     parts = [AsyncForkSession.from_bytes(it) for it in forks]
-    run(session_handle(session).ask(lambda native: native.resume(resumed, *parts)))
+    run(session.handle.ask(lambda native: native.resume(resumed, *parts)))
 
 
 def commit_once(
@@ -230,7 +229,7 @@ def commit_once(
         )
         return str(made), not native.already_committed
 
-    return run(session_handle(session).ask(commit))
+    return run(session.handle.ask(commit))
 
 
 def open_array(store: IcechunkStore, path: str, *, write: bool = False) -> zarr.Array[Any]:

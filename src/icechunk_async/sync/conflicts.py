@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self, cast, override
 import anyio.to_thread
 
 from icechunk_async.engine.commit import conflicts as native
-from icechunk_async.sync._display import Choice, Displayed, public
-from icechunk_async.sync._mirrors import mirrors
+from icechunk_async.sync.official.display import Choice, Displayed, public
+from icechunk_async.sync.official.mirrors import mirrors
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -28,7 +28,7 @@ __all__ = [
 
 @public("conflicts")
 class ConflictType(Choice):
-    """What clashes."""
+    """The kind of a conflict."""
 
     NewNodeConflictsWithExistingNode = 1
     NewNodeInInvalidGroup = 2
@@ -55,15 +55,15 @@ class ConflictType(Choice):
 @public("conflicts")
 @dataclass(frozen=True, repr=False)
 class Conflict(Displayed):
-    """One clash between a session and a newer commit.
+    """One conflict between a session and a newer commit.
 
     Attributes:
-        conflict_type: what clashes.
+        conflict_type: its kind.
         path: the node.
-        conflicted_chunks: for chunk conflicts, the coordinates of the chunks that both changed.
+        conflicted_chunks: the coordinates of the chunks that both changed, for chunk conflicts.
 
     Raises:
-        TypeError: ``conflict_type`` is none.
+        TypeError: `conflict_type` has another type.
     """
 
     conflict_type: ConflictType
@@ -71,7 +71,7 @@ class Conflict(Displayed):
     conflicted_chunks: list[list[int]] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no type."""
+        """Raise an error for another type."""
         if not isinstance(self.conflict_type, ConflictType):  # pyright: ignore[reportUnnecessaryIsInstance]
             found = type(cast("object", self.conflict_type)).__name__
             raise TypeError(f"Conflict(conflict_type=...) is of type {found}; use a ConflictType.")
@@ -93,7 +93,7 @@ class Conflict(Displayed):
 
 @public("conflicts")
 class VersionSelection(Choice):
-    """Which side of a chunk conflict stays."""
+    """The side of a chunk conflict that is kept."""
 
     Fail = 0
     UseOurs = 1
@@ -109,14 +109,13 @@ _SELECTIONS = {
 
 @public("conflicts")
 class ConflictSolver:
-    """Decides what becomes of conflicts when a session is rebased. Subclasses define ``solve``.
+    """Decides about conflicts when a session is rebased. Subclasses define `solve`.
 
-    The official class has no subclasses in Python; here they are what
-    ``icechunk_async.conflicts.ConflictSolver`` describes.
+    Unlike the official class it can be subclassed; see `icechunk_async.conflicts.ConflictSolver`.
     """
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
-        """Refuse to make one that decides nothing."""
+        """Raise an error for this class itself, which decides nothing."""
         del args, kwargs
         if cls is ConflictSolver:
             raise TypeError(
@@ -128,13 +127,13 @@ class ConflictSolver:
     def solve(
         self, clash: native.Clash
     ) -> Sequence[native.Resolution] | Awaitable[Sequence[native.Resolution]]:
-        """Return a resolution for each of ``clash.conflicts``, in order.
+        """Return a resolution for each of `clash.conflicts`, in order.
 
-        A plain function runs on a thread of its own, so it may block; it may also be
-        asynchronous.
+        A plain function runs on a separate thread, so it may block. It may also be a coroutine
+        function.
 
         Raises:
-            NotImplementedError: the subclass defines none.
+            NotImplementedError: the subclass does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no solve().")
 
@@ -144,26 +143,26 @@ class ConflictSolver:
 
 
 class _Adapter:
-    """A solver of the user's, as the engine asks it."""
+    """A solver of the user, with the interface of the engine's."""
 
     def __init__(self, solver: ConflictSolver) -> None:
         self._solver = solver
 
     async def solve(self, clash: native.Clash) -> Sequence[native.Resolution]:
-        """Ask on a thread, where it may block; or here, where it is asynchronous."""
+        """Call a plain function on a thread, since it may block; await an asynchronous one."""
         solve: Any = self._solver.solve
         if iscoroutinefunction(solve):
-            answer = solve(clash)
+            found = solve(clash)
         else:
-            answer = await anyio.to_thread.run_sync(solve, clash)
-        found = await answer if isawaitable(answer) else answer
+            found = await anyio.to_thread.run_sync(solve, clash)
+        found = await found if isawaitable(found) else found
         return cast("Sequence[native.Resolution]", found)
 
 
 @public("conflicts")
 @dataclass(frozen=True)
 class ConflictDetector(ConflictSolver):
-    """Accepts no conflict: a rebase succeeds only where nothing clashes."""
+    """Accepts no conflict: a rebase succeeds only without any."""
 
     @override
     def to_native(self) -> native.ConflictSolver:
@@ -173,11 +172,11 @@ class ConflictDetector(ConflictSolver):
 @public("conflicts")
 @dataclass(frozen=True, kw_only=True)
 class BasicConflictSolver(ConflictSolver):
-    """The stock policies; note that by default our chunks replace theirs.
+    """The common policies; by default our chunks replace theirs.
 
     Attributes:
-        on_chunk_conflict: which chunk stays, where both wrote it.
-        fail_on_delete_of_updated_array: whether a deletion of what they changed is a failure.
+        on_chunk_conflict: the chunk that is kept if both wrote it.
+        fail_on_delete_of_updated_array: whether deleting an array that they changed is a failure.
         fail_on_delete_of_updated_group: the same for groups.
     """
 

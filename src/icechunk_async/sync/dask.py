@@ -1,9 +1,9 @@
-"""Writing Dask arrays: each block on whatever worker has it, merged in a tree, one change set.
+"""Writing Dask arrays: each worker writes its blocks, and a tree merges their change sets.
 
-Needs ``dask[array]``.
+Needs `dask[array]`.
 """
 
-# Dask and xarray have types for one half of themselves.
+# Dask and xarray are only partly typed.
 # pyright: basic
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = [
 ]
 
 _FIXED: Final = ("compute", "return_stored", "load_stored", "lock")
-"""Arguments of ``dask.array.store`` that are decided here."""
+"""Arguments of `dask.array.store` that have fixed values here."""
 
 
 def computing_meta[**P, R](func: Callable[P, R]) -> Callable[P, Any]:
-    """Wrap a function so that Dask can ask for the type of its answer without running it.
+    """Wrap a function so that Dask learns the type of its result without running it.
 
-    Dask calls what it reduces with once with ``computing_meta=True``, on no data.
+    Dask calls the functions of a reduction once with `computing_meta=True` and no data.
     """
 
     @functools.wraps(func)
@@ -64,7 +64,7 @@ def merge_sessions_array_kwargs(
     axis: Any = None,
     keepdims: Any = None,
 ) -> ForkSession:
-    """Merge forks, called as Dask calls a reduction."""
+    """Merge forks, with the arguments of a Dask reduction."""
     return merge_sessions(*sessions)
 
 
@@ -81,37 +81,35 @@ def store_dask(
     split_every: int | None = None,
     **store_kwargs: Any,
 ) -> ForkSession:
-    """Write Dask arrays into Zarr arrays of a fork, and answer a fork with all that was written.
+    """Write Dask arrays into Zarr arrays of a fork, and return a fork with all changes.
 
-    Blocks on until everything is written. Workers of any scheduler may take part: threads,
-    processes, a cluster. Pass the answer to ``Session.merge``, then commit.
+    Blocks until everything is written, by the workers of any scheduler: threads, processes, a
+    cluster. Pass the result to `Session.merge`, then commit.
 
     Args:
         sources: arrays to write.
-        targets: arrays of ``ForkSession.store``, one for each source.
-        regions: where in each target; slices of step 1. None: the whole of each.
-        split_every: how many change sets to merge at a time.
-        store_kwargs: for ``dask.compute``, such as ``scheduler``.
+        targets: arrays of `ForkSession.store`, one for each source.
+        regions: the part of each target, slices of step 1; the whole if None.
+        split_every: the number of change sets to merge at a time.
+        store_kwargs: for `dask.compute`, such as `scheduler`.
 
     Raises:
         InvalidInputError: two blocks of a source share a chunk of its target, so that one
-            could overwrite the other's half; or an argument is wrong. Nothing was written.
-        IcechunkError: a worker failed. The fork may have some of the changes; drop it.
+            could overwrite the other's part; or an argument is wrong. Nothing was written.
+        IcechunkError: a worker failed. The fork may have some of the changes: drop it.
     """
     unsupported = sorted(set(_FIXED) & set(store_kwargs))
     if unsupported:
-        raise InvalidInputError(
-            f"store_dask decides about {', '.join(unsupported)} itself; leave it out."
-        )
+        raise InvalidInputError(f"store_dask sets {', '.join(unsupported)} itself; leave it out.")
     if not sources or len(sources) != len(targets):
         raise InvalidInputError(
-            f"There are {len(sources)} sources and {len(targets)} targets; give one target for "
+            f"There are {len(sources)} sources and {len(targets)} targets; pass one target for "
             "each source, and at least one."
         )
     wanted: Sequence[Region | None] = regions if regions is not None else [None] * len(sources)
     if len(wanted) != len(sources):
         raise InvalidInputError(
-            f"There are {len(sources)} sources and {len(wanted)} regions; give one for each."
+            f"There are {len(sources)} sources and {len(wanted)} regions; pass one for each."
         )
     for source, target, region in zip(sources, targets, wanted, strict=True):
         check_blocks(source.chunks, target, region)
@@ -134,7 +132,7 @@ def store_dask(
 def _write_block(
     block: npt.NDArray[Any], place: Region, target: zarr.Array[Any], region: Region | None
 ) -> ForkSession:
-    """Write one block through a fork of the target's fork, which other blocks share."""
+    """Write one block through a fork of the target's fork, since blocks share that one."""
     fork = extract_session(target).fork()
     array = zarr.open_array(fork.store, path=target.path, mode="r+")
     array[_within(place, region)] = block
@@ -142,7 +140,7 @@ def _write_block(
 
 
 def _within(place: Region, region: Region | None) -> Region:
-    """Return where a place in a source is in its target."""
+    """Return the place in the target of a place in the source."""
     if region is None:
         return place
     starts = [it.start or 0 for it in region]
@@ -157,12 +155,12 @@ def session_merge_reduction(
     split_every: int | None,
     **store_kwargs: Any,
 ) -> ForkSession:
-    """Compute arrays whose blocks are forks or arrays of their stores, and merge these.
+    """Compute arrays whose blocks are forks or arrays of their stores, and merge the forks.
 
     Args:
         arrays: each block is an array of a fork's store, or a fork.
-        split_every: how many to merge at a time.
-        store_kwargs: for ``dask.compute``.
+        split_every: the number of forks to merge at a time.
+        store_kwargs: for `dask.compute`.
     """
     several = arrays if isinstance(arrays, list | tuple) else [arrays]
     reduced = [_reduce(array, split_every) for array in several]
@@ -191,12 +189,12 @@ def _item(computed: Any) -> Any:
 def check_blocks(
     blocks: tuple[tuple[int, ...], ...], target: zarr.Array[Any], region: Region | None
 ) -> None:
-    """Refuse blocks of which two lie in one chunk (or shard) of the target.
+    """Raise an error if two blocks lie in one chunk (or shard) of the target.
 
     Args:
         blocks: sizes of the blocks along each axis.
         target: the array to write into.
-        region: where in it.
+        region: the part of it.
     """
     places = region or (slice(None),) * len(target.shape)
     for axis, (sizes, chunks) in enumerate(zip(blocks, target.write_chunk_sizes, strict=True)):

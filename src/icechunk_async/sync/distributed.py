@@ -1,6 +1,6 @@
 """Sessions of Zarr arrays, and merging what workers wrote."""
 
-# Dask and xarray have types for one half of themselves.
+# Dask and xarray are only partly typed.
 # pyright: basic
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def extract_session(
 
     Args:
         zarray: an array of an Icechunk store.
-        axis: ignored; array libraries pass it to what they reduce with.
-        keepdims: likewise.
+        axis: ignored; array libraries pass it to the functions of reductions.
+        keepdims: ignored.
 
     Raises:
-        InvalidInputError: the array is of another kind of store.
+        InvalidInputError: the array is in another kind of store.
     """
     store = zarray.store
     if not isinstance(store, IcechunkStore):
@@ -49,20 +49,20 @@ def merge_sessions(*sessions: Nested) -> ForkSession:
     """Merge forks into one, so that a session needs to merge only that.
 
     Args:
-        sessions: forks, or lists of forks, nested as deep as a reduction left them. One that
-            is there several times counts once.
+        sessions: forks, or lists of forks, nested as deep as a reduction left them. Duplicates
+            count once.
 
     Returns:
         The first of them, with the changes of all.
 
     Raises:
-        InvalidInputError: none was given, or something that is no fork.
+        InvalidInputError: there is no fork, or a value that is not a fork.
         MergeConflictError: two of them changed the same thing differently; the first may have
             the changes of some.
     """
     forks = {id(fork): fork for fork in _flatten(sessions)}
     if not forks:
-        raise InvalidInputError("There are no forks to merge; give at least one.")
+        raise InvalidInputError("There are no forks to merge; pass at least one.")
     first, *others = forks.values()
     if others:
         first.merge(*others)

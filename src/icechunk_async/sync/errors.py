@@ -16,22 +16,21 @@
     ├── FormatError
     └── InternalError
 
-What the facade raises is caught by ``except`` for a class of this tree, and as well for the class
-of :mod:`icechunk_async.errors` that the engine raised. ``kind`` is an :class:`ErrorKind`.
+Each error that the facade raises is also an instance of the class of `icechunk_async.errors` that
+the engine raised, so `except` catches it by either class. Its `kind` is an `ErrorKind`.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, cast, override
 
 from icechunk_async import errors as native
-from icechunk_async.sync._display import public
-from icechunk_async.sync._error_kinds import ErrorKind
-from icechunk_async.sync._error_table import class_name_of, kind_of
+from icechunk_async.sync.official.display import public
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
 
     from icechunk_async.sync.conflicts import Conflict
 
@@ -53,9 +52,129 @@ __all__ = [
     "SnapshotNotFoundError",
     "StorageError",
     "coded",
+    "refusal",
     "translate",
     "translated",
 ]
+
+
+@public("")
+class ErrorKind(StrEnum):
+    """The codes in the `kind` of errors: those of the official package.
+
+    Codes may be added; none is changed or removed. This library raises those that fit its errors.
+    The others are here so that code which names them runs.
+    """
+
+    # a conflict with another writer
+    COMMIT_CONFLICT = "commit-conflict"
+    BRANCH_UPDATE_CONFLICT = "branch-update-conflict"
+    REBASE_FAILED = "rebase-failed"
+    CONFIG_UPDATED = "config-updated"
+    REPO_INFO_UPDATED = "repo-info-updated"
+    UPDATE_ATTEMPTS_EXHAUSTED = "update-attempts-exhausted"
+    GC_DELETES_FAILING = "gc-deletes-failing"
+    # something does not exist
+    NODE_NOT_FOUND = "node-not-found"
+    ANCESTOR_NODE_NOT_FOUND = "ancestor-node-not-found"
+    CHUNK_NOT_FOUND = "chunk-not-found"
+    KEY_NOT_FOUND = "key-not-found"
+    SNAPSHOT_NOT_FOUND = "snapshot-not-found"
+    NO_SNAPSHOT_AT_TIME = "no-snapshot-at-time"
+    REF_NOT_FOUND = "ref-not-found"
+    BRANCH_NOT_FOUND = "branch-not-found"
+    TAG_NOT_FOUND = "tag-not-found"
+    REPOSITORY_NOT_FOUND = "repository-not-found"
+    MANIFEST_INFO_NOT_FOUND = "manifest-info-not-found"
+    # the name or place is taken
+    NODE_ALREADY_EXISTS = "node-already-exists"
+    BRANCH_ALREADY_EXISTS = "branch-already-exists"
+    TAG_ALREADY_EXISTS = "tag-already-exists"
+    TAG_PREVIOUSLY_DELETED = "tag-previously-deleted"
+    MOVE_WONT_OVERWRITE = "move-wont-overwrite"
+    # nothing may be written
+    READ_ONLY_SESSION = "read-only-session"
+    READ_ONLY_STORE = "read-only-store"
+    READ_ONLY_STORAGE = "read-only-storage"
+    READ_ONLY_REPOSITORY = "read-only-repository"
+    # the call itself is wrong
+    INVALID_KEY = "invalid-key"
+    INVALID_CHUNK_INDEX = "invalid-chunk-index"
+    ZERO_LENGTH_CHUNK = "zero-length-chunk"
+    INVALID_MANIFEST_SPLIT_INDEX = "invalid-manifest-split-index"
+    INVALID_REF_TYPE = "invalid-ref-type"
+    INVALID_REF_NAME = "invalid-ref-name"
+    INVALID_SNAPSHOT_ID = "invalid-snapshot-id"
+    INVALID_PATH = "invalid-path"
+    BAD_KEY_PREFIX = "bad-key-prefix"
+    BAD_METADATA = "bad-metadata"
+    BAD_PREFIX = "bad-prefix"
+    NOT_AN_ARRAY = "not-an-array"
+    NOT_A_GROUP = "not-a-group"
+    INVALID_BYTE_RANGE = "invalid-byte-range"
+    INVALID_COMMIT_CONFIGURATION = "invalid-commit-configuration"
+    INVALID_ARRAY_METADATA = "invalid-array-metadata"
+    INVALID_FEATURE_FLAG = "invalid-feature-flag"
+    INVALID_VIRTUAL_REF = "invalid-virtual-ref"
+    INVALID_CREDENTIALS = "invalid-credentials"
+    NO_CONTAINER_FOR_VIRTUAL_CHUNK = "no-container-for-virtual-chunk"
+    UNAUTHORIZED_VIRTUAL_CHUNK_CONTAINER = "unauthorized-virtual-chunk-container"
+    EMPTY_PREFIX_CREATION = "empty-prefix-creation"
+    PARENT_DIRECTORY_NOT_CLEAN = "parent-directory-not-clean"
+    BAD_SNAPSHOT_CHAIN_FOR_DIFF = "bad-snapshot-chain-for-diff"
+    # the state of session or repository
+    COMMIT_NOT_ALLOWED = "commit-not-allowed"
+    MERGE_NOT_ALLOWED = "merge-not-allowed"
+    CANNOT_FORK_READ_ONLY_SESSION = "cannot-fork-read-only-session"
+    REARRANGE_SESSION_ONLY = "rearrange-session-only"
+    NON_REARRANGE_SESSION = "non-rearrange-session"
+    MOVE_INTO_SELF_OR_DESCENDANT = "move-into-self-or-descendant"
+    MOVE_DESTINATION_PARENT_MISSING = "move-destination-parent-missing"
+    MOVE_DESTINATION_PARENT_NOT_GROUP = "move-destination-parent-not-group"
+    NO_CHANGES_TO_COMMIT = "no-changes-to-commit"
+    NO_AMEND_FOR_INITIAL_COMMIT = "no-amend-for-initial-commit"
+    NOT_ON_BRANCH = "not-on-branch"
+    NO_SNAPSHOT = "no-snapshot"
+    CANNOT_DELETE_MAIN = "cannot-delete-main"
+    UNCOMMITTED_CHANGES = "uncommitted-changes"
+    MERGE_FAILED = "merge-failed"
+    NOT_ALLOWED = "not-allowed"
+    UNIMPLEMENTED = "unimplemented"
+    REBASE_TX_LOG_PRUNED = "rebase-tx-log-pruned"
+    FEATURE_FLAG_DISABLED = "feature-flag-disabled"
+    TAG_ERROR = "tag-error"
+    INVALID_REPOSITORY_MIGRATION = "invalid-repository-migration"
+    # the storage, or its configuration
+    OBJECT_NOT_FOUND = "object-not-found"
+    OBJECT_STORE = "object-store"
+    IO = "io"
+    STORAGE_CONFIG = "storage-config"
+    CANNOT_PARSE_URL = "cannot-parse-url"
+    BAD_REDIRECT = "bad-redirect"
+    SEMAPHORE_ACQUIRE = "semaphore-acquire"
+    THROTTLED = "throttled"
+    STORAGE_OTHER = "storage-other"
+    VIRTUAL_CHUNK_FETCH = "virtual-chunk-fetch"
+    VIRTUAL_CHUNK_MODIFIED = "virtual-chunk-modified"
+    INVALID_OBJECT_SIZE = "invalid-object-size"
+    # a file cannot be read
+    SERIALIZATION = "serialization"
+    DESERIALIZATION = "deserialization"
+    CONFIG_DESERIALIZATION = "config-deserialization"
+    INVALID_FILE_FORMAT = "invalid-file-format"
+    UNSUPPORTED_SPEC_VERSION = "unsupported-spec-version"
+    UNSUPPORTED_OPERATION_FOR_VERSION = "unsupported-operation-for-version"
+    SNAPSHOT_TIMESTAMP = "snapshot-timestamp"
+    DUPLICATE_SNAPSHOT_ID = "duplicate-snapshot-id"
+    # the engine itself
+    CONCURRENCY = "concurrency"
+    FLUSH = "flush"
+    PARTIAL_VALUES_PANIC = "partial-values-panic"
+    CONFLICTING_PATH_NOT_FOUND = "conflicting-path-not-found"
+    INCONSISTENT_MANIFESTS = "inconsistent-manifests"
+    POISON_LOCK = "poison-lock"
+    PICKLE = "pickle"
+    UNKNOWN = "unknown"
 
 
 @public("")
@@ -63,8 +182,8 @@ class IcechunkError(native.IcechunkError):
     """Base of every error that the facade raises on purpose.
 
     Attributes:
-        message: what was asked, what was found, what to do.
-        kind: a code, see :class:`ErrorKind`.
+        message: the request, the finding, and the remedy.
+        kind: a code, see `ErrorKind`.
         context: the values named in the message.
     """
 
@@ -72,7 +191,7 @@ class IcechunkError(native.IcechunkError):
     kind: str
 
     def __init__(self, message: str, kind: str | None = None) -> None:
-        """Keep the sentence for people and the code for handlers."""
+        """Keep the message for people and the code for handlers."""
         super().__init__(message)
         self.kind = kind or ErrorKind.UNKNOWN.value
 
@@ -83,14 +202,14 @@ class IcechunkError(native.IcechunkError):
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild by class and state: the class may have been made for one error of the engine."""
+        """Rebuild from both base classes: pickle finds no class that was made at run time."""
         cls = type(self)
         both = cls.__dict__.get("made_of")
         maker = (_made, both) if both else (_bare, (cls,))
         return *maker, (self.args, self.__dict__)
 
     def __setstate__(self, state: Any) -> None:
-        """Take what ``__reduce__`` kept."""
+        """Take the state that `__reduce__` kept."""
         self.args, fields = state
         self.__dict__.update(fields)
 
@@ -104,7 +223,7 @@ class ConflictError(IcechunkError):
     """The branch moved since the session began; nothing was published.
 
     Attributes:
-        expected_parent: the snapshot that the session stands on.
+        expected_parent: the snapshot that the session is based on.
         actual_parent: the branch's tip.
     """
 
@@ -118,7 +237,7 @@ class ConflictError(IcechunkError):
         message: str | None = None,
         kind: str | None = None,
     ) -> None:
-        """Say which snapshot was expected, and which was found."""
+        """Name the expected snapshot and the one that was found."""
         told = f"Failed to commit, expected parent: {expected_parent}, actual: {actual_parent}"
         super().__init__(message or told, kind or ErrorKind.COMMIT_CONFLICT.value)
         self.expected_parent = expected_parent
@@ -131,14 +250,14 @@ class RebaseFailedError(ConflictError):
 
     Attributes:
         snapshot: the newer commit.
-        conflicts: all clashes with it.
+        conflicts: all conflicts with it.
     """
 
     snapshot: str
     conflicts: list[Conflict]
 
     def __init__(self, snapshot: str, conflicts: list[Conflict]) -> None:
-        """Say with which commit there are which clashes."""
+        """Name the commit and the conflicts with it."""
         found = f"Rebase failed on snapshot {snapshot}: {len(conflicts)} conflicts found"
         super().__init__(None, None, found, ErrorKind.REBASE_FAILED.value)
         self.snapshot = snapshot
@@ -147,7 +266,7 @@ class RebaseFailedError(ConflictError):
 
 @public("")
 class NotFoundError(IcechunkError, KeyError):
-    """Something that was asked for does not exist."""
+    """A node, snapshot, branch, tag, chunk or repository does not exist."""
 
 
 @public("")
@@ -157,12 +276,12 @@ class NodeNotFoundError(NotFoundError):
 
 @public("")
 class SnapshotNotFoundError(NotFoundError):
-    """There is no snapshot with the id, or at the time."""
+    """There is no snapshot with this id, or of this time."""
 
 
 @public("")
 class RefNotFoundError(NotFoundError):
-    """There is no branch or tag of the name."""
+    """There is no branch or tag with this name."""
 
 
 @public("")
@@ -172,12 +291,12 @@ class RepositoryNotFoundError(NotFoundError):
 
 @public("")
 class AlreadyExistsError(IcechunkError):
-    """Something of the name is there already."""
+    """The name or place is taken."""
 
 
 @public("")
 class ReadOnlyError(IcechunkError):
-    """A write was asked of something that only reads."""
+    """The session, store, storage or repository only reads."""
 
 
 @public("")
@@ -187,22 +306,120 @@ class InvalidInputError(IcechunkError, ValueError):
 
 @public("")
 class SessionStateError(IcechunkError):
-    """Session or repository cannot do this in their present state."""
+    """The session or repository cannot do this in its present state."""
 
 
 @public("")
 class StorageError(IcechunkError):
-    """The storage failed, or is not configured right; often it passes."""
+    """The storage failed, which often passes, or is not configured correctly."""
 
 
 @public("")
 class FormatError(IcechunkError):
-    """What is stored cannot be read, or the format cannot express what was asked."""
+    """A file cannot be read, or the format cannot express the request."""
 
 
 @public("")
 class InternalError(IcechunkError):
-    """The engine contradicts itself."""
+    """The engine found its own state inconsistent."""
+
+
+_KINDS: Final[Mapping[type[native.IcechunkError], ErrorKind]] = {
+    native.IcechunkError: ErrorKind.UNKNOWN,
+    native.StorageError: ErrorKind.OBJECT_STORE,
+    native.ObjectNotFoundError: ErrorKind.OBJECT_NOT_FOUND,
+    native.OutcomeUnknownError: ErrorKind.STORAGE_OTHER,
+    native.ThrottledError: ErrorKind.THROTTLED,
+    native.UnreachableError: ErrorKind.IO,
+    native.StorageFullError: ErrorKind.IO,
+    native.StorageClosedError: ErrorKind.STORAGE_OTHER,
+    native.UnsafeStorageError: ErrorKind.READ_ONLY_STORAGE,
+    native.BucketNotFoundError: ErrorKind.STORAGE_CONFIG,
+    native.WrongRegionError: ErrorKind.STORAGE_CONFIG,
+    native.InvalidInputError: ErrorKind.UNKNOWN,
+    native.FormatError: ErrorKind.DESERIALIZATION,
+    native.UnsupportedSpecVersionError: ErrorKind.UNSUPPORTED_SPEC_VERSION,
+    native.UnsupportedBySpecError: ErrorKind.UNSUPPORTED_SPEC_VERSION,
+    native.InvalidURLError: ErrorKind.CANNOT_PARSE_URL,
+    native.UnknownSchemeError: ErrorKind.STORAGE_CONFIG,
+    native.MissingDriverError: ErrorKind.STORAGE_CONFIG,
+    native.InvalidObjectKeyError: ErrorKind.BAD_PREFIX,
+    native.InvalidStoreKeyError: ErrorKind.INVALID_KEY,
+    native.InvalidMetadataError: ErrorKind.BAD_METADATA,
+    native.InvalidCoordinatesError: ErrorKind.INVALID_CHUNK_INDEX,
+    native.InvalidRefNameError: ErrorKind.INVALID_REF_NAME,
+    native.NotFoundError: ErrorKind.KEY_NOT_FOUND,
+    native.RepositoryNotFoundError: ErrorKind.REPOSITORY_NOT_FOUND,
+    native.BranchNotFoundError: ErrorKind.REF_NOT_FOUND,
+    native.TagNotFoundError: ErrorKind.REF_NOT_FOUND,
+    native.SnapshotNotFoundError: ErrorKind.SNAPSHOT_NOT_FOUND,
+    native.NodeNotFoundError: ErrorKind.NODE_NOT_FOUND,
+    native.AlreadyExistsError: ErrorKind.NODE_ALREADY_EXISTS,
+    native.RepositoryExistsError: ErrorKind.PARENT_DIRECTORY_NOT_CLEAN,
+    native.BranchExistsError: ErrorKind.BRANCH_ALREADY_EXISTS,
+    native.TagExistsError: ErrorKind.TAG_ALREADY_EXISTS,
+    native.TagDeletedError: ErrorKind.TAG_PREVIOUSLY_DELETED,
+    native.ConflictError: ErrorKind.COMMIT_CONFLICT,
+    native.RebaseFailedError: ErrorKind.REBASE_FAILED,
+    native.ReadOnlyError: ErrorKind.READ_ONLY_STORE,
+    native.RepositoryReadOnlyError: ErrorKind.READ_ONLY_REPOSITORY,
+    native.SessionStateError: ErrorKind.NOT_ALLOWED,
+    native.NothingToCommitError: ErrorKind.NO_CHANGES_TO_COMMIT,
+    native.VirtualChunkError: ErrorKind.VIRTUAL_CHUNK_FETCH,
+    native.VirtualContainerError: ErrorKind.NO_CONTAINER_FOR_VIRTUAL_CHUNK,
+    native.VirtualAccessError: ErrorKind.UNAUTHORIZED_VIRTUAL_CHUNK_CONTAINER,
+    native.VirtualSourceChangedError: ErrorKind.VIRTUAL_CHUNK_MODIFIED,
+}
+
+# The class of each group of `ErrorKind`, by the first code of the group.
+_GROUPS: Final = (
+    (ErrorKind.COMMIT_CONFLICT, "ConflictError"),
+    (ErrorKind.NODE_NOT_FOUND, "NotFoundError"),
+    (ErrorKind.NODE_ALREADY_EXISTS, "AlreadyExistsError"),
+    (ErrorKind.READ_ONLY_SESSION, "ReadOnlyError"),
+    (ErrorKind.INVALID_KEY, "InvalidInputError"),
+    (ErrorKind.COMMIT_NOT_ALLOWED, "SessionStateError"),
+    (ErrorKind.OBJECT_NOT_FOUND, "StorageError"),
+    (ErrorKind.SERIALIZATION, "FormatError"),
+    (ErrorKind.CONCURRENCY, "InternalError"),
+)
+_SPECIAL: Final = {
+    ErrorKind.REBASE_FAILED: "RebaseFailedError",
+    ErrorKind.NODE_NOT_FOUND: "NodeNotFoundError",
+    ErrorKind.ANCESTOR_NODE_NOT_FOUND: "NodeNotFoundError",
+    ErrorKind.CHUNK_NOT_FOUND: "NodeNotFoundError",
+    ErrorKind.SNAPSHOT_NOT_FOUND: "SnapshotNotFoundError",
+    ErrorKind.NO_SNAPSHOT_AT_TIME: "SnapshotNotFoundError",
+    ErrorKind.REF_NOT_FOUND: "RefNotFoundError",
+    ErrorKind.BRANCH_NOT_FOUND: "RefNotFoundError",
+    ErrorKind.TAG_NOT_FOUND: "RefNotFoundError",
+    ErrorKind.REPOSITORY_NOT_FOUND: "RepositoryNotFoundError",
+    ErrorKind.UNKNOWN: "IcechunkError",
+}
+_CODES: Final = frozenset(ErrorKind)
+
+
+def _kind_of(error: native.IcechunkError) -> ErrorKind:
+    """Return the official code for an error of the engine.
+
+    An error whose class has several codes names its own (`code` in its context). For others it is
+    the code of the nearest class above.
+    """
+    named = error.context.get("code")
+    if isinstance(named, str) and named in _CODES:
+        return ErrorKind(named)
+    return next(_KINDS[cls] for cls in type(error).__mro__ if cls in _KINDS)
+
+
+def _class_name_of(kind: ErrorKind, error: native.IcechunkError) -> str:
+    """Return the name of the class of errors with this code."""
+    if kind is ErrorKind.UNKNOWN and isinstance(error, native.InvalidInputError):
+        return "InvalidInputError"  # there are more ways to be wrong than codes
+    if kind in _SPECIAL:
+        return _SPECIAL[kind]
+    order = list(ErrorKind)
+    place = order.index(kind)
+    return [name for first, name in _GROUPS if order.index(first) <= place][-1]
 
 
 @contextmanager
@@ -218,7 +435,7 @@ def translated() -> Generator[None]:
 
 @contextmanager
 def coded(code: str) -> Generator[None]:
-    """Give the engine's refusal to write with a session that only reads another official code."""
+    """Give this official code to the engine's refusal to write with a read-only session."""
     try:
         yield
     except native.RepositoryReadOnlyError:
@@ -228,22 +445,30 @@ def coded(code: str) -> Generator[None]:
         raise
 
 
-def translate(error: native.IcechunkError) -> IcechunkError:
-    """Return the facade's error for one of the engine's; an error of the facade is itself.
+def refusal(error: native.IcechunkError, kind: ErrorKind) -> IcechunkError:
+    """Return the facade's error for one of the library, with a more precise code."""
+    found = translate(error)
+    found.kind = kind.value
+    return found
 
-    It has the engine's message and context, the code that fits, and both classes.
+
+def translate(error: native.IcechunkError) -> IcechunkError:
+    """Return the facade's error for one of the engine's; errors of the facade are returned as is.
+
+    The result has the message and context of the engine's error, the official code, and is an
+    instance of both classes.
     """
     if isinstance(error, IcechunkError):
         return error
-    kind = kind_of(error)
-    found = _made(class_name_of(kind, error), type(error))
+    kind = _kind_of(error)
+    found = _made(_class_name_of(kind, error), type(error))
     native.IcechunkError.__init__(found, error.message, **error.context)
     found.kind = kind.value
     if isinstance(found, ConflictError):
         found.expected_parent = _text(error.context.get("expected_parent"))
         found.actual_parent = _text(error.context.get("actual_parent"))
     if isinstance(found, RebaseFailedError):
-        from icechunk_async.sync._mirrors import from_native  # noqa: PLC0415 - rarely needed
+        from icechunk_async.sync.official.mirrors import from_native  # noqa: PLC0415 - rarely needed
 
         found.snapshot = str(error.context.get("snapshot_id"))
         clashes = cast("tuple[object, ...]", error.context.get("conflicts") or ())
@@ -261,7 +486,7 @@ def _made(name: str, engine_class: type[native.IcechunkError]) -> IcechunkError:
 
 
 def _both(name: str, engine_class: type[native.IcechunkError]) -> type[IcechunkError]:
-    """Return a class that is one of the facade and one of the engine."""
+    """Return a class that derives from one of the facade and one of the engine."""
     known = _MADE.get((name, engine_class))
     if known is not None:
         return known

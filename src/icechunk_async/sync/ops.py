@@ -1,17 +1,17 @@
-"""What was done to a repository, in the classes of the official package."""
+"""The log of operations and reports of upkeep, in the classes of the official package."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self, override
+from typing import TYPE_CHECKING, Any, Self, override
 
 from icechunk_async._runtime.clock import from_us
 from icechunk_async.format import operations_log as native
 from icechunk_async.format.ids import SnapshotId
-from icechunk_async.sync._display import Displayed, public
-from icechunk_async.sync._mirrors import from_native, mirrors
-from icechunk_async.sync._states import RepoStatus
-from icechunk_async.sync._variants import Kinds, Variant, kinds
+from icechunk_async.sync.official.display import Displayed, public
+from icechunk_async.sync.official.mirrors import from_native, mirrors
+from icechunk_async.sync.official.states import RepoStatus
+from icechunk_async.sync.official.variants import Kinds, Variant, kinds
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -20,7 +20,7 @@ __all__ = ["GCSummary", "Update", "UpdateType"]
 
 
 class _Kind(Variant):
-    """A kind of operation; ids of the engine become texts."""
+    """A kind of operation; ids of the engine become strings."""
 
     @classmethod
     @override
@@ -34,130 +34,82 @@ mirrors(native.RepoStatus)(RepoStatus)
 
 @kinds("ops")
 class UpdateType(Kinds):
-    """What kind of operation it was, and its particulars."""
+    """The kind of an operation, with its details."""
 
-    @dataclass(frozen=True, repr=False)
-    class RepoInitialized(_Kind):
+    class RepoInitialized(_Kind, of=native.RepoInitialized):
         """The repository was created."""
 
-        native_class: ClassVar = native.RepoInitialized
-
-    @dataclass(frozen=True, repr=False)
-    class RepoMigrated(_Kind):
-        """The repository was brought to another format version."""
-
-        native_class: ClassVar = native.RepoMigrated
+    class RepoMigrated(_Kind, of=native.RepoMigrated):
+        """The repository was migrated to another format version."""
 
         from_version: int
         to_version: int
 
-    @dataclass(frozen=True, repr=False)
-    class RepoStatusChanged(_Kind):
+    class RepoStatusChanged(_Kind, of=native.RepoStatusChanged):
         """The repository was opened for changes, or closed to them."""
-
-        native_class: ClassVar = native.RepoStatusChanged
 
         status: RepoStatus
 
-    @dataclass(frozen=True, repr=False)
-    class ConfigChanged(_Kind):
+    class ConfigChanged(_Kind, of=native.ConfigChanged):
         """The stored configuration was replaced."""
 
-        native_class: ClassVar = native.ConfigChanged
-
-    @dataclass(frozen=True, repr=False)
-    class MetadataChanged(_Kind):
+    class MetadataChanged(_Kind, of=native.MetadataChanged):
         """The repository's own metadata was changed."""
 
-        native_class: ClassVar = native.MetadataChanged
-
-    @dataclass(frozen=True, repr=False)
-    class TagCreated(_Kind):
+    class TagCreated(_Kind, of=native.TagCreated):
         """A tag was created."""
 
-        native_class: ClassVar = native.TagCreated
-
         name: str
 
-    @dataclass(frozen=True, repr=False)
-    class TagDeleted(_Kind):
+    class TagDeleted(_Kind, of=native.TagDeleted):
         """A tag was deleted."""
 
-        native_class: ClassVar = native.TagDeleted
-
         name: str
         previous_snap_id: str
 
-    @dataclass(frozen=True, repr=False)
-    class BranchCreated(_Kind):
+    class BranchCreated(_Kind, of=native.BranchCreated):
         """A branch was created."""
 
-        native_class: ClassVar = native.BranchCreated
-
         name: str
 
-    @dataclass(frozen=True, repr=False)
-    class BranchDeleted(_Kind):
+    class BranchDeleted(_Kind, of=native.BranchDeleted):
         """A branch was deleted."""
 
-        native_class: ClassVar = native.BranchDeleted
-
         name: str
         previous_snap_id: str
 
-    @dataclass(frozen=True, repr=False)
-    class BranchReset(_Kind):
+    class BranchReset(_Kind, of=native.BranchReset):
         """A branch was moved to another snapshot."""
 
-        native_class: ClassVar = native.BranchReset
-
         name: str
         previous_snap_id: str
 
-    @dataclass(frozen=True, repr=False)
-    class NewCommit(_Kind):
+    class NewCommit(_Kind, of=native.NewCommit):
         """A snapshot was added to a branch."""
-
-        native_class: ClassVar = native.NewCommit
 
         branch: str
         new_snap_id: str
 
-    @dataclass(frozen=True, repr=False)
-    class CommitAmended(_Kind):
+    class CommitAmended(_Kind, of=native.CommitAmended):
         """The newest snapshot of a branch was replaced."""
-
-        native_class: ClassVar = native.CommitAmended
 
         branch: str
         previous_snap_id: str
         new_snap_id: str
 
-    @dataclass(frozen=True, repr=False)
-    class NewDetachedSnapshot(_Kind):
-        """A snapshot was added that no branch holds."""
-
-        native_class: ClassVar = native.DetachedSnapshotCreated
+    class NewDetachedSnapshot(_Kind, of=native.DetachedSnapshotCreated):
+        """A snapshot was added that is on no branch."""
 
         new_snap_id: str
 
-    @dataclass(frozen=True, repr=False)
-    class GCRan(_Kind):
-        """What nothing refers to was deleted."""
+    class GCRan(_Kind, of=native.GarbageCollectionRan):
+        """Garbage was collected."""
 
-        native_class: ClassVar = native.GarbageCollectionRan
-
-    @dataclass(frozen=True, repr=False)
-    class ExpirationRan(_Kind):
+    class ExpirationRan(_Kind, of=native.ExpirationRan):
         """Old snapshots were dropped from history."""
 
-        native_class: ClassVar = native.ExpirationRan
-
-    @dataclass(frozen=True, repr=False)
-    class FeatureFlagChanged(_Kind):
+    class FeatureFlagChanged(_Kind, of=native.FeatureFlagChanged):
         """A feature was switched on or off, or left to its default."""
-
-        native_class: ClassVar = native.FeatureFlagChanged
 
         id: int
         new_value: bool | None
@@ -195,9 +147,9 @@ class Update(Displayed):
     """One entry of the log of operations.
 
     Attributes:
-        kind: what was done.
-        updated_at: when; aware, UTC.
-        backup_path: where the repository's state before it was kept.
+        kind: the operation.
+        updated_at: the time of the operation; aware, UTC.
+        backup_path: the copy of the repository's state before it.
     """
 
     kind: AnyUpdate
@@ -221,14 +173,14 @@ class Update(Displayed):
 @public("ops")
 @dataclass(frozen=True, repr=False)
 class GCSummary(Displayed):
-    """What garbage collection deleted; after a dry run, what it would have deleted.
+    """The objects that garbage collection deleted, or in a dry run would have deleted.
 
     Attributes:
-        bytes_deleted: size of all that was deleted.
+        bytes_deleted: their total size.
         chunks_deleted: chunk objects.
         manifests_deleted: manifests.
         snapshots_deleted: snapshots.
-        attributes_deleted: files of attributes, which nobody writes.
+        attributes_deleted: files of attributes, which no engine writes.
         transaction_logs_deleted: transaction logs.
         objects_failed_to_delete: objects that could not be deleted, to be tried the next time.
         throttled_batches: 0; throttled requests are repeated until they are done or fail.

@@ -2,70 +2,121 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self, cast
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from icechunk_async.errors import VirtualContainerError
+from icechunk_async.errors import SessionStateError, VirtualContainerError
+from icechunk_async.format.operations_log import Availability
 from icechunk_async.repository import Repository as AsyncRepository
-from icechunk_async.sync._display import Displayed
-from icechunk_async.sync._states import SpecVersion
-from icechunk_async.sync.config import RepositoryConfig
-from icechunk_async.sync.conversion import (
+from icechunk_async.repository import RepoStatus as NativeStatus
+from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
+from icechunk_async.sync.bridge.pairs import awaited, blocking
+from icechunk_async.sync.bridge.portal import run
+from icechunk_async.sync.errors import ErrorKind, refusal, translated
+from icechunk_async.sync.handles.arguments import (
+    check_aware,
+    check_one,
     given_access,
     given_config,
+    given_storage,
     given_version,
-    shown_attribution,
-    shown_place,
-    shown_version,
     warn_of_none,
 )
-from icechunk_async.sync.errors import translated
-from icechunk_async.sync.handles import RepositoryHandle, Source
-from icechunk_async.sync.portal import run, run_async
-from icechunk_async.sync.repository_administration import AdministrationOperations
-from icechunk_async.sync.repository_history import HistoryOperations
-from icechunk_async.sync.repository_refs import RefOperations
-from icechunk_async.sync.repository_sessions import SessionOperations
-from icechunk_async.sync.repository_upkeep import UpkeepOperations
+from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
+from icechunk_async.sync.handles.sessions import SessionHandle
+from icechunk_async.sync.official.configuration import RepositoryConfig
+from icechunk_async.sync.official.display import Displayed
+from icechunk_async.sync.official.states import (
+    Attribution,
+    ChunkStorageStats,
+    FeatureFlag,
+    RepoAvailability,
+    RepoStatus,
+    SpecVersion,
+)
+from icechunk_async.sync.session import Session
+from icechunk_async.sync.snapshots import Diff, ManifestFileInfo, SnapshotInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine, Generator, Iterable, Iterator
+    from datetime import datetime
     from types import TracebackType
 
+    from icechunk_async.engine.history.graph import AncestryGraph
+    from icechunk_async.engine.history.protocol import FeatureFlag as NativeFlag
     from icechunk_async.engine.open import Location
-    from icechunk_async.sync._display import Rows
-    from icechunk_async.sync._states import Attribution
+    from icechunk_async.engine.upkeep.compact import CompactReport
+    from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.credentials import AnyCredential
+    from icechunk_async.sync.official.display import Rows
+    from icechunk_async.sync.ops import GCSummary, Update
     from icechunk_async.sync.storage import Storage, StorageSettings
+    from icechunk_async.sync.store import IcechunkStore
+    from icechunk_async.sync.types import CommitMethod
 
     type Access = dict[str, AnyCredential | None] | None
 
-__all__ = ["Repository"]
+__all__ = ["Repository", "upgrade_icechunk_repository"]
+
+_FACADE: Final = (str(Path(__file__).parent),)
+_MIB: Final = 1024 * 1024
 
 
-class Repository(
-    SessionOperations,
-    RefOperations,
-    HistoryOperations,
-    AdministrationOperations,
-    UpkeepOperations,
-    Displayed,
-):
+class Repository(Displayed):
     """A versioned Zarr hierarchy in a storage.
 
-    Opened by one of the class methods; wherever these take a ``storage``, they take a path, a URL
-    or an open :class:`icechunk_async.storage.Storage` as well. Methods block; what blocks is
-    awaited in the method of the same name with ``_async``, from any event loop.
+    Open one with the class methods `open`, `create` and `open_or_create`. A `storage` argument
+    can also be a path, a URL or an open `icechunk_async.storage.Storage`. Methods block; the
+    method of the same name with `_async` can be awaited on any event loop.
 
-    What it opened is closed by :meth:`close`, at the end of a ``with`` block, when nothing refers
-    to it or to what was made from it any more, or with the process. It pickles as plain data,
-    credentials included, and opens again where it is used.
+    A repository closes with `close`, at the end of a `with` block, when nothing refers to it or to
+    its sessions and stores any more, or with the process. It pickles as plain data, credentials
+    included, and opens again where it is used.
+
+    Attributes:
+        handle: the native repository behind this one, for packages that build on the facade.
     """
 
     def __init__(self, repository: RepositoryHandle) -> None:
-        """Use :meth:`create`, :meth:`open` or :meth:`open_or_create`."""
-        self._repository = repository
+        """Use `create`, `open` or `open_or_create`."""
+        self.handle = repository
 
     def _rows(self) -> Rows:
         return [("storage", self.storage), ("config", "<RepositoryConfig ...>")]
+
+    # Opening and closing
+
+    @classmethod
+    @awaited
+    def create_async(  # noqa: PLR0917 -- the official engine's order
+        cls,
+        storage: Storage | Location,
+        config: RepositoryConfig | None = None,
+        authorize_virtual_chunk_access: Access = None,
+        spec_version: SpecVersion | int | None = None,
+        check_clean_root: bool = True,  # noqa: FBT001, FBT002
+        attribution: Attribution | None = None,
+    ) -> Coroutine[Any, Any, Repository]:
+        """Create a repository and open it.
+
+        Args:
+            storage: where to create it.
+            config: the configuration, which is stored with the repository.
+            authorize_virtual_chunk_access: see `open`.
+            spec_version: the version of the format, 1 or 2; the newest if None.
+            check_clean_root: refuse a place that holds any object.
+            attribution: see `open`.
+
+        Raises:
+            AlreadyExistsError: the place holds a repository or other objects.
+            StorageError: commits could be lost there; nothing was written.
+        """
+        source = _source(storage, config, authorize_virtual_chunk_access, attribution)
+        return cls._create(source, spec_version, check_clean_root=check_clean_root)
+
+    create = classmethod(blocking(create_async))
 
     @classmethod
     async def _create(
@@ -88,45 +139,30 @@ class Repository(
         return cls(handle)
 
     @classmethod
-    def create(  # noqa: PLR0917 -- the official engine's order
+    @awaited
+    def open_async(
         cls,
         storage: Storage | Location,
         config: RepositoryConfig | None = None,
         authorize_virtual_chunk_access: Access = None,
-        spec_version: SpecVersion | int | None = None,
-        check_clean_root: bool = True,  # noqa: FBT001, FBT002
         attribution: Attribution | None = None,
-    ) -> Self:
-        """Create a repository and open it.
+    ) -> Coroutine[Any, Any, Repository]:
+        """Open a repository of any format version.
 
         Args:
-            storage: where.
-            config: configuration; stored with the repository.
-            authorize_virtual_chunk_access: see :meth:`open`.
-            spec_version: version of the format, 1 or 2; the newest if None.
-            check_clean_root: refuse a place that holds anything.
-            attribution: see :meth:`open`.
+            storage: where the repository is.
+            config: laid over the stored configuration, for this object only.
+            authorize_virtual_chunk_access: the virtual chunk containers that may be read: their
+                URL prefixes, with the credentials for each.
+            attribution: labels for the requests; this library keeps them and does not send them.
 
         Raises:
-            AlreadyExistsError: the place holds a repository, or anything at all.
-            StorageError: commits could be lost there; nothing was written.
+            RepositoryNotFoundError: there is no repository.
         """
         source = _source(storage, config, authorize_virtual_chunk_access, attribution)
-        return run(cls._create(source, spec_version, check_clean_root=check_clean_root))
+        return cls._open(source)
 
-    @classmethod
-    async def create_async(  # noqa: PLR0917
-        cls,
-        storage: Storage | Location,
-        config: RepositoryConfig | None = None,
-        authorize_virtual_chunk_access: Access = None,
-        spec_version: SpecVersion | int | None = None,
-        check_clean_root: bool = True,  # noqa: FBT001, FBT002
-        attribution: Attribution | None = None,
-    ) -> Self:
-        """Await what :meth:`create` does."""
-        source = _source(storage, config, authorize_virtual_chunk_access, attribution)
-        return await run_async(cls._create(source, spec_version, check_clean_root=check_clean_root))
+    open = classmethod(blocking(open_async))
 
     @classmethod
     async def _open(cls, source: Source) -> Self:
@@ -136,42 +172,8 @@ class Repository(
         return cls(handle)
 
     @classmethod
-    def open(
-        cls,
-        storage: Storage | Location,
-        config: RepositoryConfig | None = None,
-        authorize_virtual_chunk_access: Access = None,
-        attribution: Attribution | None = None,
-    ) -> Self:
-        """Open a repository; its format version is found out.
-
-        Args:
-            storage: where.
-            config: laid over the stored configuration, for this handle only.
-            authorize_virtual_chunk_access: containers of virtual chunks that may be read, by URL
-                prefix, with the credentials for each.
-            attribution: who asks, for the logs of the object store.
-
-        Raises:
-            RepositoryNotFoundError: there is none.
-        """
-        return run(cls._open(_source(storage, config, authorize_virtual_chunk_access, attribution)))
-
-    @classmethod
-    async def open_async(
-        cls,
-        storage: Storage | Location,
-        config: RepositoryConfig | None = None,
-        authorize_virtual_chunk_access: Access = None,
-        attribution: Attribution | None = None,
-    ) -> Self:
-        """Await what :meth:`open` does."""
-        return await run_async(
-            cls._open(_source(storage, config, authorize_virtual_chunk_access, attribution))
-        )
-
-    @classmethod
-    def open_or_create(  # noqa: PLR0917 -- the official engine's order
+    @awaited
+    def open_or_create_async(  # noqa: PLR0917 -- the official engine's order
         cls,
         storage: Storage | Location,
         config: RepositoryConfig | None = None,
@@ -179,99 +181,93 @@ class Repository(
         create_version: SpecVersion | int | None = None,
         check_clean_root: bool = True,  # noqa: FBT001, FBT002
         attribution: Attribution | None = None,
-    ) -> Self:
-        """Open the repository at a place, or create one if there is none.
+    ) -> Coroutine[Any, Any, Repository]:
+        """Open the repository, or create one if there is none.
 
-        Args and errors as :meth:`open` and :meth:`create`; ``create_version`` is the format of
-        one that is created.
+        Args and errors as for `open` and `create`; `create_version` is the format version of a
+        repository that is created.
         """
         source = _source(storage, config, authorize_virtual_chunk_access, attribution)
-        return run(
-            cls._create(source, create_version, check_clean_root=check_clean_root, or_open=True)
-        )
+        return cls._create(source, create_version, check_clean_root=check_clean_root, or_open=True)
 
-    @classmethod
-    async def open_or_create_async(  # noqa: PLR0917
-        cls,
-        storage: Storage | Location,
-        config: RepositoryConfig | None = None,
-        authorize_virtual_chunk_access: Access = None,
-        create_version: SpecVersion | int | None = None,
-        check_clean_root: bool = True,  # noqa: FBT001, FBT002
-        attribution: Attribution | None = None,
-    ) -> Self:
-        """Await what :meth:`open_or_create` does."""
-        source = _source(storage, config, authorize_virtual_chunk_access, attribution)
-        return await run_async(
-            cls._create(source, create_version, check_clean_root=check_clean_root, or_open=True)
-        )
+    open_or_create = classmethod(blocking(open_or_create_async))
 
     @staticmethod
-    def exists(
+    @awaited
+    async def exists_async(
         storage: Storage | Location, storage_settings: StorageSettings | None = None
     ) -> bool:
         """Return whether a place holds a repository.
 
         Args:
-            storage: where.
-            storage_settings: accepted; the few reads of this use the defaults.
+            storage: the place.
+            storage_settings: accepted; the default settings are used.
         """
-        return run(_version(storage)) > 0
+        return await _version(storage) > 0
+
+    exists = staticmethod(blocking(exists_async))
 
     @staticmethod
-    async def exists_async(
-        storage: Storage | Location, storage_settings: StorageSettings | None = None
-    ) -> bool:
-        """Await what :meth:`exists` answers."""
-        return await run_async(_version(storage)) > 0
-
-    @staticmethod
-    def fetch_spec_version(
+    @awaited
+    async def fetch_spec_version_async(
         storage: Storage | Location, storage_settings: StorageSettings | None = None
     ) -> SpecVersion | None:
         """Return the format version of the repository at a place; None if there is none.
 
         Args:
-            storage: where.
-            storage_settings: accepted; the few reads of this use the defaults.
+            storage: the place.
+            storage_settings: accepted; the default settings are used.
         """
-        return shown_version(run(_version(storage)))
+        version = await _version(storage)
+        return SpecVersion(version) if version else None
+
+    fetch_spec_version = staticmethod(blocking(fetch_spec_version_async))
 
     @staticmethod
-    async def fetch_spec_version_async(
-        storage: Storage | Location, storage_settings: StorageSettings | None = None
-    ) -> SpecVersion | None:
-        """Await what :meth:`fetch_spec_version` answers."""
-        return shown_version(await run_async(_version(storage)))
-
-    @staticmethod
-    def fetch_config(storage: Storage | Location) -> RepositoryConfig | None:
-        """Return the configuration that is stored with a repository; None if none is.
+    @awaited
+    async def fetch_config_async(storage: Storage | Location) -> RepositoryConfig | None:
+        """Return the configuration that is stored with a repository; None if none is stored.
 
         Raises:
             RepositoryNotFoundError: there is no repository.
         """
-        return run(_stored_config(storage))
+        location, options = await given_storage(storage).place()
+        with translated():
+            config = await AsyncRepository.fetch_config(location, storage_options=options)
+        return None if config is None else RepositoryConfig.from_native(config)
 
-    @staticmethod
-    async def fetch_config_async(storage: Storage | Location) -> RepositoryConfig | None:
-        """Await what :meth:`fetch_config` answers."""
-        return await run_async(_stored_config(storage))
+    fetch_config = staticmethod(blocking(fetch_config_async))
 
-    def save_config(self) -> None:
-        """Store the configuration in force, for everyone who opens the repository from now on.
+    @awaited
+    async def save_config_async(self) -> None:
+        """Store the configuration in force, for all who open the repository from now on.
 
         Raises:
-            ConflictError: somebody else changed it meanwhile; nothing was stored.
+            ConflictError: another writer changed it in the meantime; nothing was stored.
         """
-        self._ask(lambda it: it.save_config())
+        await self.handle.ask(lambda it: it.save_config())
 
-    async def save_config_async(self) -> None:
-        """Await what :meth:`save_config` does."""
-        await self._ask_async(lambda it: it.save_config())
+    save_config = blocking(save_config_async)
+
+    @awaited
+    def reopen_async(
+        self,
+        config: RepositoryConfig | None = None,
+        authorize_virtual_chunk_access: Access = None,
+    ) -> Coroutine[Any, Any, Self]:
+        """Open the same repository once more.
+
+        Args:
+            config: laid over the configuration in force here.
+            authorize_virtual_chunk_access: replaces the access authorised here; None keeps it.
+        """
+        warn_of_none(authorize_virtual_chunk_access)
+        return self._reopen(config, authorize_virtual_chunk_access)
+
+    reopen = blocking(reopen_async)
 
     async def _reopen(self, config: RepositoryConfig | None, access: Access) -> Self:
-        native, source = await self._repository.repository(), self._repository.source
+        native, source = await self.handle.repository(), self.handle.source
         source = source.changed(config, access)
         while True:
             handle = RepositoryHandle(source)
@@ -283,67 +279,44 @@ class Repository(
             else:
                 return type(self)(handle)
 
-    def reopen(
-        self,
-        config: RepositoryConfig | None = None,
-        authorize_virtual_chunk_access: Access = None,
-    ) -> Self:
-        """Open another handle on the same repository.
-
-        Args:
-            config: laid over the configuration in force here.
-            authorize_virtual_chunk_access: in place of what is authorised here; None keeps it.
-        """
-        warn_of_none(authorize_virtual_chunk_access, stacklevel=3)
-        return run(self._reopen(config, authorize_virtual_chunk_access))
-
-    async def reopen_async(
-        self,
-        config: RepositoryConfig | None = None,
-        authorize_virtual_chunk_access: Access = None,
-    ) -> Self:
-        """Await what :meth:`reopen` does."""
-        warn_of_none(authorize_virtual_chunk_access, stacklevel=3)
-        return await run_async(self._reopen(config, authorize_virtual_chunk_access))
-
     def __getstate__(self) -> object:
-        """Return plain data: what was given at the opening, credentials included."""
-        return {"_repository": self._repository.source}
+        """Return the arguments of the opening as plain data, credentials included."""
+        return {"source": self.handle.source}
 
     def __setstate__(self, state: object) -> None:
-        """Be the same repository; it is opened at the first use."""
+        """Become the same repository, which opens at its first use."""
         if not isinstance(state, dict):
             raise ValueError("Invalid repository state")  # noqa: TRY004 -- the official engine's
-        self._repository = RepositoryHandle(cast("dict[str, Source]", state)["_repository"])
+        self.handle = RepositoryHandle(cast("dict[str, Source]", state)["source"])
 
     @property
     def config(self) -> RepositoryConfig:
-        """The configuration in force: defaults, stored, and given at opening, in this order."""
-        return RepositoryConfig.from_native(self._repository.now().config)
+        """The configuration in force: the defaults, the stored one and the given one merged."""
+        return RepositoryConfig.from_native(self.handle.now().config)
 
     @property
     def attribution(self) -> Attribution:
-        """Who asks, as given at the opening."""
-        return shown_attribution(self._repository.source.attribution)
+        """The labels given when the repository was opened."""
+        return self.handle.source.attribution or Attribution()
 
     @property
     def storage(self) -> Storage:
-        """Where the repository is."""
-        return self._repository.source.storage
+        """The place of the repository."""
+        return self.handle.source.storage
 
     @property
     def authorized_virtual_container_prefixes(self) -> set[str]:
-        """URL prefixes of the virtual chunk containers that this handle may read."""
-        return set(self._repository.now().authorized_virtual_prefixes)
+        """URL prefixes of the virtual chunk containers that may be read here."""
+        return set(self.handle.now().authorized_virtual_prefixes)
 
     @property
     def spec_version(self) -> SpecVersion:
-        """The format version that new files are written to."""
-        return SpecVersion(self._repository.now().spec_version)
+        """The format version of new files."""
+        return SpecVersion(self.handle.now().spec_version)
 
     def close(self) -> None:
-        """Close what was opened; sessions and stores cannot be used afterwards."""
-        self._repository.close()
+        """Close the repository; its sessions and stores cannot be used afterwards."""
+        self.handle.close()
 
     def __enter__(self) -> Self:
         """Return the repository; it closes with the block."""
@@ -355,8 +328,655 @@ class Repository(
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close what was opened."""
+        """Close the repository."""
         self.close()
+
+    # Sessions
+
+    @awaited
+    async def readonly_session_async(
+        self,
+        branch: str | None = None,
+        *,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        as_of: datetime | None = None,
+    ) -> Session:
+        """Begin a session that reads one snapshot, unchanged by later commits.
+
+        Args:
+            branch: read the tip of this branch.
+            tag: read the snapshot of this tag.
+            snapshot_id: read this snapshot.
+            as_of: with a branch: read the tip of that time, by the clocks of the writers.
+
+        Raises:
+            RefNotFoundError, SnapshotNotFoundError: there is no such branch, tag or snapshot.
+            InvalidInputError: not exactly one was named, or `as_of` without a branch.
+        """
+        if as_of is not None:
+            check_aware(as_of, "as_of")
+        check_one(branch, tag, snapshot_id)
+        session = await SessionHandle.begin(
+            self.handle,
+            lambda it: it.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of),
+        )
+        return Session(session)
+
+    readonly_session = blocking(readonly_session_async)
+
+    @awaited
+    async def writable_session_async(self, branch: str) -> Session:
+        """Begin a transaction on a branch.
+
+        Raises:
+            RefNotFoundError: there is no such branch.
+            ReadOnlyError: the repository's status forbids changes.
+        """
+        return Session(
+            await SessionHandle.begin(self.handle, lambda it: it.writable_session(branch))
+        )
+
+    writable_session = blocking(writable_session_async)
+
+    @awaited
+    async def rearrange_session_async(self, branch: str) -> Session:
+        """Begin a transaction that only moves nodes; needs format version 2.
+
+        Raises:
+            RefNotFoundError: there is no such branch.
+            ReadOnlyError: the repository's status forbids changes.
+        """
+        return Session(
+            await SessionHandle.begin(self.handle, lambda it: it.rearrange_session(branch))
+        )
+
+    rearrange_session = blocking(rearrange_session_async)
+
+    @contextmanager
+    def transaction(
+        self,
+        branch: str,
+        *,
+        message: str,
+        metadata: dict[str, Any] | None = None,
+        rebase_with: ConflictSolver | None = None,
+        rebase_tries: int = 1000,
+    ) -> Generator[IcechunkStore]:
+        """Write to a store in a `with` block, and commit at its end unless the block failed.
+
+        Args and errors as for `Session.commit`.
+        """
+        session = self.writable_session(branch)
+        yield session.store
+        session.commit(
+            message=message,
+            metadata=metadata,
+            rebase_with=rebase_with,
+            rebase_tries=rebase_tries,
+        )
+
+    # Branches and tags
+
+    @awaited
+    async def create_branch_async(self, branch: str, snapshot_id: str) -> None:
+        """Create a branch whose tip is a snapshot.
+
+        Raises:
+            AlreadyExistsError, SnapshotNotFoundError, InvalidInputError: nothing changed.
+        """
+        await self.handle.ask(lambda it: it.create_branch(branch, snapshot_id))
+
+    create_branch = blocking(create_branch_async)
+
+    @awaited
+    async def list_branches_async(self) -> set[str]:
+        """Return the names of all branches."""
+        return await self.handle.ask(lambda it: it.list_branches())
+
+    list_branches = blocking(list_branches_async)
+
+    @awaited
+    async def lookup_branch_async(self, branch: str) -> str:
+        """Return the id of the snapshot at the tip of a branch.
+
+        Raises:
+            RefNotFoundError: there is no such branch.
+        """
+        return str(await self.handle.ask(lambda it: it.lookup_branch(branch)))
+
+    lookup_branch = blocking(lookup_branch_async)
+
+    @awaited
+    async def reset_branch_async(
+        self, branch: str, snapshot_id: str, *, from_snapshot_id: str | None = None
+    ) -> None:
+        """Move a branch to another snapshot.
+
+        Args:
+            branch: the branch.
+            snapshot_id: its new tip.
+            from_snapshot_id: move the branch only if this is its present tip.
+
+        Raises:
+            RefNotFoundError, SnapshotNotFoundError: nothing changed.
+            ConflictError: the tip is not `from_snapshot_id`.
+        """
+        await self.handle.ask(
+            lambda it: it.reset_branch(branch, snapshot_id, from_snapshot_id=from_snapshot_id)
+        )
+
+    reset_branch = blocking(reset_branch_async)
+
+    @awaited
+    async def delete_branch_async(self, branch: str) -> None:
+        """Delete a branch; its snapshots stay until they are collected.
+
+        Raises:
+            RefNotFoundError: there is no such branch.
+            SessionStateError: `main` cannot be deleted.
+        """
+        if branch == "main":
+            raise refusal(
+                SessionStateError(
+                    "The branch 'main' cannot be deleted. Reset it to another snapshot instead."
+                ),
+                ErrorKind.CANNOT_DELETE_MAIN,
+            )
+        await self.handle.ask(lambda it: it.delete_branch(branch))
+
+    delete_branch = blocking(delete_branch_async)
+
+    @awaited
+    async def create_tag_async(self, tag: str, snapshot_id: str) -> None:
+        """Give a snapshot a permanent name.
+
+        Raises:
+            AlreadyExistsError: a tag has or had the name; nothing changed.
+            SnapshotNotFoundError, InvalidInputError: nothing changed.
+        """
+        await self.handle.ask(lambda it: it.create_tag(tag, snapshot_id))
+
+    create_tag = blocking(create_tag_async)
+
+    @awaited
+    async def list_tags_async(self) -> set[str]:
+        """Return the names of all tags, without deleted ones."""
+        return await self.handle.ask(lambda it: it.list_tags())
+
+    list_tags = blocking(list_tags_async)
+
+    @awaited
+    async def lookup_tag_async(self, tag: str) -> str:
+        """Return the id of the snapshot of a tag.
+
+        Raises:
+            RefNotFoundError: there is no such tag, or it was deleted.
+        """
+        return str(await self.handle.ask(lambda it: it.lookup_tag(tag)))
+
+    lookup_tag = blocking(lookup_tag_async)
+
+    @awaited
+    async def delete_tag_async(self, tag: str) -> None:
+        """Delete a tag; its name cannot be used again.
+
+        Raises:
+            RefNotFoundError: there is no such tag.
+        """
+        await self.handle.ask(lambda it: it.delete_tag(tag))
+
+    delete_tag = blocking(delete_tag_async)
+
+    # History
+
+    def ancestry(
+        self,
+        *,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> Iterator[SnapshotInfo]:
+        """Iterate over snapshots, from the one named back to the first.
+
+        Exactly one of the arguments is given.
+
+        Raises:
+            RefNotFoundError, SnapshotNotFoundError: there is no such branch, tag or snapshot.
+        """
+        return self.async_ancestry(branch=branch, tag=tag, snapshot_id=snapshot_id).begun()
+
+    def async_ancestry(
+        self,
+        *,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+    ) -> AsyncCloseableIterator[SnapshotInfo]:
+        """Iterate as `ancestry` does, in `async for` as well."""
+        check_one(branch, tag, snapshot_id)
+        return AsyncCloseableIterator(
+            self.handle.each(
+                lambda it: it.ancestry(branch=branch, tag=tag, snapshot_id=snapshot_id),
+                SnapshotInfo.from_native,
+            )
+        )
+
+    @awaited
+    async def ancestry_graph_async(
+        self,
+        *,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: str | None = None,
+        plain: bool = False,
+    ) -> AncestryGraph:
+        """Draw history: text when printed, SVG in a notebook.
+
+        Args:
+            branch: draw its ancestry; without a name, draw that of all branches.
+            tag: draw its ancestry.
+            snapshot_id: draw its ancestry.
+            plain: without colours.
+        """
+        return await self.handle.ask(
+            lambda it: it.ancestry_graph(
+                branch=branch, tag=tag, snapshot_id=snapshot_id, plain=plain
+            )
+        )
+
+    ancestry_graph = blocking(ancestry_graph_async)
+
+    def ops_log(self) -> Iterator[Update]:
+        """Iterate over the operations on the repository, newest first; needs format version 2."""
+        return self.ops_log_async().begun()
+
+    def ops_log_async(self) -> AsyncCloseableIterator[Update]:
+        """Iterate as `ops_log` does, in `async for` as well."""
+        from icechunk_async.sync.ops import Update  # noqa: PLC0415 -- rarely needed
+
+        return AsyncCloseableIterator(self.handle.each(lambda it: it.ops_log(), Update.from_native))
+
+    @awaited
+    async def lookup_snapshot_async(self, snapshot_id: str) -> SnapshotInfo:
+        """Return the time, the message and the parent of a snapshot.
+
+        Raises:
+            SnapshotNotFoundError: the repository has no such snapshot.
+        """
+        info = await self.handle.ask(lambda it: it.lookup_snapshot(snapshot_id))
+        return SnapshotInfo.from_native(info)
+
+    lookup_snapshot = blocking(lookup_snapshot_async)
+
+    @awaited
+    async def list_manifest_files_async(self, snapshot_id: str) -> list[ManifestFileInfo]:
+        """Return the manifests that a snapshot uses."""
+        found = await self.handle.ask(lambda it: it.list_manifest_files(snapshot_id))
+        return [ManifestFileInfo.from_native(info) for info in found]
+
+    list_manifest_files = blocking(list_manifest_files_async)
+
+    @awaited
+    async def diff_async(
+        self,
+        *,
+        from_branch: str | None = None,
+        from_tag: str | None = None,
+        from_snapshot_id: str | None = None,
+        to_branch: str | None = None,
+        to_tag: str | None = None,
+        to_snapshot_id: str | None = None,
+    ) -> Diff:
+        """Return the changes of the commits after one snapshot up to another.
+
+        One argument names the older snapshot, one the newer.
+
+        Raises:
+            InvalidInputError: the older is not an ancestor of the newer.
+        """
+        check_one(from_branch, from_tag, from_snapshot_id)
+        check_one(to_branch, to_tag, to_snapshot_id)
+        found = await self.handle.ask(
+            lambda it: it.diff(
+                from_branch=from_branch,
+                from_tag=from_tag,
+                from_snapshot_id=from_snapshot_id,
+                to_branch=to_branch,
+                to_tag=to_tag,
+                to_snapshot_id=to_snapshot_id,
+            )
+        )
+        return Diff.from_native(found)
+
+    diff = blocking(diff_async)
+
+    @awaited
+    async def inspect_snapshot_async(self, snapshot_id: str) -> dict[str, Any]:
+        """Return the contents of a snapshot's file, for debugging."""
+        return await self.handle.ask(lambda it: it.inspect_snapshot(snapshot_id))
+
+    inspect_snapshot = blocking(inspect_snapshot_async)
+
+    @awaited
+    async def inspect_repo_info_async(self) -> dict[str, Any]:
+        """Return the contents of the repo info object, for debugging; needs format version 2."""
+        return await self.handle.ask(lambda it: it.inspect_repo_info())
+
+    inspect_repo_info = blocking(inspect_repo_info_async)
+
+    @awaited
+    async def inspect_manifest_async(self, manifest_id: str) -> dict[str, Any]:
+        """Return the contents of a manifest without its references, for debugging."""
+        return await self.handle.ask(lambda it: it.inspect_manifest(manifest_id))
+
+    inspect_manifest = blocking(inspect_manifest_async)
+
+    @awaited
+    async def inspect_transaction_log_async(self, snapshot_id: str) -> dict[str, Any]:
+        """Return the contents of a commit's transaction log, for debugging."""
+        return await self.handle.ask(lambda it: it.inspect_transaction_log(snapshot_id))
+
+    inspect_transaction_log = blocking(inspect_transaction_log_async)
+
+    # Metadata, status and feature flags; all but the commit metadata need format version 2
+
+    def set_default_commit_metadata(self, metadata: dict[str, Any]) -> None:
+        """Give these properties to later commits; the properties of a commit take precedence."""
+        self.handle.set_default_metadata(metadata)
+
+    def default_commit_metadata(self) -> dict[str, Any]:
+        """Return the properties that all commits get."""
+        return dict(self.handle.source.default_metadata)
+
+    @awaited
+    async def get_metadata_async(self) -> dict[str, Any]:
+        """Return the metadata of the repository itself, as stored now."""
+        return await self.handle.ask(lambda it: it.get_metadata())
+
+    get_metadata = blocking(get_metadata_async)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata of the repository itself, as stored now."""
+        return self.get_metadata()
+
+    @awaited
+    async def set_metadata_async(self, metadata: dict[str, Any]) -> None:
+        """Replace the metadata of the repository itself.
+
+        Raises:
+            InvalidInputError: a value is not JSON; nothing changed.
+            ReadOnlyError: the repository's status forbids changes.
+        """
+        await self.handle.ask(lambda it: it.set_metadata(metadata))
+
+    set_metadata = blocking(set_metadata_async)
+
+    @awaited
+    async def update_metadata_async(self, metadata: dict[str, Any]) -> dict[str, Any]:
+        """Lay `metadata` over that of the repository itself, and return the result.
+
+        Raises: as `set_metadata`.
+        """
+        return await self.handle.ask(lambda it: it.update_metadata(metadata))
+
+    update_metadata = blocking(update_metadata_async)
+
+    @awaited
+    async def get_status_async(self) -> RepoStatus:
+        """Return whether the repository may be changed, since when and why, as stored now."""
+        status = await self.handle.ask(lambda it: it.get_status())
+        assert status.set_at is not None  # stored ones have it
+        return RepoStatus(
+            RepoAvailability[status.availability.name.lower()],
+            status.set_at,
+            status.limited_availability_reason,
+        )
+
+    get_status = blocking(get_status_async)
+
+    @property
+    def status(self) -> RepoStatus:
+        """Whether the repository may be changed, as stored now."""
+        return self.get_status()
+
+    @awaited
+    async def set_status_async(self, status: RepoStatus) -> None:
+        """Set whether the repository may be changed.
+
+        Writers obey from their next change on; the storage does not enforce it.
+        """
+        given = NativeStatus(
+            Availability[status.availability.name.upper()],
+            status.set_at,
+            status.limited_availability_reason,
+        )
+        await self.handle.ask(lambda it: it.set_status(given))
+
+    set_status = blocking(set_status_async)
+
+    @awaited
+    async def feature_flags_async(self) -> list[FeatureFlag]:
+        """Return all features that can be switched, and whether each is on."""
+        return _flags(await self.handle.ask(lambda it: it.feature_flags()))
+
+    feature_flags = blocking(feature_flags_async)
+
+    @awaited
+    async def enabled_feature_flags_async(self) -> list[FeatureFlag]:
+        """Return the features that are on."""
+        return _flags(await self.handle.ask(lambda it: it.enabled_feature_flags()))
+
+    enabled_feature_flags = blocking(enabled_feature_flags_async)
+
+    @awaited
+    async def disabled_feature_flags_async(self) -> list[FeatureFlag]:
+        """Return the features that are off."""
+        return _flags(await self.handle.ask(lambda it: it.disabled_feature_flags()))
+
+    disabled_feature_flags = blocking(disabled_feature_flags_async)
+
+    @awaited
+    async def set_feature_flag_async(self, name: str, setting: bool | None) -> None:  # noqa: FBT001
+        """Switch a feature on or off; None restores its default.
+
+        Raises:
+            InvalidInputError: there is no such feature.
+        """
+        await self.handle.ask(lambda it: it.set_feature_flag(name, setting))
+
+    set_feature_flag = blocking(set_feature_flag_async)
+
+    # Upkeep; arguments that are only accepted limit something that this library limits itself
+
+    @awaited
+    async def expire_snapshots_async(
+        self,
+        older_than: datetime,
+        *,
+        delete_expired_branches: bool = False,
+        delete_expired_tags: bool = False,
+    ) -> set[str]:
+        """Remove older snapshots from the history of all branches and tags.
+
+        The first snapshot and those that a branch or tag points to stay. `garbage_collect` deletes
+        the files.
+
+        Args:
+            older_than: remove snapshots written before this aware time.
+            delete_expired_branches: delete branches whose tip is older, except `main`.
+            delete_expired_tags: delete tags whose snapshot is older.
+
+        Returns: the ids of the removed snapshots.
+        """
+        check_aware(older_than, "older_than")
+        found = await self.handle.ask(
+            lambda it: it.expire_snapshots(
+                older_than,
+                delete_expired_branches=delete_expired_branches,
+                delete_expired_tags=delete_expired_tags,
+            )
+        )
+        return set(map(str, found))
+
+    expire_snapshots = blocking(expire_snapshots_async)
+
+    @awaited
+    async def rewrite_manifests_async(
+        self,
+        message: str,
+        *,
+        branch: str,
+        metadata: dict[str, Any] | None = None,
+        commit_method: CommitMethod = "new_commit",
+    ) -> str:
+        """Rewrite the manifests of a branch's tip, split as the configuration now says.
+
+        Returns: the id of the new snapshot, which replaces the tip if `commit_method` is
+            `"amend"`.
+        """
+        return str(
+            await self.handle.ask(
+                lambda it: it.rewrite_manifests(
+                    message, branch=branch, metadata=metadata, commit_method=commit_method
+                )
+            )
+        )
+
+    rewrite_manifests = blocking(rewrite_manifests_async)
+
+    @awaited
+    async def compact_async(
+        self,
+        branch: str,
+        *,
+        min_live_share: float = 0.5,
+        message: str = "Compact chunk objects",
+        metadata: dict[str, Any] | None = None,
+        dry_run: bool = False,
+    ) -> CompactReport:
+        """Rewrite the chunks of objects that a branch's tip uses little of, and commit.
+
+        An addition to the official names, for repositories whose small chunks share objects; see
+        `icechunk_async.Repository.compact`.
+
+        Args:
+            branch: the branch whose tip is read.
+            min_live_share: a share of an object's bytes; objects of which less is used are left.
+            message: the message of the commit.
+            metadata: the properties of the commit.
+            dry_run: write nothing, only report.
+        """
+        return await self.handle.ask(
+            lambda it: it.compact(
+                branch,
+                min_live_share=min_live_share,
+                message=message,
+                metadata=metadata,
+                dry_run=dry_run,
+            )
+        )
+
+    compact = blocking(compact_async)
+
+    @awaited
+    async def garbage_collect_async(
+        self,
+        delete_object_older_than: datetime,
+        *,
+        dry_run: bool = False,
+        max_snapshots_in_memory: int = 50,
+        max_compressed_manifest_mem_bytes: int = 512 * _MIB,
+        max_decoded_manifest_mem_bytes: int = 4096 * _MIB,
+        max_concurrent_manifest_fetches: int = 500,
+        max_concurrent_deletes: int = 10,
+        max_consecutive_delete_failures: int = 50,
+        max_concurrent_listings: int | None = None,
+    ) -> GCSummary:
+        """Delete the files that no branch and no tag needs.
+
+        Args:
+            delete_object_older_than: keep newer files. This aware time must lie before the
+                beginning of all sessions that are not committed yet.
+            dry_run: only count.
+            max_snapshots_in_memory: the number of snapshots read at a time.
+            max_compressed_manifest_mem_bytes: the bytes of manifests read at a time.
+            max_decoded_manifest_mem_bytes: accepted.
+            max_concurrent_manifest_fetches: the number of manifests read at a time.
+            max_concurrent_deletes: accepted.
+            max_consecutive_delete_failures: accepted.
+            max_concurrent_listings: accepted.
+        """
+        from icechunk_async.sync.ops import GCSummary  # noqa: PLC0415 -- rarely needed
+
+        check_aware(delete_object_older_than, "delete_object_older_than")
+        report = await self.handle.ask(
+            lambda it: it.garbage_collect(
+                delete_object_older_than,
+                dry_run=dry_run,
+                max_snapshots_in_memory=max_snapshots_in_memory,
+                max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,
+                max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
+            )
+        )
+        return GCSummary.from_native(report)
+
+    garbage_collect = blocking(garbage_collect_async)
+
+    @awaited
+    async def chunk_storage_stats_async(
+        self,
+        *,
+        max_snapshots_in_memory: int = 50,
+        max_compressed_manifest_mem_bytes: int = 512 * _MIB,
+        max_decoded_manifest_mem_bytes: int = 4096 * _MIB,
+        max_concurrent_manifest_fetches: int = 500,
+    ) -> ChunkStorageStats:
+        """Return the total size of the chunks of all snapshots, each chunk counted once.
+
+        Args:
+            max_snapshots_in_memory: the number of snapshots read at a time.
+            max_compressed_manifest_mem_bytes: the bytes of manifests read at a time.
+            max_decoded_manifest_mem_bytes: accepted.
+            max_concurrent_manifest_fetches: the number of manifests read at a time.
+        """
+        stats = await self.handle.ask(
+            lambda it: it.chunk_storage_stats(
+                max_snapshots_in_memory=max_snapshots_in_memory,
+                max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,
+                max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
+            )
+        )
+        return ChunkStorageStats.from_native(stats)
+
+    chunk_storage_stats = blocking(chunk_storage_stats_async)
+
+    @awaited
+    def total_chunks_storage_async(
+        self,
+        *,
+        max_snapshots_in_memory: int = 50,
+        max_compressed_manifest_mem_bytes: int = 512 * _MIB,
+        max_decoded_manifest_mem_bytes: int = 4096 * _MIB,
+        max_concurrent_manifest_fetches: int = 500,
+    ) -> Coroutine[Any, Any, int]:
+        """Return the bytes of native chunks. Deprecated: use `chunk_storage_stats`."""
+        warnings.warn(
+            "total_chunks_storage counts native chunks only and will be removed. Use "
+            "chunk_storage_stats(...).native_bytes, which also knows the bytes of inline and "
+            "virtual chunks.",
+            DeprecationWarning,
+            skip_file_prefixes=_FACADE,
+        )
+        stats = self.chunk_storage_stats_async(
+            max_snapshots_in_memory=max_snapshots_in_memory,
+            max_compressed_manifest_mem_bytes=max_compressed_manifest_mem_bytes,
+            max_concurrent_manifest_fetches=max_concurrent_manifest_fetches,
+        )
+        return _native_bytes(stats)
+
+    total_chunks_storage = blocking(total_chunks_storage_async)
 
 
 def _source(
@@ -366,17 +986,74 @@ def _source(
     attribution: Attribution | None,
 ) -> Source:
     warn_of_none(access)
-    return Source(shown_place(storage), config, access, attribution)
+    return Source(given_storage(storage), config, access, attribution)
 
 
 async def _version(storage: Storage | Location) -> int:
-    location, options = await shown_place(storage).place()
+    location, options = await given_storage(storage).place()
     with translated():
         return await AsyncRepository.fetch_spec_version(location, storage_options=options)
 
 
-async def _stored_config(storage: Storage | Location) -> RepositoryConfig | None:
-    location, options = await shown_place(storage).place()
+async def _native_bytes(stats: Coroutine[Any, Any, ChunkStorageStats]) -> int:
+    return (await stats).native_bytes
+
+
+def _flags(flags: Iterable[NativeFlag]) -> list[FeatureFlag]:
+    return [FeatureFlag(it.id, it.name, it.default_enabled, it.setting, it.enabled) for it in flags]
+
+
+def upgrade_icechunk_repository(
+    repo: Repository,
+    *,
+    dry_run: bool,
+    delete_unused_v1_files: bool = True,
+    prefetch_concurrency: int | None = None,
+) -> Repository:
+    """Migrate a repository of format version 1 to version 2, in place.
+
+    Nobody should write to it in the meantime: a write is noticed, and the migration is undone. An
+    interrupted migration is finished, or undone, by calling this again.
+
+    Args:
+        repo: the repository. Unless `dry_run`, it cannot be used afterwards.
+        dry_run: change nothing, after reading all that the migration needs.
+        delete_unused_v1_files: delete the files that only version 1 reads.
+        prefetch_concurrency: accepted; this library limits its requests itself.
+
+    Returns: the repository, opened again.
+
+    Raises:
+        SessionStateError: it has version 2 already.
+        ConflictError: another writer wrote in the meantime; the migration was undone.
+    """
+    handle = repo.handle
+    run(_upgrade(handle, dry_run=dry_run, delete_unused=delete_unused_v1_files))
+    if not dry_run:
+        handle.close(
+            "This repository has been invalidated by upgrade_icechunk_repository(). "
+            "Use the new Repository object returned by that function instead."
+        )
+    return Repository.open(
+        handle.source.storage,
+        handle.source.config,
+        dict(handle.source.authorized or {}),
+        handle.source.attribution,
+    )
+
+
+async def _upgrade(handle: RepositoryHandle, *, dry_run: bool, delete_unused: bool) -> None:
+    from icechunk_async.upkeep import upgrade  # noqa: PLC0415 -- rarely needed
+
     with translated():
-        config = await AsyncRepository.fetch_config(location, storage_options=options)
-    return None if config is None else RepositoryConfig.from_native(config)
+        location, options = await handle.source.storage.place()
+        report = await upgrade(location, dry_run=True, storage_options=options)
+        if report.already_migrated:
+            raise refusal(
+                SessionStateError(
+                    "The repository is of format version 2 already: there is nothing to migrate."
+                ),
+                ErrorKind.INVALID_REPOSITORY_MIGRATION,
+            )
+        if not dry_run:
+            await upgrade(location, delete_unused_v1_files=delete_unused, storage_options=options)

@@ -4,38 +4,44 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from icechunk_async.sync._display import Displayed
-from icechunk_async.sync._mirrors import to_native
-from icechunk_async.sync._states import SessionMode
-from icechunk_async.sync.config import RepositoryConfig
+from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
+from icechunk_async.sync.bridge.pairs import awaited, blocking
+from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.errors import coded, translated
-from icechunk_async.sync.portal import run, run_async
-from icechunk_async.sync.session_nodes import NodeOperations
+from icechunk_async.sync.official.configuration import RepositoryConfig
+from icechunk_async.sync.official.display import Displayed
+from icechunk_async.sync.official.mirrors import to_native
+from icechunk_async.sync.official.states import ChunkType, SessionMode
 from icechunk_async.sync.snapshots import Diff
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
     from icechunk_async.session import AnySession as AsyncSession
-    from icechunk_async.sync._display import Rows
     from icechunk_async.sync.conflicts import ConflictSolver
-    from icechunk_async.sync.session_handles import SessionHandle
+    from icechunk_async.sync.handles.sessions import SessionHandle
+    from icechunk_async.sync.official.display import Rows
     from icechunk_async.sync.store import IcechunkStore
+
+    type Reindexing = Callable[[Iterable[int]], Iterable[int] | None]
 
 __all__ = ["ForkSession", "Session", "SessionMode"]
 
 
-class Session(NodeOperations, Displayed):
+class Session(Displayed):
     """A snapshot to read, and for a writable session one transaction on a branch.
 
-    Made by ``Repository.readonly_session``, ``writable_session`` and ``rearrange_session``. What
-    blocks here is awaited in the method of the same name with ``_async``. Only sessions that only
-    read can be pickled; see :meth:`fork` for the others.
+    Made by `Repository.readonly_session`, `writable_session` and `rearrange_session`. Methods
+    block; the method of the same name with `_async` can be awaited on any event loop. Only
+    read-only sessions pickle; see `fork` for writable ones.
+
+    Attributes:
+        handle: the native session behind this one, for packages that build on the facade.
     """
 
     def __init__(self, session: SessionHandle) -> None:
         """Use the methods of a repository."""
-        self._session = session
+        self.handle = session
 
     def _rows(self) -> Rows:
         rows: list[tuple[str, object]] = [
@@ -49,11 +55,11 @@ class Session(NodeOperations, Displayed):
 
     def __eq__(self, value: object) -> bool:
         """Return whether both are the same session; two of one snapshot are not."""
-        return isinstance(value, Session) and self._session is value._session
+        return isinstance(value, Session) and self.handle is value.handle
 
     def __hash__(self) -> int:
         """Agree with equality."""
-        return hash(id(self._session))
+        return hash(id(self.handle))
 
     def __getstate__(self) -> object:
         """Return plain data.
@@ -61,82 +67,109 @@ class Session(NodeOperations, Displayed):
         Raises:
             ValueError: the session can write, and a copy of it could not commit.
         """
-        return {"_session": self._session}
+        return {"handle": self.handle}
 
     def __setstate__(self, state: object) -> None:
-        """Stand on the same snapshot; it is opened at the first use."""
+        """Become a session of the same snapshot, which opens at its first use."""
         if not isinstance(state, dict):
             raise ValueError("Invalid state")  # noqa: TRY004 -- the official engine's
-        self._session = state["_session"]
+        self.handle = state["handle"]
 
     @property
     def read_only(self) -> bool:
-        """Whether the session only reads; so it does once it was committed."""
-        return self._session.read_only
+        """Whether the session only reads, as all do after their commit."""
+        return self.handle.read_only
 
     @property
     def mode(self) -> SessionMode:
-        """What the session may do."""
-        return SessionMode[self._session.mode]
+        """Whether the session reads, writes or moves nodes."""
+        return SessionMode[self.handle.mode]
 
     @property
     def snapshot_id(self) -> str:
-        """The snapshot that the session stands on."""
-        return self._session.snapshot_id
+        """The snapshot that the session is based on."""
+        return self.handle.snapshot_id
 
     @property
     def branch(self) -> str | None:
-        """The branch that the session commits to; None if it only reads."""
-        return self._session.branch
+        """The branch that the session commits to; None for a read-only session."""
+        return self.handle.branch
 
     @property
     def has_uncommitted_changes(self) -> bool:
         """Whether a commit would change anything."""
-        return self._session.has_uncommitted_changes
+        return self.handle.has_uncommitted_changes
 
     @property
     def config(self) -> RepositoryConfig:
         """The configuration of the repository."""
-        return RepositoryConfig.from_native(self._session.repository.now().config)
+        return RepositoryConfig.from_native(self.handle.repository.now().config)
 
     @property
     def store(self) -> IcechunkStore:
-        """A Zarr store of the session's hierarchy, for ``zarr`` and ``xarray``."""
+        """A Zarr store of the session's hierarchy, for `zarr` and `xarray`."""
         from icechunk_async.sync.store import IcechunkStore  # noqa: PLC0415 -- zarr loads slowly
 
-        return IcechunkStore(self._session)
+        return IcechunkStore(self.handle)
 
     def status(self) -> Diff:
-        """Return what the session changed so far."""
+        """Return the changes of the session so far."""
         with translated():
-            return Diff.from_native(self._session.now().status())
+            return Diff.from_native(self.handle.now().status())
 
     def discard_changes(self) -> None:
-        """Forget every change of the session.
+        """Drop all changes of the session.
 
         Raises:
             ReadOnlyError: the session cannot change anything, or is being committed.
         """
         with translated(), coded("read-only-session"):
-            self._session.now().discard_changes()
+            self.handle.now().discard_changes()
+
+    # Publishing
 
     async def _publish[T](self, question: Callable[[AsyncSession], Awaitable[T]]) -> T:
-        """Ask what only a session that may commit can answer."""
+        """Ask for something that only a session that may commit can do."""
 
         async def asked(session: AsyncSession) -> T:
             with coded("commit-not-allowed"):
                 return await question(session)
 
-        return await self._session.ask(asked)
+        return await self.handle.ask(asked)
 
-    async def _commit(
+    @awaited
+    async def commit_async(
         self,
         message: str,
-        metadata: dict[str, Any] | None,
-        rebase_with: ConflictSolver | None,
-        rebase_tries: int,
-        allow_empty: bool,  # noqa: FBT001
+        metadata: dict[str, Any] | None = None,
+        *,
+        rebase_with: ConflictSolver | None = None,
+        rebase_tries: int = 1000,
+        allow_empty: bool = False,
     ) -> str:
+        """Publish the session's changes as a new snapshot on its branch, all at once.
+
+        Afterwards the session only reads, based on the new snapshot.
+
+        Args:
+            message: a description of the changes, for people.
+            metadata: properties of the snapshot, JSON values by name; laid over the
+                repository's default commit metadata.
+            rebase_with: if another writer committed first, replay the changes on top and try
+                again, with this solver for conflicts. Without a solver the commit fails.
+            rebase_tries: the largest number of such attempts.
+            allow_empty: make a snapshot even if nothing changed.
+
+        Returns: the id of the new snapshot.
+
+        Raises:
+            ConflictError: another writer committed first; nothing was published, no change lost.
+            RebaseFailedError: the solver did not settle a conflict; nothing was published.
+            SessionStateError: nothing changed, or the session only reads.
+
+        An interrupt or a deadline may come after the commit was published. Commit the same
+        session again to find out.
+        """
         solver = to_native(rebase_with)
         return str(
             await self._publish(
@@ -150,83 +183,9 @@ class Session(NodeOperations, Displayed):
             )
         )
 
-    def commit(
-        self,
-        message: str,
-        metadata: dict[str, Any] | None = None,
-        *,
-        rebase_with: ConflictSolver | None = None,
-        rebase_tries: int = 1000,
-        allow_empty: bool = False,
-    ) -> str:
-        """Publish the session's changes as a new snapshot on its branch, all at once.
+    commit = blocking(commit_async)
 
-        Afterwards the session only reads and stands on the new snapshot.
-
-        Args:
-            message: says what was done, for people.
-            metadata: properties of the snapshot, JSON values by name; laid over the
-                repository's default commit metadata.
-            rebase_with: where another writer was first, replay the changes on top and try
-                again, letting this solver decide conflicts. Without it such a race is lost.
-            rebase_tries: how often at most.
-            allow_empty: make a snapshot even if nothing changed.
-
-        Returns: the id of the new snapshot.
-
-        Raises:
-            ConflictError: another writer was first; nothing was published, no change is lost.
-            RebaseFailedError: the solver did not settle a conflict; likewise.
-            SessionStateError: nothing changed, or the session only reads.
-
-        An interrupt or a deadline may come after the commit was published: commit the same
-        session again to find out.
-        """
-        return run(self._commit(message, metadata, rebase_with, rebase_tries, allow_empty))
-
-    async def commit_async(
-        self,
-        message: str,
-        metadata: dict[str, Any] | None = None,
-        *,
-        rebase_with: ConflictSolver | None = None,
-        rebase_tries: int = 1000,
-        allow_empty: bool = False,
-    ) -> str:
-        """Await what :meth:`commit` does."""
-        return await run_async(
-            self._commit(message, metadata, rebase_with, rebase_tries, allow_empty)
-        )
-
-    async def _amend(
-        self,
-        message: str,
-        metadata: dict[str, Any] | None,
-        allow_empty: bool,  # noqa: FBT001
-    ) -> str:
-        return str(
-            await self._publish(
-                lambda session: session.amend(message, metadata, allow_empty=allow_empty)
-            )
-        )
-
-    def amend(
-        self,
-        message: str,
-        *,
-        metadata: dict[str, Any] | None = None,
-        allow_empty: bool = False,
-    ) -> str:
-        """Replace the tip of the branch by a snapshot with the session's changes on top of it.
-
-        Message and properties are replaced, not joined. Needs format version 2.
-
-        Raises:
-            SessionStateError: the tip is the first snapshot, or moved nodes.
-            ConflictError: as :meth:`commit`.
-        """
-        return run(self._amend(message, metadata, allow_empty))
-
+    @awaited
     async def amend_async(
         self,
         message: str,
@@ -234,67 +193,151 @@ class Session(NodeOperations, Displayed):
         metadata: dict[str, Any] | None = None,
         allow_empty: bool = False,
     ) -> str:
-        """Await what :meth:`amend` does."""
-        return await run_async(self._amend(message, metadata, allow_empty))
+        """Replace the tip of the branch by a snapshot that adds the session's changes to it.
 
-    async def _flush(self, message: str, metadata: dict[str, Any] | None) -> str:
-        return str(await self._session.ask(lambda session: session.flush(message, metadata)))
+        Message and properties replace those of the tip. Needs format version 2.
 
-    def flush(self, message: str, *, metadata: dict[str, Any] | None = None) -> str:
-        """Make a snapshot of the session's changes that no branch holds.
+        Raises:
+            SessionStateError: the tip is the first snapshot, or moved nodes.
+            ConflictError: as `commit`.
+        """
+        return str(
+            await self._publish(
+                lambda session: session.amend(message, metadata, allow_empty=allow_empty)
+            )
+        )
+
+    amend = blocking(amend_async)
+
+    @awaited
+    async def flush_async(self, message: str, *, metadata: dict[str, Any] | None = None) -> str:
+        """Make a snapshot of the session's changes that is on no branch.
 
         It can be read by its id, and a branch or tag can be set to it. Afterwards the session
-        only reads and stands on it.
+        only reads, based on this snapshot.
         """
-        return run(self._flush(message, metadata))
+        return str(await self.handle.ask(lambda session: session.flush(message, metadata)))
 
-    async def flush_async(self, message: str, *, metadata: dict[str, Any] | None = None) -> str:
-        """Await what :meth:`flush` does."""
-        return await run_async(self._flush(message, metadata))
+    flush = blocking(flush_async)
 
-    def rebase(self, solver: ConflictSolver) -> None:
+    @awaited
+    async def rebase_async(self, solver: ConflictSolver) -> None:
         """Replay the session's changes on top of the newer commits of its branch.
 
         Raises:
-            RebaseFailedError: a conflict that the solver did not settle. The session stands on
-                the last commit that did not clash, with its changes.
+            RebaseFailedError: the solver did not settle a conflict. The session is now based on
+                the last commit without conflicts, and keeps its changes.
         """
         given = to_native(solver)
-        run(self._publish(lambda session: session.rebase(given)))
+        await self._publish(lambda session: session.rebase(given))
 
-    async def rebase_async(self, solver: ConflictSolver) -> None:
-        """Await what :meth:`rebase` does."""
-        given = to_native(solver)
-        await run_async(self._publish(lambda session: session.rebase(given)))
+    rebase = blocking(rebase_async)
 
-    async def _merge(self, others: tuple[ForkSession, ...]) -> None:
-        forks = [other._session.fork for other in others]  # noqa: SLF001 -- a class of this module
-        await self._session.ask(lambda session: session.merge(*forks))
-
-    def merge(self, *others: ForkSession) -> None:
-        """Take in the changes of forks of this session.
+    @awaited
+    async def merge_async(self, *others: ForkSession) -> None:
+        """Add the changes of forks of this session.
 
         Raises:
             SessionStateError: one was not forked from here.
             ConflictError: two changed the same; nothing was merged.
         """
-        run(self._merge(others))
+        forks = [other.handle.fork for other in others]
+        await self.handle.ask(lambda session: session.merge(*forks))
 
-    async def merge_async(self, *others: ForkSession) -> None:
-        """Await what :meth:`merge` does."""
-        await run_async(self._merge(others))
-
-    async def _fork(self) -> SessionHandle:
-        return self._session.nested(await self._session.ask(lambda session: session.fork()))
+    merge = blocking(merge_async)
 
     def fork(self) -> ForkSession:
-        """Return a child that can be pickled and written to elsewhere; see :meth:`merge`.
+        """Return a fork, which can be pickled and written to in other processes; see `merge`.
 
         Raises:
-            SessionStateError: the session only reads: pickle it as it is.
+            SessionStateError: the session only reads: pickle the session itself.
         """
-        return ForkSession(run(self._fork()))
+        return ForkSession(run(self.handle.forked()))
+
+    # Nodes and chunks
+
+    @awaited
+    async def move_async(self, from_path: str, to_path: str) -> None:
+        """Move a node with all nodes below it; in a session of `Repository.rearrange_session`.
+
+        Nothing is copied or overwritten: the new path must be free, and its parent a group.
+
+        Raises:
+            SessionStateError: the session is of another kind, or the new path is not allowed.
+            NotFoundError: there is no such node.
+            AlreadyExistsError: there is a node at the new path.
+        """
+        await self.handle.ask(lambda session: session.move(from_path, to_path))
+
+    move = blocking(move_async)
+
+    @awaited
+    async def get_node_id_async(self, path: str) -> str:
+        """Return the id of a node, which stays the same when it moves.
+
+        Raises:
+            NodeNotFoundError: there is no such node.
+        """
+        return str(await self.handle.ask(lambda session: session.get_node_id(path)))
+
+    get_node_id = blocking(get_node_id_async)
+
+    @awaited
+    async def all_virtual_chunk_locations_async(self) -> list[str]:
+        """Return the location of each virtual chunk; locations may repeat."""
+        return list(await self.handle.ask(lambda it: it.all_virtual_chunk_locations()))
+
+    all_virtual_chunk_locations = blocking(all_virtual_chunk_locations_async)
+
+    def reindex_array(
+        self, array_path: str, forward: Reindexing, backward: Reindexing | None = None
+    ) -> None:
+        """Give new coordinates to all chunks of an array, without copying any.
+
+        Args:
+            array_path: the array; its chunk grid must be regular.
+            forward: returns the new coordinates of a chunk, or None to drop it.
+            backward: the inverse: returns the old coordinates, or None where there are none.
+
+        Both functions run on the portal's thread, and must make no blocking call of the facade.
+        """
+        run(self.handle.ask(lambda it: it.reindex_array(array_path, forward, backward)))
+
+    def shift_array(self, array_path: str, chunk_offset: Iterable[int]) -> None:
+        """Move all chunks of an array by a number of chunks along each axis.
+
+        Chunks that leave the grid are dropped; the places that become free hold the fill value.
+        """
+        offset = tuple(chunk_offset)
+        run(self.handle.ask(lambda session: session.shift_array(array_path, offset)))
+
+    async def chunk_coordinates(
+        self, array_path: str, batch_size: int = 1000
+    ) -> AsyncIterator[tuple[int, ...]]:
+        """Iterate over the coordinates of the chunks that exist."""
+        batches = AsyncCloseableIterator(
+            self.handle.each(lambda it: it.chunk_coordinates(array_path, batch_size=batch_size)),
+            parts=batch_size,
+        )
+        async for batch in batches:
+            for row in batch.tolist():
+                yield tuple(row)
+
+    @awaited
+    async def chunk_type_async(
+        self, array_path: str, chunk_coordinates: Sequence[int]
+    ) -> ChunkType:
+        """Return where a chunk is kept, if it exists.
+
+        Raises:
+            NodeNotFoundError: there is no such array.
+        """
+        coords = tuple(chunk_coordinates)
+        kind = await self.handle.ask(lambda session: session.chunk_type(array_path, coords))
+        return ChunkType(int(kind))
+
+    chunk_type = blocking(chunk_type_async)
 
 
 class ForkSession(Session):
-    """A child of a writable session: it pickles, and is merged back instead of committed."""
+    """A fork of a writable session: it pickles, and is merged back instead of committed."""

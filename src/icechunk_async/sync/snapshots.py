@@ -1,4 +1,4 @@
-"""Snapshots, and what changed between them, in the classes of the official package."""
+"""Snapshots and the changes between them, in the classes of the official package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Any, Final, Self, cast, override
 
 from icechunk_async.engine.history.graph import AncestryGraph
-from icechunk_async.sync._display import Displayed, public
+from icechunk_async.sync.official.display import Displayed, public
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,8 +27,8 @@ class SnapshotInfo(Displayed):
     Attributes:
         id: its id.
         parent_id: the snapshot before it; None for the first.
-        written_at: when it was made, by its writer's clock; aware, UTC.
-        message: why it was made.
+        written_at: the time of the commit, by the clock of the writer; aware, UTC.
+        message: the message of the commit.
         metadata: the commit's properties.
     """
 
@@ -59,9 +59,9 @@ class SnapshotInfo(Displayed):
 @public("snapshots")
 @dataclass(frozen=True, repr=False)
 class Diff(Displayed):
-    """Paths of nodes that were touched, and the chunks that were.
+    """The nodes and chunks that commits changed.
 
-    Between two snapshots this is the union of what each commit touched, not the net change.
+    Between two snapshots it is the union of the changes of each commit, not the net change.
 
     Attributes:
         new_groups: groups that were created.
@@ -84,7 +84,7 @@ class Diff(Displayed):
     moved_nodes: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
     def is_empty(self) -> bool:
-        """Return whether nothing was touched."""
+        """Return whether nothing changed."""
         return self == Diff()
 
     @override
@@ -118,7 +118,7 @@ class Diff(Displayed):
 
     @classmethod
     def from_native(cls, value: NativeDiff) -> Self:
-        """Return the counterpart of the engine's. Cost: one list for each chunk."""
+        """Return the counterpart of the engine's. Cost: a list for each chunk."""
         return cls(
             set(value.new_groups),
             set(value.new_arrays),
@@ -135,7 +135,7 @@ _SHOWN: Final = 20
 
 
 def _few(lines: Iterable[str]) -> list[str]:
-    """Return the first lines, and how many there are more."""
+    """Return the first lines, and the number of the others."""
     every = list(lines)
     more = [f"... and {len(every) - _SHOWN} more"] if len(every) > _SHOWN else []
     return every[:_SHOWN] + more

@@ -1,47 +1,97 @@
 """The Zarr store of the facade, with the official engine's names.
 
-Zarr calls it from an event loop of its own; what it awaits runs there, on connections of that
-loop, and nothing crosses threads for a chunk.
+Zarr calls the store from its own event loop. What the store awaits runs on that loop, over
+connections of that loop, so that no chunk crosses threads.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+import functools
+from typing import TYPE_CHECKING, Any, Concatenate, Literal
 
+import numpy as np
 from zarr.abc.store import Store
 from zarr.core.buffer import Buffer
 from zarr.core.sync import SyncMixin
 
-from icechunk_async.errors import IcechunkError, SessionStateError
-from icechunk_async.sync import deadlines
-from icechunk_async.sync._display import Displayed
-from icechunk_async.sync.errors import ErrorKind, translate, translated
-from icechunk_async.sync.iterators import AsyncCloseableIterator
-from icechunk_async.sync.portal import run
-from icechunk_async.sync.refusals import refusal
+from icechunk_async.errors import (
+    IcechunkError,
+    ReadOnlyError,
+    SessionStateError,
+    VirtualContainerError,
+)
+from icechunk_async.sync.bridge import deadlines
+from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
+from icechunk_async.sync.bridge.portal import run, run_async
+from icechunk_async.sync.errors import ErrorKind, refusal, translate, translated
+from icechunk_async.sync.official.display import Displayed
 from icechunk_async.sync.session import ForkSession, Session
-from icechunk_async.sync.store_virtual import VirtualWrites
+from icechunk_async.zarr.keys import ChunkKey, parse_key
+from icechunk_async.zarr.store import IcechunkStore as AsyncStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Callable,
+        Coroutine,
+        Iterable,
+        Sequence,
+    )
+    from datetime import datetime
 
     from zarr.abc.store import ByteRequest
     from zarr.core.buffer import BufferPrototype
     from zarr.core.common import BytesLike
 
-    from icechunk_async.sync._display import Rows
-    from icechunk_async.sync.session_handles import SessionHandle
+    from icechunk_async.session import AnySession as AsyncSession
+    from icechunk_async.sync.handles.sessions import SessionHandle
+    from icechunk_async.sync.official.display import Rows
+    from icechunk_async.sync.virtual import VirtualChunkSpec
+
+    # Within the class, `list` is a method.
+    type Strings = list[str]
+    type Specs = list[VirtualChunkSpec]
+    type Indices = list[tuple[int, ...]]
+    type Integers = np.ndarray[Any, np.dtype[np.uint64]]
+    type Batch = tuple[
+        np.ndarray[tuple[int, int], np.dtype[np.uint32]],
+        np.ndarray[tuple[int], np.dtype[np.uint8]],
+        list[str],
+        np.ndarray[tuple[int], np.dtype[np.uint64]],
+        np.ndarray[tuple[int], np.dtype[np.uint64]],
+        dict[int, bytes],
+    ]
 
 __all__ = ["IcechunkStore"]
 
-type _Page = list[str]
+
+def _when_open[**P, T](
+    method: Callable[Concatenate[IcechunkStore, P], T],
+) -> Callable[Concatenate[IcechunkStore, P], Coroutine[Any, Any, T]]:
+    """Return the `_async` twin of a method that waits only if the session is not open yet."""
+
+    @functools.wraps(method)
+    async def twin(self: IcechunkStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        await self._native()  # pyright: ignore[reportPrivateUsage]
+        return method(self, *args, **kwargs)
+
+    twin.__name__, twin.__qualname__ = f"{method.__name__}_async", f"{method.__qualname__}_async"
+    return twin
 
 
-class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
-    """The hierarchy of one session, for ``zarr`` and ``xarray``. See ``Session.store``.
+class IcechunkStore(Displayed, Store, SyncMixin):
+    """The hierarchy of one session, for `zarr` and `xarray`; see `Session.store`.
 
-    Stores of sessions that only read, and of forks, pickle; others refuse, with advice.
+    Stores of read-only sessions and of forks pickle; others raise, with advice.
+
+    Attributes:
+        handle: the native session behind the store, for packages that build on the facade.
     """
+
+    _known: tuple[AsyncSession, AsyncStore] | None = None
+    _reads_here = False
+    """Whether chunks are read on the caller's loop; the first ones are not."""
 
     def __init__(
         self,
@@ -50,26 +100,26 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Use ``Session.store``."""
+        """Use `Session.store`."""
         super().__init__(read_only=store.read_only if read_only is None else read_only)
-        self._store = store
+        self.handle = store
         self._is_open = True
 
     def _rows(self) -> Rows:
         rows: list[tuple[str, object]] = [
             ("read_only", self.read_only),
-            ("snapshot_id", self._store.snapshot_id),
-            ("branch", self._store.branch),
+            ("snapshot_id", self.handle.snapshot_id),
+            ("branch", self.handle.branch),
         ]
         return rows
 
     def __eq__(self, value: object) -> bool:
-        """Return whether both look at the same session."""
-        return isinstance(value, IcechunkStore) and self._store is value._store
+        """Return whether both are stores of the same session."""
+        return isinstance(value, IcechunkStore) and self.handle is value.handle
 
     def __hash__(self) -> int:
         """Agree with equality."""
-        return hash(id(self._store))
+        return hash(id(self.handle))
 
     def __getstate__(self) -> object:
         """Return plain data.
@@ -77,57 +127,125 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
         Raises:
             ValueError: the session can write, and a copy of it could not commit.
         """
-        return {"_store": self._store, "_read_only": self._read_only}
+        return {"handle": self.handle, "_read_only": self._read_only}
 
     def __setstate__(self, state: Any) -> None:
-        """Look at the same snapshot, or at a copy of the fork; opened at the first use."""
-        IcechunkStore.__init__(self, state["_store"], state["_read_only"])
+        """Become a store of the same snapshot or fork, which opens at its first use."""
+        IcechunkStore.__init__(self, state["handle"], state["_read_only"])
 
     def with_read_only(self, read_only: bool = False) -> Store:  # noqa: FBT001, FBT002
         """Return another store on the same session."""
-        store = IcechunkStore(self._store, read_only)
+        store = IcechunkStore(self.handle, read_only)
         store._is_open = False
         return store
 
     @property
     def read_only(self) -> bool:
-        """Whether writes are refused; so they are once the session was committed."""
-        return self._read_only or self._store.read_only
+        """Whether writes are refused, as they are after the commit of the session."""
+        return self._read_only or self.handle.read_only
 
     @property
     def session(self) -> Session:
-        """The session that the store looks at."""
-        return ForkSession(self._store) if self._store.is_fork else Session(self._store)
+        """The session of the store."""
+        return ForkSession(self.handle) if self.handle.is_fork else Session(self.handle)
 
     @property
     def supports_writes(self) -> bool:
-        """Yes; a read-only store refuses each."""
+        """Always true; a read-only store refuses each write."""
         return True
 
     @property
     def supports_deletes(self) -> bool:
-        """Yes."""
+        """Always true."""
         return True
 
     @property
     def supports_listing(self) -> bool:
-        """Yes."""
+        """Always true."""
         return True
 
     @property
     def supports_partial_writes(self) -> Literal[False]:
-        """No."""
+        """Always false."""
         return False
 
     @property
     def supports_consolidated_metadata(self) -> bool:
-        """No: a snapshot holds all metadata, so there is nothing to consolidate."""
+        """Always false: a snapshot holds all metadata, so there is nothing to consolidate."""
         return False
+
+    # The native store
+
+    @property
+    def _ready(self) -> AsyncStore | None:
+        """The native store, if the session is open."""
+        session = self.handle.ready
+        if session is None:
+            return None
+        known = self._known
+        if known is None or known[0] is not session:
+            known = self._known = (session, AsyncStore(session, read_only=self._read_only))
+        return known[1]
+
+    async def _native(self) -> AsyncStore:
+        """Return the native store; can be awaited on any loop."""
+        if self._ready is None:
+            await run_async(self.handle.session())
+        ready = self._ready
+        assert ready is not None
+        return ready
+
+    def _now(self) -> AsyncStore:
+        """Return the native store; blocks if the session must be opened first."""
+        return self._ready or run(self._native())
+
+    def _writable(self, store: AsyncStore) -> AsyncStore:
+        """Return the native store if it can be written through.
+
+        Raises:
+            ReadOnlyError: nothing was written.
+        """
+        if store.read_only:
+            raise refusal(
+                ReadOnlyError(
+                    "This store is read-only, or its session is. Write through a "
+                    "store of Repository.writable_session()."
+                ),
+                ErrorKind.READ_ONLY_STORE,
+            )
+        return store
+
+    async def _guarded[T](self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work` under the deadline in force, with the facade's errors."""
+        try:
+            return await (deadlines.bounded(work) if deadlines.is_set() else work)
+        except IcechunkError as error:
+            raise translate(error) from error
+
+    async def _first(
+        self, store: AsyncStore, key: str, prototype: BufferPrototype, part: ByteRequest | None
+    ) -> Buffer | None:
+        """Read over the connection that opened the repository: the caller's loop has none yet.
+
+        A new connection takes a round trip, with TLS two or more; a hop between threads takes a
+        fraction of a millisecond. Reads that begin before the first one has ended go the same way,
+        so that all share one request for the manifest.
+        """
+        if not isinstance(parse_key(key), ChunkKey):  # documents need no request
+            return await store.get(key, prototype, part)
+        if store._supports_sync_io:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+            found = await store.get(key, prototype, part)
+        else:
+            found = await run_async(store.get(key, prototype, part))
+        self._reads_here = True
+        return found
+
+    # Zarr's asynchronous interface
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Return a document or a chunk, or a part of it; None if there is none.
+        """Return a metadata document or a chunk, or a part of it; None if it does not exist.
 
         Raises:
             InvalidInputError: the key cannot exist.
@@ -153,7 +271,7 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
         return await self._guarded(store.get_partial_values(prototype, key_ranges))
 
     async def exists(self, key: str) -> bool:
-        """Return whether there is a document or a chunk."""
+        """Return whether a metadata document or a chunk exists."""
         store = self._ready or await self._native()
         if deadlines.is_set():
             return await self._guarded(store.exists(key))
@@ -171,7 +289,7 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
         """Return the size of a value in bytes, without reading it.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such value.
         """
         store = self._ready or await self._native()
         return await self._guarded(store.getsize(key))
@@ -182,7 +300,7 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
         return await self._guarded(store.getsize_prefix(prefix))
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Write a document or a chunk; it becomes visible to others with the commit.
+        """Write a metadata document or a chunk; others see it after the commit.
 
         Raises:
             ReadOnlyError: the store or the session only reads.
@@ -199,14 +317,14 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
         await self._guarded(store.set(key, value))
 
     async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        """Write a value unless there is one; of racing writers of this session one wins."""
+        """Write a value unless it exists; of racing writers of this session one wins."""
         store = self._writable(self._ready or await self._native())
         await self._guarded(store.set_if_not_exists(key, value))
 
     async def set_partial_values(
         self, key_start_values: Iterable[tuple[str, int, BytesLike]]
     ) -> None:
-        """Refuse: a chunk is written as a whole.
+        """Raise an error: chunks are only written whole.
 
         Raises:
             SessionStateError: always.
@@ -214,18 +332,18 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
         raise refusal(
             SessionStateError(
                 f"set_partial_values was given {len(list(key_start_values))} parts, and chunks are "
-                "only written as a whole: use set()."
+                "only written whole: use set()."
             ),
             ErrorKind.UNIMPLEMENTED,
         )
 
     async def delete(self, key: str) -> None:
-        """Delete a chunk, or with its document a node and all below it."""
+        """Delete a chunk; or a metadata document, and with it the node and all below it."""
         store = self._writable(self._ready or await self._native())
         await self._guarded(store.delete(key))
 
     async def delete_dir(self, prefix: str) -> None:
-        """Delete all nodes at and below a path, or a part of an array's chunks."""
+        """Delete all nodes at and below a path, or some of an array's chunks."""
         store = self._writable(self._ready or await self._native())
         await self._guarded(store.delete_dir(prefix))
 
@@ -250,12 +368,12 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
         """Iterate over the names directly below a path."""
         return AsyncCloseableIterator[str].of_pages(self._page_of_names(prefix))
 
-    async def _pages(self, prefix: str) -> AsyncIterator[_Page]:
+    async def _pages(self, prefix: str) -> AsyncIterator[Strings]:
         with translated():
             async for page in (await self._native())._list_pages(prefix):  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
                 yield page
 
-    async def _page_of_names(self, prefix: str) -> AsyncIterator[_Page]:
+    async def _page_of_names(self, prefix: str) -> AsyncIterator[Strings]:
         with translated():
             yield await (await self._native())._list_names(prefix)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
@@ -296,3 +414,188 @@ class IcechunkStore(VirtualWrites, Displayed, Store, SyncMixin):
                 max_coalesced_bytes=max_coalesced_bytes,
             ):
                 yield batch
+
+    # Zarr's synchronous interface, on the calling thread
+
+    @property
+    def _supports_sync_io(self) -> bool:
+        """Whether Zarr may use the synchronous methods."""
+        store = self._now()
+        return store._supports_sync_io  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    def get_sync(
+        self,
+        key: str,
+        *,
+        prototype: BufferPrototype | None = None,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        """Return a value as `get` does."""
+        store = self._ready or self._now()
+        try:  # as translated() does, but faster
+            return store.get_sync(key, prototype=prototype, byte_range=byte_range)
+        except IcechunkError as error:
+            raise translate(error) from error
+
+    def set_sync(self, key: str, value: Buffer) -> None:
+        """Write a value as `set` does."""
+        with translated():
+            self._writable(self._now()).set_sync(key, value)
+
+    def delete_sync(self, key: str) -> None:
+        """Delete as `delete` does."""
+        with translated():
+            self._writable(self._now()).delete_sync(key)
+
+    # Virtual references; these methods wait for no storage
+
+    def set_virtual_ref(
+        self,
+        key: str,
+        location: str,
+        *,
+        offset: int,
+        length: int,
+        checksum: str | datetime | None = None,
+        validate_container: bool = True,
+    ) -> None:
+        """Make a chunk refer to bytes `[offset, offset + length)` of another object.
+
+        Args:
+            key: the chunk, such as `temperature/c/0/0`.
+            location: absolute URL of the object, or `vcc://container-name/path`.
+            offset: first byte.
+            length: bytes.
+            checksum: ETag of the object, or a time after which it was not modified; reading fails
+                after it changed.
+            validate_container: refuse a location that no container covers.
+
+        Raises:
+            InvalidInputError: no container does, or key or location is invalid; nothing was
+                stored.
+            NodeNotFoundError: there is no such array.
+        """
+        with translated():
+            self._writable(self._now()).set_virtual_ref(
+                key,
+                location,
+                offset=offset,
+                length=length,
+                checksum=checksum,
+                validate_container=validate_container,
+            )
+
+    set_virtual_ref_async = _when_open(set_virtual_ref)
+
+    def set_virtual_refs(
+        self,
+        array_path: str,
+        chunks: Specs,
+        *,
+        validate_containers: bool = True,
+    ) -> Indices | None:
+        """Set many virtual chunks of one array.
+
+        Returns: the indices of the chunks that were left out because no container covers their
+            location; None if all were set.
+
+        Raises:
+            InvalidInputError: a chunk is invalid; nothing was stored.
+        """
+        with translated():
+            store = self._writable(self._now())
+            refused = _uncovered(store, [it.location for it in chunks], validate_containers)
+            kept: Any = [it for it in chunks if it.location not in refused]
+            store.set_virtual_refs(array_path, kept, validate_containers=False)
+        return [tuple(it.index) for it in chunks if it.location in refused] or None
+
+    set_virtual_refs_async = _when_open(set_virtual_refs)
+
+    def set_virtual_refs_arr(
+        self,
+        array_path: str,
+        chunk_grid_shape: tuple[int, ...],
+        locations: Strings,
+        offsets: Integers,
+        lengths: Integers,
+        *,
+        validate_containers: bool = True,
+        arr_offset: tuple[int, ...] | None = None,
+        checksum: datetime | str | None = None,
+    ) -> Indices | None:
+        """Set a box of virtual chunks of one array from columns.
+
+        Args:
+            array_path: the array.
+            chunk_grid_shape: chunks of the box along each axis.
+            locations: URL of each chunk, row-major; empty ones are left out.
+            offsets: first byte of each chunk.
+            lengths: bytes of each chunk.
+            validate_containers: leave out locations that no container covers.
+            arr_offset: chunk coordinates at which the box begins; the origin if None.
+            checksum: one for all, as for `set_virtual_ref`.
+
+        Returns: as `set_virtual_refs`.
+        """
+
+        def put(store: AsyncStore, kept: Strings, *, validate: bool) -> None:
+            store.set_virtual_refs_arr(
+                array_path,
+                tuple(chunk_grid_shape),
+                kept,
+                offsets,
+                lengths,
+                validate_containers=validate,
+                arr_offset=arr_offset,
+                checksum=checksum,
+            )
+
+        with translated():
+            store = self._writable(self._now())
+            try:
+                put(store, locations, validate=validate_containers)
+            except VirtualContainerError:  # nothing was stored
+                refused = _uncovered(store, locations, validate_containers)
+                kept = ["" if it in refused else it for it in locations]
+                put(store, kept, validate=False)
+            else:
+                return None
+        where = np.flatnonzero([it in refused for it in locations])
+        first = np.array(arr_offset or (0,) * len(chunk_grid_shape), np.int64)
+        rows = np.stack(np.unravel_index(where, chunk_grid_shape), axis=1) + first
+        return [tuple(row) for row in rows.tolist()]
+
+    set_virtual_refs_arr_async = _when_open(set_virtual_refs_arr)
+
+    def array_chunk_iterator(
+        self, array_path: str, batch_size: int = 100_000
+    ) -> AsyncCloseableIterator[Batch]:
+        """Iterate over the chunks of an array that exist, in columns.
+
+        Each batch is a tuple of coordinates `(n, rank)`, kinds (see `ChunkType`), ids or URLs,
+        first bytes, lengths, and the bytes of inline chunks by row.
+        """
+        return AsyncCloseableIterator(self._batches(array_path, batch_size), parts=batch_size)
+
+    async def _batches(self, array_path: str, batch_size: int) -> AsyncIterator[Batch]:
+        with translated():
+            session = await self.handle.session()
+            async for it in session.array_chunk_iterator(array_path, batch_size):
+                inlined = {row: bytes(data) for row, data in it.inlined.items()}
+                yield it.coords, it.kinds, it.path_list(), it.offsets, it.lengths, inlined
+
+
+def _uncovered(store: AsyncStore, locations: Sequence[str], validate: bool) -> set[str]:  # noqa: FBT001
+    """Return the distinct locations that no container covers.
+
+    Raises:
+        InvalidInputError: one is not a valid location.
+    """
+    refused: set[str] = set()
+    known = store.session.workspace.virtual.locations
+    for location in set(locations) - {""}:
+        try:
+            known.normalize(location, validate_container=validate)
+        except VirtualContainerError:
+            refused.add(location)
+    return refused

@@ -1,4 +1,4 @@
-"""Types that have no class of their own."""
+"""Types without a class."""
 
 from typing import Literal
 

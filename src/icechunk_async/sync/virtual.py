@@ -1,12 +1,12 @@
-"""Virtual chunks: containers that they may live in, and references to them."""
+"""Virtual chunks: their containers, and references to them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from icechunk_async.sync._display import public
-from icechunk_async.sync.config._stores import VirtualChunkContainer
+from icechunk_async.sync.official.containers import VirtualChunkContainer
+from icechunk_async.sync.official.display import public
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -17,17 +17,16 @@ __all__ = ["VirtualChunkContainer", "VirtualChunkSpec"]
 @public("virtual")
 @dataclass(frozen=True)
 class VirtualChunkSpec:
-    """One virtual chunk: its place in the array, and where its bytes are.
+    """One virtual chunk: its place in the array, and the place of its bytes.
 
     Attributes:
         index: the chunk's coordinates in the grid of chunks.
-        location: URL of the object, or ``vcc://container/path``; ``?``, ``#`` and ``%`` in the
-            object's key are percent-encoded.
-        offset: where the chunk begins in the object, in bytes.
+        location: URL of the object, or `vcc://container/path`; `?`, `#` and `%` in the object's
+            key are percent-encoded.
+        offset: the first byte of the chunk in the object.
         length: bytes of the chunk.
-        etag_checksum: reading fails when the object's ETag is another.
-        last_updated_at_checksum: reading fails when the object was modified later than this; an
-            aware time.
+        etag_checksum: reading fails if the object has another ETag.
+        last_updated_at_checksum: reading fails if the object was modified after this aware time.
 
     Raises:
         TypeError: the time has no zone.
@@ -41,7 +40,7 @@ class VirtualChunkSpec:
     last_updated_at_checksum: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a time that could mean any time."""
+        """Raise an error for a time without a zone."""
         limit = self.last_updated_at_checksum
         if limit is not None and limit.tzinfo is None:
             raise TypeError(

@@ -12,7 +12,8 @@ import pytest
 import zarr
 
 from icechunk_async.storage import open_storage
-from icechunk_async.sync import Repository, RepositoryConfig, deadline, portal
+from icechunk_async.sync import Repository, RepositoryConfig, deadline
+from icechunk_async.sync.bridge import portal
 from icechunk_async.testing.latency import LatencyStorage
 from tests.helpers import memory_url
 

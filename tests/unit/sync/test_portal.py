@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from icechunk_async.sync import portal
+from icechunk_async.sync.bridge import portal
 
 
 async def _answer(value: int) -> int:
@@ -80,7 +80,7 @@ def test_an_interrupt_that_wakes_nobody_is_heard() -> None:
 
 def test_a_timeout_of_the_work_is_told_from_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Work may take longer than the caller waits at a time, and may end with a timeout itself."""
-    monkeypatch.setattr(portal, "_DEAF_SECONDS", 0.001)
+    monkeypatch.setattr(portal, "_WAIT_SECONDS", 0.001)
 
     async def late() -> None:
         await asyncio.sleep(0.02)

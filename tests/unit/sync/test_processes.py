@@ -17,7 +17,7 @@ _BEGIN = """
 import asyncio, atexit, os, pickle, signal, sys, threading, time
 import icechunk_async.sync as icechunk
 import zarr
-from icechunk_async.sync import portal
+from icechunk_async.sync.bridge import portal
 portal._EXIT_SECONDS = 100.0  # a busy machine may take some of the usual 5
 repository = icechunk.Repository.create({place!r})
 with repository.transaction("main", message="data") as store:
@@ -76,10 +76,9 @@ def test_importing_the_repository_brings_what_every_program_needs(package: str, 
     ours = {{it for it in sys.modules if it.startswith("icechunk_async")}}
     unasked = {{
         *("credentials.azure", "credentials.gcs", "credentials.s3", "credentials.web"),
-        *("repository.check", "repository.collect", "repository.compact", "repository.inspect"),
-        *("repository.migrate", "repository.rewrite_manifests", "repository.statistics"),
-        *("repository.storage_clock", "storage.probe", "sync._credential_kinds", "sync.ops"),
-        *("sync.credentials", "sync.storage._buckets", "zarr.store"),
+        *("engine.upkeep.check", "engine.upkeep.collect", "engine.upkeep.compact"),
+        *("engine.upkeep.inspect", "engine.upkeep.migrate", "engine.upkeep.rewrite"),
+        *("engine.upkeep.statistics", "storage.probe", "sync.ops", "zarr.store"),
     }}
     assert not {{f"icechunk_async.{{it}}" for it in unasked}} & ours
     assert not {{"aiobotocore", "aiohttp", "fsspec", "rich", "xarray"}} & set(sys.modules)
@@ -130,7 +129,7 @@ def test_the_interpreter_exits_in_the_middle_of_iterations(place: str) -> None:
 def test_the_interpreter_exits_while_daemon_threads_wait_for_answers(place: str) -> None:
     """Whatever they wait for is cancelled."""
     script = """
-    from icechunk_async.sync import portal
+    from icechunk_async.sync.bridge import portal
     began = threading.Event()
 
     async def forever():
@@ -155,7 +154,7 @@ def test_the_interpreter_exits_while_daemon_threads_wait_for_answers(place: str)
 def test_a_call_after_the_end_is_refused(place: str) -> None:
     """With a sentence, and without a new thread."""
     script = """
-    from icechunk_async.sync import portal
+    from icechunk_async.sync.bridge import portal
 
     def late():
         try:
@@ -183,7 +182,7 @@ def test_an_interrupt_cancels_the_call_and_the_session_goes_on(place: str) -> No
             entered.set()
             await asyncio.sleep(60)
 
-    native = session._session.now()
+    native = session.handle.now()
     publish, native._publish = native._publish, Slow()
     interrupting = threading.Thread(
         target=lambda: (entered.wait(), os.kill(os.getpid(), signal.SIGINT))
@@ -207,7 +206,7 @@ def test_an_interrupt_cancels_the_call_and_the_session_goes_on(place: str) -> No
 def test_an_interrupted_opening_leaves_nothing_open(place: str) -> None:
     """Its connections close although nobody got the repository."""
     script = """
-    from icechunk_async.sync import handles
+    from icechunk_async.sync.handles import repositories as handles
     from icechunk_async.engine.history import opening
     entered = threading.Event()
     find = opening.find

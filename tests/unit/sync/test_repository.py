@@ -23,8 +23,8 @@ from icechunk_async.sync import (
     Storage,
     in_memory_storage,
     local_filesystem_storage,
-    portal,
 )
+from icechunk_async.sync.bridge import portal
 from icechunk_async_memory import MemoryStorage
 from tests.helpers import memory_url
 

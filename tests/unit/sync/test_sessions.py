@@ -26,9 +26,9 @@ from icechunk_async.sync import (
     ReadOnlyError,
     Repository,
     SessionStateError,
-    handles,
     in_memory_storage,
 )
+from icechunk_async.sync.handles import repositories as handles
 from icechunk_async.zarr.store import IcechunkStore as AsyncStore
 from tests.helpers import memory_url
 

@@ -16,7 +16,7 @@ from icechunk_async.format.zarr_document import parse_document
 from icechunk_async.spark.ingest.plan import Template, to_units, with_shape
 from icechunk_async.spark.ingest.scan import attributes_of, chunk_shape, encode_document, grid
 from icechunk_async.spark.shared import workspace_of
-from icechunk_async.sync.portal import run
+from icechunk_async.sync.bridge.portal import run
 from icechunk_async.zarr.virtual.zarr2 import group_document
 
 if TYPE_CHECKING:

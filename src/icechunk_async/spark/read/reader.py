@@ -24,7 +24,7 @@ from icechunk_async.spark.read.table import (
     open_group,
     table_shape,
 )
-from icechunk_async.sync.portal import run
+from icechunk_async.sync.bridge.portal import run
 from icechunk_async.tables import schema_of, table_batches
 
 if TYPE_CHECKING:

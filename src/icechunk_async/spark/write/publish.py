@@ -13,7 +13,7 @@ from icechunk_async._runtime.backoff import Backoff
 from icechunk_async.engine.commit.once import Transaction
 from icechunk_async.errors import ConflictError, NothingToCommitError, RebaseFailedError
 from icechunk_async.spark.shared import SharedRepository, commit_once
-from icechunk_async.sync.portal import run
+from icechunk_async.sync.bridge.portal import run
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

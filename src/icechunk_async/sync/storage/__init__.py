@@ -1,41 +1,31 @@
-"""Where repositories are, in the classes and functions of the official package."""
+"""Storages of repositories and stores of virtual chunk containers, as in the official package.
+
+`place` has the class `Storage`, and `options` translates the official options of each kind of
+store.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from icechunk_async.sync.credentials import azure_credentials, gcs_credentials, s3_credentials
+from icechunk_async.sync.official.containers import ObjectStoreConfig
+from icechunk_async.sync.official.sections import (
+    ChecksumAlgorithm,
+    S3Options,
+    StorageConcurrencySettings,
+    StorageRetriesSettings,
+    StorageSettings,
+    StorageTimeoutSettings,
+)
+from icechunk_async.sync.official.states import ChunkType, StorageObjectInfo
+from icechunk_async.sync.storage.place import Storage
 
 if TYPE_CHECKING:
-    from icechunk_async.sync._settings import (
-        ChecksumAlgorithm,
-        S3Options,
-        StorageConcurrencySettings,
-        StorageRetriesSettings,
-        StorageSettings,
-        StorageTimeoutSettings,
-    )
-    from icechunk_async.sync._states import ChunkType, StorageObjectInfo
-    from icechunk_async.sync.config._stores import ObjectStoreConfig
-    from icechunk_async.sync.storage._buckets import (
-        azure_storage,
-        gcs_storage,
-        s3_object_store_storage,
-        s3_storage,
-    )
-    from icechunk_async.sync.storage._places import (
-        AnyObjectStoreConfig,
-        azure_store,
-        gcs_store,
-        http_storage,
-        http_store,
-        in_memory_storage,
-        local_filesystem_storage,
-        local_filesystem_store,
-        redirect_storage,
-        s3_store,
-    )
-    from icechunk_async.sync.storage._storage import Storage
-    from icechunk_async.sync.storage._vendors import hf_storage, r2_storage, tigris_storage
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from icechunk_async.sync.credentials import GcsBearerCredential, S3StaticCredentials
 
 __all__ = [
     "AnyObjectStoreConfig",
@@ -67,46 +57,539 @@ __all__ = [
     "tigris_storage",
 ]
 
-# Imported at first use: most programs know one kind of storage.
-_NAMES: Final = {
-    "_settings": (
-        "ChecksumAlgorithm",
-        "S3Options",
-        "StorageConcurrencySettings",
-        "StorageRetriesSettings",
-        "StorageSettings",
-        "StorageTimeoutSettings",
-    ),
-    "_states": ("ChunkType", "StorageObjectInfo"),
-    "config._stores": ("ObjectStoreConfig",),
-    "storage._buckets": ("azure_storage", "gcs_storage", "s3_object_store_storage", "s3_storage"),
-    "storage._places": (
-        "AnyObjectStoreConfig",
-        "azure_store",
-        "gcs_store",
-        "http_storage",
-        "http_store",
-        "in_memory_storage",
-        "local_filesystem_storage",
-        "local_filesystem_store",
-        "redirect_storage",
-        "s3_store",
-    ),
-    "storage._storage": ("Storage",),
-    "storage._vendors": ("hf_storage", "r2_storage", "tigris_storage"),
-}
-_HOMES: Final = {name: home for home, names in _NAMES.items() for name in names}
+AnyObjectStoreConfig = (
+    ObjectStoreConfig.InMemory
+    | ObjectStoreConfig.LocalFileSystem
+    | ObjectStoreConfig.S3
+    | ObjectStoreConfig.S3Compatible
+    | ObjectStoreConfig.Gcs
+    | ObjectStoreConfig.Azure
+    | ObjectStoreConfig.Tigris
+    | ObjectStoreConfig.Http
+)
 
-if not TYPE_CHECKING:  # else every misspelt name would have a type
 
-    def __getattr__(name: str) -> object:
-        """Import a public name."""
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(import_module(f"icechunk_async.sync.{_HOMES[name]}"), name)
-        globals()[name] = found
-        return found
+def in_memory_storage() -> Storage:
+    """Return a storage in the memory of this process, empty at first.
 
-    def __dir__() -> list[str]:
-        """List the public names, imported or not."""
-        return sorted({*globals(), *__all__})
+    All repositories that are opened with this value, or a pickle of it that stays in this
+    process, share its objects. The objects are dropped when nothing refers to it any more.
+    """
+    return Storage.new_in_memory()
+
+
+def local_filesystem_storage(path: str) -> Storage:
+    """Return a storage in a directory, which is made when something is written.
+
+    Unlike the official one it is safe for several writers, if the file system has hard links and
+    locks; otherwise writing is refused.
+    """
+    return Storage.new_local_filesystem(path)
+
+
+def http_storage(
+    base_url: str, opts: dict[str, str] | None = None, headers: dict[str, str] | None = None
+) -> Storage:
+    """Return a storage on a web server, to read.
+
+    Args:
+        base_url: the root of the repository.
+        opts: only `allow_http`, which is not needed.
+        headers: sent with each request, such as credentials.
+
+    Raises:
+        StorageError: it is not an HTTP URL.
+        InvalidInputError: there is no such option.
+    """
+    return Storage.new_http(base_url, opts, headers)
+
+
+def redirect_storage(base_url: str) -> Storage:
+    """Return the storage that a web server redirects to, to read without credentials.
+
+    Each opening of a repository sends a request. The server redirects (3xx) to another server, or
+    to a URL of `s3://`, `tigris://`, `r2://`, `gs://` or `http+icechunk://`; the first three may
+    have `?region=` and `?endpoint_url=`.
+
+    Raises:
+        StorageError: it is not an HTTP URL.
+    """
+    return Storage.new_redirect(base_url)
+
+
+def s3_store(  # noqa: PLR0917 - the official order
+    region: str | None = None,
+    endpoint_url: str | None = None,
+    allow_http: bool = False,  # noqa: FBT001, FBT002
+    anonymous: bool = False,  # noqa: FBT001, FBT002
+    s3_compatible: bool = False,  # noqa: FBT001, FBT002
+    force_path_style: bool = False,  # noqa: FBT001, FBT002
+    network_stream_timeout_seconds: int = 60,
+    requester_pays: bool = False,  # noqa: FBT001, FBT002
+    checksum_algorithm: ChecksumAlgorithm | None = None,
+) -> ObjectStoreConfig.S3Compatible | ObjectStoreConfig.S3:
+    """Return the store of a virtual chunk container in S3; see `S3Options`.
+
+    Args:
+        region: region of the bucket.
+        endpoint_url: service other than the provider's own.
+        allow_http: whether connections may be unencrypted.
+        anonymous: whether requests go unsigned.
+        s3_compatible: whether the service is not Amazon's.
+        force_path_style: whether the bucket is part of the path instead of the host name.
+        network_stream_timeout_seconds: longest pause within a transfer; 0 for no limit.
+        requester_pays: whether to agree to pay for requests.
+        checksum_algorithm: checksum on writes.
+    """
+    options = S3Options(
+        region=region,
+        endpoint_url=endpoint_url,
+        allow_http=allow_http,
+        anonymous=anonymous,
+        force_path_style=force_path_style,
+        network_stream_timeout_seconds=network_stream_timeout_seconds,
+        requester_pays=requester_pays,
+        checksum_algorithm=checksum_algorithm,
+    )
+    kind = ObjectStoreConfig.S3Compatible if s3_compatible else ObjectStoreConfig.S3
+    return kind(options)
+
+
+def gcs_store(opts: dict[str, str] | None = None) -> ObjectStoreConfig.Gcs:
+    """Return the store of a virtual chunk container in Google Cloud Storage."""
+    return ObjectStoreConfig.Gcs(opts)
+
+
+def azure_store(*, account: str, config: dict[str, str] | None = None) -> ObjectStoreConfig.Azure:
+    """Return the store of a virtual chunk container in a storage account of Azure."""
+    return ObjectStoreConfig.Azure({"account": account, **(config or {})})
+
+
+def http_store(
+    opts: dict[str, str] | None = None, headers: dict[str, str] | None = None
+) -> ObjectStoreConfig.Http:
+    """Return the store of a virtual chunk container on a web server."""
+    return ObjectStoreConfig.Http(opts, headers)
+
+
+def local_filesystem_store(path: str) -> ObjectStoreConfig.LocalFileSystem:
+    """Return the store of a virtual chunk container of local files."""
+    return ObjectStoreConfig.LocalFileSystem(path)
+
+
+def s3_storage(
+    *,
+    bucket: str,
+    prefix: str | None,
+    region: str | None = None,
+    endpoint_url: str | None = None,
+    allow_http: bool = False,
+    access_key_id: str | None = None,
+    secret_access_key: str | None = None,
+    session_token: str | None = None,
+    expires_after: datetime | None = None,
+    anonymous: bool | None = None,
+    from_env: bool | None = None,
+    get_credentials: Callable[[], S3StaticCredentials] | None = None,
+    scatter_initial_credentials: bool = False,
+    force_path_style: bool = False,
+    network_stream_timeout_seconds: int = 60,
+    requester_pays: bool = False,
+    checksum_algorithm: ChecksumAlgorithm | None = None,
+    legacy_rooted_keys: bool | None = None,
+    read_headers: dict[str, str] | None = None,
+    write_headers: dict[str, str] | None = None,
+    headers: dict[str, str] | None = None,
+) -> Storage:
+    """Return a storage in S3, or on a server that speaks its protocol.
+
+    Args:
+        bucket: the bucket.
+        prefix: beginning of all keys, taken literally; empty for the bucket's root, where no
+            repository can be created.
+        region: the region of the bucket.
+        endpoint_url: a server other than the provider's.
+        allow_http: accept an `endpoint_url` without encryption.
+        access_key_id: fixed keys, with `secret_access_key` and perhaps `session_token`.
+        secret_access_key: see `access_key_id`.
+        session_token: see `access_key_id`.
+        expires_after: the time when the fixed keys expire; aware.
+        anonymous: do not sign requests.
+        from_env: find credentials as AWS tools do; the default.
+        get_credentials: a plain function that returns keys, called again when they expire.
+        scatter_initial_credentials: call it now, and add the result to pickles.
+        force_path_style: put the bucket into the path of URLs instead of the host name.
+        network_stream_timeout_seconds: longest pause within a transfer; 0 for no limit.
+        requester_pays: agree to pay for the requests.
+        checksum_algorithm: sent with each body, for the server to check and keep.
+        legacy_rooted_keys: must not be True: keys that begin with a slash are not supported.
+        read_headers: sent with every request; must equal `write_headers`.
+        write_headers: see `read_headers`.
+        headers: sent with every request.
+
+    Raises:
+        ValueError: credentials of several kinds are given.
+        InvalidInputError: this library does not have the option.
+    """
+    credentials = s3_credentials(
+        access_key_id=access_key_id,
+        secret_access_key=secret_access_key,
+        session_token=session_token,
+        expires_after=expires_after,
+        anonymous=anonymous,
+        from_env=from_env,
+        get_credentials=get_credentials,
+        scatter_initial_credentials=scatter_initial_credentials,
+    )
+    options = S3Options(
+        region=region,
+        endpoint_url=endpoint_url,
+        allow_http=allow_http,
+        force_path_style=force_path_style,
+        network_stream_timeout_seconds=network_stream_timeout_seconds,
+        requester_pays=requester_pays,
+        anonymous=anonymous or False,
+        checksum_algorithm=checksum_algorithm,
+    )
+    return Storage.new_s3(
+        config=options,
+        bucket=bucket,
+        prefix=prefix,
+        credentials=credentials,
+        legacy_rooted_keys=legacy_rooted_keys,
+        read_headers=read_headers,
+        write_headers=write_headers,
+        headers=headers,
+    )
+
+
+def s3_object_store_storage(
+    *,
+    bucket: str,
+    prefix: str | None,
+    region: str | None = None,
+    endpoint_url: str | None = None,
+    allow_http: bool = False,
+    access_key_id: str | None = None,
+    secret_access_key: str | None = None,
+    session_token: str | None = None,
+    expires_after: datetime | None = None,
+    anonymous: bool | None = None,
+    from_env: bool | None = None,
+    force_path_style: bool = False,
+    read_headers: dict[str, str] | None = None,
+    write_headers: dict[str, str] | None = None,
+    headers: dict[str, str] | None = None,
+) -> Storage:
+    """Return a storage in S3. This library has one client, so it is `s3_storage`."""
+    credentials = s3_credentials(
+        access_key_id=access_key_id,
+        secret_access_key=secret_access_key,
+        session_token=session_token,
+        expires_after=expires_after,
+        anonymous=anonymous,
+        from_env=from_env,
+    )
+    options = S3Options(
+        region=region,
+        endpoint_url=endpoint_url,
+        allow_http=allow_http,
+        anonymous=anonymous or False,
+        force_path_style=force_path_style,
+    )
+    return Storage.new_s3_object_store(
+        config=options,
+        bucket=bucket,
+        prefix=prefix,
+        credentials=credentials,
+        read_headers=read_headers,
+        write_headers=write_headers,
+        headers=headers,
+    )
+
+
+def gcs_storage(
+    *,
+    bucket: str,
+    prefix: str | None,
+    service_account_file: str | None = None,
+    service_account_key: str | None = None,
+    application_credentials: str | None = None,
+    bearer_token: str | None = None,
+    anonymous: bool | None = None,
+    from_env: bool | None = None,
+    config: dict[str, str] | None = None,
+    get_credentials: Callable[[], GcsBearerCredential] | None = None,
+    scatter_initial_credentials: bool = False,
+    read_headers: dict[str, str] | None = None,
+    write_headers: dict[str, str] | None = None,
+    headers: dict[str, str] | None = None,
+) -> Storage:
+    """Return a storage in Google Cloud Storage.
+
+    Args:
+        bucket: the bucket.
+        prefix: beginning of all keys, taken literally; empty for the bucket's root, where no
+            repository can be created.
+        service_account_file: path of the key file of a service account.
+        service_account_key: the contents of such a file.
+        application_credentials: path of a file of application default credentials.
+        bearer_token: an access token.
+        anonymous: use no credentials.
+        from_env: find credentials as Google's tools do; the default.
+        config: `base_url` names another server; there is no other option.
+        get_credentials: a plain function that returns tokens, called again when they expire.
+        scatter_initial_credentials: call it now, and add the result to pickles.
+        read_headers: not supported.
+        write_headers: not supported.
+        headers: not supported.
+
+    Raises:
+        ValueError: credentials of several kinds are given.
+        InvalidInputError: this library does not have the option.
+    """
+    credentials = gcs_credentials(
+        service_account_file=service_account_file,
+        service_account_key=service_account_key,
+        application_credentials=application_credentials,
+        bearer_token=bearer_token,
+        anonymous=anonymous,
+        from_env=from_env,
+        get_credentials=get_credentials,
+        scatter_initial_credentials=scatter_initial_credentials,
+    )
+    return Storage.new_gcs(
+        bucket=bucket,
+        prefix=prefix,
+        credentials=credentials,
+        config=config,
+        read_headers=read_headers,
+        write_headers=write_headers,
+        headers=headers,
+    )
+
+
+def azure_storage(
+    *,
+    account: str,
+    container: str,
+    prefix: str,
+    access_key: str | None = None,
+    sas_token: str | None = None,
+    bearer_token: str | None = None,
+    from_env: bool | None = None,
+    anonymous: bool | None = None,
+    config: dict[str, str] | None = None,
+) -> Storage:
+    """Return a storage in Azure Blob Storage.
+
+    Args:
+        account: the storage account.
+        container: the container, which must exist.
+        prefix: beginning of all keys.
+        access_key: a key of the account.
+        sas_token: a shared access signature.
+        bearer_token: an access token.
+        from_env: use the identity in the environment; the default.
+        anonymous: use no credentials.
+        config: `endpoint` names another server, and `allow_http` accepts one without
+            encryption; there is no other option.
+
+    Raises:
+        ValueError: credentials of several kinds are given.
+        InvalidInputError: this library does not have the option.
+    """
+    credentials = azure_credentials(
+        access_key=access_key,
+        sas_token=sas_token,
+        bearer_token=bearer_token,
+        from_env=from_env,
+        anonymous=anonymous,
+    )
+    return Storage.new_azure_blob(
+        account=account,
+        container=container,
+        prefix=prefix,
+        credentials=credentials,
+        config=config,
+    )
+
+
+def tigris_storage(
+    *,
+    bucket: str,
+    prefix: str | None,
+    region: str | None = None,
+    endpoint_url: str | None = None,
+    use_weak_consistency: bool = False,
+    allow_http: bool = False,
+    access_key_id: str | None = None,
+    secret_access_key: str | None = None,
+    session_token: str | None = None,
+    expires_after: datetime | None = None,
+    anonymous: bool | None = None,
+    from_env: bool | None = None,
+    get_credentials: Callable[[], S3StaticCredentials] | None = None,
+    scatter_initial_credentials: bool = False,
+    network_stream_timeout_seconds: int = 60,
+    checksum_algorithm: ChecksumAlgorithm | None = None,
+    legacy_rooted_keys: bool | None = None,
+    read_headers: dict[str, str] | None = None,
+    write_headers: dict[str, str] | None = None,
+    headers: dict[str, str] | None = None,
+) -> Storage:
+    """Return a storage in Tigris.
+
+    Arguments and errors that are not described here are those of `s3_storage`.
+
+    Differences:
+        use_weak_consistency: read from the nearest copy, which may be old; nothing is written.
+
+    Raises:
+        StorageError: full consistency needs a region.
+    """
+    credentials = s3_credentials(
+        access_key_id=access_key_id,
+        secret_access_key=secret_access_key,
+        session_token=session_token,
+        expires_after=expires_after,
+        anonymous=anonymous,
+        from_env=from_env,
+        get_credentials=get_credentials,
+        scatter_initial_credentials=scatter_initial_credentials,
+    )
+    options = S3Options(
+        region=region,
+        endpoint_url=endpoint_url,
+        allow_http=allow_http,
+        network_stream_timeout_seconds=network_stream_timeout_seconds,
+        anonymous=anonymous or False,
+        checksum_algorithm=checksum_algorithm,
+    )
+    return Storage.new_tigris(
+        config=options,
+        bucket=bucket,
+        prefix=prefix,
+        use_weak_consistency=use_weak_consistency,
+        credentials=credentials,
+        legacy_rooted_keys=legacy_rooted_keys,
+        read_headers=read_headers,
+        write_headers=write_headers,
+        headers=headers,
+    )
+
+
+def r2_storage(
+    *,
+    bucket: str | None = None,
+    prefix: str | None = None,
+    account_id: str | None = None,
+    endpoint_url: str | None = None,
+    region: str | None = None,
+    allow_http: bool = False,
+    access_key_id: str | None = None,
+    secret_access_key: str | None = None,
+    session_token: str | None = None,
+    expires_after: datetime | None = None,
+    anonymous: bool | None = None,
+    from_env: bool | None = None,
+    get_credentials: Callable[[], S3StaticCredentials] | None = None,
+    scatter_initial_credentials: bool = False,
+    network_stream_timeout_seconds: int = 60,
+    checksum_algorithm: ChecksumAlgorithm | None = None,
+    legacy_rooted_keys: bool | None = None,
+    read_headers: dict[str, str] | None = None,
+    write_headers: dict[str, str] | None = None,
+    headers: dict[str, str] | None = None,
+) -> Storage:
+    """Return a storage in Cloudflare's R2.
+
+    Arguments and errors that are not described here are those of `s3_storage`.
+
+    Differences:
+        bucket: the bucket; if None, the first part of `prefix`.
+        account_id: the account, if `endpoint_url` does not name it.
+        endpoint_url: the account's server.
+        region: `auto` by default.
+
+    Raises:
+        StorageError: neither bucket nor prefix, or neither account nor server is given.
+    """
+    credentials = s3_credentials(
+        access_key_id=access_key_id,
+        secret_access_key=secret_access_key,
+        session_token=session_token,
+        expires_after=expires_after,
+        anonymous=anonymous,
+        from_env=from_env,
+        get_credentials=get_credentials,
+        scatter_initial_credentials=scatter_initial_credentials,
+    )
+    options = S3Options(
+        region=region,
+        endpoint_url=endpoint_url,
+        allow_http=allow_http,
+        network_stream_timeout_seconds=network_stream_timeout_seconds,
+        anonymous=anonymous or False,
+        checksum_algorithm=checksum_algorithm,
+    )
+    return Storage.new_r2(
+        config=options,
+        bucket=bucket,
+        prefix=prefix,
+        account_id=account_id,
+        credentials=credentials,
+        legacy_rooted_keys=legacy_rooted_keys,
+        read_headers=read_headers,
+        write_headers=write_headers,
+        headers=headers,
+    )
+
+
+def hf_storage(
+    *,
+    bucket: str,
+    prefix: str | None,
+    namespace: str,
+    access_key_id: str | None = None,
+    secret_access_key: str | None = None,
+    session_token: str | None = None,
+    expires_after: datetime | None = None,
+    from_env: bool | None = None,
+    get_credentials: Callable[[], S3StaticCredentials] | None = None,
+    scatter_initial_credentials: bool = False,
+    network_stream_timeout_seconds: int = 60,
+    legacy_rooted_keys: bool | None = None,
+    read_headers: dict[str, str] | None = None,
+    write_headers: dict[str, str] | None = None,
+    headers: dict[str, str] | None = None,
+) -> Storage:
+    """Return a storage in a Hugging Face storage bucket, by its S3 gateway.
+
+    Arguments and errors that are not described here are those of `s3_storage`.
+
+    Differences:
+        bucket: the bucket, without its owner.
+        namespace: the bucket's owner, a user or an organisation.
+    """
+    credentials = s3_credentials(
+        access_key_id=access_key_id,
+        secret_access_key=secret_access_key,
+        session_token=session_token,
+        expires_after=expires_after,
+        from_env=from_env,
+        get_credentials=get_credentials,
+        scatter_initial_credentials=scatter_initial_credentials,
+    )
+    options = S3Options(network_stream_timeout_seconds=network_stream_timeout_seconds)
+    return Storage.new_hf(
+        config=options,
+        bucket=bucket,
+        prefix=prefix,
+        namespace=namespace,
+        credentials=credentials,
+        legacy_rooted_keys=legacy_rooted_keys,
+        read_headers=read_headers,
+        write_headers=write_headers,
+        headers=headers,
+    )

@@ -1,0 +1,8 @@
+"""How blocking code runs asynchronous code.
+
+One event loop on a separate thread serves the whole process (`portal`). Methods that block and
+their `_async` twins come from one declaration (`pairs`). `deadlines` limits calls in time, and
+`iterators` serve both `for` and `async for`.
+
+Packages that build on the facade use `portal.run`.
+"""

@@ -1,0 +1,255 @@
+"""One event loop on a separate thread, for callers that block or run another loop.
+
+The thread starts with the first call and serves the whole process; a forked child starts another.
+`run` also works where an event loop runs, as in a notebook: it blocks that loop, as any blocking
+call does. `run_async` blocks no loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from icechunk_async.sync.bridge.deadlines import bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+__all__ = ["at_exit", "generation", "run", "run_async", "run_later"]
+
+_EXIT_SECONDS: Final = 5.0
+_WAIT_SECONDS: Final = 0.5
+
+
+class _Call[T]:
+    """One coroutine, run on the loop and waited for elsewhere."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._work = work
+        self._task: asyncio.Task[None] | None = None
+        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._task = loop.create_task(self._do())
+        self._task.add_done_callback(lambda _: self._give_up())
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:  # interrupted before the loop was told to start it
+            self._give_up()
+
+    async def _do(self) -> None:
+        try:
+            result = await bounded(self._work)
+        except BaseException as error:  # noqa: BLE001 -- even an exit is the caller's, not the loop's
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(result)
+
+    def _give_up(self) -> None:
+        """Settle the outcome of work that was cancelled before it began."""
+        if not self.outcome.done():
+            self._work.close()
+            self.outcome.set_exception(asyncio.CancelledError())
+
+
+def _wait_for[T](outcome: concurrent.futures.Future[T]) -> T:
+    """Block until there is an outcome, and return it.
+
+    A signal that arrives just before a thread begins to wait for a lock does not wake it, and
+    Ctrl-C would take effect only after the call. Hence each wait has a time limit.
+    """
+    while True:
+        try:
+            return outcome.result(_WAIT_SECONDS)
+        except TimeoutError:
+            if outcome.done():  # either the work itself timed out, or it ended just now
+                return outcome.result()
+
+
+class _Portal:
+    """The loop and its thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._last_work: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(
+            target=self._serve, name="icechunk-async-portal", daemon=True
+        )
+        self._thread.start()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def run[T](self, work: Coroutine[Any, Any, T]) -> T:
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError(
+                "A blocking call was made on the thread that has to carry it out. Await the "
+                "asynchronous method instead."
+            )
+        call = _Call(work)
+        try:
+            self._loop.call_soon_threadsafe(call.start, self._loop)
+            return _wait_for(call.outcome)
+        except BaseException:
+            # Ctrl-C, or an error of the work: it must not continue unseen.
+            if not call.outcome.done():
+                self._loop.call_soon_threadsafe(call.cancel)
+                concurrent.futures.wait([call.outcome])
+            raise
+
+    async def run_async[T](self, work: Coroutine[Any, Any, T]) -> T:
+        call = _Call(work)
+        settled = asyncio.wrap_future(call.outcome)
+        self._loop.call_soon_threadsafe(call.start, self._loop)
+        try:
+            return await asyncio.shield(settled)
+        except asyncio.CancelledError:
+            if not settled.done():
+                self._loop.call_soon_threadsafe(call.cancel)
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait([settled])
+            settled.exception()  # mark as seen
+            raise
+
+    def run_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run without waiting, from any thread; the exit of the interpreter waits for it."""
+        self._loop.call_soon_threadsafe(self._start_last_work, work)
+
+    def _start_last_work(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._last_work.add(task)
+        task.add_done_callback(self._last_work.discard)
+
+    def stop(self) -> None:
+        """End the thread: wait for closing, and cancel all other work."""
+        if self._thread.is_alive():
+            self.run(self._wind_up())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_EXIT_SECONDS)
+            if not self._thread.is_alive():
+                self._loop.close()
+
+    async def _wind_up(self) -> None:
+        if self._last_work:
+            await asyncio.wait(self._last_work, timeout=_EXIT_SECONDS)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=_EXIT_SECONDS)
+        for finish in _at_exit:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_EXIT_SECONDS):
+                    await finish()
+        await self._loop.shutdown_asyncgens()
+
+
+_at_exit: Final[list[Callable[[], Awaitable[None]]]] = []
+_portal: _Portal | None = None
+_starting = threading.Lock()
+_generation = 0
+_ended = False
+
+
+def _current() -> _Portal:
+    global _portal  # noqa: PLW0603 -- one per process, by design
+    with _starting:
+        if _ended:
+            raise RuntimeError(
+                "The interpreter is exiting, and the thread of blocking calls has "
+                "ended. Make this call before the program ends."
+            )
+        if _portal is None:
+            _portal = _Portal()
+            atexit.register(_stop)
+        return _portal
+
+
+def _stop() -> None:
+    global _portal, _ended
+    with _starting:
+        portal, _portal, _ended = _portal, None, True
+    if portal is not None:
+        portal.stop()
+
+
+def _forget_in_child() -> None:
+    """Forget the loop of the parent, whose thread does not exist here."""
+    global _portal, _starting, _generation  # noqa: PLW0603 -- one per process, by design
+    if _portal is not None:
+        atexit.unregister(_stop)
+    _portal, _starting = None, threading.Lock()
+    _generation += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def at_exit(finish: Callable[[], Awaitable[None]]) -> None:
+    """Register work for the end of the process, after all calls were cancelled."""
+    _at_exit.append(finish)
+
+
+def generation() -> int:
+    """Return the number of forks between the first process and this one.
+
+    An object opened in another generation may hold locks of threads that do not exist here.
+    """
+    return _generation
+
+
+def run[T](work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the portal's loop, block until it is done, and return its result.
+
+    Raises:
+        TimeoutError: the deadline in force passed; the work was cancelled.
+        Any error that the coroutine raises.
+
+    An interrupt (Ctrl-C) cancels the coroutine and waits until it has cleaned up; a second one
+    does not wait. Cost: a few thread switches.
+    """
+    try:
+        portal = _current()
+    except BaseException:
+        work.close()
+        raise
+    return portal.run(work)
+
+
+async def run_async[T](work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the portal's loop, and await its result on any other loop.
+
+    Raises: as `run`.
+
+    Cancellation: the coroutine is cancelled, and waited for until it has cleaned up.
+    """
+    try:
+        portal = _current()
+    except BaseException:
+        work.close()
+        raise
+    return await portal.run_async(work)
+
+
+def run_later(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine without waiting for it; for finalizers, which may run on any thread.
+
+    Nothing runs if the process has no portal.
+    """
+    portal = _portal
+    if portal is None:
+        work.close()
+    else:
+        portal.run_later(work)

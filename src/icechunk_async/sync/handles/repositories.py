@@ -1,0 +1,280 @@
+"""The handle of a native repository, shared by a repository of the facade and its sessions.
+
+A `Source`, plain data, travels between processes. An unpickled repository, session or store opens
+at its first use. All unpickled sessions and stores with equal sources share one open repository in
+a process, and the last few of these repositories stay open.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import warnings
+import weakref
+from collections import deque
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from icechunk_async._runtime.concurrency import SingleFlight
+from icechunk_async.errors import StorageClosedError, VirtualContainerError
+from icechunk_async.repository import Repository as AsyncRepository
+from icechunk_async.sync.bridge.portal import at_exit, generation, run, run_later
+from icechunk_async.sync.errors import translated
+from icechunk_async.sync.handles.arguments import described, given_access, given_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
+
+    from icechunk_async.sync.storage import Storage
+
+__all__ = ["RepositoryHandle", "Source"]
+
+_KEPT_OPEN: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The arguments that a repository was opened with, as the caller gave them."""
+
+    storage: Storage
+    config: Any = None
+    authorized: Mapping[str, Any] | None = None
+    attribution: Any = None
+    default_metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = (
+            described(self.storage),
+            self.config,
+            self.authorized,
+            self.attribution,
+            self.default_metadata,
+        )
+        return Source, values
+
+    def changed(self, config: Any, authorized: Mapping[str, Any] | None) -> Source:
+        """Return the arguments for opening it with more configuration, or other access."""
+        if config is not None and self.config is not None:
+            config = self.config.merge(config)
+        return replace(
+            self,
+            config=self.config if config is None else config,
+            authorized=self.authorized if authorized is None else authorized,
+            default_metadata={},
+        )
+
+    @asynccontextmanager
+    async def opening(self) -> AsyncGenerator[AsyncRepository]:
+        """Open the repository for the length of a block.
+
+        Warns of access to containers that the repository lacks, and opens it without.
+        """
+        location, options = await self.storage.place()
+        opening = AsyncRepository.open(
+            location,
+            storage_options=options,
+            config=given_config(self.config),
+            authorize_virtual_chunk_access=given_access(self.authorized),
+        )
+        async with AsyncExitStack() as stack:
+            try:
+                repository = await stack.enter_async_context(opening)
+            except VirtualContainerError as error:
+                again = self.without(error).opening()
+                repository = await stack.enter_async_context(again)
+            yield repository
+
+    @asynccontextmanager
+    async def creating(
+        self, *, spec_version: int, check_clean_root: bool, or_open: bool = False
+    ) -> AsyncGenerator[AsyncRepository]:
+        """Create the repository, or with `or_open` create or open it; warns as `opening` does."""
+        location, options = await self.storage.place()
+        create = AsyncRepository.open_or_create if or_open else AsyncRepository.create
+        creating = create(
+            location,
+            storage_options=options,
+            spec_version=spec_version,
+            check_clean_root=check_clean_root,
+            config=given_config(self.config),
+            authorize_virtual_chunk_access=given_access(self.authorized),
+        )
+        async with AsyncExitStack() as stack:
+            try:
+                repository = await stack.enter_async_context(creating)
+            except VirtualContainerError as error:  # the repository exists by now
+                again = self.without(error).opening()
+                repository = await stack.enter_async_context(again)
+            yield repository
+
+    def without(self, error: VirtualContainerError) -> Source:
+        """Return the source without access to the container that the error reports as missing."""
+        prefix = error.context.get("url_prefix")
+        if prefix not in (self.authorized or {}):
+            raise error
+        warnings.warn(
+            f"authorize_virtual_chunk_access names {prefix!r}, and the repository has no such "
+            "virtual chunk container. Add it to the configuration, or leave it out here.",
+            UserWarning,
+            stacklevel=2,
+        )
+        kept = {it: access for it, access in (self.authorized or {}).items() if it != prefix}
+        return replace(self, authorized=kept)
+
+
+class RepositoryHandle:
+    """A native repository, which is open or opens at its first use.
+
+    It closes with `close`, when nothing refers to the handle any more, or with the process.
+    """
+
+    def __init__(self, source: Source) -> None:
+        """Keep the source; nothing is opened yet."""
+        self.source = source
+        self._open: _Open | None = None
+        self._opening: SingleFlight[int, _Open] = SingleFlight()
+        self._closed: Exception | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _shared, (pickle.dumps(self.source),)
+
+    async def enter(self, manager: AbstractAsyncContextManager[AsyncRepository]) -> None:
+        """Open the repository with `manager`. Cancellation: it closes again."""
+        with translated():
+            opened = await _Open.enter(manager)
+        self._keep(opened)
+
+    def _keep(self, opened: _Open) -> None:
+        opened.repository.default_commit_metadata = dict(self.source.default_metadata)
+        weakref.finalize(self, opened.close_later).atexit = False  # at exit, the portal closes it
+        self._open = opened
+
+    @property
+    def ready(self) -> AsyncRepository | None:
+        """The native repository, if it is open."""
+        opened = self._open
+        if opened is None or opened.generation != generation() or self._closed is not None:
+            return None
+        return opened.repository
+
+    async def repository(self) -> AsyncRepository:
+        """Return the native repository; on the portal's loop."""
+        ready = self.ready
+        if ready is not None:
+            return ready
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)
+        opened = await self._opening.run(0, lambda: _Open.enter(self.source.opening()))
+        if self._closed is not None:  # by another thread in the meantime
+            await opened.close()
+            raise self._closed.with_traceback(None)
+        if self._open is not opened:
+            self._keep(opened)
+        return opened.repository
+
+    def now(self) -> AsyncRepository:
+        """Return the native repository; blocks if it must be opened first."""
+        return self.ready or run(self.ask(_itself))
+
+    async def ask[T](self, question: Callable[[AsyncRepository], Awaitable[T]]) -> T:
+        """Put a question to the repository; on the portal's loop. Errors are the facade's."""
+        with translated():
+            return await question(await self.repository())
+
+    async def each[T, R](
+        self, question: Callable[[AsyncRepository], AsyncIterator[T]], convert: Callable[[T], R]
+    ) -> AsyncIterator[R]:
+        """Iterate over the replies to a question; on the portal's loop."""
+        with translated():
+            async for item in question(await self.repository()):
+                yield convert(item)
+
+    def set_default_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Give these properties to all later commits."""
+        self.source = replace(self.source, default_metadata=dict(metadata))
+        if self.ready is not None:
+            self.ready.default_commit_metadata = dict(metadata)
+
+    def close(self, advice: str = "") -> None:
+        """Close the repository for good.
+
+        Args:
+            advice: the message for later uses of the handle; a general one if empty.
+        """
+        if self._closed is None:
+            self._closed = (
+                RuntimeError(advice)
+                if advice
+                else StorageClosedError("The repository was closed. Open it again.")
+            )
+        if self._open is not None:
+            run(self._open.close())
+
+
+class _Open:
+    """An open native repository, and how to close it."""
+
+    def __init__(self, repository: AsyncRepository, stack: AsyncExitStack) -> None:
+        self.repository = repository
+        self.generation = generation()
+        self._stack = stack
+        _all_open.add(self)
+
+    @classmethod
+    async def enter(cls, manager: AbstractAsyncContextManager[AsyncRepository]) -> _Open:
+        async with AsyncExitStack() as stack:
+            repository = await stack.enter_async_context(manager)
+            return cls(repository, stack.pop_all())
+
+    async def close(self) -> None:
+        if self in _all_open:
+            _all_open.discard(self)
+            await self._stack.aclose()
+
+    def close_later(self) -> None:
+        if self.generation == generation():
+            run_later(self.close())
+
+
+async def _close_all() -> None:
+    for opened in list(_all_open):
+        if opened.generation == generation():  # others are closed by the parent process
+            await opened.close()
+
+
+async def _itself(repository: AsyncRepository) -> AsyncRepository:
+    return repository
+
+
+def _shared(source: bytes) -> RepositoryHandle:
+    """Return the handle of this process for a pickled source."""
+    with _sharing:
+        handle = _handles.get(source)
+        if handle is None:
+            handle = _handles[source] = RepositoryHandle(
+                pickle.loads(source)  # noqa: S301 -- within a pickle that is being read anyway
+            )
+        if handle not in _recent:
+            _recent.append(handle)
+        return handle
+
+
+_all_open: Final[set[_Open]] = set()
+_handles: Final[weakref.WeakValueDictionary[bytes, RepositoryHandle]] = (
+    weakref.WeakValueDictionary()
+)
+_recent: Final[deque[RepositoryHandle]] = deque(maxlen=_KEPT_OPEN)
+_sharing = threading.Lock()
+at_exit(_close_all)
+
+
+def _new_lock() -> None:
+    global _sharing  # noqa: PLW0603 -- another thread may have held it when this process forked
+    _sharing = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)

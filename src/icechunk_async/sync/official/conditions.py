@@ -1,0 +1,256 @@
+"""Conditions: which manifests are preloaded, and how references are divided among manifests.
+
+Regular expressions are searched anywhere in the text; see `icechunk_async.format.config` for their
+syntax.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Final, Self, override
+
+from icechunk_async.format.config import ManifestSplitDimCondition as NativeDim
+from icechunk_async.format.config import conditions as native
+from icechunk_async.sync.official.display import public
+from icechunk_async.sync.official.mirrors import mirrors
+from icechunk_async.sync.official.variants import Items, Kinds, Variant, kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["ManifestPreloadCondition", "ManifestSplitCondition", "ManifestSplitDimCondition"]
+
+_HOME: Final = "icechunk_async.sync.config"
+
+
+class _Condition(Variant):
+    """A condition of one of two families; displayed as the call that makes it."""
+
+    _named: ClassVar = False
+    _made_by: ClassVar[str] = ""
+
+    def __init_subclass__(
+        cls, *, of: type | None = None, name: str = "", made_by: str = ""
+    ) -> None:
+        """Make a kind an attribute of its family, where pickle finds it."""
+        super().__init_subclass__(of=of)
+        if name:
+            cls._made_by = made_by
+            family = cls.__mro__[1]
+            setattr(family, name, public("config", family.__name__, name)(cls))
+
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
+        """Raise an error for the family itself, which decides nothing."""
+        del args, kwargs
+        if _Condition in cls.__bases__:
+            raise TypeError(f"{cls.__name__} has no instances; use its functions.")
+        return object.__new__(cls)
+
+    @property
+    @override
+    def _maker(self) -> str:
+        return f"{_HOME}.{type(self).__mro__[1].__name__}.{self._made_by}"
+
+
+@mirrors(native.ManifestPreloadCondition)
+@public("config")
+class ManifestPreloadCondition(_Condition):
+    """Decides whether a manifest is fetched when a session begins. Made by its functions."""
+
+    Or: ClassVar[type[_PreloadOr]]
+    And: ClassVar[type[_PreloadAnd]]
+    PathMatches: ClassVar[type[_PreloadPath]]
+    NameMatches: ClassVar[type[_PreloadName]]
+    NumRefs: ClassVar[type[_PreloadRefs]]
+
+    @staticmethod
+    def or_conditions(conditions: Iterable[ManifestPreloadCondition]) -> ManifestPreloadCondition:
+        """Match if any of the conditions matches."""
+        return _PreloadOr(tuple(conditions))
+
+    @staticmethod
+    def and_conditions(conditions: Iterable[ManifestPreloadCondition]) -> ManifestPreloadCondition:
+        """Match if all conditions match."""
+        return _PreloadAnd(tuple(conditions))
+
+    @staticmethod
+    def path_matches(regex: str) -> ManifestPreloadCondition:
+        """Match if the expression is found in the array's absolute path."""
+        return _PreloadPath(regex)
+
+    @staticmethod
+    def name_matches(regex: str) -> ManifestPreloadCondition:
+        """Match if the expression is found in the last segment of the array's path."""
+        return _PreloadName(regex)
+
+    @staticmethod
+    def num_refs(from_refs: int | None, to_refs: int | None) -> ManifestPreloadCondition:
+        """Match manifests of ``from_refs`` references or more, and fewer than ``to_refs``."""
+        return _PreloadRefs(from_refs, to_refs)
+
+    @staticmethod
+    def true() -> ManifestPreloadCondition:
+        """Match every manifest."""
+        return _PreloadTrue()
+
+    @staticmethod
+    def false() -> ManifestPreloadCondition:
+        """Match no manifest."""
+        return _PreloadFalse()
+
+    def __or__(self, value: ManifestPreloadCondition, /) -> ManifestPreloadCondition:
+        """Match if one of both matches."""
+        return _PreloadOr((self, value))
+
+    def __and__(self, value: ManifestPreloadCondition, /) -> ManifestPreloadCondition:
+        """Match if both match."""
+        return _PreloadAnd((self, value))
+
+
+@mirrors(native.ManifestSplitCondition)
+@public("config")
+class ManifestSplitCondition(_Condition):
+    """Decides which arrays a splitting rule applies to. Made by its functions."""
+
+    Or: ClassVar[type[_SplitOr]]
+    And: ClassVar[type[_SplitAnd]]
+    PathMatches: ClassVar[type[_SplitPath]]
+    NameMatches: ClassVar[type[_SplitName]]
+    AnyArray: ClassVar[type[_SplitAnyArray]]
+
+    @staticmethod
+    def or_conditions(conditions: Iterable[ManifestSplitCondition]) -> ManifestSplitCondition:
+        """Match if any of the conditions matches."""
+        return _SplitOr(tuple(conditions))
+
+    @staticmethod
+    def and_conditions(conditions: Iterable[ManifestSplitCondition]) -> ManifestSplitCondition:
+        """Match if all conditions match."""
+        return _SplitAnd(tuple(conditions))
+
+    @staticmethod
+    def path_matches(regex: str) -> ManifestSplitCondition:
+        """Match if the expression is found in the array's absolute path."""
+        return _SplitPath(regex)
+
+    @staticmethod
+    def name_matches(regex: str) -> ManifestSplitCondition:
+        """Match if the expression is found in the last segment of the array's path."""
+        return _SplitName(regex)
+
+    def __or__(self, value: ManifestSplitCondition, /) -> ManifestSplitCondition:
+        """Match if one of both matches."""
+        return _SplitOr((self, value))
+
+    def __and__(self, value: ManifestSplitCondition, /) -> ManifestSplitCondition:
+        """Match if both match."""
+        return _SplitAnd((self, value))
+
+
+class _PreloadOr(
+    ManifestPreloadCondition, Items, of=native.PreloadAny, name="Or", made_by="or_conditions"
+):
+    _0: tuple[ManifestPreloadCondition, ...]
+
+
+class _PreloadAnd(
+    ManifestPreloadCondition, Items, of=native.PreloadAll, name="And", made_by="and_conditions"
+):
+    _0: tuple[ManifestPreloadCondition, ...]
+
+
+class _PreloadPath(
+    ManifestPreloadCondition, of=native.PreloadPath, name="PathMatches", made_by="path_matches"
+):
+    regex: str
+
+
+class _PreloadName(
+    ManifestPreloadCondition, of=native.PreloadName, name="NameMatches", made_by="name_matches"
+):
+    regex: str
+
+
+class _PreloadRefs(
+    ManifestPreloadCondition, of=native.PreloadRefs, name="NumRefs", made_by="num_refs"
+):
+    from_refs: int | None
+    to: int | None
+
+
+# "from" is a keyword, but a field of the official class.
+setattr(_PreloadRefs, "from", property(lambda self: self.from_refs))
+
+
+class _PreloadTrue(
+    ManifestPreloadCondition, Items, of=native.PreloadAlways, name="True", made_by="true"
+):
+    pass
+
+
+class _PreloadFalse(
+    ManifestPreloadCondition, Items, of=native.PreloadNever, name="False", made_by="false"
+):
+    pass
+
+
+class _SplitOr(
+    ManifestSplitCondition, Items, of=native.SplitAny, name="Or", made_by="or_conditions"
+):
+    _0: tuple[ManifestSplitCondition, ...]
+
+
+class _SplitAnd(
+    ManifestSplitCondition, Items, of=native.SplitAll, name="And", made_by="and_conditions"
+):
+    _0: tuple[ManifestSplitCondition, ...]
+
+
+class _SplitPath(
+    ManifestSplitCondition, of=native.SplitPath, name="PathMatches", made_by="path_matches"
+):
+    regex: str
+
+
+class _SplitName(
+    ManifestSplitCondition, of=native.SplitName, name="NameMatches", made_by="name_matches"
+):
+    regex: str
+
+
+class _SplitAnyArray(
+    ManifestSplitCondition, Items, of=native.SplitAnyArray, name="AnyArray", made_by="any_array"
+):
+    pass
+
+
+class _Dim(Items):
+    """A condition on dimensions; displayed as the official ones are."""
+
+    _made_by: ClassVar[str] = ""
+
+    @property
+    @override
+    def _maker(self) -> str:
+        return f"{_HOME}.ManifestSplitDimCondition.{self._made_by}"
+
+
+@kinds("config")
+class ManifestSplitDimCondition(Kinds):
+    """Decides which dimensions of an array a number of chunks is for."""
+
+    class Axis(_Dim, of=NativeDim.Axis):
+        """The dimension with this index, counted from 0."""
+
+        _made_by: ClassVar = "axis"
+        _0: int
+
+    class DimensionName(_Dim, of=NativeDim.DimensionName):
+        """Dimensions whose name matches the expression; those without a name never do."""
+
+        _made_by: ClassVar = "dimension_name"
+        _0: str
+
+    class Any(_Dim, of=NativeDim.Any):
+        """All dimensions."""
+
+        _made_by: ClassVar = "any"

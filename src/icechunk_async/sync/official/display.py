@@ -1,0 +1,168 @@
+"""The looks of values: as expressions, as lines of text, and as HTML in notebooks."""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+from html import escape
+from textwrap import indent
+from typing import TYPE_CHECKING, Final, cast, override
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    type Rows = Sequence[tuple[str, object]]
+
+__all__ = ["Choice", "Displayed", "Group", "expression", "literal", "public", "title_of"]
+
+_INDENT: Final = "    "
+_STYLE: Final = (
+    "<style>.icechunk-async{line-height:1.5;max-width:48em}"
+    ".icechunk-async b{opacity:.65;font-weight:500}"
+    ".icechunk-async details{margin-left:1em}"
+    ".icechunk-async header{border-bottom:1px solid;opacity:.8;margin-bottom:.3em}</style>"
+)
+
+
+def public[T](home: str, *names: str) -> Callable[[type[T]], type[T]]:
+    """Declare the module of the facade in which users find a class with its nested classes.
+
+    Pickles, tracebacks and displays then show that module instead of the one with the source.
+
+    Args:
+        home: the module below `icechunk_async.sync`; empty for that package itself.
+        names: the names of both classes, if one is an attribute of the other.
+    """
+    module = ".".join(filter(None, ("icechunk_async.sync", home)))
+
+    def place(cls: type[T]) -> type[T]:
+        if names:
+            cls.__qualname__ = ".".join(names)
+            cls.__name__ = names[-1]
+        _place(cls, module)
+        return cls
+
+    return place
+
+
+def _place(cls: type, module: str) -> None:
+    cls.__module__ = module
+    for inner in vars(cls).values():
+        if isinstance(inner, type) and inner.__qualname__.startswith(f"{cls.__qualname__}."):
+            _place(inner, module)
+
+
+def title_of(cls: type) -> str:
+    """Return the name under which users find a class."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+class Displayed:
+    """A value that is displayed as its class and some rows of names and values."""
+
+    def _rows(self) -> Rows:
+        """Return names, and plain values or other displayed ones. No secrets."""
+        raise NotImplementedError
+
+    @override
+    def __repr__(self) -> str:
+        return text(title_of(type(self)), self._rows())
+
+    @override
+    def __str__(self) -> str:
+        return text(title_of(type(self)), self._rows())
+
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        """Let rich print names and values, folded and in colour."""
+        yield from self._rows()
+
+    def _repr_html_(self) -> str:
+        """Show the value in a notebook."""
+        return _STYLE + self.as_html()
+
+    def as_html(self) -> str:
+        """Return title and rows as HTML; displayed values are folded away."""
+        title = escape(title_of(type(self)))
+        inner = _html_rows(self._rows())
+        return f'<div class="icechunk-async"><header>{title}</header>{inner}</div>'
+
+
+class Group:
+    """Displayed values by name, as one value of a row."""
+
+    def __init__(self, members: Mapping[str, Displayed]) -> None:
+        """Show `members`."""
+        self.members = members
+
+    @override
+    def __str__(self) -> str:
+        return _lines(list(self.members.items()))
+
+
+def text(title: str, rows: Rows) -> str:
+    """Return a title and a line for each row, with displayed values indented below."""
+    return f"<{title}>\n{_lines(rows)}"
+
+
+def _lines(rows: Rows) -> str:
+    lines: list[str] = []
+    for name, value in rows:
+        if isinstance(value, Displayed | Group):
+            lines += [f"{name}:", indent(str(value), _INDENT).rstrip("\n")]
+        else:
+            lines.append(f"{name}: {value}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _html_rows(rows: Rows) -> str:
+    parts: list[str] = []
+    for name, value in rows:
+        if isinstance(value, Displayed | Group):
+            if isinstance(value, Group):
+                inner = _html_rows(list(value.members.items()))
+            else:
+                inner = value.as_html()
+            parts.append(f"<details><summary><b>{escape(name)}</b></summary>{inner}</details>")
+        else:
+            shown = escape(str(value)).replace("\n", "<br>")
+            parts.append(f"<div><b>{escape(name)}:</b> {shown}</div>")
+    return "".join(parts)
+
+
+class Choice(IntEnum):
+    """An enum of named choices that are numbers, as the official ones are."""
+
+    @override
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+    @override
+    def __str__(self) -> str:
+        return repr(self)
+
+
+def literal(value: object) -> str:
+    """Return a value as part of an expression."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Choice):
+        return value.name
+    if isinstance(value, dict):
+        items = cast("Mapping[object, object]", value).items()
+        lines = [f"{literal(key)}: {literal(item)}," for key, item in items]
+        if any("\n" in line for line in lines):
+            return "{\n" + indent("\n".join(lines), _INDENT) + "\n}"
+        return "{" + " ".join(lines).removesuffix(",") + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(literal, cast("list[object]", value))) + "]"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(literal, cast("tuple[object, ...]", value))) + ")"
+    return repr(value)
+
+
+def expression(title: str, fields: Iterable[tuple[str, object]]) -> str:
+    """Return the call that makes a value, with a line for each argument."""
+    lines = [f"{name}={literal(value)}," for name, value in fields]
+    if not lines:
+        return f"{title}()"
+    return f"{title}(\n{indent('\n'.join(lines), _INDENT)}\n)"

@@ -1,0 +1,236 @@
+"""Small values about repositories and sessions: versions, modes, states, flags, statistics."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Self, override
+
+from icechunk_async._runtime.clock import from_us, now_us, to_us
+from icechunk_async.sync.official.display import (
+    Choice,
+    Displayed,
+    expression,
+    literal,
+    public,
+    title_of,
+)
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from icechunk_async.format.operations_log import RepoStatus as NativeStatus
+
+__all__ = [
+    "Attribution",
+    "ChunkStorageStats",
+    "ChunkType",
+    "FeatureFlag",
+    "RepoAvailability",
+    "RepoStatus",
+    "SessionMode",
+    "SpecVersion",
+    "StorageObjectInfo",
+]
+
+
+@public("")
+class SpecVersion(Choice):
+    """A version of the Icechunk format."""
+
+    v1 = 1
+    v2 = 2
+
+    @staticmethod
+    def current() -> SpecVersion:
+        """Return the version that new repositories are created in."""
+        return SpecVersion.v2
+
+
+@public("")
+class ChunkType(Choice):
+    """Where a chunk is."""
+
+    uninitialized = 0
+    native = 1
+    virtual = 2
+    inline = 3
+
+
+@public("")
+class SessionMode(Choice):
+    """Whether a session reads, writes or moves nodes."""
+
+    readonly = 0
+    writable = 1
+    rearrange = 2
+
+
+@public("")
+class RepoAvailability(Choice):
+    """Whether a repository accepts changes."""
+
+    online = 0
+    read_only = 1
+
+
+class _Shown(Displayed):
+    """A value whose rows are its fields."""
+
+    @override
+    def _rows(self) -> list[tuple[str, object]]:
+        return [(name, getattr(self, name)) for name in self.__dataclass_fields__]  # type: ignore[attr-defined]
+
+
+_AVAILABILITY: Final = {RepoAvailability.online: "Online", RepoAvailability.read_only: "ReadOnly"}
+
+
+@public("repository")
+@dataclass(frozen=True, repr=False)
+class RepoStatus(_Shown):
+    """Whether a repository accepts changes, since when, and why not.
+
+    Attributes:
+        availability: whether it accepts changes.
+        set_at: since when; now by default.
+        limited_availability_reason: why it accepts no changes.
+    """
+
+    availability: RepoAvailability
+    set_at: datetime = None  # type: ignore[assignment]
+    limited_availability_reason: str | None = None
+
+    def __post_init__(self) -> None:
+        """Take the present time if none is given."""
+        if self.set_at is None:  # pyright: ignore[reportUnnecessaryComparison]
+            object.__setattr__(self, "set_at", from_us(now_us()))
+
+    @override
+    def _rows(self) -> list[tuple[str, object]]:
+        return [
+            ("availability", _AVAILABILITY[self.availability]),
+            ("set_at", self.set_at.isoformat()),
+            ("limited_availability_reason", self.limited_availability_reason),
+        ]
+
+    @classmethod
+    def from_native(cls, value: Any) -> Self:
+        """Return the counterpart of the engine's; offline counts as read-only."""
+        takes_changes = value.availability.value == RepoAvailability.online
+        availability = RepoAvailability.online if takes_changes else RepoAvailability.read_only
+        return cls(availability, from_us(value.set_at), value.reason)
+
+    def to_native(self) -> NativeStatus:
+        """Return the engine's counterpart."""
+        from icechunk_async.format import operations_log as updates  # noqa: PLC0415 - needs NumPy
+
+        availability = updates.Availability(int(self.availability))
+        reason = self.limited_availability_reason
+        return updates.RepoStatus(availability, to_us(self.set_at), reason)
+
+
+@public("config")
+@dataclass(frozen=True, repr=False)
+class FeatureFlag(_Shown):
+    """A feature that can be switched, and whether it is on."""
+
+    id: int
+    name: str
+    default_enabled: bool
+    setting: bool | None
+    """The setting for this repository; None for the default."""
+    enabled: bool
+
+    @classmethod
+    def from_native(cls, value: Any) -> Self:
+        """Return the counterpart of the engine's."""
+        return cls(value.id, value.name, value.default_enabled, value.setting, value.enabled)
+
+
+_CLIENT: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(/[A-Za-z0-9!#$%&'*+.^_`|~-]+)?")
+
+
+@public("")
+@dataclass(frozen=True, repr=False)
+class Attribution(_Shown):
+    """Labels that the official engine adds to the User-Agent of its requests.
+
+    This library keeps them and sends no such header.
+
+    Attributes:
+        client: the software that makes the requests, `name` or `name/version`.
+        workload: the purpose of the requests.
+        principal: the person or service that they are made for.
+
+    Raises:
+        ValueError: `client` is not such a name.
+    """
+
+    client: str | None = field(default=None, kw_only=True)
+    workload: str | None = field(default=None, kw_only=True)
+    principal: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Raise an error for a client that no header could carry."""
+        if self.client is not None and (
+            len(self.client) > 128 or not _CLIENT.fullmatch(self.client)
+        ):
+            raise ValueError(
+                f"Attribution(client={self.client!r:.140}): use a name, or name/version, of at "
+                "most 128 letters, digits and characters that HTTP allows in tokens."
+            )
+
+    @override
+    def __repr__(self) -> str:
+        return expression(title_of(type(self)), super()._rows())
+
+    @override
+    def _rows(self) -> list[tuple[str, object]]:
+        return [(name, literal(value)) for name, value in super()._rows()]
+
+
+@public("")
+@dataclass(frozen=True, repr=False)
+class ChunkStorageStats(_Shown):
+    """The bytes of the chunks of a repository."""
+
+    native_bytes: int
+    """In the repository's own objects."""
+    virtual_bytes: int
+    """In objects outside of the repository."""
+    inlined_bytes: int
+    """Within manifests."""
+
+    def non_virtual_bytes(self) -> int:
+        """Return the bytes in the repository itself."""
+        return self.native_bytes + self.inlined_bytes
+
+    def total_bytes(self) -> int:
+        """Return the bytes of all chunks."""
+        return self.non_virtual_bytes() + self.virtual_bytes
+
+    def __add__(self, other: ChunkStorageStats, /) -> ChunkStorageStats:
+        """Return the sums."""
+        if not isinstance(other, ChunkStorageStats):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return NotImplemented
+        return ChunkStorageStats(
+            self.native_bytes + other.native_bytes,
+            self.virtual_bytes + other.virtual_bytes,
+            self.inlined_bytes + other.inlined_bytes,
+        )
+
+    @classmethod
+    def from_native(cls, value: Any) -> Self:
+        """Return the counterpart of the engine's statistics."""
+        return cls(value.native_bytes, value.virtual_bytes, value.inlined_bytes)
+
+
+@public("storage")
+@dataclass(frozen=True, repr=False)
+class StorageObjectInfo(_Shown):
+    """One object in the listing of a storage."""
+
+    key: str
+    size_bytes: int
+    created_at: datetime
+    """The time of the last write."""

@@ -1,0 +1,236 @@
+"""The official options of each kind of store as options of this library's backends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, urljoin, urlsplit
+
+from icechunk_async.errors import MissingDriverError
+from icechunk_async.sync.errors import InvalidInputError, StorageError
+from icechunk_async.sync.official.mirrors import to_native
+from icechunk_async.sync.official.sections import ChecksumAlgorithm
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from icechunk_async.sync.official.sections import S3Options
+
+__all__ = [
+    "azure_options",
+    "check_web_url",
+    "follow",
+    "gcs_options",
+    "one_set_of_headers",
+    "read_location",
+    "s3_options",
+    "s3_rows",
+    "web_options",
+]
+
+_TRUE: Final = frozenset({"1", "true", "on", "yes", "y"})
+
+
+def s3_options(config: S3Options, headers: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return options for `s3://`, without those that have their default.
+
+    Raises:
+        InvalidInputError: the checksum is one that this library cannot make.
+    """
+    if config.checksum_algorithm == ChecksumAlgorithm.Crc64Nvme:
+        raise InvalidInputError(
+            "ChecksumAlgorithm.Crc64Nvme is not possible here. Use Crc32c, Crc32, Sha256 or Sha1.",
+            "storage-config",
+        )
+    given = {
+        "region": config.region,
+        "endpoint_url": config.endpoint_url,
+        "allow_http": config.allow_http or None,
+        "anonymous": config.anonymous or None,
+        "force_path_style": config.force_path_style or None,
+        "requester_pays": config.requester_pays or None,
+        "network_stream_timeout_seconds": config.network_stream_timeout_seconds,
+        "checksum_algorithm": None
+        if config.checksum_algorithm is None
+        else str(to_native(config.checksum_algorithm)),
+        "extra_headers": headers,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def s3_rows(config: S3Options) -> dict[str, object]:
+    """Return the options to display: those that differ from their defaults."""
+    return {
+        "region": config.region,
+        "endpoint_url": config.endpoint_url,
+        "allow_http": config.allow_http or None,
+        "anonymous": config.anonymous or None,
+        "force_path_style": config.force_path_style or None,
+        "requester_pays": config.requester_pays or None,
+        "checksum_algorithm": config.checksum_algorithm and config.checksum_algorithm.name,
+    }
+
+
+def one_set_of_headers(
+    headers: Mapping[str, str] | None,
+    read_headers: Mapping[str, str] | None,
+    write_headers: Mapping[str, str] | None,
+) -> dict[str, str] | None:
+    """Return the headers for all requests.
+
+    Raises:
+        InvalidInputError: the headers for reads and writes differ.
+    """
+    if (read_headers or {}) != (write_headers or {}):
+        raise InvalidInputError(
+            "read_headers and write_headers differ, but this library sends the same headers with "
+            "every request. Pass headers=, or the same value for both.",
+            "storage-config",
+        )
+    return {**(headers or {}), **(read_headers or {})} or None
+
+
+_GCS: Final = {"base_url": "endpoint_url", "google_base_url": "endpoint_url"}
+_AZURE: Final = {
+    "endpoint": "endpoint_url",
+    "azure_endpoint": "endpoint_url",
+    "azure_storage_endpoint": "endpoint_url",
+    "allow_http": "allow_http",
+}
+_WEB: Final = {"allow_http": "allow_http"}
+
+
+def _known(function: str, config: Mapping[str, str], names: Mapping[str, str]) -> dict[str, Any]:
+    """Translate the keys of a dictionary of client options.
+
+    Raises:
+        InvalidInputError: there is no such option here; the message names it, not its value.
+    """
+    unknown = sorted(key for key in config if key.lower() not in names)
+    if unknown:
+        raise InvalidInputError(
+            f"{function} has no option {', '.join(map(repr, unknown))} here. Options: "
+            f"{', '.join(sorted(names))}. Storage.from_url() takes all options of a backend.",
+            "storage-config",
+        )
+    options: dict[str, Any] = {names[key.lower()]: value for key, value in config.items()}
+    if "allow_http" in options:
+        options["allow_http"] = str(options["allow_http"]).lower() in _TRUE
+    return options
+
+
+def gcs_options(config: Mapping[str, str]) -> dict[str, Any]:
+    """Return options for `gs://`."""
+    return _known("gcs_storage(config=...)", config, _GCS)
+
+
+def azure_options(config: Mapping[str, str]) -> dict[str, Any]:
+    """Return options for `az://`."""
+    return _known("azure_storage(config=...)", config, _AZURE)
+
+
+def web_options(
+    url: str, config: Mapping[str, str], headers: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Return options for `http://` and `https://`; the URL decides about encryption."""
+    options = _known("http_storage(opts=...)", config, _WEB)
+    options.pop("allow_http", None)
+    if headers:
+        options["headers"] = dict(headers)
+        if url.lower().startswith("http://"):
+            options["allow_http"] = True
+    return options
+
+
+def check_web_url(url: str) -> None:
+    """Raise `StorageError` unless it is an HTTP URL."""
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise StorageError(
+            f"{url[:200]!r} is no http:// or https:// URL. Use one such as 'https://host/path'.",
+            "cannot-parse-url",
+        )
+
+
+_MOST_HOPS: Final = 10
+_SECONDS: Final = 30.0
+_S3: Final[dict[str, dict[str, Any]]] = {
+    "s3": {},
+    "tigris": {"endpoint_url": "https://t3.storage.dev", "region": "auto"},
+    "r2": {"region": "auto", "force_path_style": True},
+}
+
+
+async def follow(url: str) -> tuple[str, dict[str, object]]:
+    """Follow the redirects of web servers to the place of a repository.
+
+    Returns: a location and options for reading it without credentials.
+
+    Raises:
+        StorageError: a server does not redirect, or redirects to an unknown kind of place.
+        MissingDriverError: aiohttp is not installed.
+
+    Cost: one request for each redirect, ten at most.
+    """
+    try:
+        import aiohttp  # noqa: PLC0415 - of the extra "http"
+    except ModuleNotFoundError as error:
+        raise MissingDriverError(
+            "redirect_storage needs the Python module 'aiohttp', which is not installed. Install "
+            "it with: pip install 'icechunk-async[http]'",
+            module="aiohttp",
+        ) from error
+    timeout = aiohttp.ClientTimeout(total=_SECONDS)
+    here = url
+    async with aiohttp.ClientSession(timeout=timeout, trust_env=True) as session:
+        for _ in range(_MOST_HOPS):
+            try:
+                async with session.get(here, allow_redirects=False) as reply:
+                    status, target = reply.status, reply.headers.get("Location")
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise _lost(url, f"{here!r} does not respond ({error})") from error
+            if not 300 <= status < 400 or not target:
+                raise _lost(url, f"{here!r} returned status {status} and no place to go to")
+            found = read_location(urljoin(here, target) if "://" not in target else target)
+            if found is not None:
+                return found
+            here = urljoin(here, target)
+    raise _lost(url, f"there are more than {_MOST_HOPS} redirects")
+
+
+def read_location(target: str) -> tuple[str, dict[str, object]] | None:
+    """Return the storage that the target of a redirect names; None for another server.
+
+    Raises:
+        StorageError: this library has no such scheme.
+    """
+    parts = urlsplit(target)
+    query = dict(parse_qsl(parts.query))
+    place = f"{parts.netloc}{parts.path}"
+    match parts.scheme:
+        case "http" | "https":
+            return None
+        case "s3" | "tigris" | "r2":
+            options: dict[str, Any] = {**_S3[parts.scheme], "anonymous": True, "read_only": True}
+            options |= {name: query[name] for name in ("region", "endpoint_url") if name in query}
+            if parts.scheme == "r2" and "account_id" in query:
+                account = query["account_id"]
+                options["endpoint_url"] = f"https://{account}.r2.cloudflarestorage.com"
+            return f"s3://{place}", options
+        case "gs" | "gcs":
+            return f"gs://{place}", {"token": "anonymous", "read_only": True}
+        case "http+icechunk" | "https+icechunk":
+            return f"{parts.scheme.partition('+')[0]}://{place}", {}
+        case _:
+            raise _lost(target, f"this library knows no storage with the scheme {parts.scheme!r}")
+
+
+def _lost(url: str, why: str) -> StorageError:
+    return StorageError(
+        f"redirect_storage({url!r}) leads to no storage: {why}. Give the URL of a server that "
+        "redirects to s3://, gs://, tigris://, r2:// or http+icechunk://.",
+        "bad-redirect",
+    )
