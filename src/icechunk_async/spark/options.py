@@ -442,6 +442,7 @@ def storage_options(options: Mapping[str, str]) -> dict[str, object]:
 
 
 def _storage_value(name: str, text: str) -> object:
+    # A secret of digits would lose leading zeros, or its type, as a number.
     if any(it in name for it in _SECRET) and not text.startswith(('"', "{")):
         return text
     try:

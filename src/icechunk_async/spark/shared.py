@@ -74,6 +74,7 @@ class Budget:
         """Return a configuration with the share of the calling task, or all outside of a task."""
         context = TaskContext.get()
         tasks = self.tasks
+        # The driver often does not know how many cores executors have; a task can ask.
         if context is not None and not tasks:
             known = {name: context.getLocalProperty(name) or "" for name in (_MASTER, *_CORES)}
             tasks = tasks_at_a_time(known, context.cpus(), os.cpu_count() or 1)

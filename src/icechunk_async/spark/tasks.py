@@ -128,6 +128,7 @@ def run_job[P](
                 found = shared.in_task(budget).ask(partial(_work_on, work, parts[number]))
                 yield pa.RecordBatch.from_pydict(dict(found), schema=schema)
 
+    # A data frame, not an RDD: Spark Connect has no RDDs.
     frame = spark.range(0, len(parts), 1, len(parts)).mapInArrow(each, columns)
     with _watched(spark, phase, len(parts), progress):
         table: pa.Table = frame.toArrow()

@@ -240,6 +240,7 @@ def ingest_virtual(
         )
 
     plan = decide()
+    # Scanning a file again can change the plan, and so move other files.
     while plan.moved:
         answers.update(ingest.scan([(it, None) for it in plan.moved]))
         plan = decide()

@@ -140,6 +140,7 @@ def _chunk_parts(needed: NeededChunks, *, whole: bool) -> list[_Chunks]:
         return []
     if whole:
         return [_Chunks("chunks/", needed)]
+    # The first letter of an id is its first five bits (base 32).
     firsts = needed.ids[:, 0] >> 3
     parts = [
         _Chunks(f"chunks/{letter}", needed.take(firsts == number))

@@ -215,6 +215,7 @@ class _Collection:
             large = folder in ("manifests", "chunks") and not whole
             for letter in range(len(ALPHABET)) if large else (None,):
                 prefix = f"{folder}/" if letter is None else f"{folder}/{ALPHABET[letter]}"
+                # The first letter of an id is its first five bits (base 32).
                 mine = ids if letter is None else ids[ids[:, 0] >> 3 == letter]
                 parts.append(_Listing(prefix, self.cutoff, mine.tobytes()))
         return self._job(parts, _list, _FOUND, "listing objects")

@@ -131,6 +131,7 @@ def parts(options: ReadOptions, schema: pa.Schema) -> list[tuple[str, tuple[Box,
         array = arrays[name]
         sizes = chunk_shape(array)
         grid = tuple(-(-n // size) for n, size in zip(array.shape, sizes, strict=True))
+        # A task that reads no bytes can list very many chunks.
         most = max(1, options.partition_bytes // chunk_bytes(array)) if loads else 1 << 20
         box = tuple((0, count) for count in grid)
         breaks = _breaks(options, [name]) if grid else ()

@@ -412,6 +412,7 @@ def batches(
         where = dict(zip(shape.dims, index, strict=True))
         arrays: list[pa.Array[Any]] = []
         for column, values in zip(columns, loaded, strict=True):
+            # Columns with all dimensions are in row order; others are gathered by index.
             if len(column.dims) == len(shape.dims):
                 part = values.reshape(-1)[start:stop]
             elif column.dims:

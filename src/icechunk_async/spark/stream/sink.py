@@ -97,6 +97,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         try:
             written = write_batches(plan, task, rows)
         except IcechunkError as error:
+            # Kept instead of raised: if the batch is written already, it does not matter.
             nothing = CooperativeWrite.changes(plan.write.fork())
             written = RowsWritten(Answer(task, nothing), 0, error)
         return BatchWritten(written.answer, written.length, written.refusal, plan, rows.count)

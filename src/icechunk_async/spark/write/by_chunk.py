@@ -90,6 +90,7 @@ def arrange(frame: DataFrame, target: WriteTarget, grid: ChunkGrid, count: int) 
         chunk = chunk + number * prod(size for _, size in numbers[at + 1 :])
     name = f"{_OWN}chunk"
     frame = frame.withColumn(name, chunk)
+    # By partition number: hashing would give some partitions several chunks and others none.
     frame = frame.repartitionById(count, sf.pmod(name, sf.lit(count)).cast("int"))
     return frame.sortWithinPartitions(name).select(*[sf.col(f"`{it}`") for it in columns])
 

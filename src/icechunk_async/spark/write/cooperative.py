@@ -113,6 +113,8 @@ class CooperativeWrite:
         root = repo.writable_session(branch).fork()
         if prepare is not None:
             prepare(root.store)
+        # Tasks fork from the prepared state, so that their changes are chunks only: nodes created
+        # by each task would conflict when the forks are merged.
         fork = root.fork() if root.has_uncommitted_changes else root
         budget = SharedRepository.of(repo).budget(cores)
         return cls(repo, branch, fork_changes(root), fork_changes(fork), budget)
@@ -224,5 +226,6 @@ def run_tasks(
                 answer = {"task": [task], "changes": [fork_changes(fork)]}
                 yield pa.RecordBatch.from_pydict(answer)
 
+    # A data frame, not an RDD: Spark Connect has no RDDs.
     rows = spark.range(0, tasks, 1, tasks).mapInArrow(each, _ANSWERS).collect()
     return [Answer(int(row["task"]), bytes(row["changes"])) for row in rows]

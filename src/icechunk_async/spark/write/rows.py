@@ -258,6 +258,7 @@ def _put(
     region = grid.region(block.chunk)
     shape = tuple(at.stop - at.start for at in region)
     for name, array in arrays.items():
+        # A chunk whose cells all have rows need not be read.
         values = np.empty(shape, array.dtype) if block.whole else np.array(array[region])
         if old is not None and not block.whole:
             axis, length = old

@@ -282,6 +282,7 @@ def set_length(store: IcechunkStore, path: str, axis: int, length: int) -> None:
             f"The chunks of {path!r} differ in size, so rows cannot be appended. Make the array "
             "longer first, and use mode('overwrite')."
         )
+    # Not Array.resize, which deletes chunks beyond the end when it shrinks an array.
     document["shape"][axis] = length
     sync(store.set(key, prototype.buffer.from_bytes(json.dumps(document).encode())))
 
