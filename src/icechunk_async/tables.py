@@ -1,8 +1,8 @@
 """What a repository holds and what happened to it, as Arrow tables.
 
 Tables are named as lakehouse users expect: ``snapshots``, ``refs``, ``ops``, ``nodes``,
-``manifests``, ``chunks`` and ``changes``. :func:`read_table` answers one whole,
-:func:`table_batches` in parts; ``.to_pandas()`` makes a data frame of it. Needs ``pyarrow``.
+``manifests``, ``chunks`` and ``changes``. `read_table` answers one whole,
+`table_batches` in parts; ``.to_pandas()`` makes a data frame of it. Needs ``pyarrow``.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ async def read_table(
     from_snapshot_id: SnapshotId | str | None = None,
     group: str = "",
 ) -> pa.Table:
-    """Return a table whole; arguments and errors as :func:`table_batches`.
+    """Return a table whole; arguments and errors as `table_batches`.
 
     Memory: the table.
     """
@@ -136,7 +136,7 @@ async def table_batches(
 
     Args:
         repository: an open repository.
-        table: one of :data:`TABLES`. ``refs`` and ``ops`` are about the whole repository; the
+        table: one of `TABLES`. ``refs`` and ``ops`` are about the whole repository; the
             others about one snapshot, ``snapshots`` about it and its ancestors.
         branch: the snapshot at its tip; ``main`` if nothing is named.
         tag: its snapshot.

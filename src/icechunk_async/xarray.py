@@ -1,7 +1,7 @@
 """xarray's datasets in sessions, for asyncio.
 
 xarray itself blocks, so its work is done on threads; the event loop goes on. For code that blocks
-see :mod:`icechunk_async.sync.xarray`. Needs ``xarray``; ``dask[array]`` for Dask arrays.
+see `icechunk_async.sync.xarray`. Needs ``xarray``; ``dask[array]`` for Dask arrays.
 """
 
 # Dask and xarray have types for one half of themselves.
@@ -47,7 +47,7 @@ async def to_icechunk(
 ) -> None:
     """Write a dataset into a group of a writable session; nothing is committed.
 
-    Arguments and errors as :func:`icechunk_async.sync.xarray.to_icechunk`.
+    Arguments and errors as `icechunk_async.sync.xarray.to_icechunk`.
 
     Cancellation: takes effect when the thread is done; the session may have some of the changes.
     """

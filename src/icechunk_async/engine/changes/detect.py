@@ -77,7 +77,7 @@ def detect_conflicts(ours: WorkingTree, log: TransactionLog, theirs: Snapshot) -
 def clears(log: TransactionLog, ours: WorkingTree) -> bool:
     """Return whether a log alone shows that a commit clashes with nothing of a session.
 
-    Where it does not, :func:`detect_conflicts` decides, with the commit's snapshot: about nodes
+    Where it does not, `detect_conflicts` decides, with the commit's snapshot: about nodes
     that the session made, deleted or moved a log says too little.
     """
     changes = ours.changes

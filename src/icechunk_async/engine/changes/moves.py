@@ -144,7 +144,7 @@ class Moves:
         """Return the same moves made on another base.
 
         Raises:
-            As :meth:`add`, with the ``source`` of the move that is not possible there.
+            As `add`, with the ``source`` of the move that is not possible there.
         """
         again = Moves()
         for source, target in self.requested:

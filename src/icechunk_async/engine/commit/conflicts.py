@@ -125,12 +125,12 @@ class ConflictSolver(Protocol):
     def solve(self, clash: Clash) -> Sequence[Answer] | Awaitable[Sequence[Answer]]:
         """Return what to do about each of ``clash.conflicts``, in order.
 
-        * A :class:`Resolution` decides a conflict as a whole.
+        * A `Resolution` decides a conflict as a whole.
         * Where both changed chunks, a mapping decides each of ``conflict.coords``: a resolution,
           the bytes that the chunk gets, or None to delete it. Those left out are not settled.
         * Where both changed the metadata of a node, bytes are the document that it gets.
 
-        What cannot be resolved as asked counts as :attr:`Resolution.FAIL`. To ``OURS``: chunk
+        What cannot be resolved as asked counts as `Resolution.FAIL`. To ``OURS``: chunk
         conflicts, deletions of what was updated, and chunks in an array whose metadata was
         updated, if they lie in its grid. To ``THEIRS``: any conflict but a move.
 
