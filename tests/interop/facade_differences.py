@@ -9,6 +9,7 @@ __all__ = ["DIFFERENT"]
 _ENUM: Final = "is a Python enum: called with a value, iterable, hashable, picklable"
 _PLAIN: Final = "is a plain value that can be made, for tests and for other programs"
 _DEFAULTS: Final = "has the defaults that the official type stubs promise"
+_ONCE: Final = "takes `once` as well, which names a commit that is published exactly once"
 _ABSTRACT: Final = "cannot be made either; its subclasses take arguments"
 
 DIFFERENT: Final = {
@@ -25,6 +26,8 @@ DIFFERENT: Final = {
     "ConflictType": _ENUM,
     "Diff": _PLAIN,
     "FeatureFlag": _PLAIN,
+    "ForkSession.commit": _ONCE,
+    "ForkSession.commit_async": _ONCE,
     "GCSummary": _PLAIN,
     "GcsCredentials.Refreshable": _DEFAULTS,
     "ManifestFileInfo": _PLAIN,
@@ -33,6 +36,8 @@ DIFFERENT: Final = {
     "ObjectStoreConfig.Http": _DEFAULTS,
     "RepoAvailability": _ENUM,
     "S3Credentials.Refreshable": _DEFAULTS,
+    "Session.commit": _ONCE,
+    "Session.commit_async": _ONCE,
     "SessionMode": _ENUM,
     "SnapshotInfo": _PLAIN,
     "SpecVersion": _ENUM,

@@ -17,6 +17,7 @@ from icechunk_async.sync.snapshots import Diff
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
+    from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.session import AnySession as AsyncSession
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.handles.sessions import SessionHandle
@@ -146,6 +147,7 @@ class Session(Displayed):
         rebase_with: ConflictSolver | None = None,
         rebase_tries: int = 1000,
         allow_empty: bool = False,
+        once: Transaction | None = None,
     ) -> str:
         """Publish the session's changes as a new snapshot on its branch, all at once.
 
@@ -159,6 +161,8 @@ class Session(Displayed):
                 again, with this solver for conflicts. Without a solver the commit fails.
             rebase_tries: the largest number of such attempts.
             allow_empty: make a snapshot even if nothing changed.
+            once: an addition to the official arguments that names the commit, so that it is
+                published exactly once; see `icechunk_async.Session.commit`.
 
         Returns: the id of the new snapshot.
 
@@ -179,6 +183,7 @@ class Session(Displayed):
                     rebase_with=solver,
                     rebase_tries=rebase_tries,
                     allow_empty=allow_empty,
+                    once=once,
                 )
             )
         )

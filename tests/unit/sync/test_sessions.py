@@ -16,6 +16,7 @@ from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import WrapperStore
 
+from icechunk_async.engine.commit.once import Transaction
 from icechunk_async.engine.history import opening
 from icechunk_async.engine.tree.blocking import BlockingChunks
 from icechunk_async.engine.tree.workspace import Workspace
@@ -293,3 +294,16 @@ def test_a_first_chunk_that_cannot_be_read_raises_as_any_other(
     assert array[0] == 7
     with pytest.raises(IcechunkError, match="no key"):
         asyncio.run(store.get("no key", _PROTOTYPE))
+
+
+def test_a_named_commit_is_published_once(repository: Repository) -> None:
+    """A second session with the same transaction returns the first one's snapshot."""
+    named = Transaction("loader", 1)
+    published: list[str] = []
+    for value in (5, 6):
+        session = repository.writable_session("main")
+        zarr.open_array(session.store, path="a", mode="r+")[0] = value
+        published.append(session.commit("load", once=named))
+    assert published[0] == published[1] == repository.lookup_branch("main")
+    array = zarr.open_array(repository.readonly_session("main").store, path="a", mode="r")
+    assert array[0] == 5

@@ -6,7 +6,8 @@ store.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import inspect
+from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async.sync.credentials import azure_credentials, gcs_credentials, s3_credentials
 from icechunk_async.sync.official.containers import ObjectStoreConfig
@@ -177,6 +178,20 @@ def local_filesystem_store(path: str) -> ObjectStoreConfig.LocalFileSystem:
     return ObjectStoreConfig.LocalFileSystem(path)
 
 
+_KEYS: Final = frozenset(inspect.signature(s3_credentials).parameters)
+_OPTIONS: Final = frozenset(inspect.signature(S3Options).parameters)
+
+
+def _s3(make: Callable[..., Storage], arguments: dict[str, Any]) -> Storage:
+    """Make a storage from its arguments: credentials, options of the client, and the place."""
+    keys = {name: value for name, value in arguments.items() if name in _KEYS}
+    options = {name: value for name, value in arguments.items() if name in _OPTIONS}
+    place = {name: it for name, it in arguments.items() if name not in _KEYS | _OPTIONS}
+    if "anonymous" in options:
+        options["anonymous"] = bool(options["anonymous"])
+    return make(config=S3Options(**options), credentials=s3_credentials(**keys), **place)
+
+
 def s3_storage(
     *,
     bucket: str,
@@ -231,36 +246,7 @@ def s3_storage(
         ValueError: credentials of several kinds are given.
         InvalidInputError: this library does not have the option.
     """
-    credentials = s3_credentials(
-        access_key_id=access_key_id,
-        secret_access_key=secret_access_key,
-        session_token=session_token,
-        expires_after=expires_after,
-        anonymous=anonymous,
-        from_env=from_env,
-        get_credentials=get_credentials,
-        scatter_initial_credentials=scatter_initial_credentials,
-    )
-    options = S3Options(
-        region=region,
-        endpoint_url=endpoint_url,
-        allow_http=allow_http,
-        force_path_style=force_path_style,
-        network_stream_timeout_seconds=network_stream_timeout_seconds,
-        requester_pays=requester_pays,
-        anonymous=anonymous or False,
-        checksum_algorithm=checksum_algorithm,
-    )
-    return Storage.new_s3(
-        config=options,
-        bucket=bucket,
-        prefix=prefix,
-        credentials=credentials,
-        legacy_rooted_keys=legacy_rooted_keys,
-        read_headers=read_headers,
-        write_headers=write_headers,
-        headers=headers,
-    )
+    return _s3(Storage.new_s3, locals())
 
 
 def s3_object_store_storage(
@@ -282,30 +268,7 @@ def s3_object_store_storage(
     headers: dict[str, str] | None = None,
 ) -> Storage:
     """Return a storage in S3. This library has one client, so it is `s3_storage`."""
-    credentials = s3_credentials(
-        access_key_id=access_key_id,
-        secret_access_key=secret_access_key,
-        session_token=session_token,
-        expires_after=expires_after,
-        anonymous=anonymous,
-        from_env=from_env,
-    )
-    options = S3Options(
-        region=region,
-        endpoint_url=endpoint_url,
-        allow_http=allow_http,
-        anonymous=anonymous or False,
-        force_path_style=force_path_style,
-    )
-    return Storage.new_s3_object_store(
-        config=options,
-        bucket=bucket,
-        prefix=prefix,
-        credentials=credentials,
-        read_headers=read_headers,
-        write_headers=write_headers,
-        headers=headers,
-    )
+    return _s3(Storage.new_s3_object_store, locals())
 
 
 def gcs_storage(
@@ -448,35 +411,7 @@ def tigris_storage(
     Raises:
         StorageError: full consistency needs a region.
     """
-    credentials = s3_credentials(
-        access_key_id=access_key_id,
-        secret_access_key=secret_access_key,
-        session_token=session_token,
-        expires_after=expires_after,
-        anonymous=anonymous,
-        from_env=from_env,
-        get_credentials=get_credentials,
-        scatter_initial_credentials=scatter_initial_credentials,
-    )
-    options = S3Options(
-        region=region,
-        endpoint_url=endpoint_url,
-        allow_http=allow_http,
-        network_stream_timeout_seconds=network_stream_timeout_seconds,
-        anonymous=anonymous or False,
-        checksum_algorithm=checksum_algorithm,
-    )
-    return Storage.new_tigris(
-        config=options,
-        bucket=bucket,
-        prefix=prefix,
-        use_weak_consistency=use_weak_consistency,
-        credentials=credentials,
-        legacy_rooted_keys=legacy_rooted_keys,
-        read_headers=read_headers,
-        write_headers=write_headers,
-        headers=headers,
-    )
+    return _s3(Storage.new_tigris, locals())
 
 
 def r2_storage(
@@ -515,35 +450,7 @@ def r2_storage(
     Raises:
         StorageError: neither bucket nor prefix, or neither account nor server is given.
     """
-    credentials = s3_credentials(
-        access_key_id=access_key_id,
-        secret_access_key=secret_access_key,
-        session_token=session_token,
-        expires_after=expires_after,
-        anonymous=anonymous,
-        from_env=from_env,
-        get_credentials=get_credentials,
-        scatter_initial_credentials=scatter_initial_credentials,
-    )
-    options = S3Options(
-        region=region,
-        endpoint_url=endpoint_url,
-        allow_http=allow_http,
-        network_stream_timeout_seconds=network_stream_timeout_seconds,
-        anonymous=anonymous or False,
-        checksum_algorithm=checksum_algorithm,
-    )
-    return Storage.new_r2(
-        config=options,
-        bucket=bucket,
-        prefix=prefix,
-        account_id=account_id,
-        credentials=credentials,
-        legacy_rooted_keys=legacy_rooted_keys,
-        read_headers=read_headers,
-        write_headers=write_headers,
-        headers=headers,
-    )
+    return _s3(Storage.new_r2, locals())
 
 
 def hf_storage(
@@ -572,24 +479,4 @@ def hf_storage(
         bucket: the bucket, without its owner.
         namespace: the bucket's owner, a user or an organisation.
     """
-    credentials = s3_credentials(
-        access_key_id=access_key_id,
-        secret_access_key=secret_access_key,
-        session_token=session_token,
-        expires_after=expires_after,
-        from_env=from_env,
-        get_credentials=get_credentials,
-        scatter_initial_credentials=scatter_initial_credentials,
-    )
-    options = S3Options(network_stream_timeout_seconds=network_stream_timeout_seconds)
-    return Storage.new_hf(
-        config=options,
-        bucket=bucket,
-        prefix=prefix,
-        namespace=namespace,
-        credentials=credentials,
-        legacy_rooted_keys=legacy_rooted_keys,
-        read_headers=read_headers,
-        write_headers=write_headers,
-        headers=headers,
-    )
+    return _s3(Storage.new_hf, locals())
