@@ -1050,7 +1050,7 @@ class Repository:
 
         Every object is copied byte for byte, with its name: ids, times and messages stay, and
         virtual chunks still refer to where they did. The references come last, so the destination
-        shows the repository as it was when the copy began, and never a part of a snapshot. A copy
+        shows the state at the beginning of the copy, and never a part of a snapshot. A copy
         that was interrupted is continued by calling this again. Writers need not stop.
 
         Args:
@@ -1064,8 +1064,8 @@ class Repository:
         Raises:
             RepositoryExistsError: the destination holds something that no copy put there, or
                 the copy was committed to; nothing was written.
-            ConflictError: another writer changed the copy meanwhile, or garbage collection deletes
-                objects as fast as they are copied; the destination shows what it did before.
+            ConflictError: another writer changed the copy meanwhile, or garbage collection outruns
+                the copy; the destination shows what it did before.
             UnsafeStorageError: this storage cannot list, or the destination cannot be written
                 safely; nothing was written.
             OutcomeUnknownError: no answer came when the references were written; copy again.

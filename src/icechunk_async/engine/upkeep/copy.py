@@ -148,8 +148,8 @@ async def copy_repository(
         RepositoryExistsError: the destination holds something that no copy put there, or
             the copy was committed to; nothing was written.
         ConflictError: the references of the destination changed while
-            objects were copied, or the source loses objects as fast as they are copied; the
-            destination shows what it did before.
+            objects were copied, or garbage collection outruns the copy;
+            the destination shows what it did before.
         UnsafeStorageError: the source cannot list, or the destination cannot be written safely;
             nothing was written.
         OutcomeUnknownError: no answer came when references were written. Copy again: if they
