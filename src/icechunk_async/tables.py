@@ -1,4 +1,4 @@
-"""What a repository holds and what happened to it, as Arrow tables.
+"""The contents and the history of a repository, as Arrow tables.
 
 Tables are named as lakehouse users expect: ``snapshots``, ``refs``, ``ops``, ``nodes``,
 ``manifests``, ``chunks`` and ``changes``. `read_table` answers one whole,
@@ -147,7 +147,7 @@ async def table_batches(
 
     Raises:
         InvalidInputError: there is no such table.
-        BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: there is none.
+        BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: there is no such ref.
         UnsupportedBySpecError: ``ops`` of a repository of format version 1.
 
     Cost: for ``chunks`` one request for each manifest and memory for one; for ``changes`` one

@@ -1,6 +1,6 @@
 """xarray's datasets in sessions, for asyncio.
 
-xarray itself blocks, so its work is done on threads; the event loop goes on. For code that blocks
+xarray itself blocks, so threads do its work and the event loop stays free. For code that blocks
 see `icechunk_async.sync.xarray`. Needs ``xarray``; ``dask[array]`` for Dask arrays.
 """
 

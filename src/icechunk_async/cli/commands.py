@@ -260,7 +260,7 @@ def run_and_show[D](
     """Do the work of a command, print its document and return it.
 
     Args:
-        work: returns the document; it runs in an event loop of its own.
+        work: returns the document; it runs in a new event loop.
         show: prints the document for people.
         as_json: print it as JSON instead.
         debug: print the traceback of an error.

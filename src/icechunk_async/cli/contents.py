@@ -48,7 +48,7 @@ _Below = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ChunkCounts:
-    """How many chunks an array has, by where their bytes are."""
+    """The number of chunks of an array, by the place of their bytes."""
 
     in_grid: int
     """Chunks that the array's shape has room for."""
@@ -129,7 +129,7 @@ class RawContent(Content):
 
 @dataclass(frozen=True, slots=True)
 class ArrayUsage:
-    """What the chunks of one array take."""
+    """The space of the chunks of one array."""
 
     path: str
     chunks: int

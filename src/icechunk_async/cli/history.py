@@ -116,7 +116,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """What commits touched, by path."""
+    """The changes of commits, by path."""
 
     new_groups: list[str]
     new_arrays: list[str]

@@ -55,7 +55,7 @@ class RefChange:
     """``branch`` or ``tag``."""
     name: str
     snapshot_id: str | None
-    """What it names now; None if it was deleted."""
+    """The snapshot that it names now; None if it was deleted."""
     previous_snapshot_id: str | None
     """What it named before; None if it is new."""
 

@@ -35,7 +35,7 @@ async def find_target(repository: Repository, ref: str, as_of: datetime | None =
     """Find a branch, a tag or a snapshot id, in this order.
 
     Raises:
-        NotFoundError: the text is none of these.
+        NotFoundError: the text names no branch, tag or snapshot.
         InvalidInputError: ``as_of`` was given with something other than a branch.
         SnapshotNotFoundError: the branch had no snapshot yet at that time.
     """
@@ -78,7 +78,7 @@ def _some(names: set[str]) -> str:
 async def open_session(
     repository: Repository, ref: str, as_of: datetime | None
 ) -> tuple[Target, Session]:
-    """Return what a REF names, and a session that reads it."""
+    """Return the target of a REF, and a session that reads it."""
     target = await find_target(repository, ref, as_of)
     return target, await repository.readonly_session(snapshot_id=target.snapshot_id)
 

@@ -113,7 +113,7 @@ class Compacted:
     bytes_released: int
     """Of objects that the branch's tip does not use any more."""
     snapshot_id: str | None
-    """None if nothing was to be done, or was done."""
+    """None if no commit was made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Who may read the sources of virtual chunks: credentials, as plain values.
+"""Credentials for the sources of virtual chunks, as plain values.
 
 Given to ``Repository.open(authorize_virtual_chunk_access={url_prefix: credential})``. Values
 pickle with what they hold, since workers need it; no repr shows a secret.

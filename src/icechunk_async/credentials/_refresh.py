@@ -1,4 +1,4 @@
-"""What every credential offers, and how functions of the caller are asked for new ones."""
+"""The protocol of credentials, and the calls of the caller's functions for new ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["Callback", "Credential", "Expiring", "Refresher", "check_end", "check_fresh"]
 
 type Callback[T] = Callable[[], T] | Callable[[], Awaitable[T]]
-"""Answers a credential, now or later. A plain function runs on a thread, so it may block; to be
-pickled with its credential it must be one that pickles."""
+"""Returns a credential, or an awaitable of one. A plain function runs on a thread, so it may block.
+A function that is to be pickled with its credential must pickle."""
 
 _EARLY: Final = timedelta(minutes=5)
-"""How long before its end a credential is no longer begun with."""
+"""The time before its expiry from which a credential is not used any more."""
 
 
 @runtime_checkable
@@ -36,8 +36,8 @@ class Credential(Protocol):
         """Return the backend's options that say who asks.
 
         Raises:
-            ExpiredCredentialsError: it ended.
-            InvalidInputError: it is none.
+            ExpiredCredentialsError: it has expired.
+            InvalidInputError: it is not a credential.
         """
         ...
 

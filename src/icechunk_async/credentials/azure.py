@@ -113,7 +113,7 @@ class _Same:
 
 @dataclass(frozen=True, slots=True)
 class AzureFromEnvironment:
-    """What the environment says, else whoever is logged in."""
+    """The identity in the environment, or else the user who is logged in."""
 
     backend: ClassVar[str] = "az"
 
@@ -148,7 +148,7 @@ class AzureRefreshable:
     """Begin with this where it is still good, so that many workers do not all ask at once."""
 
     async def storage_options(self) -> dict[str, object]:
-        """Ask for the first, and answer a function for the backend that goes on with it.
+        """Get the first credential, and return a function with which the backend gets the next.
 
         Raises:
             InvalidInputError: the function answered no credential for Azure.

@@ -40,7 +40,7 @@ class GcsServiceAccountFile:
 
 @dataclass(frozen=True, slots=True)
 class GcsServiceAccountKey:
-    """What stands in the key file of a service account."""
+    """The contents of the key file of a service account."""
 
     backend: ClassVar[str] = "gs"
 

@@ -112,7 +112,7 @@ class HttpRefreshable:
 
 
 class _Headers:
-    """Answers the headers of the next request; however many ask, the function is called once."""
+    """Returns the headers of the next request; concurrent requests share one call."""
 
     def __init__(self, source: HttpRefreshable) -> None:
         kinds = (HttpHeaders, HttpBearerToken)

@@ -302,7 +302,7 @@ class Session(Displayed):
         Args:
             array_path: the array; its chunk grid must be regular.
             forward: returns the new coordinates of a chunk, or None to drop it.
-            backward: the inverse: returns the old coordinates, or None where there are none.
+            backward: the inverse: returns the old coordinates, or None for a new chunk.
 
         Both functions run on the portal's thread, and must make no blocking call of the facade.
         """

@@ -71,7 +71,7 @@ def demo(
 
 
 def _say_nothing(_document: Demonstrated, _console: Console) -> None:
-    """Print nothing: the story was told while it went on."""
+    """Print nothing: the story was printed step by step."""
 
 
 def check_installed() -> None:

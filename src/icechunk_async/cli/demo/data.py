@@ -81,7 +81,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class NetCDF:
-    """What a file holds, without the data."""
+    """The structure of a file, without the data."""
 
     path: Path
     attributes: dict[str, JSON]

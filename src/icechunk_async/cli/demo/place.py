@@ -58,7 +58,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What is in a directory."""
+    """The contents of a directory."""
 
     is_empty: bool
     has_marker: bool

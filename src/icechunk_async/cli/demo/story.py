@@ -125,7 +125,7 @@ class Demonstrated:
     tip: str
     corrected_value: CorrectedValue
     commands: list[str]
-    """What to try next."""
+    """Commands to try next."""
 
 
 async def tell(directory: Path, *, force: bool, console: Console) -> Demonstrated:
