@@ -47,7 +47,7 @@ __all__ = ["AnySession", "ForkSession", "Session", "SessionMode"]
 
 
 class _Hierarchy(ABC):
-    """What sessions and their forks have in common: a hierarchy to read, change and fork."""
+    """The common part of sessions and their forks: a hierarchy to read, change and fork."""
 
     @property
     @abstractmethod
@@ -66,7 +66,7 @@ class _Hierarchy(ABC):
     @property
     @abstractmethod
     def mode(self) -> SessionMode:
-        """What the session may do; after a commit it only reads."""
+        """The mode; after a commit the session only reads."""
 
     @property
     @abstractmethod
@@ -94,8 +94,8 @@ class _Hierarchy(ABC):
         # The one convenience that looks up to a higher layer.
         from icechunk_async.zarr.store import IcechunkStore  # noqa: PLC0415
 
-        self.workspace.base  # noqa: B018 - a detached fork refuses here, not at the first read
-        return IcechunkStore(self, read_only=self.read_only)  # type: ignore[arg-type]
+        assert isinstance(self, Session | ForkSession)  # there are no others
+        return IcechunkStore(self, read_only=self.read_only)
 
     @property
     def has_uncommitted_changes(self) -> bool:
@@ -104,7 +104,7 @@ class _Hierarchy(ABC):
             return not self.workspace.changes.is_empty()
 
     def status(self) -> Diff:
-        """Return what the session changed so far."""
+        """Return the changes of the session so far."""
         workspace = self.workspace
         with workspace.lock:
             tree, changes = workspace.tree, workspace.changes
@@ -234,7 +234,7 @@ class _Hierarchy(ABC):
             InvalidCoordinatesError: ``forward`` returned a place outside of the grid.
             InvalidInputError: a function returned no coordinates, or the grid is not regular.
             NodeNotFoundError, SessionStateError, ReadOnlyError: as `shift_array`.
-            Exception: whatever a function raises. After any error nothing was moved.
+            Exception: any error of a function. After any error nothing was moved.
 
         Cancellation: nothing was moved.
 
@@ -284,7 +284,7 @@ class _Hierarchy(ABC):
         Cancellation: the step is lost. The iteration may be left at any point.
 
         Cost: one request for each manifest that is not cached, when its turn comes; memory for
-        one manifest, and whatever the cache keeps.
+        one manifest, beside the cache.
         """
         locations = self.workspace.virtual.locations
         return Batches(
@@ -455,7 +455,7 @@ class Session(_Hierarchy):
 
     @property
     def mode(self) -> SessionMode:
-        """What the session may do; after a commit it only reads."""
+        """The mode; after a commit the session only reads."""
         return self._publisher.mode
 
     @property
@@ -645,7 +645,7 @@ class ForkSession(_Hierarchy):
         )
 
     def to_bytes(self) -> bytes:
-        """Return what was changed in the fork, without where the repository is and any secret.
+        """Return the changes of the fork, without where the repository is and any secret.
 
         Equal states give equal bytes. Cost: some 12 to 25 bytes a chunk. On local disks, what the
         bytes refer to is durable after the end of `attached`, or `store_pending_chunks`.
@@ -769,7 +769,7 @@ class ForkSession(_Hierarchy):
     ) -> AsyncGenerator[Self]:
         """Open the fork's repository for the length of the block, to read and write.
 
-        If the fork is attached already, as it is where it was made, nothing is opened.
+        If the fork is attached already, for example where it was made, nothing is opened.
 
         Args:
             storage: use this one, which is left open, in place of what travelled with the fork.
@@ -868,7 +868,7 @@ class ForkSession(_Hierarchy):
 
 
 type AnySession = Session | ForkSession
-"""What a Zarr store can stand on."""
+"""The sessions that a Zarr store can stand on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -56,7 +56,7 @@ async def _check(url: str, chunks: int) -> None:
 
 
 @pytest.mark.parametrize("spec", [pytest.param(1, marks=pytest.mark.thorough), 2])
-async def test_32_sessions_of_one_repository(spec: int) -> None:
+async def test_32_sessions_of_one_repository_all_land_once(spec: int) -> None:
     """They share a handle, its caches and its budget."""
     url = memory_url()
     await _prepare(url, spec, WRITERS)
@@ -74,7 +74,7 @@ async def test_32_sessions_of_one_repository(spec: int) -> None:
         pytest.param(2, 64, marks=pytest.mark.thorough),
     ],
 )
-def test_writers_with_handles_of_their_own_and_latency(
+def test_slow_writers_all_land_in_bounded_tries(
     spec: int, writers: int, record_property: Callable[[str, object], None]
 ) -> None:
     """50 to 300 ms a request: every writer lands, in a bounded number of tries and requests."""
@@ -127,7 +127,7 @@ def _process(url: str, first: int) -> None:
 
 
 @pytest.mark.parametrize("spec", [pytest.param(1, marks=pytest.mark.thorough), 2])
-def test_8_processes_on_one_local_repository(spec: int, tmp_path: Path) -> None:
+def test_8_processes_on_one_local_repository_all_land_once(spec: int, tmp_path: Path) -> None:
     """Compare-and-set holds between processes."""
     url = (tmp_path / "repository").as_uri()
     chunks = PROCESSES * COMMITS_PER_PROCESS

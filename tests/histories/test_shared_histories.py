@@ -272,14 +272,14 @@ def test_nothing_is_lost_doubled_or_invented(seed: int, spec: int) -> None:
 
 
 @pytest.mark.parametrize("spec", [1, 2])
-def test_a_seed_tells_the_same_story_again(spec: int) -> None:
+def test_equal_seeds_make_equal_histories(spec: int) -> None:
     """A failing seed can be run again: ids, times, outcomes and resets are the same."""
     assert run(3, spec) == run(3, spec)
     assert run(3, spec) != run(4, spec)
 
 
 @pytest.mark.parametrize("spec", [1, 2])
-async def test_cancelled_at_every_await(spec: int) -> None:
+async def test_cancellation_at_every_await_loses_nothing(spec: int) -> None:
     """Forking, writing elsewhere, merging, committing, amending: cancelled wherever it waits."""
     history, waits = History(), 0
     async with open_storage(memory_url()) as plain:
@@ -306,7 +306,7 @@ async def _one(storage: Storage, history: History, kind: str, n: int) -> None:
     history.attempts[place] = Attempt(name, "main", began, now(), Outcome.ACKNOWLEDGED)
 
 
-def test_the_checker_knows_what_was_taken_off() -> None:
+def test_checker_ignores_commits_that_were_reset() -> None:
     """A commit that a reset dropped is not lost; another one is."""
     attempts = [Attempt(name, "main", 0, 1, Outcome.ACKNOWLEDGED) for name in ("a", "b", "c")]
     assert find_anomalies(attempts, "main", ["a"], dropped={"b", "c"}) == []

@@ -103,7 +103,7 @@ async def test_a_fork_of_a_clean_session_costs_nothing(spec: int) -> None:
             assert "manifests" not in {key.split("/")[0] for _, key in counting.log}
 
 
-async def test_what_forks_begin_with_is_nobody_elses(repository: Repository) -> None:
+async def test_unpublished_state_of_a_fork_is_not_in_the_history(repository: Repository) -> None:
     """The unpublished state is no part of history, and its changes are not the fork's."""
     session = await repository.writable_session("main")
     await make_array(session, "a", (10,), (1,))
@@ -133,7 +133,7 @@ async def test_a_fork_is_never_published(filled: Repository, method: str) -> Non
     assert await read(fork, "a/c/2") == b"2"
 
 
-async def test_who_can_be_forked_and_merged(filled: Repository) -> None:
+async def test_only_writable_sessions_fork_and_only_their_forks_merge(filled: Repository) -> None:
     """Reading sessions are not forked, and only forks are merged, into their own session."""
     reader = await filled.readonly_session("main")
     with pytest.raises(SessionStateError, match="readonly session cannot be forked"):
@@ -153,7 +153,7 @@ async def test_who_can_be_forked_and_merged(filled: Repository) -> None:
         await session.merge(fork)
 
 
-async def test_a_session_that_moved_on_takes_no_older_forks(filled: Repository) -> None:
+async def test_rebased_or_discarded_session_refuses_older_forks(filled: Repository) -> None:
     """After a rebase, or where changes that a fork saw were discarded, a fork does not fit."""
     session, other = [await filled.writable_session("main") for _ in range(2)]
     clean = await session.fork()
@@ -172,7 +172,7 @@ async def test_a_session_that_moved_on_takes_no_older_forks(filled: Repository) 
     assert not session.has_uncommitted_changes
 
 
-async def test_forks_of_forks(filled: Repository) -> None:
+async def test_forks_of_forks_merge_into_their_fork(filled: Repository) -> None:
     """A fork forks as a session does; its forks are merged into it, or past it if it was clean."""
     session = await filled.writable_session("main")
     fork = await session.fork()
@@ -208,7 +208,7 @@ async def test_forks_merge_as_a_tree_without_storage(filled: Repository) -> None
     ]
 
 
-async def test_nothing_is_opened_before_it_is_asked_for(filled: Repository) -> None:
+async def test_pickled_fork_opens_nothing_until_attached(filled: Repository) -> None:
     """What arrived says how to open it; after the block it is closed, and keeps its changes."""
     fork = await (await filled.writable_session("main")).fork()
     away: ForkSession = pickle.loads(pickle.dumps(fork))
@@ -229,7 +229,7 @@ async def test_nothing_is_opened_before_it_is_asked_for(filled: Repository) -> N
         assert await read(away, "a/c/7") == b"7"
 
 
-async def test_a_fork_that_is_detached_during_a_merge_refuses_it(filled: Repository) -> None:
+async def test_fork_detached_during_a_merge_refuses_the_merge(filled: Repository) -> None:
     """Rather than losing it: it would have gone to where nobody looks any more."""
     session = await filled.writable_session("main")
     away: ForkSession = pickle.loads(pickle.dumps(await session.fork()))
@@ -246,7 +246,7 @@ async def test_a_fork_that_is_detached_during_a_merge_refuses_it(filled: Reposit
         assert await read(away, "a/c/5") == b"5"
 
 
-async def test_a_session_that_could_not_resume_is_itself_again(filled: Repository) -> None:
+async def test_failed_resume_restores_the_session(filled: Repository) -> None:
     """Its own forks can be merged still."""
     root = await (await filled.writable_session("main")).fork()
     one, other = await root.fork(), await root.fork()
@@ -261,7 +261,7 @@ async def test_a_session_that_could_not_resume_is_itself_again(filled: Repositor
     assert await read(session, "a/c/3") == b"3"
 
 
-async def test_what_travels_is_the_same_for_the_same_work(filled: Repository) -> None:
+async def test_equal_forks_have_equal_bytes(filled: Repository) -> None:
     """Bytes are equal for equal changes, and hold no location; damaged ones are refused."""
     session = await filled.writable_session("main")
     fork = await session.fork()
@@ -316,7 +316,7 @@ asyncio.run(main())
 
 
 @pytest.mark.blocks_the_loop
-async def test_in_another_process(tmp_path: Path, spec: int) -> None:
+async def test_fork_works_in_another_process(tmp_path: Path, spec: int) -> None:
     """A fork is opened, written and sent back by a process that knows nothing else."""
     async with Repository.create(tmp_path / "r", spec_version=spec) as repository:
         session = await repository.writable_session("main")
@@ -353,7 +353,7 @@ async def test_a_cancelled_fork_or_merge_changes_nothing(filled: Repository) -> 
     await session.commit("done")
 
 
-def test_a_state_that_cannot_be_stored_is_not_forked() -> None:
+def test_fork_fails_if_its_state_cannot_be_stored() -> None:
     """Where the storage does not answer, the fork fails, and the next try stores it anew."""
     failing: set[str] = set()
 
@@ -377,7 +377,7 @@ def test_a_state_that_cannot_be_stored_is_not_forked() -> None:
         runner.run(scenario())
 
 
-async def test_virtual_chunks_in_forks(tmp_path: Path) -> None:
+async def test_forks_read_and_write_virtual_chunks(tmp_path: Path) -> None:
     """What may be read travels where it is plain data; an open source is given again."""
     source = tmp_path / "source"
     source.mkdir()
@@ -428,7 +428,7 @@ class _Held(WrappedStorage):
             await self.let_go.wait()
 
 
-async def test_a_fork_that_began_before_a_rebase_is_refused_whenever_it_was_ready() -> None:
+async def test_fork_from_before_a_rebase_is_refused() -> None:
     """What others wrote between the two bases would be overwritten without a conflict."""
     async with open_storage(memory_url()) as plain:
         held = _Held(plain)
@@ -489,7 +489,7 @@ IMPOSSIBLE: dict[str, Callable[[Node, Node], ChangeSet]] = {
 
 
 @pytest.mark.parametrize("change", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-async def test_what_no_fork_can_have_done_is_not_merged(
+async def test_impossible_changes_are_not_merged(
     filled: Repository, change: Callable[[Node, Node], ChangeSet]
 ) -> None:
     """Bytes from elsewhere may say anything: a commit of that would damage the hierarchy."""

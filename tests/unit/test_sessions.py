@@ -27,7 +27,7 @@ from icechunk_async.session import SessionMode
 from tests.helpers import array_document, group_document, make_array, memory_url, read, write
 
 
-async def test_a_commit_is_visible_to_sessions_begun_after_it(filled: Repository) -> None:
+async def test_commit_is_visible_to_later_sessions(filled: Repository) -> None:
     """A reader keeps its snapshot; a new one sees the commit."""
     before = await filled.readonly_session("main")
     session = await filled.writable_session("main")
@@ -75,7 +75,7 @@ async def test_a_session_that_changed_nothing_can_be_flushed(filled: Repository)
     assert await filled.lookup_branch("main") == tip
 
 
-async def test_that_version_1_cannot_amend_is_said_of_a_session_without_changes_too() -> None:
+async def test_format_1_refuses_to_amend_before_it_looks_for_changes() -> None:
     """Writing something first would not help."""
     async with Repository.create(memory_url(), spec_version=1) as repository:
         session = await repository.writable_session("main")
@@ -126,7 +126,7 @@ async def test_a_node_made_and_deleted_in_one_session_leaves_no_trace(filled: Re
     assert not session.has_uncommitted_changes
 
 
-async def test_a_node_deleted_and_recreated_has_none_of_its_old_chunks(filled: Repository) -> None:
+async def test_recreated_node_has_no_old_chunks(filled: Repository) -> None:
     """The new array is another node, in the session and after the commit."""
     session = await filled.writable_session("main")
     await session.store.delete("a/zarr.json")
@@ -296,7 +296,7 @@ async def test_the_second_of_two_commits_on_one_base_is_refused(filled: Reposito
     assert await filled.lookup_branch("main") == winner
 
 
-async def test_sessions_are_refused_where_nothing_is(filled: Repository) -> None:
+async def test_session_on_a_missing_ref_or_snapshot_is_refused(filled: Repository) -> None:
     """Unknown branches and snapshots, several names at once."""
     with pytest.raises(BranchNotFoundError, match="'nope'"):
         await filled.writable_session("nope")
@@ -308,7 +308,7 @@ async def test_sessions_are_refused_where_nothing_is(filled: Repository) -> None
         await filled.readonly_session(snapshot_id="not an id")
 
 
-async def test_as_of_answers_the_tip_of_that_time(filled: Repository) -> None:
+async def test_as_of_reads_the_tip_of_that_time(filled: Repository) -> None:
     """A moment between two commits reads the older one; before the first there is none."""
     first = await filled.lookup_branch("main")
     moment = (await filled.lookup_snapshot(first)).written_at
@@ -333,7 +333,7 @@ class _StoppedClock(clock.SystemClock):
         return 1_000_000
 
 
-async def test_a_clock_that_lags_breaks_no_commit(filled: Repository) -> None:
+async def test_lagging_clock_does_not_break_commits(filled: Repository) -> None:
     """Times of snapshots and of the log still ascend."""
     with clock.use_clock(_StoppedClock()):
         for value in range(3):
@@ -348,7 +348,7 @@ async def test_a_clock_that_lags_breaks_no_commit(filled: Repository) -> None:
         assert updates == sorted(set(updates), reverse=True)
 
 
-async def test_writes_while_committing_are_refused_not_lost(filled: Repository) -> None:
+async def test_write_during_a_commit_is_refused_not_lost(filled: Repository) -> None:
     """What is not part of the commit raises where it is written."""
     session = await filled.writable_session("main")
     await write(session, "a/c/2", b"\x02")

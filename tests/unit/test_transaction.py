@@ -36,7 +36,7 @@ async def history(repository: Repository) -> list[str]:
     return [info.message async for info in repository.ancestry(branch="main")]
 
 
-async def test_a_block_is_one_commit(filled: Repository) -> None:
+async def test_transaction_block_is_one_commit(filled: Repository) -> None:
     """What was written is committed at the end, with message and metadata."""
     async with filled.transaction("main", message="both", metadata={"by": "me"}) as store:
         for chunk in (2, 3):
@@ -56,7 +56,7 @@ async def fail(repository: Repository) -> None:
         raise ZeroDivisionError
 
 
-async def test_a_block_that_fails_commits_nothing(filled: Repository) -> None:
+async def test_failed_transaction_block_commits_nothing(filled: Repository) -> None:
     """Its error leaves as it is; nor is an empty block or a missing branch a commit."""
     with pytest.raises(ZeroDivisionError):
         await fail(filled)
@@ -69,7 +69,9 @@ async def test_a_block_that_fails_commits_nothing(filled: Repository) -> None:
     assert await history(filled) == ["filled", "Repository initialized"]
 
 
-async def test_a_block_is_cancelled_as_a_whole(filled: Repository, spec: int) -> None:
+async def test_cancelled_transaction_block_commits_all_or_nothing(
+    filled: Repository, spec: int
+) -> None:
     """Wherever it is cancelled, the branch has all of it or nothing."""
     waits = 0
     async with Repository.open(LatencyStorage(filled.storage, seconds=0)) as waiting:
@@ -90,7 +92,7 @@ async def test_a_block_is_cancelled_as_a_whole(filled: Repository, spec: int) ->
     assert waits > 3  # requests that follow one another
 
 
-async def test_a_lost_race_leaves_the_changes(filled: Repository) -> None:
+async def test_lost_race_keeps_the_changes(filled: Repository) -> None:
     """Without a solver the commit is refused, and the session has what was written."""
     transaction = filled.transaction("main", message="late")
     store = await transaction.__aenter__()
@@ -150,7 +152,7 @@ def virtually(scenario: Callable[[Slow, Repository, Session], Coroutine[Any, Any
         runner.run(run())
 
 
-def test_a_commit_ends_in_time_before_it_could_land() -> None:
+def test_timeout_before_publishing_leaves_no_doubt() -> None:
     """While files are stored nothing is in doubt: nothing was published, and it can go on."""
 
     async def scenario(slow: Slow, repository: Repository, session: Session) -> None:
@@ -168,7 +170,7 @@ def test_a_commit_ends_in_time_before_it_could_land() -> None:
 
 
 @pytest.mark.parametrize("landed", [False, True])
-def test_a_commit_that_ends_in_doubt_says_so(*, landed: bool) -> None:
+def test_timeout_while_publishing_says_that_the_outcome_is_unknown(*, landed: bool) -> None:
     """Whether the last request landed is found out by the next commit, which lands once."""
 
     async def scenario(slow: Slow, repository: Repository, session: Session) -> None:
@@ -186,7 +188,7 @@ def test_a_commit_that_ends_in_doubt_says_so(*, landed: bool) -> None:
     virtually(scenario)
 
 
-def test_a_commit_that_loses_every_race_ends_in_time() -> None:
+def test_timeout_ends_a_commit_that_loses_every_race() -> None:
     """With others first again and again, the time limit ends it as a lost race."""
 
     async def scenario(slow: Slow, repository: Repository, session: Session) -> None:

@@ -1,1 +1,6 @@
-"""What a session changed, as pure values: merge, move, reshape and detect conflicts without I/O."""
+"""The changes of a session as pure values, without I/O, event loop or storage.
+
+`change_set.ChangeSet` is what a session changed, and `change_set.WorkingTree` the hierarchy that it
+sees. `detect` finds conflicts with a newer commit, `merge` joins the changes of forks, `wire` turns
+them into bytes, `moves` renames subtrees, and `splitting` decides which manifests a commit writes.
+"""

@@ -1,7 +1,7 @@
-"""What a session changed, and the hierarchy as it looks with those changes.
+"""The changes of a session, and the hierarchy with those changes.
 
-Single changes wait by coordinates until there are some thousand, which then become columns; changes
-made in bulk stay the columns they came as. The latest change of a chunk counts.
+Single changes are kept by coordinates until there are some thousand, which then become columns.
+Changes made in bulk stay the columns that they were given as. The latest change of a chunk counts.
 
 Pure: values in, values out, nothing awaits. The session guards it with a lock.
 """
@@ -36,8 +36,8 @@ __all__ = ["ArrayChanges", "ChangeSet", "Deleted", "WorkingTree"]
 
 _REVISIONS: Final = count(1)
 _MAX_SINGLES: Final = 4096
-"""Single changes that wait at most: an object for each takes ten times the memory of a row, and
-a commit has the less left to do the more rows there are."""
+"""The most single changes kept: an object for each takes ten times the memory of a row, and
+what is in columns already is not left to the commit."""
 
 
 class ArrayChanges:
@@ -49,8 +49,8 @@ class ArrayChanges:
         self.kept_grid: Coordinates | None = None
         """Chunks of the base snapshot outside of this grid are gone: the array was shrunk."""
         self.revision = 0
-        """Names this state among all states of all changes, so that what was made from it can
-        be told from what was made from any other; 0 while nothing changed."""
+        """Identifies this state among all states of all changes, so that manifests made from it are
+        not taken for those of another state; 0 while nothing changed."""
         self._singles: dict[Coordinates, ChunkRef | None] = {}
         self._blocks: list[ChunkRefs] = []  # oldest first, all older than the singles
 
@@ -123,7 +123,7 @@ class ArrayChanges:
         self.revision = next(_REVISIONS)
 
     def clip(self, grid: Coordinates) -> None:
-        """Turn changes outside of ``grid`` into deletions; the base's chunks stay as they are."""
+        """Turn changes outside of ``grid`` into deletions; the base's chunks stay."""
         refs = self.columns()
         inside = refs.inside(tuple((0, size) for size in grid))
         if not inside.all():
@@ -132,7 +132,7 @@ class ArrayChanges:
             self.revision = next(_REVISIONS)
 
     def drop(self, coords: npt.NDArray[np.uint32]) -> None:
-        """Take back the changes of some chunks; ``coords`` is ``(n, rank)``."""
+        """Undo the changes of some chunks; ``coords`` is ``(n, rank)``."""
         refs = self.columns()
         keep = ~rows_in(refs.coords, coords)
         self._blocks = [refs.take(keep)] if keep.any() else []
@@ -170,9 +170,10 @@ class ChangeSet:
     deleted: dict[NodeId, Deleted] = field(default_factory=dict[NodeId, Deleted])
     chunks: dict[NodeId, ArrayChanges] = field(default_factory=dict[NodeId, ArrayChanges])
     moves: Moves = field(default_factory=Moves)
-    """Of a session that only moves; all else is empty then."""
+    """Those of a session that only moves nodes; everything else is empty then."""
     sources: frozenset[SnapshotId] = frozenset()
-    """Bases whose references went into ``chunks``: while these are known, what they need stays."""
+    """Snapshots whose references were copied into ``chunks``. The commit requires that they still
+    exist, because otherwise the chunk objects may have been collected."""
 
     def copy(self) -> ChangeSet:
         """Return a change set that can be edited without touching this one."""

@@ -1,6 +1,6 @@
-"""Whether changes of a session and of a newer commit can both stand.
+"""Detect conflicts between the changes of a session and a newer commit.
 
-Pure: a change set, a transaction log and a snapshot in, conflicts out.
+Pure: takes a change set, a transaction log and a snapshot, and returns conflicts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Conflict", "ConflictKind", "clears", "detect_conflicts"]
 
 
 class ConflictKind(IntEnum):
-    """What clashes; the numbers are the official engine's."""
+    """The kinds of conflicts; the numbers are the official engine's."""
 
     NEW_NODE_CONFLICTS_WITH_EXISTING_NODE = 1
     NEW_NODE_IN_INVALID_GROUP = 2
@@ -56,7 +56,7 @@ def detect_conflicts(ours: WorkingTree, log: TransactionLog, theirs: Snapshot) -
 
     Args:
         ours: the session's hierarchy and changes.
-        log: what the newer commit, or one that expired before it, touched.
+        log: of the newer commit, or of one that expired before it.
         theirs: the newer commit's snapshot.
     """
     if log.moves:
@@ -77,8 +77,8 @@ def detect_conflicts(ours: WorkingTree, log: TransactionLog, theirs: Snapshot) -
 def clears(log: TransactionLog, ours: WorkingTree) -> bool:
     """Return whether a log alone shows that a commit clashes with nothing of a session.
 
-    Where it does not, `detect_conflicts` decides, with the commit's snapshot: about nodes
-    that the session made, deleted or moved a log says too little.
+    If it does not, `detect_conflicts` decides with the commit's snapshot: a log has no paths, which
+    are needed for nodes that the session created, deleted or moved.
     """
     changes = ours.changes
     if log.moves or changes.new or changes.deleted or changes.moves.requested:
@@ -89,7 +89,7 @@ def clears(log: TransactionLog, ours: WorkingTree) -> bool:
 def _new_nodes(changes: ChangeSet, theirs: Nodes) -> Iterator[Conflict]:
     for path, node in changes.new.items():
         existing = theirs.get(path)
-        # Another node than the one we deleted there was made by them; two cannot share a path.
+        # A node there is theirs, unless it is the one that we deleted; two cannot share a path.
         if existing is not None and existing.id not in changes.deleted:
             kind = ConflictKind.NEW_NODE_CONFLICTS_WITH_EXISTING_NODE
             yield Conflict(kind, path, node_id=node.id)
@@ -119,7 +119,7 @@ def _chunks(ours: WorkingTree, log: TransactionLog) -> Iterator[Conflict]:
             continue
         path = ours.base.path_of(node_id)
         if path is None:
-            continue  # created in this session; nobody else knows it
+            continue  # created in this session, so no other session can have changed it
         if node_id in log.deleted_arrays:
             kind = ConflictKind.CHUNKS_UPDATED_IN_DELETED_ARRAY
             yield Conflict(kind, path, node_id=node_id)
@@ -136,7 +136,7 @@ def _chunks(ours: WorkingTree, log: TransactionLog) -> Iterator[Conflict]:
 
 def _deleted_nodes(changes: ChangeSet, log: TransactionLog, theirs: Nodes) -> Iterator[Conflict]:
     for node_id, gone in changes.deleted.items():
-        now = theirs.get(gone.path)  # another node, if they deleted it and made it anew
+        now = theirs.get(gone.path)  # another node, if they deleted and recreated it
         for it in {node_id, node_id if now is None else now.id}:
             if gone.is_array and (it in log.updated_arrays or it in log.updated_chunks):
                 yield Conflict(ConflictKind.DELETE_OF_UPDATED_ARRAY, gone.path, node_id=node_id)

@@ -1,4 +1,4 @@
-"""Which chunks an array can have, and refusing the others."""
+"""Check that an array can have a chunk, and word the refusals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def covers(extents: Extents, coords: Coordinates) -> bool:
 
 
 def bad_rank(path: str, found: int, rank: int) -> InvalidCoordinatesError:
-    """Return what to raise about coordinates of another number of axes."""
+    """Return the error for coordinates with another number of axes than the array."""
     return InvalidCoordinatesError(
         f"A chunk of {path!r} was named by {found} coordinates, and the array has {rank} axes.",
         path=path,
@@ -44,7 +44,7 @@ def bad_rank(path: str, found: int, rank: int) -> InvalidCoordinatesError:
 def outside(
     path: str, coords: Coordinates, grid: Coordinates, *, count: int = 1
 ) -> InvalidCoordinatesError:
-    """Return what to raise about ``count`` chunks that the grid has no place for."""
+    """Return the error for ``count`` chunks outside of the grid, ``coords`` the first of them."""
     more = f" ({count} such chunks)" if count > 1 else ""
     return InvalidCoordinatesError(
         f"Chunk {coords} lies outside of the grid of {path!r}, which has {grid} chunks{more}. "
@@ -55,7 +55,7 @@ def outside(
 
 
 def no_bytes(path: str) -> InvalidInputError:
-    """Return what to raise about a chunk without bytes."""
+    """Return the error for a chunk without bytes."""
     return InvalidInputError(
         f"A chunk of {path!r} was given no bytes. Delete the chunk instead, if it should hold "
         "fill values.",

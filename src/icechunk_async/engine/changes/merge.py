@@ -1,8 +1,8 @@
 """Merge the changes of forks into those of the session they came from, and check that they fit.
 
-Pure, and needs no snapshot: a fork's changes and those of its session are against the same state,
-so that what both did can be told from the changes alone. Nothing counts before all clashes are
-known. Of chunks that several set, the last one merged stays, as in the official engine.
+Pure, and needs no snapshot: the changes of a fork and of its session start from the same state, so
+that the changes alone show what both did. Nothing is merged until all clashes are known. Of chunks
+that several set, the last one merged stays, as in the official engine.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from icechunk_async.engine.changes.change_set import ArrayChanges
 from icechunk_async.errors import FormatError, InvalidMetadataError, MergeFailedError
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.paths import ancestors
+from icechunk_async.format.zarr_document import parse_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,15 +34,15 @@ __all__ = ["ForkPoint", "MergeClash", "MergeClashKind", "Merger", "check_fits"]
 
 
 _MOST_COORDS = 1000
-"""How many coordinates a clash lists; a fork may have written millions."""
+"""The most coordinates that a clash lists; a fork may have written millions."""
 
 
 class MergeClashKind(Enum):
-    """Why changes of a fork cannot stand beside others."""
+    """The reasons why changes of a fork cannot be merged with others."""
 
     CREATED_BY_BOTH = "created by both"
     UPDATED_BY_BOTH = "given different metadata by both"
-    DELETED_AND_CHANGED = "deleted by one and changed or made anew by the other"
+    DELETED_AND_CHANGED = "deleted by one and changed or recreated by the other"
     CREATED_BELOW_ARRAY = "an array to one and a parent to the other"
     OTHER_RANK = "written with another number of axes than it has now"
     WRITTEN_BY_BOTH = "written by both"
@@ -54,7 +55,7 @@ class MergeClash:
     kind: MergeClashKind
     path: str
     coords: tuple[Coordinates, ...] = ()
-    """Chunks that it is about, where it is about chunks; the first thousand."""
+    """The chunks concerned, if it is about chunks; the first thousand."""
     fork: int = 0
     """The place of the fork among those that were to be merged, from 0."""
 
@@ -73,7 +74,7 @@ class ForkPoint:
 
 
 class _Since:
-    """What a session changed since the state that a fork began in."""
+    """The changes of a session since the state that a fork began in."""
 
     def __init__(self, now: ChangeSet, point: ForkPoint) -> None:
         self.now = now
@@ -122,7 +123,7 @@ class Merger:
         path_of: Callable[[NodeId], str | None] = lambda _: None,
         allow_overlaps: bool = True,
     ) -> None:
-        """Begin with a session's changes, which stay as they are.
+        """Begin with a session's changes, which are not modified.
 
         Args:
             changes: those of the session.
@@ -328,7 +329,7 @@ def _failure(clashes: list[MergeClash]) -> MergeFailedError:
     more = f", and {len(clashes) - 5} more" if len(clashes) > 5 else ""
     return MergeFailedError(
         f"The forks do not go together: {'; '.join(parts)}{more}. Nothing was merged. Let each "
-        "fork change nodes and metadata of its own, or make shared ones before forking.",
+        "fork change its own nodes and metadata, or create shared ones before forking.",
         clashes=clashes,
     )
 
@@ -368,9 +369,6 @@ def check_fits(changes: ChangeSet, base: Nodes) -> None:
 
 
 def _check_document(node: Node) -> None:
-    # Only the layer above knows Zarr's documents.
-    from icechunk_async.format.zarr_document import parse_document  # noqa: PLC0415
-
     try:
         array = parse_document(node.user_data, node.path).array
     except InvalidMetadataError as error:
@@ -381,7 +379,7 @@ def _check_document(node: Node) -> None:
 
 def _check_chunks(chunks: ArrayChanges, node: Node | None) -> None:
     if node is None or node.array is None:
-        raise _impossible("changes chunks of an array that there is not")
+        raise _impossible("changes chunks of an array that does not exist")
     grid = node.array.grid
     if chunks.rank != len(grid):
         raise _impossible(f"changes chunks of {chunks.rank} axes of {node.path!r}")
@@ -393,5 +391,5 @@ def _check_chunks(chunks: ArrayChanges, node: Node | None) -> None:
 
 def _impossible(what: str) -> FormatError:
     return FormatError(
-        f"A fork {what}: its bytes were damaged or made by somebody else. Nothing was merged."
+        f"A fork {what}: its bytes were damaged or made by another program. Nothing was merged."
     )

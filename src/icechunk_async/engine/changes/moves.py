@@ -1,7 +1,7 @@
 """Moves of nodes: whole subtrees get other paths, and nothing else changes.
 
-A session's moves are kept twice: as they were asked for, to be replayed on another base, and as
-their net effect on each node of the base. Pure.
+A session's moves are kept twice: as requested, to be replayed on another base, and as their net
+effect on each node of the base. Pure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Moves"]
 
 @dataclass(slots=True)
 class Moves:
-    """What a session moved, against the nodes of its base snapshot."""
+    """The moves of a session, relative to the nodes of its base snapshot."""
 
     requested: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """``(from, to)`` of each call, in order."""
@@ -33,7 +33,7 @@ class Moves:
     """The net move of each node that is elsewhere now, by its path in the base."""
     _by_target: dict[str, Move] = field(default_factory=dict[str, Move])
     _targets: list[str] = field(default_factory=list[str])
-    """In order, so that what is below a path is a part of the list."""
+    """Sorted, so that the nodes below a path are a slice of the list."""
 
     def copy(self) -> Moves:
         """Return moves that can be added to without touching these."""
@@ -45,7 +45,7 @@ class Moves:
         return tuple(sorted(self._by_source.values(), key=lambda move: move.target.split("/")))
 
     def origin(self, path: str) -> str | None:
-        """Return where in the base the node that may be at ``path`` is; None: it moved away."""
+        """Return the base's path of the node that may be at ``path``; None if it moved away."""
         move = self._by_target.get(path)
         if move is not None:
             return move.source

@@ -1,7 +1,8 @@
-"""Which manifest holds which chunk, and which manifests a commit must rewrite.
+"""Plan manifests: which one holds which chunk, and which ones a commit must rewrite.
 
 The grid of an array is cut into cells by rules of the configuration; a manifest holds the
-references of one cell (spec, "Manifest splitting"). Pure: configuration and boxes in, plans out.
+references of one cell (spec, "Manifest splitting"). Pure: takes
+configuration and boxes, and returns plans.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def split_sizes(
 
 @dataclass(slots=True)
 class CellPlan:
-    """One cell to write anew: what is in ``sources`` and ``box``, overlaid with ``changes``."""
+    """One cell to write: references of ``sources`` within ``box``, overlaid with ``changes``."""
 
     box: Extents
     sources: list[ManifestRef] = field(default_factory=list["ManifestRef"])
@@ -56,7 +57,7 @@ class CellPlan:
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """What becomes of an array's manifests."""
+    """The manifests of an array that stay, and the cells that are written."""
 
     reused: list[ManifestRef]
     cells: list[CellPlan]
@@ -71,10 +72,10 @@ def plan_manifests(
     kept: Coordinates | None = None,
     rewrite_all: bool = False,
 ) -> SplitPlan:
-    """Decide which manifests stay and which cells are written anew.
+    """Decide which manifests stay and which cells are written.
 
-    A cell with changes is written as one manifest. In a cell without, manifests that lie
-    wholly inside stay as they are; one that reaches out of its cell is cut to it.
+    A cell with changes is written as one manifest. In a cell without changes, a manifest that lies
+    wholly inside is reused; one that reaches beyond its cell is cut to it.
 
     Args:
         grid: chunks along each axis now; references outside of it are dropped.
@@ -82,7 +83,7 @@ def plan_manifests(
         old: the array's manifests.
         changed: coordinates of the session's changes, ``(n, rank)``.
         kept: the grid in which old references still count, where that is smaller.
-        rewrite_all: write every cell anew.
+        rewrite_all: write every cell.
     """
     touched = _rows_by_cell(changed, sizes)
     cells = {

@@ -1,8 +1,8 @@
 """Changes as bytes, for forks that travel between processes.
 
 One msgpack document in a zstd frame with a checksum. Chunk references are columns, and a column
-of one value is that value; equal changes give equal bytes. Bytes from elsewhere are believed
-nothing: reading them makes plain values, never code.
+of one value is that value; equal changes give equal bytes. Bytes from elsewhere are not trusted:
+every value is checked, and reading never runs code.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_BYTES: Final = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class ForkState:
-    """What of a fork travels."""
+    """The part of a fork that travels."""
 
     session_id: bytes
     """Names the session that all its forks, and forks of these, come from."""
@@ -156,7 +156,7 @@ def decode_fork(data: bytes | memoryview) -> ForkState:
     """
     view = memoryview(data)
     if bytes(view[: len(_MAGIC)]) != _MAGIC or len(view) <= _HEAD_BYTES:
-        raise FormatError("These bytes are no fork of a session, or only the beginning of one.")
+        raise FormatError("These bytes are not a fork of a session, or only the beginning of one.")
     if view[len(_MAGIC)] != _VERSION:
         raise FormatError(
             f"A fork was written in version {view[len(_MAGIC)]} of its encoding, and this library "

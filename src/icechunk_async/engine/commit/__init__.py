@@ -1,1 +1,6 @@
-"""From changes to a published snapshot: flush, publish, rebase, settle conflicts."""
+"""From a session's changes to a published snapshot.
+
+`publisher.Publisher` commits, amends, flushes and rebases for one session, with `flush` for
+manifests, `rebase` for lost races and `once` for exactly-once commits. `forks.Forks` gives other
+tasks and processes a part of the work and merges it. `conflicts` is what solvers see and return.
+"""

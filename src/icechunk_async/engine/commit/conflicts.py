@@ -1,6 +1,6 @@
-"""What to do where changes of a session and of a newer commit clash.
+"""Conflict solvers: decide what happens if a session and a newer commit changed the same.
 
-A solver decides each conflict, with both sides and what they began with at hand; the stock ones
+A solver decides each conflict and can read both sides and their common base. The stock solvers
 follow the official engine's policies.
 """
 
@@ -39,28 +39,28 @@ __all__ = [
 
 
 class Resolution(Enum):
-    """What to do about one conflict."""
+    """How one conflict ends."""
 
     OURS = "ours"
     """Keep this session's change on top of the newer commit."""
     THEIRS = "theirs"
-    """Take this session's change back, as far as it clashes."""
+    """Undo this session's change, as far as it clashes."""
     FAIL = "fail"
     """Give up: the rebase fails and reports the conflict."""
 
 
 type ChunkAnswers = Mapping[Coordinates, Resolution | bytes | None]
-"""For a conflict about chunks: what to do about each; bytes replace it, None deletes it."""
+"""For a conflict about chunks, a decision for each; bytes replace it, None deletes it."""
 type Answer = Resolution | ChunkAnswers | bytes
-"""What a solver says to one conflict. Bytes, where both changed the metadata of a node, are the
-document (``zarr.json``) that it gets."""
+"""The decision of a solver about one conflict. Where both changed the metadata of a
+node, bytes are the document (``zarr.json``) that it gets."""
 
 
 class Side:
-    """One state of the hierarchy, of which a solver reads what it needs."""
+    """One state of the hierarchy, for a solver to read."""
 
     def __init__(self, workspace: Workspace) -> None:
-        """Look at what a workspace shows."""
+        """Read from a workspace."""
         self._workspace = workspace
 
     @property
@@ -79,11 +79,11 @@ class Side:
         return self._workspace.base.message
 
     def node(self, path: str) -> Node | None:
-        """Return the node at a path; None if there is none."""
+        """Return the node at a path; None if there is no node."""
         return self._workspace.node(check_path(path))
 
     def metadata(self, path: str) -> dict[str, Any] | None:
-        """Return the metadata document (``zarr.json``) of a node; None if there is none."""
+        """Return the metadata document (``zarr.json``) of a node; None if there is no node."""
         node = self.node(path)
         if node is None:
             return None
@@ -106,33 +106,33 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """What a solver is given: one newer commit, and every conflict with it."""
+    """The input of a solver: one newer commit, and every conflict with it."""
 
     conflicts: Sequence[Conflict]
     base: Side
-    """What both began with."""
+    """The snapshot that both began with."""
     ours: Side
-    """What the session sees: the base with its changes."""
+    """The base with the session's changes."""
     theirs: Side
     """The newer commit."""
     theirs_log: TransactionLog
-    """What the newer commit, or one that expired before it, touched."""
+    """The log of the newer commit, or of one that expired before it."""
 
 
 class ConflictSolver(Protocol):
     """Decides conflicts. Any object with this method is one; it may be ``async`` or not."""
 
     def solve(self, clash: Clash) -> Sequence[Answer] | Awaitable[Sequence[Answer]]:
-        """Return what to do about each of ``clash.conflicts``, in order.
+        """Return a decision for each of ``clash.conflicts``, in order.
 
         * A `Resolution` decides a conflict as a whole.
-        * Where both changed chunks, a mapping decides each of ``conflict.coords``: a resolution,
+        * If both changed chunks, a mapping decides each of ``conflict.coords``: a resolution,
           the bytes that the chunk gets, or None to delete it. Those left out are not settled.
-        * Where both changed the metadata of a node, bytes are the document that it gets.
+        * If both changed the metadata of a node, bytes are the document that it gets.
 
-        What cannot be resolved as asked counts as `Resolution.FAIL`. To ``OURS``: chunk
-        conflicts, deletions of what was updated, and chunks in an array whose metadata was
-        updated, if they lie in its grid. To ``THEIRS``: any conflict but a move.
+        A decision that is not possible counts as `Resolution.FAIL`. ``OURS`` is possible for
+        chunk conflicts, for deletions of updated nodes, and for chunks in an array whose metadata
+        was updated, if they lie in its grid; ``THEIRS`` for every conflict but a move.
 
         Cancellation: the rebase ends where it is; see ``Session.rebase``.
         """
@@ -140,7 +140,7 @@ class ConflictSolver(Protocol):
 
 
 class ConflictDetector:
-    """Accepts no conflict: a rebase succeeds only where nothing clashes."""
+    """Accepts no conflict: a rebase succeeds only if nothing clashes."""
 
     async def solve(self, clash: Clash) -> Sequence[Answer]:
         """Fail every conflict."""
@@ -148,7 +148,7 @@ class ConflictDetector:
 
 
 class VersionSelection(Enum):
-    """Which side of a chunk conflict stays."""
+    """The side of a chunk conflict that stays."""
 
     FAIL = "fail"
     USE_OURS = "ours"

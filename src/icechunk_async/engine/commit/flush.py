@@ -1,7 +1,7 @@
 """From a session's changes to a new snapshot: manifests and nodes, encoded but not yet stored.
 
-Manifests of arrays that did not change are carried over; the others are rebuilt cell by cell.
-Nothing here is visible to anyone: a commit stores the files and then moves a reference.
+Manifests of arrays that did not change are reused; the others are rebuilt cell by cell. Nothing
+here is visible to other sessions: a commit stores the files and then moves a reference.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Written:
 
 
 type _Recipe = tuple[tuple[ManifestRef, ...], tuple[int, ...], int]
-"""What an array's manifests were made from: those of the base, the grid, the changes."""
+"""The inputs of an array's manifests: those of the base, the grid, the changes."""
 
 
 class Flusher:
@@ -103,9 +103,9 @@ class Flusher:
     async def rewrite(
         self, base: Snapshot, tree: WorkingTree, progress: ProgressCallback = no_progress
     ) -> Flushed:
-        """Build a snapshot on top of ``base`` with all of its manifests made anew.
+        """Build a snapshot on top of ``base`` with all of its manifests rewritten.
 
-        Each manifest is stored as soon as it is made, so that only a few are in memory.
+        Each manifest is stored when it is made, so that only a few are in memory.
         """
         nodes = list(tree.nodes())
         arrays = [node for node in nodes if node.array is not None]
@@ -126,7 +126,7 @@ class Flusher:
         return 0 if node.array is None else len(self._plan_rewrite(node).cells)
 
     async def rewrite_cells(self, node: Node, base: Snapshot, cells: range) -> Written:
-        """Make some of an array's manifests anew, and store them; the rest is done elsewhere."""
+        """Rewrite some of an array's manifests and store them; other tasks rewrite the rest."""
         assert node.array is not None
         nothing = ArrayChanges(len(node.array.dimensions))
         plan = self._plan_rewrite(node)
@@ -140,7 +140,7 @@ class Flusher:
         )
 
     def rewritten(self, base: Snapshot, written: Mapping[NodeId, Sequence[Written]]) -> Flushed:
-        """Build a snapshot on top of ``base`` of manifests that are made and stored."""
+        """Build a snapshot on top of ``base`` from manifests that are stored already."""
         nodes = list(WorkingTree(base.nodes, ChangeSet()).nodes())
         arrays = [node for node in nodes if node.array is not None]
         joined = [
@@ -162,7 +162,7 @@ class Flusher:
     def _flushed(
         self, base: Snapshot, nodes: list[Node], changed: list[Node], written: list[Written]
     ) -> Flushed:
-        """Put new manifests into their nodes, and carry the others over."""
+        """Put new manifests into their nodes, and keep those of the other nodes."""
         by_id = {node.id: made for node, made in zip(changed, written, strict=True)}
         result = [_with_manifests(node, by_id.get(node.id)) for node in nodes]
         new_files = {it: info for made in written for it, info in made.files.items()}
@@ -216,7 +216,7 @@ class Flusher:
             return known[1]
         columns = changes.columns()
         inside = columns.inside(tuple((0, size) for size in array.grid))
-        if not inside.all():  # deletions that shrinking left behind
+        if not inside.all():  # deletions outside of the grid, which shrinking left for the log
             columns = columns.take(inside)
         sizes = split_sizes(node.path, array, self.options.splitting)
         plan = plan_manifests(
@@ -245,7 +245,7 @@ class Flusher:
         *,
         store: bool,
     ) -> Written:
-        """Build the manifests of some cells; ``store`` each as soon as it is made."""
+        """Build the manifests of some cells; ``store`` each when it is made."""
 
         async def build(cell: CellPlan) -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
             made = await self._build(node_id, cell, columns, changes, base)
@@ -325,7 +325,8 @@ class Flusher:
             size_bytes=len(data),
         )
         if packed is None:
-            await self._assets.manifests.keep(info.id, data)  # it is needed whole
+            # Patching failed, so the next step reads the whole manifest: do not fetch it twice.
+            await self._assets.manifests.keep(info.id, data)
             return None
         new = ManifestFileInfo(manifest_id, len(packed), info.num_chunk_refs)
         return ManifestRef(manifest_id, source.extents), new, packed

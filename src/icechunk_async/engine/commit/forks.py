@@ -28,7 +28,7 @@ _BYTES_PER_FORK: Final = 1 << 15
 
 
 class Mergeable(Protocol):
-    """What merging reads of a fork."""
+    """A fork, as far as merging reads it."""
 
     @property
     def session_id(self) -> bytes:
@@ -41,7 +41,7 @@ class Mergeable(Protocol):
         ...
 
     async def stored_changes(self) -> ChangeSet:
-        """Return what was changed in the fork, once every chunk of it is in the storage."""
+        """Return the changes of the fork, once every chunk of it is in the storage."""
         ...
 
 
@@ -180,7 +180,7 @@ class Forks:
             raise
 
     def _point_of(self, fork: Mergeable) -> ForkPoint:
-        """Return what this session had changed when a fork began."""
+        """Return the changes that this session had when a fork began."""
         workspace = self._workspace
         if fork.session_id == self.session_id:
             if fork.snapshot_id == workspace.base.id:
@@ -215,7 +215,7 @@ async def merge_apart(
 ) -> ChangeSet:
     """Return the changes of a fork together with those of others of the same base.
 
-    Needs no storage, so the forks must have begun at the very same snapshot.
+    Needs no storage, so all forks must stand on the very same snapshot.
 
     Raises:
         SessionStateError: one began elsewhere.

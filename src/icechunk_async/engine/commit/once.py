@@ -2,8 +2,8 @@
 
 A commit can name the transaction that it is. Its snapshot records the newest version of every
 application that ever committed to the branch with one, and every later snapshot of this library
-repeats that record. So the tip alone tells whether a transaction was committed, also after older
-snapshots have expired; where another library committed since, the nearest snapshot of this one
+repeats that record. So the tip alone shows whether a transaction was committed, also after older
+snapshots have expired; if another library committed since, the nearest snapshot of this one
 does. A branch moves only from the snapshot whose record was read, so two commits of one
 transaction cannot both land.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Record", "Transaction", "newest_versions", "record_of", "repeated"]
 
 # Part of what is stored. The names are those of the first writer that committed this way, and
-# stay so that its streams go on to recognise their batches.
+# stay so that its streams still recognise their batches.
 _NEWEST: Final = "spark-transactions"
 _OWN: Final = "spark-transaction"
 _MAX_VERSION: Final = (1 << 63) - 1
@@ -60,7 +60,7 @@ class Record:
 
     Attributes:
         at: the snapshot in question.
-        found_at: the nearest snapshot with a record, ``at`` included; None if there is none.
+        found_at: the nearest snapshot with a record, ``at`` included; None if no snapshot has one.
         versions: the newest version of every application.
     """
 

@@ -55,7 +55,7 @@ _RESERVED: Final = "__icechunk"
 
 
 class SessionMode(Enum):
-    """What a session may do."""
+    """The kinds of sessions."""
 
     READONLY = "readonly"
     WRITABLE = "writable"
@@ -79,7 +79,7 @@ class Publisher:
     ) -> None:
         """Stand on the workspace's base, which is the tip of ``branch`` in a writable session.
 
-        ``log`` returns what a commit says that it touched; by default what the session changed.
+        ``log`` returns the log of a commit; by default it lists what the session changed.
         """
         self.workspace = workspace
         self.branch = branch
@@ -184,7 +184,7 @@ class Publisher:
         raise AssertionError("the last try returns or raises")
 
     def _too_late(self, timeout_seconds: float | None, races: list[ConflictError]) -> IcechunkError:
-        """Return what to say when the time is used up."""
+        """Return the error for a commit whose time is used up."""
         late = f"The commit did not come to its end within {timeout_seconds} s"
         if self._doubtful:
             return OutcomeUnknownError(
@@ -266,7 +266,7 @@ class Publisher:
         return await self._publish(Commit(branch, base_id, snapshot), flushed, log)
 
     def _log(self, snapshot_id: SnapshotId) -> TransactionLog:
-        """Return what a commit says that it touched."""
+        """Return the log of a commit: the nodes and chunks that it touched."""
         return (self._given_log or self.workspace.changes.log)(snapshot_id)
 
     async def draft(
@@ -334,7 +334,7 @@ class Publisher:
         try:
             await self._history.publish(publication, store)
         except (OutcomeUnknownError, asyncio.CancelledError):
-            raise  # it may have landed: remember it
+            raise  # it may have landed, so it stays among the doubtful
         except BaseException:
             self._doubtful.pop(snapshot.id, None)
             raise
@@ -386,7 +386,7 @@ class Publisher:
 
     @contextmanager
     def _publishing(self, how: str, *, allow_empty: bool) -> Generator[str]:
-        """Keep changes out while the session is published; answer its branch."""
+        """Keep changes out while the session is published; yield its branch."""
         with self.exclusively() as branch, telemetry.span(how, branch=branch):
             self._check_changed(allow_empty=allow_empty)
             try:

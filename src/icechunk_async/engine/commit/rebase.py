@@ -22,6 +22,7 @@ from icechunk_async.errors import (
     RebaseFailedError,
     UnsupportedBySpecError,
 )
+from icechunk_async.format.zarr_document import parse_document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,11 +65,11 @@ class Settlement:
         self._ours = WorkingTree(home.base.nodes, changes)
 
     async def settle(self, log: TransactionLog, solver: ConflictSolver) -> None:
-        """Let a solver decide every conflict with what a log says was touched.
+        """Let a solver decide every conflict with the nodes and chunks that a log lists.
 
         Raises:
             RebaseFailedError: one is not settled.
-            InvalidInputError: the solver's answers make no sense.
+            InvalidInputError: the solver returned something invalid.
         """
         conflicts = detect_conflicts(self._ours, log, self._theirs)
         if not conflicts:
@@ -84,8 +85,8 @@ class Settlement:
         answers = await solved if inspect.isawaitable(solved) else solved
         if len(answers) != len(conflicts):
             raise InvalidInputError(
-                f"A conflict solver answered {len(answers)} resolutions for {len(conflicts)} "
-                "conflicts; it must answer one for each."
+                f"A conflict solver returned {len(answers)} resolutions for {len(conflicts)} "
+                "conflicts; it must return one for each."
             )
         unsolved = [
             conflict
@@ -116,7 +117,7 @@ class Settlement:
         return Side(workspace)
 
     async def _apply(self, conflict: Conflict, answer: Answer) -> bool:
-        """Change the session as the solver decided; answer whether that settles the conflict."""
+        """Change the session as the solver decided; return whether that settles the conflict."""
         match answer:
             case Resolution.OURS:
                 return conflict.kind in _ALWAYS_OURS or self._fits(conflict)
@@ -130,8 +131,8 @@ class Settlement:
                 return await self._put_chunks(conflict, answer)
             case _:
                 raise InvalidInputError(
-                    f"A conflict solver answered {answer!r:.200} to {conflict.kind.name} at "
-                    f"{conflict.path!r}. It must answer a Resolution; or, where both changed "
+                    f"A conflict solver returned {answer!r:.200} for {conflict.kind.name} at "
+                    f"{conflict.path!r}. It must return a Resolution; or, where both changed "
                     "chunks, a mapping from coordinates; or, where both changed the metadata of a "
                     "node, the bytes of a document."
                 )
@@ -179,9 +180,6 @@ class Settlement:
 
     def _put_document(self, conflict: Conflict, document: bytes) -> bool:
         """Give a node a document on top of the one that the newer commit gave it."""
-        # Only the layer above knows Zarr's documents.
-        from icechunk_async.format.zarr_document import parse_document  # noqa: PLC0415
-
         parsed = parse_document(document, conflict.path)
         if not parsed.regular_grid and self._home.assets.spec_version == 1:
             raise UnsupportedBySpecError(
@@ -190,7 +188,7 @@ class Settlement:
             )
         theirs = self._theirs.nodes.get(conflict.path)
         if theirs is None or theirs.id != conflict.node_id:
-            return False  # it was deleted as well, which is a conflict of its own
+            return False  # they deleted it as well, which is a separate conflict
         self._changes.updated.pop(theirs.id, None)
         WorkingTree(self._theirs.nodes, self._changes).set_node(
             conflict.path, document, parsed.array
@@ -198,11 +196,11 @@ class Settlement:
         return True
 
     async def _put_chunks(self, conflict: Conflict, answers: ChunkAnswers) -> bool:
-        """Settle chunks one by one; nothing is changed unless all are settled."""
+        """Settle chunks one by one; nothing changes unless all are settled."""
         wanted = set(conflict.coords)
         if foreign := [coords for coords in answers if coords not in wanted]:
             raise InvalidInputError(
-                f"A conflict solver answered for chunk {foreign[0]} of {conflict.path!r}, about "
+                f"A conflict solver decided chunk {foreign[0]} of {conflict.path!r}, about "
                 "which there is no conflict."
             )
         decided = [(coords, answers.get(coords, Resolution.FAIL)) for coords in conflict.coords]
@@ -215,7 +213,7 @@ class Settlement:
         ]
         if any(answer == b"" for _, answer in merged):
             raise InvalidInputError(
-                f"A conflict solver answered no bytes for a chunk of {conflict.path!r}; None "
+                f"A conflict solver returned no bytes for a chunk of {conflict.path!r}; None "
                 "deletes it."
             )
         refs = await bounded_map(self._store, merged, limit=_CONCURRENT_CHUNKS)
@@ -278,8 +276,8 @@ async def rebase(
     changes.
 
     Cost: a request for the tip unless it is given; then for up to 64 commits the logs of all and
-    the last snapshot, at the same time. From the first commit whose log cannot tell that nothing
-    clashes, the snapshots of all, and that of the one before it, also at the same time.
+    the last snapshot, at the same time. From the first commit whose log does not rule out a
+    clash, the snapshots of all, and that of the commit before it, also at the same time.
     """
     with telemetry.span("rebase", branch=branch):
         commits = await _commits_since(history, branch, workspace.base.id, tip)
@@ -305,8 +303,8 @@ async def _replay(
             range(len(commits)),
         )
     )
-    # Beside those that are not clear the last one that is, on which a rebase that fails stands.
-    # After the first of them a solver may have changed what the session changes.
+    # From the first commit whose log is not enough, each snapshot is needed, because a solver may
+    # change the session's changes. The one before it is needed too: a failed rebase stands on it.
     wanted = range(max(0, len(clear) - 1), len(commits) - 1)
     snapshots = await bounded_map(
         assets.snapshot, [commits[index].id for index in wanted], limit=_CONCURRENT_SNAPSHOTS
@@ -336,7 +334,7 @@ async def _commits_since(
     history: History, branch: str, base_id: SnapshotId, tip: SnapshotId | None
 ) -> list[SnapshotInfo]:
     """Return the commits of a branch after a snapshot, oldest first."""
-    if tip is None or tip == base_id:  # what was read last may be no news
+    if tip is None or tip == base_id:  # the tip that was read last may be out of date
         tip = await history.branch_tip(branch)
     commits: list[SnapshotInfo] = []
     async for info in history.ancestry(tip):

@@ -127,7 +127,7 @@ def test_chunks_of_the_base_outside_a_smaller_grid_are_gone_for_good() -> None:
     assert not changes.keeps((1, 3))
 
 
-def test_no_chunks_are_no_change() -> None:
+def test_setting_no_chunks_changes_nothing() -> None:
     """A bulk write of nothing leaves nothing to commit."""
     changes = ArrayChanges(2)
     changes.set_many(ChunkRefs.empty(2))

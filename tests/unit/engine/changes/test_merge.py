@@ -246,7 +246,7 @@ TOGETHER: dict[str, tuple[Steps, Steps, dict[str, bytes | None]]] = {
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-async def test_what_goes_together(filled: Repository, name: str) -> None:
+async def test_compatible_changes_are_merged(filled: Repository, name: str) -> None:
     """At once, one after the other, twice, and as a tree: the last one merged counts."""
     first, second, expected = TOGETHER[name]
     preparing = await filled.writable_session("main")
@@ -274,7 +274,7 @@ async def test_what_goes_together(filled: Repository, name: str) -> None:
         assert {key: await read(reader, key) for key in expected} == expected, way
 
 
-async def test_what_the_session_did_before_forking_is_no_clash(filled: Repository) -> None:
+async def test_changes_from_before_the_fork_do_not_clash(filled: Repository) -> None:
     """A fork may change, delete or remake what its session had changed when it began."""
     session = await filled.writable_session("main")
     await write(session, "a/zarr.json", MARKED)
@@ -327,7 +327,7 @@ async def test_forks_of_one_state_are_merged_one_by_one(filled: Repository) -> N
     assert [await read(session, f"n/c/{place}") for place in range(4)] == [b"0", b"1", b"2", b"3"]
 
 
-async def test_what_a_smaller_array_lost_does_not_come_back(filled: Repository) -> None:
+async def test_chunks_cut_off_by_a_fork_do_not_come_back(filled: Repository) -> None:
     """A chunk that one fork wrote outside of the grid that another made is gone for good."""
     for order in (slice(None), slice(None, None, -1)):
         session = await filled.writable_session("main")

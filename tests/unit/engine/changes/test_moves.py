@@ -98,7 +98,7 @@ async def test_a_subtree_moves_at_once_and_stays_itself(tree: Repository) -> Non
     assert await _nodes(before) == [*("/", "/a-b", "/g", "/g/a", "/g/sub", "/g/sub/b", "/h")]
 
 
-async def test_chains_of_moves_are_told_as_one(tree: Repository) -> None:
+async def test_chain_of_moves_is_logged_as_one(tree: Repository) -> None:
     """Status, log and diff name the first place and the last, ordered by segments of the last."""
     start = (await tree.readonly_session("main")).snapshot_id
     session = await _moving(
@@ -239,7 +239,7 @@ async def test_a_move_that_makes_no_sense_changes_nothing(
         await session.commit("nothing")
 
 
-async def test_what_lies_below_a_free_path_is_not_overwritten() -> None:
+async def test_move_does_not_overwrite_nodes_below_a_free_path() -> None:
     """A group can be missing above nodes; a subtree that fits beside them may go there."""
     async with Repository.create(memory_url()) as repository:
         session = await repository.writable_session("main")
@@ -267,7 +267,7 @@ async def test_a_node_becomes_the_root_where_there_is_none() -> None:
         assert session.status().moved_nodes == (("/g", "/"), ("/g/a", "/a"))
 
 
-async def test_such_a_session_writes_nothing(tree: Repository) -> None:
+async def test_rearrange_session_refuses_writes(tree: Repository) -> None:
     """Nodes and chunks are neither written nor deleted through its store."""
     session = await _moving(tree, ("/g", "/x"))
     store = session.store
@@ -288,7 +288,7 @@ async def test_such_a_session_writes_nothing(tree: Repository) -> None:
     assert await read(session, "x/a/c/0") == b"\x01"
 
 
-async def test_other_sessions_do_not_move(tree: Repository) -> None:
+async def test_writable_session_refuses_moves(tree: Repository) -> None:
     """A writable session says where to go; one that only reads, or was committed, reads."""
     writable = await tree.writable_session("main")
     with pytest.raises(SessionStateError, match="rearrange_session"):

@@ -151,12 +151,12 @@ class Answering:
     [
         ({(9,): Resolution.OURS}, "no conflict"),
         ({(1,): b""}, "no bytes"),
-        (b"{}", "must answer a Resolution"),
-        ("ours", "must answer a Resolution"),
-        (None, "must answer a Resolution"),
+        (b"{}", "must return a Resolution"),
+        ("ours", "must return a Resolution"),
+        (None, "must return a Resolution"),
     ],
 )
-async def test_answers_that_make_no_sense(filled: Repository, answer: Any, message: str) -> None:
+async def test_invalid_decisions_are_refused(filled: Repository, answer: Any, message: str) -> None:
     """They are errors of the solver, and change nothing."""
     session = await race(filled, {"a/c/1": b"o"}, {"a/c/1": b"t"})
     with pytest.raises(InvalidInputError, match=message):
@@ -222,7 +222,7 @@ async def test_a_merged_array_may_be_smaller(filled: Repository) -> None:
     assert json.loads(await read(reader, "a/zarr.json") or b"")["shape"] == [5]
 
 
-async def test_what_a_merged_array_lost_does_not_come_back(filled: Repository) -> None:
+async def test_chunks_cut_off_by_a_merge_do_not_come_back(filled: Repository) -> None:
     """A chunk of theirs outside of the merged grid is gone, also if that is the grid of ours."""
     session = await race(
         filled, {"a/zarr.json": marked(12)}, {"a/zarr.json": marked(20), "a/c/15": b"t"}
@@ -258,7 +258,7 @@ async def test_a_merged_grid_must_be_one_of_the_format(filled: Repository, spec:
     assert b"rectilinear" in (await read(session, "a/zarr.json") or b"")
 
 
-async def test_both_sides_can_be_looked_at(filled: Repository) -> None:
+async def test_solver_can_read_base_and_both_sides(filled: Repository) -> None:
     """References, nodes, documents and bytes of base, ours and theirs."""
     session = await race(
         filled,
@@ -306,7 +306,7 @@ async def test_our_chunks_may_stay_in_an_array_that_they_updated(
     assert await read(reader, "a/zarr.json") == marked(length, x=1)
 
 
-async def test_what_a_solver_raises_leaves_as_it_is(filled: Repository) -> None:
+async def test_error_of_a_solver_is_not_wrapped(filled: Repository) -> None:
     """Its own errors are not hidden; the session can be committed with another one."""
     session = await race(filled, {"a/c/1": b"o"}, {"a/c/1": b"t"})
 

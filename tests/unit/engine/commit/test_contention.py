@@ -115,7 +115,7 @@ async def _behind(commits: int, spec: int, *, creating: bool) -> tuple[float, li
 
 
 @pytest.mark.parametrize("commits", [1, 20])
-def test_however_far_behind_a_rebase_is_two_requests_in_a_row(commits: int) -> None:
+def test_rebase_is_two_requests_in_a_row_however_far_behind(commits: int) -> None:
     """The tip; then all logs, and the last snapshot alone, since the logs say all."""
     seconds, keys = run(_behind(commits, 2, creating=False))
     assert seconds == 2
@@ -123,7 +123,7 @@ def test_however_far_behind_a_rebase_is_two_requests_in_a_row(commits: int) -> N
     assert len([key for key in keys if key.startswith("snapshots/")]) == 1
 
 
-def test_whoever_creates_nodes_looks_at_every_snapshot() -> None:
+def test_rebase_of_created_nodes_reads_every_snapshot() -> None:
     """A log does not say at which path something was created."""
     seconds, keys = run(_behind(12, 2, creating=True))
     assert seconds == 3

@@ -178,9 +178,7 @@ class _Yielding:
 
 
 @pytest.mark.parametrize("kind", CLASHES, ids=lambda kind: kind.name.lower())
-async def test_a_solver_of_the_users_own_can_let_theirs_win(
-    with_group: Repository, kind: ConflictKind
-) -> None:
+async def test_custom_solver_can_choose_theirs(with_group: Repository, kind: ConflictKind) -> None:
     """Afterwards the clashing node is as the newer commit left it, and the rest is ours."""
     ours, theirs, path = CLASHES[kind]
     session = await _clash(with_group, ours, theirs)
@@ -205,7 +203,7 @@ class _Wrong:
         return []
 
 
-async def test_a_solver_that_answers_nonsense_is_an_error(filled: Repository) -> None:
+async def test_invalid_decisions_of_a_solver_are_an_error(filled: Repository) -> None:
     """Nothing is published."""
     session = await _clash(filled, _set(3), _set(3))
     with pytest.raises(InvalidInputError, match="0 resolutions for 1 conflicts"):
@@ -308,7 +306,7 @@ async def test_manifests_made_before_a_discard_are_not_used_after_it(filled: Rep
     assert await read(reader, "a/c/7") == b"\x07"
 
 
-async def test_a_retry_stores_only_what_the_winner_affected(filled: Repository) -> None:
+async def test_retry_stores_only_manifests_that_the_winner_affected(filled: Repository) -> None:
     """Manifests of arrays that the winner left alone are not written again."""
     session = await filled.writable_session("main")
     await make_array(session, "big", (4,), (1,))
