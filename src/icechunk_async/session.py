@@ -557,7 +557,7 @@ class Session(_Hierarchy):
         return await self._publisher.amend(message, metadata, allow_empty=allow_empty)
 
     async def flush(self, message: str, metadata: Mapping[str, JSON] | None = None) -> SnapshotId:
-        """Publish a snapshot of the session's changes that no branch holds, also if there are none.
+        """Publish a snapshot of the session's changes that no branch holds, even an empty one.
 
         It can be read by its id, and a branch or tag can be set to it; else it is collected
         as garbage. Afterwards the session is read-only and stands on it.

@@ -262,7 +262,7 @@ def _as_json(value: object) -> JSON:
 
 
 async def probe(url: str, options: dict[str, Any], *, timeout_seconds: _Timeout = 60.0) -> Promises:
-    """Try what a storage promises, with objects of its own that it removes again.
+    """Test the promises of a storage with small objects, which are removed again.
 
     Exit code 1 if commits could be lost: a promise that is needed is not kept.
 

@@ -1,7 +1,7 @@
 """Print for people: tables, progress bars, and text that cannot do harm.
 
-Names and messages come out of repositories that others wrote. They are printed as they are, never
-as markup, and control characters are escaped.
+Names and messages come out of repositories that others wrote. They are printed
+literally, never as markup, and control characters are escaped.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _RefOption = Annotated[
 ]
 _Path = Annotated[str, typer.Argument(metavar="PATH", help="A node, or a folder of chunks.")]
 _Key = Annotated[str, typer.Argument(metavar="KEY", help="Such as air/zarr.json or air/c/0/0.")]
-_Raw = Annotated[bool, typer.Option("--raw", help="Print a document's bytes as they are stored.")]
+_Raw = Annotated[bool, typer.Option("--raw", help="Print the stored bytes of a document.")]
 _Below = Annotated[
     str, typer.Option("--path", metavar="PATH", help="Only arrays at or below this path.")
 ]
@@ -118,11 +118,11 @@ class Content:
     document: JSON
     """None for a chunk."""
     base64: str
-    """The bytes as they are stored."""
+    """The stored bytes."""
 
 
 class RawContent(Content):
-    """Content that is printed as it is stored, even if it is a metadata document."""
+    """Content whose stored bytes are printed, even if it is a metadata document."""
 
     __slots__ = ()
 
@@ -256,7 +256,7 @@ async def cat(
     as_of: AsOf = None,
     raw: _Raw = False,
 ) -> Content:
-    """Print a metadata document, or the bytes of a chunk as they are stored.
+    """Print a metadata document, or the stored bytes of a chunk.
 
     JSON keys: ref, snapshot_id, key, size_bytes, document (null for a chunk), base64 (the bytes).
     """

@@ -57,7 +57,7 @@ class RefChange:
     snapshot_id: str | None
     """The snapshot that it names now; None if it was deleted."""
     previous_snapshot_id: str | None
-    """What it named before; None if it is new."""
+    """The snapshot that it named before; None if it is new."""
 
 
 async def list_branches(repository: Repository) -> RefList:

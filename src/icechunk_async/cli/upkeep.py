@@ -242,7 +242,7 @@ async def compact(
     old objects once no branch, tag or snapshot needs them.
 
     JSON keys: dry_run, branch, objects, chunks, bytes_written, bytes_released, snapshot_id (null
-    if nothing was to be done).
+    if no chunk had to be rewritten).
     """
     with showing_progress() as progress:
         done = await repository.compact(

@@ -22,8 +22,8 @@ __all__ = ["policies_of"]
 def policies_of(settings: StorageSettings, hedge: HedgePolicy | None = None) -> Policies:
     """Return the policies that ``settings`` describe.
 
-    Hedging has no field in the stored configuration of the official engine, so it is passed by
-    whoever opens the repository.
+    Hedging has no field in the stored configuration of the official engine, so it is an
+    argument of opening the repository.
     """
     retries = settings.effective_retries
     total_ms = settings.effective_timeouts.operation_timeout_ms

@@ -120,7 +120,7 @@ def _variable(name: str, dataset: h5py.Dataset) -> Variable:
     offsets, lengths = _chunk_index(name, dataset, chunk_shape)
     return Variable(
         name,
-        # A coordinate variable is the scale of its own axis, and has none attached.
+        # A coordinate variable is itself the scale of its axis, and has none attached.
         tuple(axis[0].name.rpartition("/")[2] if len(axis) else name for axis in dataset.dims),
         dataset.shape,
         dataset.dtype,

@@ -67,7 +67,7 @@ class Narrator:
         self._console.print(Text(sentence))
 
     def command(self, line: str) -> None:
-        """Print a command on a line of its own, never folded, so that it can be copied."""
+        """Print a command on a separate line, never folded, so that it can be copied."""
         self._console.print(Text(f"  {line}", "green"), soft_wrap=True)
 
     def show[D](self, show: Callable[[D, Console], None], document: D) -> None:
@@ -107,7 +107,7 @@ class CorrectedValue:
     after: float
     """On the branch."""
     as_of_release: float
-    """On the branch as it was when the tagged snapshot was made."""
+    """On the branch at the time of the tagged snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +295,7 @@ async def _draw(story: Narrator, repository: Repository, place: Place) -> None:
     story.chapter("Open with xarray, and draw")
     release = await repository.readonly_session(tag=_TAG)
     latest = await repository.readonly_session("main")
-    # xarray blocks, and Zarr then reads on an event loop of its own; so it gets a thread.
+    # xarray blocks, and Zarr then reads on another event loop, so it gets a thread.
     await asyncio.to_thread(draw, release.store, latest.store, place.picture)
     story.say(f"{place.picture} shows both scenarios, and {changes.CORRECTED_YEAR} at both places.")
 
