@@ -1,4 +1,4 @@
-"""What every test gets: calls that block the event loop fail it."""
+"""Fixtures of every test: a call that blocks the event loop fails the test."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_slow_writers_all_land_in_bounded_tries(
 
 
 def _process(url: str, first: int) -> None:
-    """Commit several chunks from a process of its own."""
+    """Commit several chunks from a separate process."""
 
     async def work() -> None:
         async with Repository.open(url) as repository:

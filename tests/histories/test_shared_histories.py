@@ -57,7 +57,7 @@ ON_FILES = FaultRates(lost_replies=0.03, lost_requests=0.02, refusals=0.03, dela
 
 @dataclass
 class History:
-    """What the writers were told."""
+    """The outcomes that the writers saw."""
 
     attempts: list[Attempt] = field(default_factory=list[Attempt])
     resets: list[tuple[str, SnapshotId, SnapshotId]] = field(
@@ -264,7 +264,7 @@ def run(seed: int, spec: int) -> tuple[History, list[str]]:
 @pytest.mark.parametrize("spec", [1, 2])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_is_lost_doubled_or_invented(seed: int, spec: int) -> None:
-    """Whatever the storage did: each acknowledged commit once, none that was refused, in order."""
+    """Each acknowledged commit is there once, in order, and no refused commit is there."""
     history, anomalies = run(seed, spec)
     assert anomalies == [], f"seed {seed}, format {spec}"
     told = [attempt.outcome for attempt in history.attempts]

@@ -1,4 +1,4 @@
-"""What goes wrong most often: each has an error of its own that says what to do."""
+"""The most common mistakes: each raises a separate error that says what to do."""
 
 from __future__ import annotations
 

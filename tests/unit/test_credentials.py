@@ -144,7 +144,7 @@ def test_times_without_a_zone_are_refused() -> None:
 
 
 async def test_what_was_answered_before_counts_once_and_while_it_is_good() -> None:
-    """So a store that refuses it hears of another; a token about to end is not begun with."""
+    """A store that refuses it gets fresh ones, and a token about to expire is never used."""
     asked: list[int] = []
 
     async def ask() -> S3StaticCredentials:
@@ -204,7 +204,7 @@ async def test_a_function_that_answers_something_else_is_named() -> None:
 
 
 async def test_the_first_answer_decides_how_azure_is_asked() -> None:
-    """A key is used as it is; a signature and a token are asked for again."""
+    """A key is used unchanged. A signature and a token are fetched again."""
     answers: list[Any] = []
 
     async def ask() -> Any:

@@ -209,7 +209,7 @@ async def test_forks_merge_as_a_tree_without_storage(filled: Repository) -> None
 
 
 async def test_pickled_fork_opens_nothing_until_attached(filled: Repository) -> None:
-    """What arrived says how to open it; after the block it is closed, and keeps its changes."""
+    """The fork says how to open its repository. It is closed after the block, with its changes."""
     fork = await (await filled.writable_session("main")).fork()
     away: ForkSession = pickle.loads(pickle.dumps(fork))
     assert (away.snapshot_id, away.read_only, away.branch) == (fork.snapshot_id, False, None)
@@ -378,7 +378,7 @@ def test_fork_fails_if_its_state_cannot_be_stored() -> None:
 
 
 async def test_forks_read_and_write_virtual_chunks(tmp_path: Path) -> None:
-    """What may be read travels where it is plain data; an open source is given again."""
+    """Access to sources travels with a fork as plain data. An open source must be given again."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "file.nc").write_bytes(b"0123456789")
@@ -429,7 +429,7 @@ class _Held(WrappedStorage):
 
 
 async def test_fork_from_before_a_rebase_is_refused() -> None:
-    """What others wrote between the two bases would be overwritten without a conflict."""
+    """Changes that others committed between the two bases would be overwritten silently."""
     async with open_storage(memory_url()) as plain:
         held = _Held(plain)
         async with Repository.create(held) as repository:
@@ -505,7 +505,7 @@ async def test_impossible_changes_are_not_merged(
 
 
 async def test_credentials_of_virtual_chunks_travel_with_a_fork(tmp_path: Path) -> None:
-    """Whoever may read a source where the fork was made may read it where it goes."""
+    """A fork can read the same sources in the process it is sent to."""
     source = tmp_path / "source"
     source.write_bytes(b"0123456789")
     prefix = f"file://{tmp_path}/"

@@ -84,7 +84,7 @@ async def test_format_1_refuses_to_amend_before_it_looks_for_changes() -> None:
 
 
 async def test_discarded_changes_are_gone(filled: Repository) -> None:
-    """The session looks like its base again and can go on."""
+    """The session looks like its base again and can still be used."""
     session = await filled.writable_session("main")
     await write(session, "a/c/0", b"\x09")
     await make_array(session, "b", (1,), (1,))
@@ -235,7 +235,7 @@ async def test_commit_metadata_is_kept_and_defaults_are_laid_below(filled: Repos
 
 
 async def test_amending_replaces_the_tip(filled: Repository, spec: int) -> None:
-    """The branch has as many commits as before; the old tip still reads by its id."""
+    """The number of commits does not change. The old tip can still be read by its id."""
     old = await filled.lookup_branch("main")
     session = await filled.writable_session("main")
     await write(session, "a/c/2", b"\x02")
@@ -309,7 +309,7 @@ async def test_session_on_a_missing_ref_or_snapshot_is_refused(filled: Repositor
 
 
 async def test_as_of_reads_the_tip_of_that_time(filled: Repository) -> None:
-    """A moment between two commits reads the older one; before the first there is none."""
+    """A time between two commits reads the older one. A time before the first is an error."""
     first = await filled.lookup_branch("main")
     moment = (await filled.lookup_snapshot(first)).written_at
     session = await filled.writable_session("main")
@@ -349,7 +349,7 @@ async def test_lagging_clock_does_not_break_commits(filled: Repository) -> None:
 
 
 async def test_write_during_a_commit_is_refused_not_lost(filled: Repository) -> None:
-    """What is not part of the commit raises where it is written."""
+    """A write that cannot be part of the commit raises an error."""
     session = await filled.writable_session("main")
     await write(session, "a/c/2", b"\x02")
     with session._publisher.exclusively(), pytest.raises(ReadOnlyError, match="being committed"):

@@ -37,7 +37,7 @@ async def history(repository: Repository) -> list[str]:
 
 
 async def test_transaction_block_is_one_commit(filled: Repository) -> None:
-    """What was written is committed at the end, with message and metadata."""
+    """The changes are committed at the end, with message and metadata."""
     async with filled.transaction("main", message="both", metadata={"by": "me"}) as store:
         for chunk in (2, 3):
             await write(store.session, f"a/c/{chunk}", b"%d" % chunk)
@@ -57,7 +57,7 @@ async def fail(repository: Repository) -> None:
 
 
 async def test_failed_transaction_block_commits_nothing(filled: Repository) -> None:
-    """Its error leaves as it is; nor is an empty block or a missing branch a commit."""
+    """The error leaves the block unchanged. An empty block or a missing branch commits nothing."""
     with pytest.raises(ZeroDivisionError):
         await fail(filled)
     with pytest.raises(NothingToCommitError):
@@ -113,10 +113,10 @@ async def test_lost_race_keeps_the_changes(filled: Repository) -> None:
 
 
 class Slow(LatencyStorage):
-    """Answers at once, until some requests are told to take their time."""
+    """Replies at once, until a test makes some requests slow."""
 
     def slow(self, operation: str, key: str) -> bool:
-        """Tell which requests, and which answers to writes, take an hour."""
+        """Return whether a request, or the reply to a write, takes an hour."""
         del operation, key
         return False
 
@@ -153,7 +153,7 @@ def virtually(scenario: Callable[[Slow, Repository, Session], Coroutine[Any, Any
 
 
 def test_timeout_before_publishing_leaves_no_doubt() -> None:
-    """While files are stored nothing is in doubt: nothing was published, and it can go on."""
+    """A timeout while files are stored published nothing, and the session can still be used."""
 
     async def scenario(slow: Slow, repository: Repository, session: Session) -> None:
         began = asyncio.get_running_loop().time()

@@ -24,7 +24,7 @@ VIRTUAL_BYTES = np.arange(3, dtype="<i4").tobytes()
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command printed, and how it ended."""
+    """The output and the exit code of a command."""
 
     exit_code: int
     stdout: str
@@ -105,6 +105,6 @@ def repository(sample: Sample, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out what the terminal of whoever runs the tests asks for."""
+    """Hide the settings of the terminal in which the tests run."""
     for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)

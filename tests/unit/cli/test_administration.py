@@ -30,7 +30,7 @@ def test_ops_lists_what_was_done(sample: Sample) -> None:
 
 
 def test_config_is_shown_and_changed(repository: Path) -> None:
-    """What is set is stored for whoever opens the repository next; the rest stays."""
+    """Settings are stored for all who open the repository later. Other settings stay."""
     before = run("config", repository, "--json").json
     assert before["changed"] is False
     changed = run(

@@ -54,7 +54,7 @@ def test_a_previous_demonstration_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_demonstration_that_was_interrupted_is_replaced(tmp_path: Path) -> None:
-    """Whatever state its repository is in."""
+    """Its repository may be in any state."""
     place = asyncio.run(claim(tmp_path, force=False))
     place.repository.mkdir()
     asyncio.run(claim(tmp_path, force=False))
@@ -62,7 +62,7 @@ def test_a_demonstration_that_was_interrupted_is_replaced(tmp_path: Path) -> Non
 
 
 def test_missing_repository_is_replaced_without_force(tmp_path: Path) -> None:
-    """What remains of the demonstration is replaced."""
+    """The remaining files of the demonstration are replaced."""
     place = asyncio.run(demonstrate(tmp_path))
     shutil.rmtree(place.repository)
     asyncio.run(claim(tmp_path, force=False))

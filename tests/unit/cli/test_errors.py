@@ -95,7 +95,7 @@ def test_wrong_usage_is_exit_code_2(sample: Sample, arguments: tuple[str, ...]) 
     ],
 )
 def test_values_of_options_are_json_or_text(text: str, value: object) -> None:
-    """Numbers and switches come as such; all else as it was typed."""
+    """Numbers and switches are parsed. All other values stay text."""
     assert parse_pair(text) == ("a", value)
 
 

@@ -112,7 +112,7 @@ def test_a_branch_hides_a_tag_of_its_name(sample: Sample, repository: Path) -> N
 def test_refused_ref_changes_change_nothing(
     repository: Path, arguments: tuple[str, ...], kind: str
 ) -> None:
-    """Exit code 1 and the error's kind; branches and tags stay as they are."""
+    """The exit code is 1 and the error's kind is printed. Branches and tags are unchanged."""
     before = run("branch", "list", repository).stdout + run("tag", "list", repository).stdout
     outcome = run(*arguments[:2], repository, *arguments[2:])
     assert (outcome.exit_code, outcome.stdout) == (1, "")

@@ -120,7 +120,7 @@ def test_copy(sample: Sample, repository: Path, tmp_path: Path) -> None:
 
 
 def test_check(sample: Sample, repository: Path) -> None:
-    """What is missing is named, and the exit code says so."""
+    """The command names missing files and exits with an error code."""
     fine = run("check", repository, "--json").json
     assert (fine["snapshots"], fine["broken"]) == (3, [])
     assert "Nothing is missing." in run("check", repository).stdout

@@ -1,7 +1,7 @@
 """Damaging files, and looking at everything that is left of them.
 
-Whatever the bytes, reading them succeeds or raises ``FormatError``, within bounds of time and
-memory that follow from their size.
+Reading any bytes succeeds or raises ``FormatError``, within bounds of time and memory that follow
+from their size.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def within_bounds(work: Callable[[], object], size: int, *, base_bytes: int = 2 
 
 
 def look_at_file(data: bytes, file_type: FileType) -> bool:
-    """Read a file and all that is in it; tell whether it could be opened."""
+    """Read a file and all its contents. Return whether it could be opened."""
     try:
         envelope = unpack(data, file_type)
     except FormatError:
@@ -68,7 +68,7 @@ def look_at_file(data: bytes, file_type: FileType) -> bool:
 
 
 def look_at(envelope: Envelope, file_type: FileType) -> bool:
-    """Read a payload and all that is in it; tell whether it could be opened."""
+    """Read a payload and all its contents. Return whether it could be opened."""
     try:
         match file_type:
             case FileType.SNAPSHOT:

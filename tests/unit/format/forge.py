@@ -23,7 +23,7 @@ class Forge:
         return len(self.data)
 
     def raw(self, raw: bytes) -> int:
-        """Write bytes as they are."""
+        """Write bytes unchanged."""
         self.data += raw
         return len(self.data) - len(raw)
 
@@ -42,7 +42,7 @@ class Forge:
         return self.raw(_words([4 + 2 * len(slots), size, *slots], 2))
 
     def table(self, vtable: int, body: bytes = b"", align: int = 4) -> int:
-        """Write a table: the distance to its vtable, then its fields as they are."""
+        """Write a table: the distance to its vtable, then its fields unchanged."""
         at = self.align(align)
         self.raw(bytes(4) + body)
         self.word(at, at - vtable)

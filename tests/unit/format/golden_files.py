@@ -72,7 +72,7 @@ class GoldenRepository:
 
     @cached_property
     def answers(self) -> dict[str, Any]:
-        """What the official engine sees."""
+        """The contents as the official engine reports them."""
         found: dict[str, Any] = json.loads((self.root / "answers.json").read_text("utf-8"))
         return found
 

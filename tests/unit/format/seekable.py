@@ -53,7 +53,7 @@ def every_second(count: int) -> ChunkRefs:
 
 
 def virtuals(count: int, files: int) -> ChunkRefs:
-    """Return virtual references to so many files."""
+    """Return virtual references to a number of files."""
     coords = np.arange(count, dtype=np.uint32)[:, None]
     objects = (coords[:, 0] % files).astype(np.uint32)
     names = Strings(tuple(f"s3://bucket/{number * 7919 % 100003}.nc" for number in range(files)))

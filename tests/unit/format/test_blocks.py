@@ -49,7 +49,7 @@ def written(rows: list[Row], texts: list[str], raw: bytes) -> bytes:
 
 @given(rows=ROWS, texts=st.lists(st.text(max_size=20), max_size=4), raw=st.binary(max_size=30))
 def test_everything_reads_back(rows: list[Row], texts: list[str], raw: bytes) -> None:
-    """Whatever the lengths; numbers that are 0 are left out, and read as 0."""
+    """Rows of any length read back. Numbers that are 0 are left out and read as 0."""
     root = Tables.root(Buffer(written(rows, texts, raw)))
     assert int(root.scalar(1, 1)[0]) == 7
     assert root.vector(2, 4, 4).texts() == texts

@@ -117,7 +117,7 @@ def test_defaults_are_the_official_ones() -> None:
 
 
 def test_set_values_win_over_defaults() -> None:
-    """What was set is answered, None within a section still has its default."""
+    """A set value is returned. None within a section stands for its default."""
     assert SOME.effective_inline_chunk_threshold_bytes == 77
     assert SOME.effective_max_concurrent_decodes == 8
     retries = RepoUpdateRetryConfig(StorageRetriesSettings(initial_backoff_ms=1))
@@ -476,7 +476,7 @@ def test_small_coordinates_are_preloaded_by_default(
 
 
 def test_conditions_of_the_other_kind_are_refused() -> None:
-    """A combination holds conditions of its own family only."""
+    """A combination holds only conditions of one family."""
     with pytest.raises(InvalidConfigError, match="a tuple of ManifestSplitCondition"):
         Split.or_conditions([Preload.true()])  # type: ignore[list-item]
     with pytest.raises(InvalidConfigError, match=r"PreloadRefs.from_refs is -1"):

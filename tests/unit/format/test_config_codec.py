@@ -221,7 +221,7 @@ def test_plain_scalars_follow_yaml_1_2() -> None:
 
 @pytest.mark.parametrize("text", ["", "null", "{}", "# nothing", "---\n...\n", "~"])
 def test_an_empty_file_is_the_unset_configuration(text: str) -> None:
-    """Whatever way YAML has to say nothing."""
+    """YAML has several ways to say nothing."""
     assert read(text) == RepositoryConfig()
     assert decode_config(encode_flexbuffer(None), 2) == RepositoryConfig()
 

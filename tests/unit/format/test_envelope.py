@@ -141,7 +141,7 @@ def test_another_magic_is_refused() -> None:
 
 
 def test_the_stamp_is_ignored() -> None:
-    """Whatever it is, UTF-8 or not."""
+    """It may be any bytes, UTF-8 or not."""
     assert unpack(file_of(frame(PAYLOAD), stamp=b"\xff" * 24), LOG).payload == PAYLOAD
 
 

@@ -186,7 +186,7 @@ def test_a_required_field_must_be_in_every_row() -> None:
     ("fields", "size"), [({0: 8}, 8), ({0: 5}, 8), ({0: 65532}, 8), ({0: 4}, 7)]
 )
 def test_a_field_outside_of_its_table_is_refused(fields: dict[int, int], size: int) -> None:
-    """Even where the buffer goes on."""
+    """It is refused even where the buffer continues."""
     forge = Forge()
     table = forge.table(forge.vtable(fields, size), bytes(100))
     with pytest.raises(FormatError, match="field outside of itself"):
@@ -321,7 +321,7 @@ def test_words_of_unequal_rows_are_a_matrix_for_each_width() -> None:
 
 
 def test_a_matrix_of_too_many_columns_is_refused() -> None:
-    """No array has so many axes; among others such rows are passed over."""
+    """No array has this number of axes. Among valid rows such a row is skipped."""
     with pytest.raises(FormatError, match="65 axes"):
         sharing(1, 65).matrices(64)
     ((rows, matrix),) = rows_of_words([[1], [1] * 65]).matrices(64)

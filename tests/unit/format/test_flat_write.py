@@ -136,7 +136,7 @@ def test_builders_write_everything_that_tables_refer_to() -> None:
 def test_struct_vectors_are_aligned_wherever_they_come(
     before: list[bytes], item: tuple[int, int]
 ) -> None:
-    """Whatever was written before them."""
+    """Anything may have been written before them."""
     size, align = item
     out = TableBuilder()
     for raw in before:

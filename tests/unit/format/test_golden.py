@@ -78,7 +78,7 @@ def test_snapshots_hold_what_the_official_engine_sees(golden: GoldenRepository) 
 
 @EVERY
 def test_manifests_hold_what_the_official_engine_sees(golden: GoldenRepository) -> None:
-    """How many references of each kind each array has."""
+    """The number of references of each kind agrees for each array."""
     manifests = golden.manifests()
     assert set(manifests) >= set(golden.answers["manifests"])
     for name, expected in golden.answers["manifests"].items():
@@ -197,7 +197,7 @@ def test_virtual_locations_are_those_of_the_official_engine(golden: GoldenReposi
 
 @EVERY
 def test_extents_are_tight_and_counts_and_sizes_are_true(golden: GoldenRepository) -> None:
-    """What readers rely on when they choose and fetch a manifest."""
+    """Readers rely on them when they choose and fetch a manifest."""
     manifests = golden.manifests()
     for snapshot in golden.snapshots().values():
         used = set()
@@ -331,7 +331,7 @@ def test_touched_chunks_that_do_not_fit_do_not_hide_those_that_do() -> None:
 
 
 def test_status_flags_and_pruned_logs_are_read() -> None:
-    """What only a repository with a past has."""
+    """Only a repository with a past has them."""
     info = HISTORY.repo_info()
     assert info.status.availability is Availability.READ_ONLY
     assert info.status.reason == "x"

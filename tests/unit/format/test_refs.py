@@ -51,7 +51,7 @@ def test_other_spellings_are_read(data: bytes | memoryview) -> None:
     ],
 )  # fmt: skip
 def test_other_contents_are_refused(data: bytes) -> None:
-    """Whatever is wrong with them, the error is the same."""
+    """All invalid contents raise the same error."""
     with pytest.raises(FormatError, match="does not name a snapshot"):
         decode_ref(data)
 

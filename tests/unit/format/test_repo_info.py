@@ -321,7 +321,7 @@ def repo_infos(draw: st.DrawFn) -> RepoInfo:
 @settings(deadline=None)
 @given(repo_infos())
 def test_repo_infos_read_back(info: RepoInfo) -> None:
-    """Whatever they hold, once and again."""
+    """Any contents survive a first and a second round trip."""
     found = decoded(info)
     assert found == info
     assert encode_repo_info(found) == encode_repo_info(info)

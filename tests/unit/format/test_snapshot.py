@@ -90,7 +90,7 @@ def test_spec_1_has_the_fields_of_spec_1() -> None:
 
 
 def test_spec_2_has_the_fields_of_spec_2() -> None:
-    """No parent, an empty vector of file structs, and file tables even if there are none."""
+    """No parent, an empty vector of file structs, and a vector of file tables even if empty."""
     for snapshot in (SNAPSHOT, Snapshot(snapshot_id(1), snapshot_id(0), 5, "")):
         table = written(snapshot, 2)
         assert table.slots == {0, 2, 3, 4, 5, 6, 7}
@@ -253,7 +253,7 @@ def test_metadata_that_is_no_json_is_refused() -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 5])
 def test_another_parent_changes_nothing_else(length: int) -> None:
-    """Whatever else is in the file stays byte for byte, fields of later versions included."""
+    """The rest of the file stays byte for byte, including fields of later versions."""
     old, new = SnapshotId.random(), SnapshotId.random()
     snapshot = Snapshot(SnapshotId.random(), old, 7, "m" * length, {"a": length})
     payload = encode_snapshot(snapshot, 1)

@@ -87,7 +87,7 @@ def test_nodes_are_found_by_path(make: Make) -> None:
 
 @BOTH
 def test_paths_are_in_order_of_their_bytes(make: Make) -> None:
-    """Whatever the order they came in."""
+    """They may be given in any order."""
     expected = sorted(TREE, key=str.encode)
     for paths in (TREE, TREE[::-1]):
         nodes = make(paths)
@@ -149,7 +149,7 @@ def test_no_nodes_at_all() -> None:
     ],
 )  # fmt: skip
 def test_unusual_paths_are_reached_by_their_normal_form(stored: str, normal: str) -> None:
-    """The official engine stores a path as it is given it."""
+    """The official engine does not normalize the paths that it stores."""
     nodes = nodes_of([stored, "/other"])
     assert nodes[normal].path == normal
     assert nodes[normal].user_data == stored.encode()

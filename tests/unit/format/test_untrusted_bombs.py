@@ -32,7 +32,7 @@ def _memory_is_traced() -> Iterator[None]:
 
 
 def opens(payload: bytes, file_type: FileType) -> bool:
-    """Read a payload within bounds; tell whether it could be opened."""
+    """Read a payload within bounds. Return whether it could be opened."""
     opened: list[bool] = []
     within_bounds(lambda: opened.append(look_at(Envelope(2, payload), file_type)), len(payload))
     return opened[0]

@@ -29,7 +29,7 @@ def _memory_is_traced() -> Iterator[None]:
 
 
 def opens(payload: bytes) -> bool:
-    """Read a manifest within bounds; tell whether it could be opened."""
+    """Read a manifest within bounds. Return whether it could be opened."""
     opened: list[bool] = []
     within_bounds(
         lambda: opened.append(look_at(Envelope(2, payload), FileType.MANIFEST)), len(payload)

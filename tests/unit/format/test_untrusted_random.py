@@ -30,7 +30,7 @@ WORDS = st.lists(_SMALL | _FAR, max_size=60).map(
 @examples(300)
 @given(payload=st.binary(max_size=300), spec=SPECS)
 def test_random_contents_are_refused(file_type: FileType, payload: bytes, spec: int) -> None:
-    """Whatever type they are read as."""
+    """They are refused as files of every type."""
     look_at(Envelope(spec, payload), file_type)
 
 

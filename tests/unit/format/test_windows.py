@@ -10,7 +10,7 @@ from icechunk_async.format.flatbuffers.buffer import copy_of_rows, put_rows
 
 @pytest.mark.parametrize("size", [1, 3, 8, 12, 99])
 def test_pieces_are_copied_from_and_to_any_position(size: int) -> None:
-    """Whatever their alignment; they may overlap where they are read."""
+    """Pieces may have any alignment, and may overlap where they are read."""
     data = np.random.default_rng(1).integers(0, 256, 200).astype(np.uint8)
     places = np.array([0, 1, 1, 50, 200 - size])
     rows = copy_of_rows(data, places, size)

@@ -28,9 +28,9 @@ SMALL = CoalescePolicy(part_bytes=100)
 
 
 class Receiving(PassingStorage):
-    """Has parts of one large object of zeros: in places, as an S3 bucket, or in bytes of its own.
+    """Returns parts of one large object of zeros, and records the requests.
 
-    Keeps what it was asked.
+    The parts are in places, as from an S3 bucket, or in separate bytes.
     """
 
     def __init__(self, storage: Storage, size_bytes: int, *, places: bool = True) -> None:

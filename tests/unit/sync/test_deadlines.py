@@ -51,7 +51,7 @@ async def _leave(manager: AbstractAsyncContextManager[Storage]) -> None:
 
 
 _LONGER_AND_LONGER = (0.05, 1, 20)
-"""Deadlines in seconds: on a busy machine the first may pass before the work has begun."""
+"""Deadlines in seconds: on a busy machine the first may pass before the work has started."""
 
 
 class _Forever:
@@ -75,7 +75,7 @@ async def _answer() -> int:
 
 
 def test_a_call_that_takes_too_long_is_cancelled_and_waited_for() -> None:
-    """Nothing goes on behind the caller's back."""
+    """No work continues behind the caller's back."""
     for seconds in _LONGER_AND_LONGER:
         forever = _Forever()
         with pytest.raises(TimeoutError, match=r"deadline (had )?passed"), deadline(seconds):
@@ -142,7 +142,7 @@ def test_a_timeout_of_the_work_itself_is_its_own() -> None:
 
 
 def test_what_zarr_reads_keeps_it(slow: LatencyStorage) -> None:
-    """Zarr runs a loop of its own, with the caller's context."""
+    """Zarr runs its own loop, with the caller's context."""
     repository = Repository.open(slow)
     store = repository.readonly_session("main").store
     array = zarr.open_array(store, path="a", mode="r")

@@ -29,7 +29,7 @@ def repository(tmp_path: Path) -> Repository:
 
 
 def work(parcel: bytes, place: int) -> bytes:
-    """Write to a fork in a process of its own, without any block."""
+    """Write to a fork in a separate process, without any block."""
     fork: ForkSession = pickle.loads(parcel)
     zarr.open_array(fork.store, path="a")[place] = place
     return pickle.dumps(fork)

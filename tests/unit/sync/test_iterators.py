@@ -39,7 +39,7 @@ def test_blocking_iteration_answers_everything_in_order() -> None:
 
 
 async def test_asynchronous_iteration_answers_everything_in_order() -> None:
-    """On a loop of its own."""
+    """The iteration runs on a separate loop."""
     items = AsyncCloseableIterator(_Numbers(1000).make())
     assert [item async for item in items] == list(range(1000))
 

@@ -84,7 +84,7 @@ def test_forks_travel_with_all_they_wrote(directory: Path) -> None:
 def test_what_leaves_a_process_is_durable(
     tmp_path: Path, packing: Packing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever commits can sync only what it wrote itself."""
+    """A process that commits can sync only the files that it wrote itself."""
     synced: list[Path] = []
     open_written = Ledger._open_written
 

@@ -146,7 +146,7 @@ def test_work_that_exits_ends_the_caller_and_not_the_loop() -> None:
 
 
 async def test_awaiting_from_another_loop_blocks_nobody() -> None:
-    """Other tasks of that loop go on meanwhile."""
+    """Other tasks of that loop keep running."""
     turns = 0
 
     async def turn() -> None:
@@ -176,7 +176,7 @@ async def test_errors_reach_whoever_awaits() -> None:
 
 
 async def test_a_cancelled_await_cancels_the_work_and_waits_for_it() -> None:
-    """Nothing goes on behind the caller's back."""
+    """No work continues behind the caller's back."""
     forever = _Forever()
     task = asyncio.create_task(portal.run_async(forever.run()))
     await asyncio.to_thread(forever.began.wait)
@@ -187,7 +187,7 @@ async def test_a_cancelled_await_cancels_the_work_and_waits_for_it() -> None:
 
 
 async def test_the_portal_itself_may_await() -> None:
-    """What runs there, such as a solver, may use the awaited spellings."""
+    """Code that runs there, such as a solver, may use the awaited spellings."""
 
     async def outer() -> int:
         return await portal.run_async(_answer(5))

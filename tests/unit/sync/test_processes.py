@@ -27,7 +27,7 @@ with repository.transaction("main", message="data") as store:
 
 
 def _run(text: str, place: str = "", *, code: int = 0) -> str:
-    """Return what a script prints; it must exit quickly, and say nothing on stderr."""
+    """Return the output of a script, which must exit quickly and print nothing on stderr."""
     begin = _BEGIN.format(place=place) if place else ""
     end = "\nprint('end', time.monotonic(), flush=True)" if place and not code else ""
     done = subprocess.run(
@@ -69,7 +69,7 @@ def test_importing_is_quick() -> None:
     ("package", "most"), [("icechunk_async", 137), ("icechunk_async.sync", 187)]
 )
 def test_importing_the_repository_brings_what_every_program_needs(package: str, most: int) -> None:
-    """What upkeep, inspection, credentials and trials of storages take comes when it is used."""
+    """The modules of upkeep, inspection, credentials and storage trials are imported on use."""
     script = f"""
     import sys
     from {package} import Repository
@@ -127,7 +127,7 @@ def test_the_interpreter_exits_in_the_middle_of_iterations(place: str) -> None:
 
 
 def test_the_interpreter_exits_while_daemon_threads_wait_for_answers(place: str) -> None:
-    """Whatever they wait for is cancelled."""
+    """The work that they wait for is cancelled."""
     script = """
     from icechunk_async.sync.bridge import portal
     began = threading.Event()
@@ -228,7 +228,7 @@ def test_an_interrupted_opening_leaves_nothing_open(place: str) -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "local"])
 def test_a_forked_child_uses_what_its_parent_opened(kind: str, place: str) -> None:
-    """Also while threads of the parent are at work; with a loop and connections of its own."""
+    """The child has its own loop and connections, even if threads of the parent are at work."""
     script = """
     session = repository.readonly_session("main")
     store, writing = session.store, repository.writable_session("main")

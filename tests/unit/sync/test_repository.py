@@ -157,7 +157,7 @@ def test_what_was_opened_is_closed_with_its_last_reference(
 def test_a_repository_that_is_closed_while_it_opens_does_not_stay_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By another thread; whoever waited for it is told."""
+    """Another thread closes it, and the waiting caller gets an error."""
     begun, let_go = threading.Event(), threading.Event()
     closed: list[MemoryStorage] = []
     get, close = MemoryStorage.get, MemoryStorage.close
@@ -186,7 +186,7 @@ def test_a_repository_that_is_closed_while_it_opens_does_not_stay_open(
 
 
 def test_many_tasks_of_many_loops_share_a_repository() -> None:
-    """Whatever loop they await it on, it has connections of one."""
+    """They await it on any loop. Its connections belong to a single one."""
     repository = Repository.create(in_memory_storage())
 
     async def many() -> set[str]:

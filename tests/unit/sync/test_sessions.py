@@ -103,7 +103,7 @@ def test_a_writable_session_says_what_to_send_instead(repository: Repository) ->
 def test_forks_are_merged_without_being_opened(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes back from workers costs nothing to merge."""
+    """Forks that come back from workers cost nothing to merge."""
     session = repository.writable_session("main")
     fork = pickle.loads(pickle.dumps(session.fork()))
     zarr.open_array(fork.store, path="a")[2] = 9
@@ -122,7 +122,7 @@ def test_forks_are_merged_without_being_opened(
 
 
 def test_only_forks_are_merged(repository: Repository) -> None:
-    """Another session is none."""
+    """Another session is not a fork."""
     session = repository.writable_session("main")
     with pytest.raises(SessionStateError, match="Only forks can be merged"):
         session.merge(repository.writable_session("main"))  # type: ignore[arg-type]
@@ -130,7 +130,7 @@ def test_only_forks_are_merged(repository: Repository) -> None:
 
 @pytest.mark.parametrize("pickled", [False, True])
 def test_every_way_in_which_zarr_reads(repository: Repository, *, pickled: bool) -> None:
-    """On a loop of its own, in batches, and on no loop."""
+    """Zarr reads on its own loop, in batches, and without a loop."""
     store = repository.readonly_session("main").store
     if pickled:
         store = pickle.loads(pickle.dumps(store))
@@ -164,7 +164,7 @@ def _text(value: Buffer | None) -> bytes:
 
 
 def test_every_way_in_which_zarr_writes(repository: Repository) -> None:
-    """Likewise; and each refuses where the store only reads."""
+    """Each way also raises an error if the store is read-only."""
     session = repository.writable_session("main")
     writing, reading = session.store, session.store.with_read_only(read_only=True)
     assert isinstance(reading, IcechunkStore)
@@ -239,7 +239,7 @@ def test_sessions_are_shown_by_rich() -> None:
 def test_the_first_chunk_comes_over_the_connection_that_opened_the_repository(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Zarr's loop would have to make one of its own first; later reads stay on it."""
+    """Zarr's loop would have to open its own connection first. Later reads stay on that loop."""
     loops: dict[str, list[str]] = {}
     get = AsyncStore.get
 

@@ -104,7 +104,7 @@ TestEarlyBlocks.settings = settings(max_examples=40, stateful_step_count=12, dea
 
 
 def test_revisions_never_repeat() -> None:
-    """What was made from one state is never taken for another, also of another array."""
+    """A manifest made for one state never passes for that of another state or array."""
     first, second = ArrayChanges(1), ArrayChanges(1)
     seen = []
     for changes in (first, second):

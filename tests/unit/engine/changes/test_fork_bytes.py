@@ -1,4 +1,4 @@
-"""The bytes of forks: exact, equal for equal work, small, and harmless whoever wrote them."""
+"""The bytes of forks: exact, equal for equal work, small, and harmless even when forged."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 def test_a_genuine_document_is_read() -> None:
-    """What the forgeries begin with is fine."""
+    """The document that the forgeries start from is valid."""
     assert len(chunks_of(decode_fork(forged(lambda _: None)))) == 5
 
 

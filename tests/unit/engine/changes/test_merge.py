@@ -154,13 +154,13 @@ async def steps(session: AnySession, edits: Steps) -> None:
 
 
 def clashes_of(error: MergeFailedError) -> list[MergeClash]:
-    """Return what an error reports."""
+    """Return the clashes that an error reports."""
     clashes: Any = error.context["clashes"]
     return list(clashes)
 
 
 def described(error: MergeFailedError) -> list[tuple[str, str, Any]]:
-    """Return what an error reports, but for which fork it is about."""
+    """Return the clashes that an error reports, without the number of the fork."""
     return sorted((it.kind.name, it.path, it.coords) for it in clashes_of(error))
 
 
@@ -314,7 +314,7 @@ async def test_changes_from_before_the_fork_do_not_clash(filled: Repository) -> 
 
 
 async def test_forks_of_one_state_are_merged_one_by_one(filled: Repository) -> None:
-    """What one merge brought in is no reason to refuse the next; nor are later forks."""
+    """Neither an earlier merge nor a later fork is a reason to refuse a merge."""
     session = await filled.writable_session("main")
     await write(session, "n/zarr.json", ARRAY)
     forks = [await session.fork() for _ in range(3)]

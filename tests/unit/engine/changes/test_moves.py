@@ -122,7 +122,7 @@ async def test_chain_of_moves_is_logged_as_one(tree: Repository) -> None:
 
 
 async def test_moves_are_ordered_by_segments(tree: Repository) -> None:
-    """What is below a node comes right after it, though a hyphen sorts before a slash."""
+    """Descendants come right after their node, though a hyphen sorts before a slash."""
     session = await _moving(tree, ("/a-b", "/h/a-b"), ("/g", "/h/a"))
     assert session.status().moved_nodes == (
         ("/g", "/h/a"),
@@ -202,7 +202,7 @@ async def test_detached_work_can_be_moves(tree: Repository) -> None:
 
 
 async def test_a_round_trip_is_a_change_without_moves(tree: Repository) -> None:
-    """What is back where it was has not moved; the session can be committed all the same."""
+    """A node that is back at its old path has not moved. The session can still be committed."""
     session = await _moving(tree, ("/g", "/x"), ("/x", "/g"))
     assert session.status().is_empty()
     assert session.has_uncommitted_changes
@@ -343,7 +343,7 @@ def _conflicts(failure: RebaseFailedError) -> list[tuple[ConflictKind, str]]:
     [_chunk("g/a/c/3"), _document("g"), _document("g/added"), _delete("g/sub"), _delete("a-b")],
 )
 async def test_moves_follow_newer_commits(tree: Repository, theirs: Edit) -> None:
-    """What others wrote in the subtree meanwhile is moved with it."""
+    """Changes that others committed in the subtree meanwhile move with it."""
     session = await _moving(tree, ("/g", "/x"), ("/x", "/h/x"))
     other = await tree.writable_session("main")
     await theirs(other)
@@ -422,7 +422,7 @@ async def test_amending_joins_moves(tree: Repository) -> None:
 async def test_the_feature_flag_is_asked_at_the_beginning_and_at_the_commit(
     tree: Repository,
 ) -> None:
-    """Where the flag is off no session begins, and one that had begun publishes nothing."""
+    """No session starts while the flag is off, and an open session publishes nothing."""
     session = await _moving(tree, ("/g", "/x"))
     await _set_flags(tree, (3,))
     with pytest.raises(IcechunkError, match="move_node"):

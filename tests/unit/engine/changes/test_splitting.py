@@ -114,7 +114,7 @@ def test_an_array_without_axes_has_one_cell() -> None:
 
 @given(data=st.data())
 def test_every_reference_is_in_one_manifest(data: st.DataObject) -> None:
-    """Whatever was there and whatever changes: no chunk is lost, none is in two manifests."""
+    """No chunk is lost or in two manifests, for any earlier references and any changes."""
     rank = data.draw(st.integers(1, 3))
     axis = st.integers(1, 6)
     grid = tuple(data.draw(axis) for _ in range(rank))

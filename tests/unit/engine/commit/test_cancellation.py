@@ -84,7 +84,7 @@ async def test_a_cancelled_commit_landed_or_did_not(spec: int, slow: Storage) ->
 
 
 async def test_a_cancelled_creation_is_complete_or_absent(spec: int) -> None:
-    """What is there afterwards opens, or is no repository yet and can be created."""
+    """Afterwards the repository can be opened, or does not exist and can be created."""
     urls = [memory_url()]
 
     async def begin(attempt: int) -> None:
@@ -109,7 +109,7 @@ async def test_a_cancelled_creation_is_complete_or_absent(spec: int) -> None:
 
 
 async def test_a_cancelled_write_leaves_the_chunk_as_it_was(spec: int, slow: Storage) -> None:
-    """The session holds the old value or the new one, and goes on working."""
+    """The session holds the old value or the new one, and still works."""
     async with Repository.create(slow, spec_version=spec) as repository:
         session = await repository.writable_session("main")
         await make_array(session, "a", (1,), (1,))
@@ -149,7 +149,7 @@ async def test_cancelled_reads_have_no_effect(spec: int, slow: Storage) -> None:
 
 
 async def test_cancelled_changes_of_refs_happened_or_did_not(spec: int, slow: Storage) -> None:
-    """A branch is there or not; the repository goes on working."""
+    """The branch exists or it does not. The repository still works."""
     async with Repository.create(slow, spec_version=spec) as repository:
         tip = await repository.lookup_branch("main")
         tried: list[str] = []

@@ -1,4 +1,4 @@
-"""How many requests must follow one another, and how many there are in all."""
+"""The number of requests that must follow one another, and the number of all requests."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ async def test_a_chunk_that_is_not_decided_fails_the_rebase(
 
 
 class Answering:
-    """Answers what it was given."""
+    """A solver that returns the resolutions it was given."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = answers
@@ -212,7 +212,7 @@ async def test_metadata_is_merged_from_both_sides(filled: Repository) -> None:
 
 
 async def test_a_merged_array_may_be_smaller(filled: Repository) -> None:
-    """Chunks outside of the grid that it gets are gone, whoever wrote them."""
+    """Chunks outside the new grid are dropped, those of either writer."""
     session = await race(
         filled, {"a/zarr.json": marked(4), "a/c/3": b"o"}, {"a/zarr.json": marked(8), "a/c/5": b"t"}
     )
@@ -235,7 +235,7 @@ async def test_chunks_cut_off_by_a_merge_do_not_come_back(filled: Repository) ->
 
 
 async def test_a_merged_document_is_checked(filled: Repository) -> None:
-    """What is no document is refused, and the session is as it was."""
+    """An invalid document is refused, and the session is unchanged."""
     session = await race(filled, {"a/zarr.json": marked(a=1)}, {"a/zarr.json": marked(b=2)})
     for document in (b"", b"{}", b"[]"):
         with pytest.raises(InvalidMetadataError):

@@ -109,7 +109,7 @@ async def test_session_without_changes_finds_its_transaction_before_it_is_refuse
 async def test_loser_of_a_race_between_two_tries_returns_the_winner(
     filled: Repository, solver: BasicConflictSolver | None
 ) -> None:
-    """Whatever solver is given: it is not asked, and nothing is committed twice."""
+    """No solver is consulted, and nothing is committed twice."""
     one, other = await begin(filled), await begin(filled)
     landed = await one.commit("one", once=ONCE)
     assert await other.commit("other", once=ONCE, rebase_with=solver) == landed
@@ -240,7 +240,7 @@ async def test_snapshot_amended_away_in_doubt_is_recognised_by_its_transaction()
 
 
 async def test_transaction_is_found_below_commits_that_record_none(filled: Repository) -> None:
-    """As those of other libraries: the walk goes on to the nearest record."""
+    """Commits of other libraries have no record. The walk continues to the nearest one."""
     landed = await (await begin(filled)).commit("held", once=ONCE)
     for number in range(3):
         await _commit_without_record(filled, f"official {number}")

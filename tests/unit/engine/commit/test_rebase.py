@@ -196,7 +196,7 @@ async def test_custom_solver_can_choose_theirs(with_group: Repository, kind: Con
 
 
 class _Wrong:
-    """Answers too few resolutions."""
+    """A solver that returns too few resolutions."""
 
     async def solve(self, clash: Clash) -> Sequence[Resolution]:
         del clash
@@ -288,7 +288,7 @@ async def test_rebase_tries_are_bounded(filled: Repository) -> None:
 
 
 async def test_manifests_made_before_a_discard_are_not_used_after_it(filled: Repository) -> None:
-    """A lost commit leaves manifests behind; other changes of as many chunks are not they."""
+    """The manifests of a lost commit do not serve other changes, even of equally many chunks."""
     session = await _clash(filled, _set(5, b"\x05"), _set(6))
     with pytest.raises(ConflictError):
         await session.commit("lost")

@@ -208,7 +208,7 @@ def keep(made: Path, name: str) -> None:
 
 
 def drop_unused_backups(where: Path) -> None:
-    """Keep only the backup in which the log of operations goes on."""
+    """Keep only the backup in which the log of operations continues."""
     repo = icechunk.Repository.open(storage(where))
     named = repo.inspect_repo_info().get("repo_before_updates")
     for path in (where / "overwritten").iterdir():
