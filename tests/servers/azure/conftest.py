@@ -38,7 +38,7 @@ def options(endpoint: str) -> dict[str, Any]:
 
 
 async def make_container(endpoint: str) -> str:
-    """Create a container of its own for a test and return its name."""
+    """Create a new container for a test and return its name."""
     name = f"test-{uuid4()}"
     async with service(endpoint) as client:
         await client.create_container(name)

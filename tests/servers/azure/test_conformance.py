@@ -30,7 +30,7 @@ WITH_BACKSLASH: Final = (
 
 
 class TestAzure(StorageConformance):
-    """A container of its own for each test."""
+    """Each test has a separate container."""
 
     many_keys = 1_100  # three pages; Azurite takes its time for each key
 

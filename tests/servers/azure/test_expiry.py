@@ -45,7 +45,7 @@ SOON: Final = timedelta(seconds=100)
 LATER: Final = timedelta(hours=1)
 ENDED: Final = timedelta(minutes=-1)
 LARGE: Final = bytes(range(256)) * 16
-"""A chunk that has an object of its own."""
+"""A chunk that is stored in a separate object."""
 DENIED: Final = ("x-ms-error-code", "AuthorizationPermissionMismatch")
 
 
@@ -91,7 +91,7 @@ class Service:
         return token(lasts) if self._tokens else signature(self._container, lasts)
 
     def shown_by(self, fetch: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
-        """Return options for whoever shows what a function answers."""
+        """Return options for a client that shows the credentials of a function."""
         name = "credential" if self._tokens else "sas_token"
         return {**_without_key(self.lasting), name: fetch}
 
@@ -231,7 +231,7 @@ async def test_every_operation_calls_them_expired(service: Service) -> None:
 async def test_credentials_that_are_not_renewed_leave_nothing_half_written(
     service: Service, moment: str
 ) -> None:
-    """The error says what to do; with good ones the same session goes on and lands once."""
+    """The error says what to do. With good credentials the same session commits once."""
     lasts = SOON
 
     async def fetch() -> Any:

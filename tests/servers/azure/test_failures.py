@@ -47,7 +47,7 @@ _HOST = ConnectionKey(
 
 
 def answer(status: int, code: str = "", headers: Mapping[str, str] | None = None) -> Any:
-    """Return what the driver raises for an answer of the service."""
+    """Return the error that the driver raises for a response of the service."""
     response: Any = SimpleNamespace(
         status_code=status,
         reason=code,

@@ -29,7 +29,7 @@ def _utf_16(name: str) -> bytes:
 
 
 class _Container:
-    """Answers pages as the service does: groups before objects, next pages by the order."""
+    """Lists pages as the service does: groups before objects, next pages by the order."""
 
     def __init__(self, names: list[str], order: Callable[[str], bytes]) -> None:
         self._names = [_ROOT + name for name in names]
@@ -96,7 +96,7 @@ _NAME = _TEXT.filter(lambda text: all(text.split("/")))
 async def test_every_listing_is_in_order_and_complete(
     order: Any, names: list[str], prefix: str, after: str | None, *, grouped: bool
 ) -> None:
-    """Whatever is asked for, nothing is missing, doubled, or out of its place."""
+    """No entry is missing, doubled or out of place, for any arguments."""
     expected: set[str] = set()
     for name in names:
         if name.startswith(prefix):

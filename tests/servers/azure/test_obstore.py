@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TestObstore(StorageConformance):
-    """Below a prefix, in a container of its own for each test."""
+    """Each test has a prefix in a separate container."""
 
     many_keys = 2500  # five pages; Azurite takes its time for each key
 

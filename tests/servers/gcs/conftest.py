@@ -1,4 +1,4 @@
-"""A server for the session, and a bucket of its own for each test."""
+"""A server for the session, and a separate bucket for each test."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class TestBucket(_OnServer):
 
     @pytest.fixture
     async def storage(self, server: RunningServer, bucket: str) -> AsyncIterator[Storage]:
-        """Open a bucket of its own."""
+        """Open a separate bucket."""
         self._server = server
         async with open_storage(
             f"gs://{bucket}", endpoint_url=server.url, token=ANONYMOUS

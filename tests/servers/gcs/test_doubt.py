@@ -202,7 +202,7 @@ async def test_an_upload_that_cannot_begin_did_not_happen(
 
 
 async def test_a_copy_whose_reply_is_lost_has_landed(script: Scripted, storage: Storage) -> None:
-    """The copy has a write id of its own."""
+    """The copy has its own write id."""
     source = await storage.put("source", b"body")
     script.lose_reply("POST")
     version = await storage.copy("source", "target", if_version=source)

@@ -105,7 +105,7 @@ async def test_a_host_that_refuses_connections_is_unreachable() -> None:
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         async with open_storage("gs://bucket", endpoint_url=url, token=ANONYMOUS) as storage:
             operations = _operations(storage)
-            operations.pop("large")  # begins with a request of its own, see the next line
+            operations.pop("large")  # starts with a different request, see the next line
             for name, operation in operations.items():
                 with pytest.raises(UnreachableError, match="refused") as caught:
                     await operation()

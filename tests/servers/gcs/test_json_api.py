@@ -49,7 +49,7 @@ def google(server: RunningServer, bucket: str) -> Iterator[Any]:
 async def gcsfs(server: RunningServer) -> AsyncIterator[Any]:
     """Return a file system of gcsfs."""
     system = GCSFileSystem(
-        token="anon",  # noqa: S106 - there is none
+        token="anon",  # noqa: S106 - not a secret
         endpoint_url=server.url,
         asynchronous=True,
         skip_instance_cache=True,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TestObstore(StorageConformance):
-    """A bucket of its own for each test."""
+    """Each test has a separate bucket."""
 
     many_keys = 1_100  # two pages
 

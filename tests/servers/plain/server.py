@@ -33,7 +33,7 @@ class Stored:
 
 
 class PlainServer:
-    """Serves within an ``async with`` block, on a thread of its own."""
+    """Serves within an ``async with`` block, on a separate thread."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Stored] = {}

@@ -48,7 +48,7 @@ async def reopen_with_retries(description: StorageDescription) -> AsyncIterator[
 
 
 class TestPlain(StorageConformance):
-    """What the client itself promises."""
+    """The promises of the client itself."""
 
     many_keys = 2500
     reopen = staticmethod(reopen_plain)

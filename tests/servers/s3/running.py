@@ -37,7 +37,7 @@ class Server(ServerProcess):
         return name
 
     def location(self, endpoint: str) -> Location:
-        """Return a bucket of its own, reached through ``endpoint``. Blocks."""
+        """Return a new bucket, reached through ``endpoint``. Blocks."""
         options = {**self.options(), "endpoint_url": endpoint}
         return Location(f"s3://{self.bucket()}/a/prefix", options)
 
@@ -47,7 +47,7 @@ class Server(ServerProcess):
         await asyncio.to_thread(self.start)
 
     def options(self) -> dict[str, Any]:
-        """Return what opens a storage on it."""
+        """Return the options that open a storage on it."""
         return {"endpoint_url": self.endpoint, "region": "us-east-1", "allow_http": True, **KEYS}
 
 

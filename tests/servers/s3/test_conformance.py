@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class OnServer(StorageConformance):
-    """What both have in common."""
+    """The fixtures that both servers share."""
 
     many_keys = 1_100  # two pages; the server takes its time for each key
     __test__ = False
@@ -49,7 +49,7 @@ async def _keeping(storage: Any, key: str) -> AsyncIterator[None]:
 
 
 class TestMinistack(OnServer):
-    """A bucket of its own for each test."""
+    """Each test has a separate bucket."""
 
     __test__ = True
 

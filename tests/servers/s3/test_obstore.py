@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TestObstore(StorageConformance):
-    """Below a prefix that a URL would have to escape, in a bucket of its own for each test."""
+    """Each test has a separate bucket, with a prefix that a URL would have to escape."""
 
     many_keys = 1_100  # two pages; the server takes its time for each key
 

@@ -54,7 +54,7 @@ async def behind(
 
 
 def count(proxy: FaultProxy, method: str) -> int:
-    """Return how many requests of a method went through."""
+    """Return the number of requests of a method that went through."""
     return sum(entry.method == method for entry in proxy.log)
 
 

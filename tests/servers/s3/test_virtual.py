@@ -45,7 +45,7 @@ STATIC = S3StaticCredentials(
 
 
 def stored_options(server: Server) -> dict[str, Any]:
-    """Return what a container's configuration says about the server."""
+    """Return the options for the server in a container's configuration."""
     where = {"endpoint_url": server.endpoint, "region": "us-east-1"}
     return {**where, "allow_http": True, "force_path_style": True}
 

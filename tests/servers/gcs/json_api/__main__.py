@@ -43,7 +43,7 @@ async def _serve(port: int, journal: Path | None, rewrite_bytes: int | None) -> 
 
 
 def _restore(journal: Path) -> State:
-    """Return the state that a journal tells, which goes on in that journal."""
+    """Return the state recorded in a journal. Later changes are added to the same journal."""
     changes: list[tuple[object, ...]] = []
     journal.touch()
     whole = 0

@@ -1,7 +1,7 @@
-"""What a client asks for: path, parameters and preconditions, read strictly.
+"""The path, parameters and preconditions of a request, read strictly.
 
-A parameter that is not known here is refused, never ignored: a test must not pass because the
-server overlooked what it was asked.
+An unknown parameter is refused, never ignored: a test must not pass because the server overlooked
+a part of the request.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Ask:
         return self.parameters.get(name, "")
 
     def number(self, name: str) -> int | None:
-        """Return a whole number, or refuse what is none."""
+        """Return a whole number. Raise `Refusal` for any other value."""
         value = self.parameters.get(name)
         if value is None:
             return None

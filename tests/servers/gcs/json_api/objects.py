@@ -44,7 +44,7 @@ class _Rewrite:
 
 
 class Objects:
-    """Answers requests from a state; nothing waits."""
+    """Replies to requests from a state. No method waits."""
 
     def __init__(self, state: State, rewrite_bytes: int | None = None) -> None:
         """Serve ``state``; a rewrite copies at most ``rewrite_bytes`` with each call."""
@@ -151,7 +151,7 @@ class Objects:
     def rewrite(
         self, ask: Ask, source: tuple[str, str], target: tuple[str, str], document: dict[str, Any]
     ) -> web.Response:
-        """Copy an object in as many steps as it takes; the last one makes it appear."""
+        """Copy an object, in several steps if it is large. It appears with the last step."""
         ask.allow(
             *("sourceGeneration", "rewriteToken", "maxBytesRewrittenPerCall"),
             *CONDITIONS,
@@ -189,7 +189,7 @@ class Objects:
 
 
 def settings_of(document: dict[str, Any]) -> dict[str, Any]:
-    """Return what a client may set, or refuse what this server does not keep."""
+    """Return the settings of a client. Raise `Refusal` for those that this server does not keep."""
     unknown = set(document) - _SETTABLE - {"name", "bucket", "crc32c", "md5Hash"}
     if unknown:
         raise Refusal(501, "notImplemented", f"This server does not know {sorted(unknown)}.")

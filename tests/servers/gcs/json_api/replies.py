@@ -1,4 +1,4 @@
-"""What goes back to a client: documents of the API, and its errors."""
+"""The replies to a client: documents of the API, and its errors."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a failure
 
     @classmethod
     def condition(cls, location: str) -> Self:
-        """Answer 412."""
+        """Return status 412."""
         message = f"At least one of the pre-conditions you specified did not hold ({location})."
         return cls(412, "conditionNotMet", message)
 
     @classmethod
     def not_modified(cls) -> Self:
-        """Answer 304."""
+        """Return status 304."""
         return cls(304, "notModified", "")
 
     @classmethod
     def hold(cls, bucket: str, name: str) -> Self:
-        """Return what an object under a hold answers."""
+        """Return the error for an object under a hold."""
         return cls(
             403,
             "forbidden",

@@ -61,7 +61,7 @@ class Server:
             return refusal.reply(plain=plain)
 
     def _answer(self, ask: Ask, body: bytes, byte_range: str | None) -> web.Response:
-        """Return what is neither an upload nor a batch."""
+        """Return the reply to a request that is neither an upload nor a batch."""
         document = parse_document(body)
         match ask.method, ask.segments:
             case (("GET" | "POST"), ["storage", "v1", "b"]):

@@ -40,7 +40,7 @@ class StoredObject:
     generation: int
     created: datetime
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
-    """What the caller said: contentType, contentEncoding, metadata, temporaryHold ..."""
+    """The caller's settings: contentType, contentEncoding, metadata, temporaryHold ..."""
     metageneration: int = 1
     updated: datetime | None = None
     crc32c: str = ""
@@ -52,7 +52,7 @@ class StoredObject:
 
 
 def digests(data: bytes) -> tuple[str, str]:
-    """Answer CRC32C and MD5 as the API writes them."""
+    """Return CRC32C and MD5 as the API writes them."""
     crc = google_crc32c.value(data).to_bytes(4, "big")
     md5 = hashlib.md5(data, usedforsecurity=False).digest()
     return base64.b64encode(crc).decode(), base64.b64encode(md5).decode()

@@ -40,7 +40,7 @@ class _Session:
 
 
 class Uploads:
-    """Answers upload requests; a body is complete before anything is decided."""
+    """Replies to upload requests. A body is complete before anything is decided."""
 
     def __init__(self, state: State) -> None:
         """Serve ``state``."""

@@ -43,7 +43,7 @@ class _Upload:
 
 
 class XML:
-    """Answers requests from a state; nothing waits."""
+    """Replies to requests from a state. No method waits."""
 
     def __init__(self, state: State) -> None:
         """Serve ``state``."""
