@@ -1,4 +1,4 @@
-"""What the engines are asked, and the plain values in which both answer."""
+"""The questions to both engines, and their replies as plain values."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Work(Protocol):
         ...
 
     def status(self) -> Touched:
-        """What the session changed."""
+        """Return the changes of the session."""
         ...
 
 
@@ -189,7 +189,7 @@ class Repo(Protocol):
         ...
 
     async def diff(self, start: str, end: str) -> Touched:
-        """What the commits after one snapshot up to another touched."""
+        """Return the changes of the commits after one snapshot up to another."""
         ...
 
     async def operations(self) -> list[Operation]:

@@ -1,4 +1,4 @@
-"""What a session and a newer commit do to the same hierarchy, and what clashes in it."""
+"""Changes of a session and a newer commit to one hierarchy, and the clashes between them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Row:
     theirs: Sequence[Edit]
     """The newer commit."""
     found: Sequence[tuple[ConflictKind, str]] = ()
-    """What the detector finds, sorted."""
+    """The conflicts that the detector finds, sorted."""
     solved: bool = False
     """Whether the basic solver settles it, as it comes."""
     stricter: bool = False

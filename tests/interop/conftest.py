@@ -1,4 +1,4 @@
-"""What the tests beside the official engine share."""
+"""Fixtures of the tests beside the official engine."""
 
 from __future__ import annotations
 

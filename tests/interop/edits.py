@@ -138,7 +138,7 @@ def dumps(edits: Iterable[Edit]) -> str:
 
 
 def loads(text: str) -> list[Edit]:
-    """Read what :func:`dumps` made."""
+    """Read the text that `dumps` made."""
     return [Edit(**item) for item in json.loads(text)]
 
 

@@ -27,7 +27,7 @@ def in_their_words(text: str) -> str:
 
 
 def both(make: Callable[[Any], object]) -> tuple[Any, Any]:
-    """Return what an expression of the package makes: theirs, and ours."""
+    """Return the values of an expression with the official package and with ours."""
     theirs, ours = (make(package) for package in PACKAGES)
     return theirs, ours
 

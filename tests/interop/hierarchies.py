@@ -53,7 +53,7 @@ def seeded(seed: object) -> Random:
 
 @dataclass
 class ArrayModel:
-    """What an edit has to know about an array."""
+    """The properties of an array that an edit needs."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -116,7 +116,7 @@ def _has(cls: type, name: str) -> bool:
 
 
 def _member(cls: type, name: str) -> Any:
-    """Return what the class has, as it is written."""
+    """Return a member of the class without binding it."""
     return inspect.getattr_static(cls, name, None)
 
 

@@ -86,7 +86,7 @@ def page() -> str:
 
 
 def outdated() -> list[str]:
-    """Return what the page lacks: a name without a line, or one that is no longer true.
+    """Return the faults of the page: names without a line, and lines that are no longer true.
 
     A line may have any of the tests that use its name.
     """
@@ -154,7 +154,7 @@ def _tests(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 
 
 def _identifiers_of_helpers(tree: ast.Module) -> dict[str, set[str]]:
-    """Return what functions and tables of a module use: tests that use them use that, too."""
+    """Return the names that a module's functions and tables use, and so the tests that use them."""
     found: dict[str, set[str]] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -18,7 +18,7 @@ class Difference:
     """A pair of outcomes that is meant to be."""
 
     step: str
-    """What was asked, as the test calls it."""
+    """The step, by its name in the test."""
     theirs: str
     """"did", or the class of the official error."""
     ours: str

@@ -22,7 +22,7 @@ RANKS = {"a": 1, "g/x": 1, "g/h/y": 2, "k/z": 2}
 """Paths of arrays, and their numbers of dimensions."""
 PATHS = (*GROUPS, *RANKS)
 SIZES = (4, 40)
-"""Bytes of chunks: inline, and in objects of their own."""
+"""Sizes of chunks in bytes: one inline, one in a separate object."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ _MOVE = st.builds(
 
 _COMMON = (_GROUP, _GROUP, _ARRAY, _ARRAY, _ARRAY, *[_CHUNK] * 4, _VIRTUAL, _REFS, _DROP)
 FORK_EDITS = st.lists(st.one_of(*_COMMON, _DELETE), min_size=1, max_size=4)
-"""What forks do: no array takes the path of a group."""
+"""Edits of forks: no array takes the path of a group."""
 EDITS = st.lists(
     st.one_of(
         *_COMMON, _ANYWHERE, _FOREIGN, _DELETE, _DELETE_ALL, _DELETE_ALL, _SHIFT, _REINDEX, _MOVE
@@ -103,7 +103,7 @@ EDITS = st.lists(
     min_size=1,
     max_size=8,
 )
-"""What sessions do."""
+"""Edits of sessions."""
 
 BASE = (
     *(Edit("group", path, (0,)) for path in GROUPS),

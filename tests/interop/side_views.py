@@ -34,7 +34,7 @@ def _refs(side: Side, spec: int) -> dict[str, Any]:
 
 
 def _contents(side: Side, tip: str) -> dict[str, Any]:
-    """Return what a snapshot holds, and what its commit and all before it changed."""
+    """Return the contents of a snapshot, and the changes of its commit and all before it."""
     line = list(side.repo.ancestry(snapshot_id=tip))
     starts = {line[-1].id, *(it.id for it in line[1:2])} - {tip}
     seen: dict[str, Any] = {
@@ -87,7 +87,7 @@ def _measures(side: Side, left_out: Collection[str]) -> dict[str, Any]:
 
 
 def _parts(value: Any) -> list[tuple[str, Any]] | None:
-    """Return what a value is made of, if it is made of others."""
+    """Return the parts of a compound value, or None."""
     if isinstance(value, dict):
         return list(cast("dict[str, Any]", value).items())
     if isinstance(value, list):

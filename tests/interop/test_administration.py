@@ -260,7 +260,7 @@ async def shown_alike(root: Path, spec: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stamp", [b"a-b-1.2", b"nodash", b"", b"-x", b"x-", b"\xff-1", b" a-1 "])
 async def test_odd_writers_are_shown_alike(stamp: bytes, tmp_path: Path) -> None:
-    """Whatever a header says about who wrote the file."""
+    """The header's name of the writer may be any bytes."""
     root = tmp_path / "repo"
     await ENGINES["ours"].create(root, 2)
     (snapshot,) = Files(root).ids("snapshots")
@@ -349,7 +349,7 @@ async def test_rewriting_without_rules_records_the_default_ones(tmp_path: Path) 
 
 
 async def test_a_commit_that_moved_nodes_is_not_amended_by_either(tmp_path: Path) -> None:
-    """A new commit goes on top of it."""
+    """A new commit on top of it works."""
     root = tmp_path / "repo"
     await history(ENGINES["ours"], root, 2, HISTORY[:1], Settings())
     official = open_official(root)

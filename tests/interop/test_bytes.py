@@ -172,7 +172,7 @@ def _newest(path: Path) -> tuple[int, type]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 async def test_the_operations_log_is_cut_alike(size: int, tmp_path: Path) -> None:
-    """The same operations leave as many entries in the repo info and in each file before it."""
+    """The same operations leave equally long logs in the repo info and in each backup."""
     chains = []
     for name, engine in ENGINES.items():
         ids = await history(engine, tmp_path / name, 2, HISTORY, Settings(max_updates=size))

@@ -439,7 +439,7 @@ def test_any_configuration_passes_through_the_official_engine(
     assert readings[0] == readings[1]
 
 
-# The first major version, in a process of its own
+# The first major version, in a separate process
 
 SCRIPT_READ = """
 import sys, icechunk
@@ -479,7 +479,7 @@ def run(interpreter: str, script: str, *arguments: Path) -> None:
 
 
 def test_configurations_of_the_first_major_are_read(python_of_wheel_1: str, tmp_path: Path) -> None:
-    """What 1.x persists, with all that it knows."""
+    """Every setting that 1.x persists is read."""
     run(python_of_wheel_1, SCRIPT_WRITE, tmp_path)
     config = decode_config(stored_config(tmp_path, 1), 1)
     assert config.inline_chunk_threshold_bytes == 12

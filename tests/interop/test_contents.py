@@ -33,7 +33,7 @@ SPECS = pytest.mark.parametrize("spec", [1, 2])
 
 
 def manifests(files: Files, snapshot_id: str) -> dict[str, list[Any]]:
-    """Answer, for each array, the boxes of its manifests and what kinds of chunks they hold."""
+    """Return for each array the boxes of its manifests and the kinds of chunks in them."""
     snapshot = files.snapshot(snapshot_id)
     found: dict[str, list[Any]] = {}
     used = set()

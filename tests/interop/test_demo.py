@@ -1,4 +1,4 @@
-"""What the demonstration leaves behind, as both engines and the files themselves see it."""
+"""The repository that the demonstration leaves behind, read by both engines and as files."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_xarray_reads_both_scenarios(demo: Run, files: dict[str, h5py.File]) -> 
 
 
 def test_result_holds_the_corrected_value(demo: Run, files: dict[str, h5py.File]) -> None:
-    """As it was at the tag, as it is, and as it was at the tag's time."""
+    """It is correct at the tag, on the branch, and as of the tag's time."""
     told = demo.result["corrected_value"]
     original = float(expected(files, "A1B", "air_temperature")[tuple(told["at"])])
     assert (told["before"], told["as_of_release"]) == (original, original)
@@ -280,7 +280,7 @@ def test_picture_is_a_readable_png(demo: Run) -> None:
 
 
 def test_the_commands_to_try_work(demo: Run) -> None:
-    """Each that is printed, as it is printed."""
+    """Each printed command runs unchanged."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for line in demo.result["commands"]:
         assert line in demo.story

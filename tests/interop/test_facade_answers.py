@@ -1,4 +1,4 @@
-"""What the facade answers about repositories, beside the official answers; logs and versions."""
+"""The facade's information about repositories beside the official one, with logs and versions."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_the_log_is_written_from_the_import_on_where_the_environment_says_so(
 
 @pytest.fixture
 def _quiet() -> Iterator[None]:
-    """Leave logging as it was."""
+    """Restore the settings of logging."""
     loggers = [logging.getLogger(name) for name in ("icechunk_async", "icechunk_async.storage")]
     before = [(it.level, list(it.handlers)) for it in loggers]
     yield

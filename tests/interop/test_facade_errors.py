@@ -145,7 +145,7 @@ def test_a_failed_rebase_says_what_clashed() -> None:
 
 
 def test_what_is_raised_in_a_block_is_translated_with_its_cause() -> None:
-    """Errors of the facade pass as they are, and those of others as well."""
+    """Errors of the facade and of other packages pass unchanged."""
     cause = errors.BranchExistsError("there is one", branch="b")
     with pytest.raises(facade.AlreadyExistsError) as caught, translated():
         raise cause

@@ -22,7 +22,7 @@ def found() -> list[Difference]:
 
 
 def test_names_members_and_signatures_are_the_official_ones(found: list[Difference]) -> None:
-    """Whatever differs is listed with a reason."""
+    """Every difference is listed with a reason."""
     unexpected = [f"{it.name} {it.what}" for it in found if it.name not in DIFFERENT]
     assert not unexpected, "\n".join(unexpected)
 

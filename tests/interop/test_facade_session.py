@@ -34,7 +34,7 @@ def _same(script: str, tmp_path: Path, spec: int = 2) -> None:
 
 
 def test_a_commit_from_its_beginning_to_its_end(tmp_path: Path, spec: int) -> None:
-    """What the session says before, and after."""
+    """The session's properties agree before and after."""
     script = """
     session = repository.writable_session("main")
     show(session.mode, session.read_only, session.branch, session.has_uncommitted_changes)
@@ -59,7 +59,7 @@ def test_a_commit_from_its_beginning_to_its_end(tmp_path: Path, spec: int) -> No
 
 
 def test_discarding(tmp_path: Path, spec: int) -> None:
-    """The session goes on where it began."""
+    """The session returns to its base and still works."""
     script = """
     session = repository.writable_session("main")
     zarr.open_group(session.store)["a"][:] = 9

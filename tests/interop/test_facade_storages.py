@@ -105,12 +105,12 @@ def test_what_this_library_cannot_do_is_refused_when_it_is_asked_for() -> None:
 
 
 def placed(storage: facade.Storage) -> tuple[object, dict[str, object]]:
-    """Return what the engine is given."""
+    """Return the location and the options that the engine gets."""
     return asyncio.run(storage.place())
 
 
 def test_storages_become_locations_and_options_of_the_engine() -> None:
-    """What has its default is left to the backend."""
+    """Options at their default are left to the backend."""
     assert placed(
         facade.s3_storage(
             bucket="b",
@@ -161,7 +161,7 @@ def test_a_directory_is_listed_as_the_official_storage_lists_it(tmp_path: Path) 
 
 
 async def test_the_engine_opens_what_a_storage_describes(tmp_path: Path) -> None:
-    """A local directory, a URL with options, and an open storage of one's own."""
+    """A local directory, a URL with options, and a storage that the caller opened."""
     local = facade.local_filesystem_storage(str(tmp_path / "repo"))
     async with local.opened() as storage:
         await storage.put("key", b"value")

@@ -109,7 +109,7 @@ def test_listing(tmp_path: Path, spec: int) -> None:
 
 
 def test_writing(tmp_path: Path, spec: int) -> None:
-    """What is stored, and what is refused."""
+    """Both store the same values and refuse the same writes."""
     script = """
     wait(store.set("a/c/1/1", buffer(b"x" * 6)))
     show(wait(store.get("a/c/1/1", prototype)))

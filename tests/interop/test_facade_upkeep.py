@@ -41,7 +41,7 @@ def _same(script: str, tmp_path: Path, spec: int = 2) -> None:
 
 
 def test_expiring_and_collecting(tmp_path: Path, spec: int) -> None:
-    """What goes, and what is left."""
+    """Both remove the same files and leave the same files."""
     script = """
     first, second = write("first", 1), write("second", 2)
     repository.create_branch("old", first)

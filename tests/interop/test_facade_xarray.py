@@ -184,7 +184,7 @@ def test_blocks_that_do_not_fit_are_refused_or_aligned(written: Written) -> None
     assert "safe_chunks" in first or "align_chunks" in first
     assert written.write(crooked, encoding=encoding, align_chunks=True, mode="w") == ["", ""]
     xr.testing.assert_identical(written.read(), data)
-    # Where it goes on at the writer's risk, we do not: a chunk could lose half of its values.
+    # It writes at the caller's risk. We refuse, because a chunk could lose half of its values.
     first, second = written.write(crooked, encoding=encoding, safe_chunks=False, mode="w")
     assert first == ""
     assert "two blocks meet" in second

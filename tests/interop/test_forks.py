@@ -78,7 +78,7 @@ async def travel(made: Any, edits: Sequence[Edit]) -> Any:
 
 @dataclass(frozen=True)
 class Row:
-    """What two forks do, or a session and its fork."""
+    """The edits of two forks, or of a session and its fork."""
 
     first: Sequence[Edit]
     second: Sequence[Edit]
@@ -231,7 +231,7 @@ KNOWN: dict[str, tuple[Sequence[Edit], Sequence[Edit]]] = {
 @SPECS
 @pytest.mark.parametrize("name", KNOWN)
 async def test_a_fork_may_change_what_its_session_made(spec: int, name: str, base: Path) -> None:
-    """As if the session had gone on itself; the official engine refuses it, or drops it."""
+    """Merging equals a change by the session. The official engine refuses or drops the change."""
     assert spec in (1, 2)
     first, second = KNOWN[name]
     outcomes: list[dict[str, bytes] | None] = []

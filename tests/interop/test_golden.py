@@ -30,7 +30,7 @@ def root(name: str, tmp_path: Path) -> Path:
 
 
 def expected(name: str) -> Any:
-    """Return what the release said about its repository."""
+    """Return the contents that the release reported for its repository."""
     return json.loads((GOLDEN / name / "expected.json").read_text(encoding="utf-8"))
 
 

@@ -37,7 +37,7 @@ SPECS = pytest.mark.parametrize("spec", [1, 2])
 
 
 async def test_moves_of_the_official_engine_are_read_and_not_rebased_over(tmp_path: Path) -> None:
-    """Moved nodes read at their new paths; sessions begun before refuse to rebase, even forced."""
+    """Moved nodes read at their new paths. Older sessions refuse to rebase, even forced."""
     root = tmp_path / "repo"
     await ENGINES["ours"].create(root, 2)
     base = await commit(ENGINES["ours"], root, [*BASE, group("g-x"), group("g.y")])
@@ -69,7 +69,7 @@ async def test_moves_of_the_official_engine_are_read_and_not_rebased_over(tmp_pa
 
 
 async def test_moves_of_several_commits_are_listed_in_order(tmp_path: Path) -> None:
-    """A diff over moved, changed and moved nodes lists each move, and paths as they are now."""
+    """A diff over nodes moved, changed and moved again lists each move and the current paths."""
     root = tmp_path / "repo"
     await ENGINES["ours"].create(root, 2)
     start = await commit(ENGINES["ours"], root, BASE)

@@ -1,4 +1,4 @@
-"""What the official engine's maintenance leaves behind, our engine reads and continues."""
+"""Our engine reads and continues repositories after the official engine's maintenance."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ async def test_migration_is_the_official_one(first: str, tmp_path: Path, *, dele
         async with engine.open(ours) as repo:
             work = await repo.work()
             await apply(work.store, [write("time", [1], [9], 80, "<f8"), group(engine.name)])
-            await work.commit("goes on")
+            await work.commit("continues")
     await views_agree(ours, 2, everything=True)
 
 
@@ -150,7 +150,7 @@ class _Dying(WrappedStorage):
 
 @pytest.mark.parametrize("at", range(7))
 async def test_official_engine_reads_interrupted_migrations(at: int, tmp_path: Path) -> None:
-    """Half-way it reads all, and writes nothing; once we finished it goes on."""
+    """Half-way it reads everything and refuses to write. After we finish it writes again."""
     root = tmp_path / "repo"
     ids = await history(ENGINES["theirs"], root, 1, HISTORY[:2], SETTINGS)
     before = await views_agree(root, 1)
@@ -172,7 +172,7 @@ async def test_official_engine_reads_interrupted_migrations(at: int, tmp_path: P
     async with ENGINES["theirs"].open(root) as repo:
         work = await repo.work()
         await apply(work.store, [group("more")])
-        await work.commit("goes on")
+        await work.commit("continues")
     await views_agree(root, 2)
     check_garbage(root)
 

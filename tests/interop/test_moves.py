@@ -69,7 +69,7 @@ class _Moving:
         return cls(name, await (await _opened(root)).rearrange_session("main"))
 
     async def attempt(self, call: str, *args: Any, **options: Any) -> str:
-        """Return the kind of the error, in our words; nothing if there is none."""
+        """Return the kind of the error in our terms, or an empty string."""
         call = f"{call}_async" if self.name == "theirs" else call
         try:
             await getattr(self.session, call)(*args, **options)
@@ -155,7 +155,7 @@ async def test_same_moves_give_the_same_hierarchy(script: str, root: Path, tmp_p
 
 @FIRST
 async def test_one_engine_continues_what_the_other_moved(first: str, root: Path) -> None:
-    """Edits and moves in turns; ids stay, and whoever amends joins the same moves."""
+    """Edits and moves alternate. Node ids stay, and amending joins the same moves in both."""
     order = [first, other(first).name]
     ids: dict[str, str] = {}
     for number, name in enumerate(order * 2):
@@ -246,7 +246,7 @@ async def test_moves_over_newer_edits(theirs: str, root: Path, tmp_path: Path) -
 
 @FIRST
 async def test_an_edit_does_not_follow_the_others_moves(first: str, root: Path) -> None:
-    """Whoever moved: both engines refuse to rebase over it."""
+    """Both engines refuse to rebase over a move of either."""
     async with ENGINES["ours"].open(root) as ours, ENGINES["theirs"].open(root) as theirs:
         works = [await ours.work(), await theirs.work()]
         for work in works:
@@ -268,7 +268,7 @@ async def test_an_edit_does_not_follow_the_others_moves(first: str, root: Path) 
 
 
 async def test_the_official_flag_stops_our_moves(root: Path) -> None:
-    """A flag that the official engine switched off holds for us, also in a session begun."""
+    """A flag that the official engine switched off holds for us, even in an open session."""
     begun = await _Moving.begin("ours", root)
     await begun.session.move("/g", "/x")
     official = open_official(root)

@@ -36,7 +36,7 @@ SHAPE, CHUNKS = (30, 1_000), (1, 500)
 
 
 def values(seed: int) -> Values:
-    """Return what an array holds."""
+    """Return the values of an array."""
     return np.random.default_rng(seed).integers(0, 60_000, SHAPE, np.uint16)
 
 
@@ -175,7 +175,7 @@ async def test_compaction_is_no_conflict_for_the_official_engine(spec: int, tmp_
 
 @SPECS
 async def test_we_rebase_onto_their_commits(spec: int, tmp_path: Path) -> None:
-    """What is packed already is not written again."""
+    """Packed chunks are not written again."""
     data = await build(tmp_path, spec)
     async with Repository.open(tmp_path, packing=SMALL) as repository:
         writer = await repository.writable_session("main")

@@ -1,4 +1,4 @@
-"""What the official engine lets itself be told, we read with care, and our next commit heals."""
+"""We read the odd input that the official engine accepts, and our next commit repairs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ODD_NODES = {
     "d/./e/zarr.json": "d/e/zarr.json",
     "/lead/zarr.json": "lead/zarr.json",
 }
-"""Keys that the official engine stores as they are, and where we find them."""
+"""Keys that the official engine stores unchanged, and where we find them."""
 ODD_CHUNKS = ("a/c", "a/c/0/0", "a/c/1/7/3")
 """Chunks of another number of axes than the array has."""
 

@@ -112,7 +112,7 @@ async def test_two_nodes_never_share_a_path(spec: int, name: str, base: Path) ->
 
 @SPECS
 async def test_a_path_with_two_nodes_is_named_not_guessed(spec: int, base: Path) -> None:
-    """What the official solver makes of it, one path twice, we refuse; older snapshots read."""
+    """The official solver writes one path twice. We refuse that snapshot and read older ones."""
     row = ROWS["both_recreate"]
     async with ENGINES["theirs"].open(base) as repo:
         work = await repo.work()
@@ -165,7 +165,7 @@ async def test_a_failed_rebase_stands_on_the_last_commit_that_did_not_clash(
 
 
 def test_every_kind_of_clash_is_in_the_table() -> None:
-    """Moves, which have a test of their own, aside; and of each there is one alone."""
+    """Each kind occurs alone, except moves, which have a separate test."""
     alone = {row.found[0][0] for row in ROWS.values() if len(row.found) == 1}
     assert alone == set(ConflictKind) - {ConflictKind.MOVE_OPERATION_CANNOT_BE_REBASED}
 

@@ -141,7 +141,7 @@ async def test_both_refuse_the_same_ref_operations(spec: int, first: str, tmp_pa
                 with pytest.raises(REFUSED) as raised:
                     await attempt
                 assert engine.name != "ours" or isinstance(raised.value, ours)
-    # A refused change may leave a backup; everything else is as it was.
+    # A refused change may leave a backup; everything else is unchanged.
     assert [it for it in Files(root).names() if not it.startswith("overwritten/")] == [
         it for it in before if not it.startswith("overwritten/")
     ]
@@ -155,7 +155,7 @@ async def test_both_refuse_the_same_ref_operations(spec: int, first: str, tmp_pa
 async def test_both_travel_to_the_same_snapshot_in_time(
     spec: int, first: str, tmp_path: Path
 ) -> None:
-    """The tip as of any moment is the same snapshot; before the first one there is none."""
+    """The tip as of any time is the same snapshot. A time before the first one is an error."""
     root = tmp_path / "repo"
     ids = await with_commits(root, spec, ENGINES[first], 4)
     async with ENGINES["ours"].open(root) as ours, ENGINES["theirs"].open(root) as theirs:

@@ -159,7 +159,7 @@ async def test_chunks_move_to_where_the_official_engine_moves_them(
 
 @FIRST
 async def test_uneven_chunks_are_resized_by_both(first: str, tmp_path: Path) -> None:
-    """Zarr's own memory store says what must be there after each step, whoever made it."""
+    """After each step of either engine the contents equal those of Zarr's memory store."""
     root = tmp_path / "repo"
     oracle = MemoryStore()
     await ENGINES[first].create(root, 2)

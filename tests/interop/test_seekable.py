@@ -95,7 +95,7 @@ def seekable_files(root: Path) -> int:
 
 
 async def ours_at(root: Path, *chunks: int) -> list[Any]:
-    """Return a few references, as they are found piece by piece."""
+    """Return a few references, found piece by piece."""
     async with Repository.open(root) as repository:
         session: Session = await repository.readonly_session("main")
         found = [await session.workspace.find_chunk("/a", (chunk,)) for chunk in chunks]

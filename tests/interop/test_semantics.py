@@ -44,7 +44,7 @@ FIRST = pytest.mark.parametrize("first", list(ENGINES))
 async def test_amending_merges_logs_as_the_official_engine_does(
     first: str, second: str, tmp_path: Path
 ) -> None:
-    """Whoever committed and whoever amends, the merged log is the official engine's."""
+    """The merged log is the official engine's, whichever engine committed or amends."""
     root, reference = tmp_path / "repo", tmp_path / "reference"
     await ENGINES["theirs"].create(root, 2)
     base = await commit(ENGINES["theirs"], root, BASE)

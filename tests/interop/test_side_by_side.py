@@ -59,7 +59,7 @@ def solver(package: Any, name: str | None) -> Any:
 
 
 class SideBySide(RuleBasedStateMachine):
-    """The operations of both packages, each engine on a repository of its own."""
+    """The operations of both packages, each engine on a separate repository."""
 
     together = False
     """Whether both work on one repository, in turns."""
@@ -228,7 +228,7 @@ class SideBySide(RuleBasedStateMachine):
         empty: bool,
     ) -> None:
         """Commit, perhaps over what others committed."""
-        if self._astray(slot):  # the official engine goes on from where the branch is now
+        if self._astray(slot):  # the official engine continues from the branch's current tip
             rebase = None
         self._ask(
             "commit",
@@ -409,7 +409,7 @@ class SideBySide(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 10), dry=st.booleans())
     def collect(self, back: int, *, dry: bool) -> None:
-        """Collect garbage that is so many steps old; sessions end before it goes."""
+        """Collect garbage older than ``back`` steps. Sessions end before it is deleted."""
         if not dry:
             self._close_all()
         step = self.steps + 2 - back
@@ -504,7 +504,7 @@ class SideBySide(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Open the repository anew; sessions go on."""
+        """Open the repository anew. Sessions stay open."""
         self._ask("reopen", Side.open)
         self._check()
 

@@ -152,7 +152,7 @@ class Story:
 async def test_engines_take_turns_and_agree_after_each(
     spec: int, first: str, seed: int, tmp_path: Path, sources: Sources
 ) -> None:
-    """What one writes the other reads byte for byte and continues, also past collection."""
+    """Each engine reads and continues the other's commits byte for byte, also after collection."""
     story = Story(tmp_path / "repo", spec, sources, seeded(f"{spec} {first} {seed}"))
     engines = [ENGINES[first], other(first)]
     await story.begin(engines[0])
@@ -165,7 +165,7 @@ async def test_engines_take_turns_and_agree_after_each(
 
 
 async def _survives_collection(story: Story) -> None:
-    """Collect for real on a copy: everything reads as before, and both go on."""
+    """Collect for real on a copy. Everything reads as before, and both still commit."""
     before = await views_agree(story.root, story.spec, source=story.sources.directory)
     shutil.copytree(story.root, copied := story.root.with_name("collected"))
     collect(copied, dry_run=False)

@@ -116,7 +116,7 @@ LOCATIONS = {
 async def test_odd_locations_lead_both_to_the_same_file(
     first: str, name: str, tmp_path: Path
 ) -> None:
-    """Escapes, dots, queries, capitals and hosts mean one file to both, whoever stored them."""
+    """Escapes, dots, queries, capitals and hosts mean one file to both, whichever stored them."""
     root, directory = tmp_path / "repo", tmp_path / "source"
     (directory / "sub").mkdir(parents=True)
     for index, file in enumerate(("größe x.bin", "p.bin", "50%.bin")):
@@ -299,7 +299,7 @@ async def _rectilinear(store: Any) -> Any:
 
 @SPECS
 async def test_shifted_and_reindexed_chunks_are_read(spec: int, tmp_path: Path) -> None:
-    """Chunks that the official engine relabelled are where it put them, and go on from there."""
+    """Chunks that the official engine relabelled are where it put them, and can be changed."""
     root = tmp_path / "repo"
     await ENGINES["ours"].create(root, spec)
     edits = [array("a", [12], [2]), write("a", [0], [12], 1), array("b", [12], [2])]

@@ -96,7 +96,7 @@ class Both:
         return [await _chunk(session, at, icechunk.IcechunkError) for at in range(count)]
 
     async def locations(self, engine: str) -> list[str]:
-        """Return what an engine lists."""
+        """Return the locations that an engine lists."""
         if engine == "ours":
             async with Repository.open(self.root) as repository:
                 session = await repository.readonly_session("main")

@@ -65,7 +65,7 @@ OPEN: dict[str, Any] = {"decode_times": False}
 
 
 async def on_thread(work: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Do what blocks elsewhere."""
+    """Run a blocking call on a thread."""
     return await asyncio.to_thread(work, *args, **options)
 
 

@@ -1,6 +1,6 @@
 """The official wheel 1.x as a process: requests come in and answers go out as lines of JSON.
 
-Runs on Python 3.11 in an environment of its own, so it knows nothing of our engine.
+Runs on Python 3.11 in a separate environment, so it cannot import our engine.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _second_format(repository: Any) -> None:
-    """Do what only spec 2 can."""
+    """Use the features that only spec 2 has."""
     session = repository.writable_session("main")
     zarr.open_array(session.store, path="g/a", mode="r+")[0, 0] = 77
     session.amend("amended")

@@ -66,7 +66,7 @@ async def session_with(script: Scripted, credential: Credential) -> AsyncIterato
 
 
 async def test_tokens_are_sent_and_asked_for_again(script: Scripted) -> None:
-    """Fixed tokens never change. A function is called again when its token is refused or expires."""
+    """Fixed tokens never change. A function is called again if its token is refused or expires."""
     later = datetime.now(UTC) + timedelta(hours=1)
     script.server._tokens = {"one": "valid", "two": "valid"}
     answers = ["one", "two"]
