@@ -1,9 +1,9 @@
 """Runs contests: ``python -m benchmarks [words of a row] [--size quick|full|huge] [...]``.
 
 Words choose tests as pytest's ``-k`` does: ``python -m benchmarks store and get_10_kb``. Without
-any, all are run, each file in a process of its own: after twenty minutes of other contests some
-reads took half as long again, for the memory that those had left behind in the allocator. What
-begins with a dash goes to pytest.
+words all tests run, each file in a separate process. In one process some reads took half as long
+again after twenty minutes of other contests, because of the memory left behind in the allocator.
+Arguments that start with a dash go to pytest.
 """
 
 from __future__ import annotations

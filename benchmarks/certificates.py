@@ -19,7 +19,7 @@ SERVER: Final = "server.pem"
 
 def make_certificates(folder: Path) -> None:
     """Write the authority's certificate, and key and certificate of ``localhost``."""
-    # Not imported by the server, nor by whoever starts none.
+    # Imported here because the server and contests without TLS do not need it.
     from cryptography import x509  # noqa: PLC0415
     from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415

@@ -61,7 +61,7 @@ def size(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def contest(request: pytest.FixtureRequest, size: str) -> Iterator[Contest]:
-    """Return what times contenders beside each other."""
+    """Return the contest, which times contenders beside each other."""
     document = request.module.__doc__ or ""
     found = Contest(document, size, lambda: request.getfixturevalue("benchmark"))
     yield found

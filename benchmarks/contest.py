@@ -1,8 +1,8 @@
-"""Who is faster: the same work by several contenders, taking turns.
+"""Contests: the same work by several contenders, taking turns.
 
-Turns, not one after the other: what else the machine does then hits all of them alike, and ratios
-of medians hold where seconds do not. Each turn begins with another contender, since a place in the
-row may cost something: whoever followed a copy of 256 MB took a tenth longer.
+Other load on the machine affects all contenders alike when they take turns. So ratios of medians
+hold where seconds do not. Each turn starts with another contender, because the order may matter:
+the contender after a copy of 256 MB took a tenth longer.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Contest:
         return self.size == "quick"
 
     def pick[T](self, quick: T, full: T) -> T:
-        """Return what fits the size."""
+        """Return the value for the size of this run."""
         return quick if self.is_quick else full
 
     def race(
@@ -87,16 +87,16 @@ class Contest:
             workload: what is done, as users would say it.
             contenders: by name; one call is one round of all ``operations``. ``ours`` is us,
                 ``floor`` what no implementation can beat.
-            operations: how many are done in a round; figures are of one.
-            rounds: how often each has its turn, within a minute or so.
-            warmup_rounds: as many turns before, which do not count.
-            setup: makes what a contender is called with, before each turn and not timed.
-            finds_memory: how many quarters of a gigabyte :func:`find_memory` finds before each
-                turn, which is not timed.
+            operations: number of operations in a round; figures are of one.
+            rounds: number of turns of each contender, within a minute or so.
+            warmup_rounds: number of turns before, which do not count.
+            setup: makes the argument of a contender, before each turn and not timed.
+            finds_memory: number of quarters of a gigabyte that `find_memory` finds before each
+                turn, not timed.
             metric: ``seconds``, or ``cpu seconds`` of this process.
             targets: by peer, how many times as much it should take.
-            floor: what the floor is.
-            note: what a reader of the figures has to know.
+            floor: description of the floor.
+            note: a remark for readers of the figures.
         """
         seconds_of: dict[str, list[float]] = defaultdict(list)
         cpu_of: dict[str, list[float]] = defaultdict(list)
@@ -169,7 +169,7 @@ class Contest:
         floor: str = "",
         note: str = "",
     ) -> dict[str, dict[str, list[float]]]:
-        """Measure each contender in processes of its own, in turns.
+        """Measure each contender in separate processes, in turns.
 
         Args:
             workload: what is done.
@@ -215,7 +215,7 @@ class Contest:
         arguments: Mapping[str, object],
         environment: Mapping[str, str] | None = None,
     ) -> dict[str, float]:
-        """Call ``module:function`` in a process of its own, or quickly in this one."""
+        """Call ``module:function`` in a separate process, or in this one for a quick run."""
         if self.is_quick and not environment:
             module, _, name = function.partition(":")
             figures: dict[str, float] = getattr(import_module(module), name)(**arguments)
@@ -259,11 +259,11 @@ class Contest:
 
 
 def _nothing(_: str) -> None:
-    """Return what contenders that need nothing made are called with."""
+    """Return None, the argument of contenders that need no setup."""
 
 
 def _around_ours(names: list[str], turn: int) -> tuple[list[str], list[str]]:
-    """Return who comes before us in a turn, and who after."""
+    """Return the contenders before ours in a turn, and those after it."""
     first = turn % len(names)
     row = names[first:] + names[:first]
     ours = row.index(OURS)
@@ -273,7 +273,7 @@ def _around_ours(names: list[str], turn: int) -> tuple[list[str], list[str]]:
 def _run_child(
     function: str, arguments: Mapping[str, object], environment: Mapping[str, str] | None = None
 ) -> dict[str, float]:
-    """Call ``module:function`` in a process of its own and return its figures."""
+    """Call ``module:function`` in a separate process and return its figures."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.child", function, json.dumps(dict(arguments))],
         cwd=_ROOT,

@@ -1,4 +1,4 @@
-"""What the contest about TLS does in processes of its own."""
+"""The work of the contest about TLS, which runs in separate processes."""
 
 from __future__ import annotations
 

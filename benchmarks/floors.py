@@ -1,4 +1,4 @@
-"""The least that any implementation must do, each measured in a process of its own."""
+"""The least work of any implementation, each part measured in a separate process."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def write_manifest(directory: str) -> dict[str, float]:
 
 
 def compress_ids(count: int) -> dict[str, float]:
-    """Make as many random ids as chunks, and compress them."""
+    """Make a random id for each chunk, and compress them."""
     with Meter(finds_memory=True) as meter:
         zstandard.ZstdCompressor(level=_LEVEL).compress(os.urandom(12 * count))
     return meter.figures()

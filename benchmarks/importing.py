@@ -1,6 +1,6 @@
-"""What the contests about imports do in processes of their own.
+"""The work of the contests about imports, which runs in separate processes.
 
-Imports nothing before that is timed.
+Imports nothing before the timing starts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a figure depends on besides the code: the machine, what else runs on it, and memory."""
+"""The influences on a figure besides the code: the machine, its other load, and memory."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _ticks() -> tuple[int, int]:
 
 
 def describe() -> dict[str, str]:
-    """Return what somebody who compares figures wants to know."""
+    """Return the facts about the machine that matter when figures are compared."""
     model = ""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -80,7 +80,7 @@ def describe() -> dict[str, str]:
 class Meter:
     """Measures what happens between ``with`` and its end: seconds, processor time, peak memory.
 
-    The peak is that of the process, so whoever wants it measures in a process of its own.
+    The peak is that of the process. Measure it in a separate process.
     """
 
     seconds: float = 0.0
@@ -88,9 +88,9 @@ class Meter:
     peak_bytes: float = 0.0
     """How far the resident memory rose above where it was."""
     read_bytes: float = 0.0
-    """What was read from files and sockets, whether it came from a disk or not."""
+    """Bytes read from files and sockets, whether they came from a disk or not."""
     finds_memory: bool = False
-    """Whether to call :func:`find_memory` first."""
+    """Whether to call `find_memory` first."""
     _resident: int = 0
 
     def __enter__(self) -> Self:
@@ -114,7 +114,7 @@ class Meter:
         self.read_bytes += _number(_IO, "rchar")
 
     def figures(self) -> dict[str, float]:
-        """Return what was measured, by the name of the metric."""
+        """Return the measured values by the name of the metric."""
         return {
             "seconds": self.seconds,
             "cpu seconds": self.cpu_seconds,

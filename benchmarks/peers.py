@@ -96,7 +96,7 @@ def create(
         engine: ``ours`` or ``official``.
         storage: a directory, or a storage of that engine.
         spec: version of the format.
-        inline: chunks up to so many bytes are stored in the manifest.
+        inline: largest chunk, in bytes, that is stored in the manifest.
         split: references per manifest, along the first axis; None is not to split.
     """
     package = PACKAGES[engine]
@@ -175,7 +175,7 @@ def chunked(store: Store, count: int, chunk_bytes: int, name: str = "a") -> Any:
 
 
 def numbers(count: int, chunk_bytes: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return what fills such an array."""
+    """Return random values for such an array."""
     return np.random.default_rng(0).random(count * (chunk_bytes // 8))
 
 

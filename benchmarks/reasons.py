@@ -39,10 +39,10 @@ is the way out.
 What remains is Zarr's prefix logic and one string for each key, which the interface asks for.
 """,
     "Many writers of one branch": """
-Whoever loses a race reads what landed, writes its snapshot and log again and tries again: five
-requests that depend on one another, and 8 ms of processor time for decoding and encoding,
-spread over small steps. Pauses grow with the number of lost races, so that tries at the same
-time stay few.
+A writer that loses a race reads the newer commits, writes its snapshot and log again and retries.
+That takes five requests that depend on one another, and 8 ms of processor time for decoding and
+encoding, spread over small steps. Pauses grow with the number of lost races, so that few writers
+try at the same time.
 """,
     "Read arrays through zarr": """
 Zarr itself takes half to three quarters of our time of small chunks, whatever the store, see

@@ -1,4 +1,4 @@
-"""Contests about references, each in a process of its own; each function returns figures."""
+"""Contests about references, each in a separate process. Each function returns figures."""
 
 from __future__ import annotations
 

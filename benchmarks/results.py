@@ -1,4 +1,4 @@
-"""What a contest found: samples by contender, and what they say."""
+"""The results of a contest: samples by contender, and the ratios of their medians."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Result:
     targets: dict[str, float] = field(default_factory=dict[str, float])
     """By peer: how many times as much it should take as we do."""
     limit: float | None = None
-    """What ours may be at most."""
+    """The largest value that ours may have."""
     floor: str = ""
-    """What the samples of the contender ``floor`` are."""
+    """The description of the contender ``floor``."""
     note: str = ""
     about: str = ""
     """How the operation is measured."""
@@ -53,7 +53,7 @@ class Result:
 
     @property
     def key(self) -> str:
-        """What a newer result of the same kind takes the place of."""
+        """The name of the result. A newer result with the same name replaces it."""
         return f"{self.operation} / {self.workload} / {self.metric}"
 
 

@@ -26,7 +26,7 @@ _OPEN: Final = '<?xml version="1.0" encoding="UTF-8"?>'
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a request is answered with."""
+    """The reply to a request."""
 
     status: str
     body: bytes | memoryview = b""
@@ -60,7 +60,7 @@ class Objects:
         self.counts: Counter[str] = Counter()
 
     def answer(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Reply:
-        """Do what is asked."""
+        """Carry out a request and return the reply."""
         path, _, query = target.partition("?")
         path = unquote(path)[1:]
         asked = {

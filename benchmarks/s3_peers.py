@@ -51,7 +51,7 @@ def blocking_storage(engine: str, endpoint: str, prefix: str) -> Any:
 
 
 def s3_options(endpoint: str) -> dict[str, Any]:
-    """Return what opens a storage of ours at an endpoint."""
+    """Return the options that open a storage of ours at an endpoint."""
     return {"endpoint_url": endpoint, "region": "us-east-1", "allow_http": True, **KEYS}
 
 

@@ -1,8 +1,8 @@
-"""A server of S3's protocol in memory, behind a wire as long as one likes; a process of its own.
+"""A server of S3's protocol in memory, in a separate process, with configurable latency.
 
-``with s3_server() as server:`` starts it. It answers some ten thousand small requests a second, so
-that it is not what is measured. Besides a port without latency it has others, whose bytes take a
-time on their way, both ways, as from a place far away; opening a connection takes one round trip.
+``with s3_server() as server:`` starts it. It serves some ten thousand small requests a second, so
+that the server does not limit the figures. Besides a port without latency it has others that delay
+the bytes in both directions, as from a distant region. Opening a connection takes one round trip.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class S3Server:
     ports: dict[str, int]
     """By wire; ``tls`` is near and encrypted."""
     certificate: str
-    """File of the certificate that whoever uses ``tls`` has to trust."""
+    """File of the certificate that clients of ``tls`` must trust."""
 
     def endpoint(self, wire: str = "near") -> str:
         """Return the URL at the near end of a wire."""
@@ -184,7 +184,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _unchunked(body: bytes) -> bytes:
-    """Return what is in a body that was sent in chunks with a signature or a checksum each."""
+    """Return the contents of a body sent in chunks, each with a signature or a checksum."""
     parts: list[bytes] = []
     place = 0
     while True:

@@ -51,7 +51,7 @@ async def _contend(engine: str, end: str, prefix: str, writers: int) -> None:
 def test_contention(contest: Contest, s3: S3Server, writers: int, spec: int) -> None:
     """All commits land, once each."""
     if writers == MANY and contest.size == "full":
-        pytest.skip("so many writers of one branch take many minutes: use --size huge")
+        pytest.skip("this number of writers of one branch take many minutes: use --size huge")
     count = contest.pick(4, writers)
     wire = contest.pick("near", "50-300 ms")
     samples: dict[str, list[float]] = {}

@@ -48,7 +48,7 @@ _NODE = (
 
 @contextmanager
 def _waiting(server: S3Server, wire: str, trips: int) -> Iterator[Callable[[object], None]]:
-    """Return what asks for nothing, one request after another, over a connection that is open."""
+    """Return a function that sends empty requests, one after another, over an open connection."""
     connection = http.client.HTTPConnection("127.0.0.1", server.ports[wire])
 
     def wait(_: object) -> None:

@@ -64,7 +64,7 @@ async def _open_each(store: Store, expected: int) -> None:
 
 
 async def _count_up(expected: int) -> None:
-    """Return as many texts as there are keys, from an asynchronous generator."""
+    """Take the expected number of texts from an asynchronous generator."""
 
     async def texts() -> AsyncIterator[str]:
         for number in range(expected):

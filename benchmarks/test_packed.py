@@ -101,7 +101,7 @@ def test_local(contest: Contest, tmp_path: Path, attic: Attic, codecs: str) -> N
     ("codecs", "concurrency"), [("default", 10), ("default", 64), ("fused", 64)]
 )
 def test_far(contest: Contest, s3: S3Server, codecs: str, concurrency: int) -> None:
-    """On S3, 20 ms away, with as many chunks at a time as Zarr hands over by itself, or more."""
+    """On S3, 20 ms away, with Zarr's default number of concurrent chunks, or more."""
     count = contest.pick(50, 10_000)
     data = numbers(count, CHUNK_BYTES)
     end = s3.endpoint("near" if contest.is_quick else "20 ms")

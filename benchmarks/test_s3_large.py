@@ -43,7 +43,7 @@ def test_large(
         plain = arrays[PLAIN].store
 
         def fresh(name: str) -> Any:
-            if method == "PUT":  # a server that grows waits for memory, whoever writes
+            if method == "PUT":  # a growing server waits for memory, with any writer
                 s3.forget_large()
             if name == PLAIN and method == "PUT":
                 # Who keeps versions writes new objects each time, which takes the server longer

@@ -84,7 +84,7 @@ def _array(store: Any, count: int, chunk_bytes: int, *, filled: bool) -> Any:
 
 
 def reading(array: Any, expected: np.ndarray[Any, Any]) -> Callable[[], None]:
-    """Return what reads an array and looks at the end of it."""
+    """Return a function that reads an array and checks its last value."""
 
     def read() -> None:
         assert array[:][-1] == expected[-1]
@@ -93,7 +93,7 @@ def reading(array: Any, expected: np.ndarray[Any, Any]) -> Callable[[], None]:
 
 
 def writing(array: Any, data: np.ndarray[Any, Any]) -> Callable[[], None]:
-    """Return what writes an array."""
+    """Return a function that writes an array."""
 
     def write() -> None:
         array[:] = data

@@ -81,7 +81,7 @@ class Stores:
         return lambda: self.runner.run(work())
 
     def await_each(self, keys: list[str], limit: int) -> Work:
-        """Return a contender that awaits as many coroutines, which do nothing."""
+        """Return a contender that awaits a coroutine for each key, which does nothing."""
         return self._work(self.stores["ours"], _nothing, keys, limit)
 
     def read_files(self) -> None:
@@ -110,7 +110,7 @@ def _exists(store: Store, key: str) -> Awaitable[object]:
 
 @pytest.fixture
 def opened(directory: str, request: pytest.FixtureRequest) -> Iterator[Callable[..., Stores]]:
-    """Return what makes stores, and close them in the end."""
+    """Return a function that makes stores. Close them in the end."""
     made: list[Stores] = []
 
     def make(count: int, chunk_bytes: int) -> Stores:
