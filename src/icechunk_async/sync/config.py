@@ -1,10 +1,6 @@
 """The configuration of a repository, in the classes of the official package."""
 
-from icechunk_async.sync.official.about import (
-    initialize_logs,
-    set_logs_filter,
-    shutdown_telemetry,
-)
+from icechunk_async.sync.official.about import initialize_logs, set_logs_filter, shutdown_telemetry
 from icechunk_async.sync.official.conditions import (
     ManifestPreloadCondition,
     ManifestSplitCondition,

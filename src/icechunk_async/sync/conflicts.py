@@ -71,7 +71,6 @@ class Conflict(Displayed):
     conflicted_chunks: list[list[int]] | None = None
 
     def __post_init__(self) -> None:
-        """Raise an error for another type."""
         if not isinstance(self.conflict_type, ConflictType):  # pyright: ignore[reportUnnecessaryIsInstance]
             found = type(cast("object", self.conflict_type)).__name__
             raise TypeError(f"Conflict(conflict_type=...) is of type {found}; use a ConflictType.")

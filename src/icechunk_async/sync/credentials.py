@@ -108,7 +108,6 @@ class S3StaticCredentials(Displayed):
     expires_after: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Raise an error for a time without a zone."""
         _check_zone("S3StaticCredentials", self.expires_after)
 
     @override
@@ -173,7 +172,6 @@ class _Expiring(_ByName):
     _named: ClassVar = True
 
     def __post_init__(self) -> None:
-        """Raise an error for a time without a zone."""
         _check_zone(type(self).__qualname__, self.values()[1])
 
 
@@ -209,7 +207,6 @@ class GcsBearerCredential:
     expires_after: datetime | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Raise an error for a time without a zone."""
         _check_zone("GcsBearerCredential", self.expires_after)
 
     def to_native(self) -> Any:
@@ -466,11 +463,8 @@ def s3_credentials(
     chosen = [name for name, wanted in ways.items() if wanted]
     match chosen:
         case ["keys"] if access_key_id and secret_access_key:
-            return s3_static_credentials(
-                access_key_id=access_key_id,
-                secret_access_key=secret_access_key,
-                session_token=session_token,
-                expires_after=expires_after,
+            return S3Credentials.Static(
+                S3StaticCredentials(access_key_id, secret_access_key, session_token, expires_after)
             )
         case ["anonymous"]:
             return s3_anonymous_credentials()
@@ -570,10 +564,7 @@ def gcs_credentials(
 
 
 def azure_static_credentials(
-    *,
-    access_key: str | None = None,
-    sas_token: str | None = None,
-    bearer_token: str | None = None,
+    *, access_key: str | None = None, sas_token: str | None = None, bearer_token: str | None = None
 ) -> AnyAzureStaticCredential:
     """Return fixed credentials.
 

@@ -60,9 +60,7 @@ def computing_meta[**P, R](func: Callable[P, R]) -> Callable[P, Any]:
 
 @computing_meta
 def merge_sessions_array_kwargs(
-    *sessions: Any,
-    axis: Any = None,
-    keepdims: Any = None,
+    *sessions: Any, axis: Any = None, keepdims: Any = None
 ) -> ForkSession:
     """Merge forks, with the arguments of a Dask reduction."""
     return merge_sessions(*sessions)

@@ -22,9 +22,7 @@ __all__ = ["extract_session", "merge_sessions"]
 
 
 def extract_session(
-    zarray: zarr.Array[Any],
-    axis: object = None,
-    keepdims: object = None,
+    zarray: zarr.Array[Any], axis: object = None, keepdims: object = None
 ) -> Session | ForkSession:
     """Return the session that an array's store belongs to.
 

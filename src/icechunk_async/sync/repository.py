@@ -116,8 +116,6 @@ class Repository(Displayed):
         source = _source(storage, config, authorize_virtual_chunk_access, attribution)
         return cls._create(source, spec_version, check_clean_root=check_clean_root)
 
-    create = classmethod(blocking(create_async))
-
     @classmethod
     async def _create(
         cls,
@@ -162,8 +160,6 @@ class Repository(Displayed):
         source = _source(storage, config, authorize_virtual_chunk_access, attribution)
         return cls._open(source)
 
-    open = classmethod(blocking(open_async))
-
     @classmethod
     async def _open(cls, source: Source) -> Self:
         handle = RepositoryHandle(source)
@@ -190,8 +186,6 @@ class Repository(Displayed):
         source = _source(storage, config, authorize_virtual_chunk_access, attribution)
         return cls._create(source, create_version, check_clean_root=check_clean_root, or_open=True)
 
-    open_or_create = classmethod(blocking(open_or_create_async))
-
     @staticmethod
     @awaited
     async def exists_async(
@@ -204,8 +198,6 @@ class Repository(Displayed):
             storage_settings: accepted; the default settings are used.
         """
         return await _version(storage) > 0
-
-    exists = staticmethod(blocking(exists_async))
 
     @staticmethod
     @awaited
@@ -221,8 +213,6 @@ class Repository(Displayed):
         version = await _version(storage)
         return SpecVersion(version) if version else None
 
-    fetch_spec_version = staticmethod(blocking(fetch_spec_version_async))
-
     @staticmethod
     @awaited
     async def fetch_config_async(storage: Storage | Location) -> RepositoryConfig | None:
@@ -236,8 +226,6 @@ class Repository(Displayed):
             config = await AsyncRepository.fetch_config(location, storage_options=options)
         return None if config is None else RepositoryConfig.from_native(config)
 
-    fetch_config = staticmethod(blocking(fetch_config_async))
-
     @awaited
     async def save_config_async(self) -> None:
         """Store the configuration in force, for all who open the repository from now on.
@@ -247,13 +235,9 @@ class Repository(Displayed):
         """
         await self.handle.ask(lambda it: it.save_config())
 
-    save_config = blocking(save_config_async)
-
     @awaited
     def reopen_async(
-        self,
-        config: RepositoryConfig | None = None,
-        authorize_virtual_chunk_access: Access = None,
+        self, config: RepositoryConfig | None = None, authorize_virtual_chunk_access: Access = None
     ) -> Coroutine[Any, Any, Self]:
         """Open the same repository once more.
 
@@ -263,8 +247,6 @@ class Repository(Displayed):
         """
         warn_of_none(authorize_virtual_chunk_access)
         return self._reopen(config, authorize_virtual_chunk_access)
-
-    reopen = blocking(reopen_async)
 
     async def _reopen(self, config: RepositoryConfig | None, access: Access) -> Self:
         native, source = await self.handle.repository(), self.handle.source
@@ -328,8 +310,16 @@ class Repository(Displayed):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the repository."""
         self.close()
+
+    create = classmethod(blocking(create_async))
+    open = classmethod(blocking(open_async))
+    open_or_create = classmethod(blocking(open_or_create_async))
+    exists = staticmethod(blocking(exists_async))
+    fetch_spec_version = staticmethod(blocking(fetch_spec_version_async))
+    fetch_config = staticmethod(blocking(fetch_config_async))
+    save_config = blocking(save_config_async)
+    reopen = blocking(reopen_async)
 
     # Sessions
 
@@ -363,8 +353,6 @@ class Repository(Displayed):
         )
         return Session(session)
 
-    readonly_session = blocking(readonly_session_async)
-
     @awaited
     async def writable_session_async(self, branch: str) -> Session:
         """Begin a transaction on a branch.
@@ -377,8 +365,6 @@ class Repository(Displayed):
             await SessionHandle.begin(self.handle, lambda it: it.writable_session(branch))
         )
 
-    writable_session = blocking(writable_session_async)
-
     @awaited
     async def rearrange_session_async(self, branch: str) -> Session:
         """Begin a transaction that only moves nodes; needs format version 2.
@@ -390,8 +376,6 @@ class Repository(Displayed):
         return Session(
             await SessionHandle.begin(self.handle, lambda it: it.rearrange_session(branch))
         )
-
-    rearrange_session = blocking(rearrange_session_async)
 
     @contextmanager
     def transaction(
@@ -410,11 +394,12 @@ class Repository(Displayed):
         session = self.writable_session(branch)
         yield session.store
         session.commit(
-            message=message,
-            metadata=metadata,
-            rebase_with=rebase_with,
-            rebase_tries=rebase_tries,
+            message=message, metadata=metadata, rebase_with=rebase_with, rebase_tries=rebase_tries
         )
+
+    readonly_session = blocking(readonly_session_async)
+    writable_session = blocking(writable_session_async)
+    rearrange_session = blocking(rearrange_session_async)
 
     # Branches and tags
 
@@ -427,14 +412,10 @@ class Repository(Displayed):
         """
         await self.handle.ask(lambda it: it.create_branch(branch, snapshot_id))
 
-    create_branch = blocking(create_branch_async)
-
     @awaited
     async def list_branches_async(self) -> set[str]:
         """Return the names of all branches."""
         return await self.handle.ask(lambda it: it.list_branches())
-
-    list_branches = blocking(list_branches_async)
 
     @awaited
     async def lookup_branch_async(self, branch: str) -> str:
@@ -444,8 +425,6 @@ class Repository(Displayed):
             RefNotFoundError: there is no such branch.
         """
         return str(await self.handle.ask(lambda it: it.lookup_branch(branch)))
-
-    lookup_branch = blocking(lookup_branch_async)
 
     @awaited
     async def reset_branch_async(
@@ -466,8 +445,6 @@ class Repository(Displayed):
             lambda it: it.reset_branch(branch, snapshot_id, from_snapshot_id=from_snapshot_id)
         )
 
-    reset_branch = blocking(reset_branch_async)
-
     @awaited
     async def delete_branch_async(self, branch: str) -> None:
         """Delete a branch; its snapshots stay until they are collected.
@@ -485,8 +462,6 @@ class Repository(Displayed):
             )
         await self.handle.ask(lambda it: it.delete_branch(branch))
 
-    delete_branch = blocking(delete_branch_async)
-
     @awaited
     async def create_tag_async(self, tag: str, snapshot_id: str) -> None:
         """Give a snapshot a permanent name.
@@ -497,14 +472,10 @@ class Repository(Displayed):
         """
         await self.handle.ask(lambda it: it.create_tag(tag, snapshot_id))
 
-    create_tag = blocking(create_tag_async)
-
     @awaited
     async def list_tags_async(self) -> set[str]:
         """Return the names of all tags, without deleted ones."""
         return await self.handle.ask(lambda it: it.list_tags())
-
-    list_tags = blocking(list_tags_async)
 
     @awaited
     async def lookup_tag_async(self, tag: str) -> str:
@@ -515,8 +486,6 @@ class Repository(Displayed):
         """
         return str(await self.handle.ask(lambda it: it.lookup_tag(tag)))
 
-    lookup_tag = blocking(lookup_tag_async)
-
     @awaited
     async def delete_tag_async(self, tag: str) -> None:
         """Delete a tag; its name cannot be used again.
@@ -526,16 +495,20 @@ class Repository(Displayed):
         """
         await self.handle.ask(lambda it: it.delete_tag(tag))
 
+    create_branch = blocking(create_branch_async)
+    list_branches = blocking(list_branches_async)
+    lookup_branch = blocking(lookup_branch_async)
+    reset_branch = blocking(reset_branch_async)
+    delete_branch = blocking(delete_branch_async)
+    create_tag = blocking(create_tag_async)
+    list_tags = blocking(list_tags_async)
+    lookup_tag = blocking(lookup_tag_async)
     delete_tag = blocking(delete_tag_async)
 
     # History
 
     def ancestry(
-        self,
-        *,
-        branch: str | None = None,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
+        self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
     ) -> Iterator[SnapshotInfo]:
         """Iterate over snapshots, from the one named back to the first.
 
@@ -547,11 +520,7 @@ class Repository(Displayed):
         return self.async_ancestry(branch=branch, tag=tag, snapshot_id=snapshot_id).begun()
 
     def async_ancestry(
-        self,
-        *,
-        branch: str | None = None,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
+        self, *, branch: str | None = None, tag: str | None = None, snapshot_id: str | None = None
     ) -> AsyncCloseableIterator[SnapshotInfo]:
         """Iterate as `ancestry` does, in `async for` as well."""
         check_one(branch, tag, snapshot_id)
@@ -585,8 +554,6 @@ class Repository(Displayed):
             )
         )
 
-    ancestry_graph = blocking(ancestry_graph_async)
-
     def ops_log(self) -> Iterator[Update]:
         """Iterate over the operations on the repository, newest first; needs format version 2."""
         return self.ops_log_async().begun()
@@ -607,15 +574,11 @@ class Repository(Displayed):
         info = await self.handle.ask(lambda it: it.lookup_snapshot(snapshot_id))
         return SnapshotInfo.from_native(info)
 
-    lookup_snapshot = blocking(lookup_snapshot_async)
-
     @awaited
     async def list_manifest_files_async(self, snapshot_id: str) -> list[ManifestFileInfo]:
         """Return the manifests that a snapshot uses."""
         found = await self.handle.ask(lambda it: it.list_manifest_files(snapshot_id))
         return [ManifestFileInfo.from_native(info) for info in found]
-
-    list_manifest_files = blocking(list_manifest_files_async)
 
     @awaited
     async def diff_async(
@@ -649,34 +612,33 @@ class Repository(Displayed):
         )
         return Diff.from_native(found)
 
-    diff = blocking(diff_async)
-
     @awaited
     async def inspect_snapshot_async(self, snapshot_id: str) -> dict[str, Any]:
         """Return the contents of a snapshot's file, for debugging."""
         return await self.handle.ask(lambda it: it.inspect_snapshot(snapshot_id))
-
-    inspect_snapshot = blocking(inspect_snapshot_async)
 
     @awaited
     async def inspect_repo_info_async(self) -> dict[str, Any]:
         """Return the contents of the repo info object, for debugging; needs format version 2."""
         return await self.handle.ask(lambda it: it.inspect_repo_info())
 
-    inspect_repo_info = blocking(inspect_repo_info_async)
-
     @awaited
     async def inspect_manifest_async(self, manifest_id: str) -> dict[str, Any]:
         """Return the contents of a manifest without its references, for debugging."""
         return await self.handle.ask(lambda it: it.inspect_manifest(manifest_id))
-
-    inspect_manifest = blocking(inspect_manifest_async)
 
     @awaited
     async def inspect_transaction_log_async(self, snapshot_id: str) -> dict[str, Any]:
         """Return the contents of a commit's transaction log, for debugging."""
         return await self.handle.ask(lambda it: it.inspect_transaction_log(snapshot_id))
 
+    ancestry_graph = blocking(ancestry_graph_async)
+    lookup_snapshot = blocking(lookup_snapshot_async)
+    list_manifest_files = blocking(list_manifest_files_async)
+    diff = blocking(diff_async)
+    inspect_snapshot = blocking(inspect_snapshot_async)
+    inspect_repo_info = blocking(inspect_repo_info_async)
+    inspect_manifest = blocking(inspect_manifest_async)
     inspect_transaction_log = blocking(inspect_transaction_log_async)
 
     # Metadata, status and feature flags; all but the commit metadata need format version 2
@@ -694,8 +656,6 @@ class Repository(Displayed):
         """Return the metadata of the repository itself, as stored now."""
         return await self.handle.ask(lambda it: it.get_metadata())
 
-    get_metadata = blocking(get_metadata_async)
-
     @property
     def metadata(self) -> dict[str, Any]:
         """The metadata of the repository itself, as stored now."""
@@ -711,8 +671,6 @@ class Repository(Displayed):
         """
         await self.handle.ask(lambda it: it.set_metadata(metadata))
 
-    set_metadata = blocking(set_metadata_async)
-
     @awaited
     async def update_metadata_async(self, metadata: dict[str, Any]) -> dict[str, Any]:
         """Lay `metadata` over that of the repository itself, and return the result.
@@ -720,8 +678,6 @@ class Repository(Displayed):
         Raises: as `set_metadata`.
         """
         return await self.handle.ask(lambda it: it.update_metadata(metadata))
-
-    update_metadata = blocking(update_metadata_async)
 
     @awaited
     async def get_status_async(self) -> RepoStatus:
@@ -733,8 +689,6 @@ class Repository(Displayed):
             status.set_at,
             status.limited_availability_reason,
         )
-
-    get_status = blocking(get_status_async)
 
     @property
     def status(self) -> RepoStatus:
@@ -754,28 +708,20 @@ class Repository(Displayed):
         )
         await self.handle.ask(lambda it: it.set_status(given))
 
-    set_status = blocking(set_status_async)
-
     @awaited
     async def feature_flags_async(self) -> list[FeatureFlag]:
         """Return all features that can be switched, and whether each is on."""
         return _flags(await self.handle.ask(lambda it: it.feature_flags()))
-
-    feature_flags = blocking(feature_flags_async)
 
     @awaited
     async def enabled_feature_flags_async(self) -> list[FeatureFlag]:
         """Return the features that are on."""
         return _flags(await self.handle.ask(lambda it: it.enabled_feature_flags()))
 
-    enabled_feature_flags = blocking(enabled_feature_flags_async)
-
     @awaited
     async def disabled_feature_flags_async(self) -> list[FeatureFlag]:
         """Return the features that are off."""
         return _flags(await self.handle.ask(lambda it: it.disabled_feature_flags()))
-
-    disabled_feature_flags = blocking(disabled_feature_flags_async)
 
     @awaited
     async def set_feature_flag_async(self, name: str, setting: bool | None) -> None:  # noqa: FBT001
@@ -786,6 +732,14 @@ class Repository(Displayed):
         """
         await self.handle.ask(lambda it: it.set_feature_flag(name, setting))
 
+    get_metadata = blocking(get_metadata_async)
+    set_metadata = blocking(set_metadata_async)
+    update_metadata = blocking(update_metadata_async)
+    get_status = blocking(get_status_async)
+    set_status = blocking(set_status_async)
+    feature_flags = blocking(feature_flags_async)
+    enabled_feature_flags = blocking(enabled_feature_flags_async)
+    disabled_feature_flags = blocking(disabled_feature_flags_async)
     set_feature_flag = blocking(set_feature_flag_async)
 
     # Upkeep; arguments that are only accepted limit something that this library limits itself
@@ -820,8 +774,6 @@ class Repository(Displayed):
         )
         return set(map(str, found))
 
-    expire_snapshots = blocking(expire_snapshots_async)
-
     @awaited
     async def rewrite_manifests_async(
         self,
@@ -843,8 +795,6 @@ class Repository(Displayed):
                 )
             )
         )
-
-    rewrite_manifests = blocking(rewrite_manifests_async)
 
     @awaited
     async def compact_async(
@@ -877,8 +827,6 @@ class Repository(Displayed):
                 dry_run=dry_run,
             )
         )
-
-    compact = blocking(compact_async)
 
     @awaited
     async def garbage_collect_async(
@@ -922,8 +870,6 @@ class Repository(Displayed):
         )
         return GCSummary.from_native(report)
 
-    garbage_collect = blocking(garbage_collect_async)
-
     @awaited
     async def chunk_storage_stats_async(
         self,
@@ -935,11 +881,7 @@ class Repository(Displayed):
     ) -> ChunkStorageStats:
         """Return the total size of the chunks of all snapshots, each chunk counted once.
 
-        Args:
-            max_snapshots_in_memory: the number of snapshots read at a time.
-            max_compressed_manifest_mem_bytes: the bytes of manifests read at a time.
-            max_decoded_manifest_mem_bytes: accepted.
-            max_concurrent_manifest_fetches: the number of manifests read at a time.
+        The limits are those of `garbage_collect`.
         """
         stats = await self.handle.ask(
             lambda it: it.chunk_storage_stats(
@@ -949,8 +891,6 @@ class Repository(Displayed):
             )
         )
         return ChunkStorageStats.from_native(stats)
-
-    chunk_storage_stats = blocking(chunk_storage_stats_async)
 
     @awaited
     def total_chunks_storage_async(
@@ -976,6 +916,11 @@ class Repository(Displayed):
         )
         return _native_bytes(stats)
 
+    expire_snapshots = blocking(expire_snapshots_async)
+    rewrite_manifests = blocking(rewrite_manifests_async)
+    compact = blocking(compact_async)
+    garbage_collect = blocking(garbage_collect_async)
+    chunk_storage_stats = blocking(chunk_storage_stats_async)
     total_chunks_storage = blocking(total_chunks_storage_async)
 
 

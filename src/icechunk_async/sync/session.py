@@ -59,7 +59,6 @@ class Session(Displayed):
         return isinstance(value, Session) and self.handle is value.handle
 
     def __hash__(self) -> int:
-        """Agree with equality."""
         return hash(id(self.handle))
 
     def __getstate__(self) -> object:
@@ -188,15 +187,9 @@ class Session(Displayed):
             )
         )
 
-    commit = blocking(commit_async)
-
     @awaited
     async def amend_async(
-        self,
-        message: str,
-        *,
-        metadata: dict[str, Any] | None = None,
-        allow_empty: bool = False,
+        self, message: str, *, metadata: dict[str, Any] | None = None, allow_empty: bool = False
     ) -> str:
         """Replace the tip of the branch by a snapshot that adds the session's changes to it.
 
@@ -212,8 +205,6 @@ class Session(Displayed):
             )
         )
 
-    amend = blocking(amend_async)
-
     @awaited
     async def flush_async(self, message: str, *, metadata: dict[str, Any] | None = None) -> str:
         """Make a snapshot of the session's changes that is on no branch.
@@ -222,8 +213,6 @@ class Session(Displayed):
         only reads, based on this snapshot.
         """
         return str(await self.handle.ask(lambda session: session.flush(message, metadata)))
-
-    flush = blocking(flush_async)
 
     @awaited
     async def rebase_async(self, solver: ConflictSolver) -> None:
@@ -236,8 +225,6 @@ class Session(Displayed):
         given = to_native(solver)
         await self._publish(lambda session: session.rebase(given))
 
-    rebase = blocking(rebase_async)
-
     @awaited
     async def merge_async(self, *others: ForkSession) -> None:
         """Add the changes of forks of this session.
@@ -249,8 +236,6 @@ class Session(Displayed):
         forks = [other.handle.fork for other in others]
         await self.handle.ask(lambda session: session.merge(*forks))
 
-    merge = blocking(merge_async)
-
     def fork(self) -> ForkSession:
         """Return a fork, which can be pickled and written to in other processes; see `merge`.
 
@@ -258,6 +243,12 @@ class Session(Displayed):
             SessionStateError: the session only reads: pickle the session itself.
         """
         return ForkSession(run(self.handle.forked()))
+
+    commit = blocking(commit_async)
+    amend = blocking(amend_async)
+    flush = blocking(flush_async)
+    rebase = blocking(rebase_async)
+    merge = blocking(merge_async)
 
     # Nodes and chunks
 
@@ -274,8 +265,6 @@ class Session(Displayed):
         """
         await self.handle.ask(lambda session: session.move(from_path, to_path))
 
-    move = blocking(move_async)
-
     @awaited
     async def get_node_id_async(self, path: str) -> str:
         """Return the id of a node, which stays the same when it moves.
@@ -285,14 +274,10 @@ class Session(Displayed):
         """
         return str(await self.handle.ask(lambda session: session.get_node_id(path)))
 
-    get_node_id = blocking(get_node_id_async)
-
     @awaited
     async def all_virtual_chunk_locations_async(self) -> list[str]:
         """Return the location of each virtual chunk; locations may repeat."""
         return list(await self.handle.ask(lambda it: it.all_virtual_chunk_locations()))
-
-    all_virtual_chunk_locations = blocking(all_virtual_chunk_locations_async)
 
     def reindex_array(
         self, array_path: str, forward: Reindexing, backward: Reindexing | None = None
@@ -341,6 +326,9 @@ class Session(Displayed):
         kind = await self.handle.ask(lambda session: session.chunk_type(array_path, coords))
         return ChunkType(int(kind))
 
+    move = blocking(move_async)
+    get_node_id = blocking(get_node_id_async)
+    all_virtual_chunk_locations = blocking(all_virtual_chunk_locations_async)
     chunk_type = blocking(chunk_type_async)
 
 

@@ -118,7 +118,6 @@ class IcechunkStore(Displayed, Store, SyncMixin):
         return isinstance(value, IcechunkStore) and self.handle is value.handle
 
     def __hash__(self) -> int:
-        """Agree with equality."""
         return hash(id(self.handle))
 
     def __getstate__(self) -> object:
@@ -262,9 +261,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
             raise translate(error) from error
 
     async def get_partial_values(
-        self,
-        prototype: BufferPrototype,
-        key_ranges: Iterable[tuple[str, ByteRequest | None]],
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
         """Return parts of values in order, several at a time."""
         store = self._ready or await self._native()
@@ -488,11 +485,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
     set_virtual_ref_async = _when_open(set_virtual_ref)
 
     def set_virtual_refs(
-        self,
-        array_path: str,
-        chunks: Specs,
-        *,
-        validate_containers: bool = True,
+        self, array_path: str, chunks: Specs, *, validate_containers: bool = True
     ) -> Indices | None:
         """Set many virtual chunks of one array.
 

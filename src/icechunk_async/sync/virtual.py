@@ -40,7 +40,6 @@ class VirtualChunkSpec:
     last_updated_at_checksum: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Raise an error for a time without a zone."""
         limit = self.last_updated_at_checksum
         if limit is not None and limit.tzinfo is None:
             raise TypeError(

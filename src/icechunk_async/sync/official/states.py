@@ -210,7 +210,6 @@ class ChunkStorageStats(_Shown):
         return self.non_virtual_bytes() + self.virtual_bytes
 
     def __add__(self, other: ChunkStorageStats, /) -> ChunkStorageStats:
-        """Return the sums."""
         if not isinstance(other, ChunkStorageStats):  # pyright: ignore[reportUnnecessaryIsInstance]
             return NotImplemented
         return ChunkStorageStats(

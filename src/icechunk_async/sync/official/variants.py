@@ -82,11 +82,9 @@ class Items(Variant):
     _named: ClassVar = False
 
     def __getitem__(self, key: int, /) -> Any:
-        """Return a field by its position."""
         return self.values()[key]
 
     def __len__(self) -> int:
-        """Return the number of fields."""
         return len(self.values())
 
 

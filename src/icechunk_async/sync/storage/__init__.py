@@ -178,18 +178,27 @@ def local_filesystem_store(path: str) -> ObjectStoreConfig.LocalFileSystem:
     return ObjectStoreConfig.LocalFileSystem(path)
 
 
-_KEYS: Final = frozenset(inspect.signature(s3_credentials).parameters)
 _OPTIONS: Final = frozenset(inspect.signature(S3Options).parameters)
 
 
+def _described(
+    make: Callable[..., Storage], identify: Callable[..., object], arguments: dict[str, Any]
+) -> Storage:
+    """Make a storage; `identify` takes the arguments that are about credentials."""
+    known = inspect.signature(identify).parameters
+    keys = {name: value for name, value in arguments.items() if name in known}
+    place = {name: value for name, value in arguments.items() if name not in known}
+    return make(credentials=identify(**keys), **place)
+
+
 def _s3(make: Callable[..., Storage], arguments: dict[str, Any]) -> Storage:
-    """Make a storage from its arguments: credentials, options of the client, and the place."""
-    keys = {name: value for name, value in arguments.items() if name in _KEYS}
+    """Make a storage whose client has options; `anonymous` concerns its credentials as well."""
     options = {name: value for name, value in arguments.items() if name in _OPTIONS}
-    place = {name: it for name, it in arguments.items() if name not in _KEYS | _OPTIONS}
     if "anonymous" in options:
         options["anonymous"] = bool(options["anonymous"])
-    return make(config=S3Options(**options), credentials=s3_credentials(**keys), **place)
+    shared = _OPTIONS - {"anonymous"}
+    others = {name: value for name, value in arguments.items() if name not in shared}
+    return _described(make, s3_credentials, {**others, "config": S3Options(**options)})
 
 
 def s3_storage(
@@ -311,25 +320,7 @@ def gcs_storage(
         ValueError: credentials of several kinds are given.
         InvalidInputError: this library does not have the option.
     """
-    credentials = gcs_credentials(
-        service_account_file=service_account_file,
-        service_account_key=service_account_key,
-        application_credentials=application_credentials,
-        bearer_token=bearer_token,
-        anonymous=anonymous,
-        from_env=from_env,
-        get_credentials=get_credentials,
-        scatter_initial_credentials=scatter_initial_credentials,
-    )
-    return Storage.new_gcs(
-        bucket=bucket,
-        prefix=prefix,
-        credentials=credentials,
-        config=config,
-        read_headers=read_headers,
-        write_headers=write_headers,
-        headers=headers,
-    )
+    return _described(Storage.new_gcs, gcs_credentials, locals())
 
 
 def azure_storage(
@@ -362,20 +353,7 @@ def azure_storage(
         ValueError: credentials of several kinds are given.
         InvalidInputError: this library does not have the option.
     """
-    credentials = azure_credentials(
-        access_key=access_key,
-        sas_token=sas_token,
-        bearer_token=bearer_token,
-        from_env=from_env,
-        anonymous=anonymous,
-    )
-    return Storage.new_azure_blob(
-        account=account,
-        container=container,
-        prefix=prefix,
-        credentials=credentials,
-        config=config,
-    )
+    return _described(Storage.new_azure_blob, azure_credentials, locals())
 
 
 def tigris_storage(

@@ -115,12 +115,10 @@ class Storage(Displayed):
 
     @override
     def __eq__(self, other: object) -> bool:
-        """Compare the descriptions."""
         return isinstance(other, Storage) and self.__dict__ == other.__dict__
 
     @override
     def __hash__(self) -> int:
-        """Hash the place."""
         return hash(self.location)
 
     @override
@@ -330,21 +328,10 @@ class Storage(Displayed):
             prefix = rest or None
         endpoint = config.endpoint_url or f"https://{account_id}.r2.cloudflarestorage.com"
         config = _with(
-            config,
-            endpoint_url=endpoint,
-            region=config.region or "auto",
-            force_path_style=True,
+            config, endpoint_url=endpoint, region=config.region or "auto", force_path_style=True
         )
-        return cls.new_s3(
-            config,
-            bucket,
-            prefix,
-            credentials,
-            legacy_rooted_keys,
-            read_headers=read_headers,
-            write_headers=write_headers,
-            headers=headers,
-        )
+        every = one_set_of_headers(headers, read_headers, write_headers)
+        return cls.new_s3(config, bucket, prefix, credentials, legacy_rooted_keys, headers=every)
 
     @classmethod
     def new_hf(  # noqa: PLR0917 - the official order
@@ -362,22 +349,10 @@ class Storage(Displayed):
     ) -> Self:
         """Describe a place in a Hugging Face storage bucket; see `hf_storage`."""
         endpoint = config.endpoint_url or f"https://s3.hf.co/{namespace}"
-        config = _with(
-            config,
-            endpoint_url=endpoint,
-            region=config.region or "us-east-1",
-            force_path_style=True,
-        )
-        return cls.new_s3(
-            config,
-            bucket,
-            prefix,
-            credentials,
-            legacy_rooted_keys,
-            read_headers=read_headers,
-            write_headers=write_headers,
-            headers=headers,
-        )
+        region = config.region or "us-east-1"
+        config = _with(config, endpoint_url=endpoint, region=region, force_path_style=True)
+        every = one_set_of_headers(headers, read_headers, write_headers)
+        return cls.new_s3(config, bucket, prefix, credentials, legacy_rooted_keys, headers=every)
 
     @classmethod
     def new_gcs(
