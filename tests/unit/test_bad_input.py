@@ -152,7 +152,7 @@ async def test_each_mistake_has_its_own_error(
 
 
 async def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when the library was installed without it."""
+    """The library may be installed without the extra."""
 
     def fail(point: EntryPoint) -> None:
         raise ModuleNotFoundError("No module named 'aiobotocore'", name="aiobotocore")

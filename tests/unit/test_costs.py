@@ -149,7 +149,7 @@ async def test_reading_what_cannot_change_takes_no_lock(
 async def test_chunk_of_an_undecoded_manifest_is_read_by_bytes_alone(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody asks for the state of its object."""
+    """No request looks up the state of its object."""
     monkeypatch.setattr(packed, "_LARGE_BYTES", 0)  # so that no lookup decodes it
     async with Repository.create(url) as repository:
         session = await repository.writable_session("main")
@@ -172,7 +172,7 @@ async def test_chunk_of_an_undecoded_manifest_is_read_by_bytes_alone(
 
 
 async def test_reading_what_may_change_takes_the_lock(url: str) -> None:
-    """So that nobody sees half of a change."""
+    """The lock hides half-done changes from readers."""
     async with Repository.create(url) as repository:
         session = await repository.writable_session("main")
         await make_array(session, "a", (4,), (1,))
@@ -326,7 +326,7 @@ def test_the_history_is_written_with_few_calls_an_entry() -> None:
 async def test_deleting_files_takes_few_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a lock nor a note of what is to be synced for each."""
+    """A deleted file takes neither a separate lock nor a sync record."""
     asked: list[str] = []
 
     def count(owner: object, name: str) -> None:
@@ -351,7 +351,7 @@ async def test_deleting_files_takes_few_locks(
 
 
 async def test_a_thousand_reads_of_documents_make_no_request() -> None:
-    """Nor do questions whether a chunk exists, once its manifest is known."""
+    """Nor does a lookup of a chunk, once its manifest is known."""
     url = memory_url()
     async with Repository.create(url) as repository:
         session = await repository.writable_session("main")

@@ -100,7 +100,7 @@ EXAMPLES: list[Credential] = [
 
 
 def test_the_examples_are_all_kinds() -> None:
-    """So that the tests below miss none."""
+    """Otherwise the tests below would miss a kind."""
     public = {getattr(all_credentials, name) for name in all_credentials.__all__}
     classes = {it for it in public if isinstance(it, type) and it is not Credential}
     assert {type(example) for example in EXAMPLES} == classes
@@ -228,7 +228,7 @@ async def test_the_first_answer_decides_how_azure_is_asked() -> None:
 
 
 async def test_fixed_tokens_are_not_used_after_their_end() -> None:
-    """Neither when a repository is opened, nor later."""
+    """They are refused when a repository is opened, and later."""
     for made in (GcsBearerToken("t", PAST), HttpBearerToken("t", PAST), HttpHeaders({}, PAST)):
         with pytest.raises(ExpiredCredentialsError):
             await made.storage_options()

@@ -25,7 +25,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_every_error_prints_its_message_and_pickles(cls: type[IcechunkError]) -> None:
-    """Also those that are a KeyError or an ImportError; data and notes travel along."""
+    """This includes subclasses of KeyError and ImportError, and the data and notes of errors."""
     error = cls("what was asked, what was found, what to do", key="k", number=3)
     assert str(error) == "what was asked, what was found, what to do"
     copy = pickle.loads(pickle.dumps(error))

@@ -123,7 +123,7 @@ async def test_unpublished_state_of_a_fork_is_not_in_the_history(repository: Rep
 
 @pytest.mark.parametrize("method", ["commit", "amend", "flush", "rebase"])
 async def test_a_fork_is_never_published(filled: Repository, method: str) -> None:
-    """Neither clean nor with changes; the message says what to do."""
+    """It cannot be committed, with or without changes. The message says what to do."""
     fork = await (await filled.writable_session("main")).fork()
     for key in (None, "a/c/2"):
         if key is not None:
@@ -190,7 +190,7 @@ async def test_forks_of_forks_merge_into_their_fork(filled: Repository) -> None:
 
 
 async def test_forks_merge_as_a_tree_without_storage(filled: Repository) -> None:
-    """Where forks arrived from elsewhere they are merged pair by pair, and nothing is opened."""
+    """Forks that arrived from other processes are merged pair by pair without opening storage."""
     session = await filled.writable_session("main")
     forks = [await session.fork() for _ in range(8)]
     level = [
@@ -336,7 +336,7 @@ async def test_fork_works_in_another_process(tmp_path: Path, spec: int) -> None:
 
 
 async def test_a_cancelled_fork_or_merge_changes_nothing(filled: Repository) -> None:
-    """Wherever it is cancelled, the next one works, and nothing is half merged."""
+    """After a cancellation at any point the next call works, and no merge is left half-done."""
     session = await filled.writable_session("main")
     await write(session, "a/c/2", b"2")
 
@@ -354,7 +354,7 @@ async def test_a_cancelled_fork_or_merge_changes_nothing(filled: Repository) -> 
 
 
 def test_fork_fails_if_its_state_cannot_be_stored() -> None:
-    """Where the storage does not answer, the fork fails, and the next try stores it anew."""
+    """The fork fails if the storage does not reply. The next try stores the state anew."""
     failing: set[str] = set()
 
     def affects(key: str) -> bool:

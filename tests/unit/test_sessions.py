@@ -66,7 +66,7 @@ async def test_nothing_to_commit_is_refused_unless_asked_for(filled: Repository)
 
 
 async def test_a_session_that_changed_nothing_can_be_flushed(filled: Repository) -> None:
-    """As a mark of what it stands on; its branch stays."""
+    """The flush marks the base of the session. Its branch does not move."""
     session = await filled.writable_session("main")
     tip = session.snapshot_id
     flushed = await session.flush("mark")
@@ -141,7 +141,7 @@ async def test_recreated_node_has_no_old_chunks(filled: Repository) -> None:
 
 
 async def test_deleting_a_group_deletes_all_below_it(filled: Repository) -> None:
-    """But not siblings whose names begin alike."""
+    """Siblings whose names start with the same letters stay."""
     session = await filled.writable_session("main")
     for path in ("g", "g/sub", "g-sibling"):
         await write(session, f"{path}/zarr.json", group_document())

@@ -72,7 +72,7 @@ async def test_failed_transaction_block_commits_nothing(filled: Repository) -> N
 async def test_cancelled_transaction_block_commits_all_or_nothing(
     filled: Repository, spec: int
 ) -> None:
-    """Wherever it is cancelled, the branch has all of it or nothing."""
+    """After a cancellation at any point the branch has all of it or nothing."""
     waits = 0
     async with Repository.open(LatencyStorage(filled.storage, seconds=0)) as waiting:
         assert waiting.spec_version == spec

@@ -40,7 +40,7 @@ async def test_a_dataset_is_written_and_loaded(tmp_path: Path, scheduler: str | 
 
 
 async def test_nothing_is_written_through_a_session_that_reads() -> None:
-    """And a missing group is said to be missing."""
+    """A missing group raises `FileNotFoundError`."""
     async with Repository.create("memory://xarray-reads") as repository:
         session = await repository.readonly_session("main")
         with pytest.raises((ReadOnlyError, ValueError), match=r"(?i)read.only|only reads"):

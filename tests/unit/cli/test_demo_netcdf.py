@@ -82,7 +82,7 @@ def test_unsupported_datasets_are_refused(
 
 
 def test_names_of_axes_and_attributes(tmp_path: Path) -> None:
-    """As NetCDF has them; what the libraries keep for themselves is left out."""
+    """They are those of NetCDF. Internal names of the libraries are left out."""
     path = tmp_path / "a.nc"
     with h5py.File(path, "w") as file:
         file.attrs["title"] = np.bytes_(b"weather")

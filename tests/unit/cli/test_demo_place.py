@@ -37,7 +37,7 @@ async def change(place: Place) -> None:
 
 @pytest.mark.parametrize("made", [False, True])
 def test_demo_uses_an_empty_directory(tmp_path: Path, *, made: bool) -> None:
-    """Or one that is made."""
+    """It creates the directory if it is missing."""
     directory = tmp_path / "a" / "b"
     if made:
         directory.mkdir(parents=True)
@@ -46,7 +46,7 @@ def test_demo_uses_an_empty_directory(tmp_path: Path, *, made: bool) -> None:
 
 
 def test_a_previous_demonstration_is_replaced(tmp_path: Path) -> None:
-    """And nothing else that was put beside it."""
+    """Other files beside it stay."""
     place = asyncio.run(demonstrate(tmp_path))
     (tmp_path / "notes.txt").touch()
     asyncio.run(claim(tmp_path, force=False))
@@ -70,7 +70,7 @@ def test_missing_repository_is_replaced_without_force(tmp_path: Path) -> None:
 
 
 def test_a_changed_repository_is_kept_unless_forced(tmp_path: Path) -> None:
-    """Somebody may need what they did to it."""
+    """The user's changes may matter."""
     place = asyncio.run(demonstrate(tmp_path))
     asyncio.run(change(place))
     with pytest.raises(AlreadyExistsError, match=r"was changed since.*--force"):
@@ -92,7 +92,7 @@ def test_foreign_files_are_never_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["repository", "temperature.png"])
 def test_names_that_are_taken_are_refused(tmp_path: Path, name: str) -> None:
-    """Even with force, where the demonstration did not make them."""
+    """Files that the demonstration did not make are refused even with force."""
     (tmp_path / name).mkdir()
     with pytest.raises(AlreadyExistsError, match="is not from a demonstration"):
         asyncio.run(claim(tmp_path, force=True))

@@ -119,7 +119,7 @@ def test_times_have_a_zone() -> None:
 
 
 def test_an_interrupt_ends_with_130() -> None:
-    """As shells expect it."""
+    """Shells expect this exit code."""
 
     async def work() -> None:
         raise KeyboardInterrupt

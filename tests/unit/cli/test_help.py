@@ -62,7 +62,7 @@ def help_of(command: tuple[str, ...]) -> str:
 
 @pytest.mark.parametrize("command", [(), ("branch",), ("tag",), ("demo",), *COMMANDS])
 def test_help_renders(command: tuple[str, ...]) -> None:
-    """For every command, with its options."""
+    """The help of every command lists its options."""
     text = help_of(command)
     assert "Usage:" in text
     assert "--help" in text
@@ -96,7 +96,7 @@ def keys_of(value: Any) -> set[str]:
 
 
 def test_version() -> None:
-    """That of the installed distribution."""
+    """It is the version of the installed distribution."""
     outcome = run("--version")
     assert (outcome.exit_code, outcome.stdout) == (
         0,

@@ -29,7 +29,7 @@ def test_init_creates_a_repository(tmp_path: Path, spec_version: int) -> None:
 
 
 def test_init_tells_what_it_did(tmp_path: Path) -> None:
-    """As one sentence with version, place and branch."""
+    """It prints one sentence with version, place and branch."""
     outcome = run("init", tmp_path / "new")
     assert outcome.exit_code == 0
     assert "format version 2" in outcome.stdout

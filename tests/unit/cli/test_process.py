@@ -56,7 +56,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize("command", [[], ["log"], ["demo"], ["branch", "list"]])
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
-    """Neither zarr nor NumPy, nor what draws pictures."""
+    """It imports neither zarr, NumPy nor plotting libraries."""
     finished = run(sys.executable, "-c", HELP_AND_MODULES, *command, "--help")
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr == "heavy: []\n"
@@ -89,7 +89,7 @@ def test_an_interrupt_ends_quietly(sample: Sample) -> None:
     ],
 )
 def test_a_broken_pipe_is_no_error(sample: Sample, arguments: list[str]) -> None:
-    """As with ``| head``: who reads may stop reading."""
+    """The reader may stop reading, as ``head`` does."""
     reading, writing = os.pipe()
     os.close(reading)
     try:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def test_list_branches(sample: Sample) -> None:
-    """By name, with their tips."""
+    """Branches are sorted by name and shown with their tips."""
     document = run("branch", "list", sample.path, "--json").json
     assert document["kind"] == "branch"
     found = [(it["name"], it["snapshot_id"]) for it in document["refs"]]
@@ -26,7 +26,7 @@ def test_list_branches(sample: Sample) -> None:
 
 
 def test_list_tags(sample: Sample) -> None:
-    """By name, with their snapshots."""
+    """Tags are sorted by name and shown with their snapshots."""
     document = run("tag", "list", sample.path, "--json").json
     assert document["kind"] == "tag"
     assert [(it["name"], it["snapshot_id"]) for it in document["refs"]] == [("v1", sample.v1)]

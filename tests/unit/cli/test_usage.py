@@ -15,7 +15,7 @@ LARGE_BYTES = 2 * 100 * 8
 
 
 def test_du_tells_what_each_array_takes(sample: Sample) -> None:
-    """By where the bytes are; sums at the end."""
+    """Sizes are shown by the place of the bytes, with sums at the end."""
     document = run("du", sample.path, "--json").json
     assert [it["path"] for it in document["arrays"]] == ["/deep/large", "/outside", "/small"]
     large, outside, small = document["arrays"]

@@ -76,7 +76,7 @@ async def test_mutable_objects_are_not_cached(storage: Counting, tmp_path: Path)
 async def test_a_cached_object_serves_its_ranges(
     storage: Counting, tmp_path: Path, request_: RangeRequest
 ) -> None:
-    """As the storage would, from either tier."""
+    """Both tiers return the bytes that the storage would return."""
     expected = await storage.get(KEY, request_)
     for options in ({"memory_bytes": 1 << 20}, {"memory_bytes": 0, "directory": tmp_path}):
         cached = cache_of(storage, **options)
@@ -272,7 +272,7 @@ async def test_a_disk_write_racing_a_deletion_is_removed(
 async def test_a_cancelled_deletion_leaves_no_stale_entry(
     storage: Counting, tmp_path: Path
 ) -> None:
-    """Wherever it is cancelled, reads agree with the storage, and fill the cache again."""
+    """After a cancellation at any point reads agree with the storage and fill the cache again."""
     cached = cache_of(storage, directory=tmp_path)
 
     async def delete(_: int) -> None:
@@ -294,7 +294,7 @@ async def test_a_cancelled_deletion_leaves_no_stale_entry(
 
 
 async def test_a_cancelled_read_leaves_the_cache_right(storage: Counting, tmp_path: Path) -> None:
-    """Wherever it is cancelled, the next read answers the object."""
+    """After a cancellation at any point the next read returns the object."""
     numbers = iter(range(1000))
 
     async def read(_: int) -> None:
@@ -352,7 +352,7 @@ async def test_files_are_touched_on_threads_only(
 
 
 async def test_a_closed_cache_refuses_reads(storage: Counting) -> None:
-    """Also not from memory, which it gives back."""
+    """It refuses reads from memory too, and frees that memory."""
     cached = cache_of(storage)
     await cached.get(KEY)
     cached.close()

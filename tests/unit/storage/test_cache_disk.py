@@ -309,7 +309,7 @@ def ledger_of(directory: Path) -> Path:
 
 @pytest.mark.parametrize("body", [b"", b"x", b"\xff" * 20, b"\0" * 20, b"\0" * 4000])
 def test_a_damaged_ledger_is_rebuilt(tmp_path: Path, body: bytes) -> None:
-    """By looking at the files."""
+    """The cache rebuilds it from the files."""
     disk = tier(tmp_path, 10 * BLOCK)
     for number in range(50):
         ledger = next(tmp_path.rglob("ledger"), None)

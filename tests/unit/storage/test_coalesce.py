@@ -149,7 +149,7 @@ async def test_version_time_and_etag_come_with_every_part(backend: Scripted) -> 
 
 
 async def test_equal_reads_of_one_turn_are_one_request(backend: Scripted) -> None:
-    """For every kind of range."""
+    """This holds for every kind of range."""
     storage = Coalescing(backend, SMALL)
     for wanted in (None, SuffixRange(5), ByteRange(7), ByteRange(3, 9), ByteRange(4, 4)):
         backend.asked.clear()
@@ -248,7 +248,7 @@ async def test_cancelling_all_readers_cancels_the_request(backend: Scripted) -> 
 
 
 async def test_an_error_reaches_every_reader(backend: Scripted) -> None:
-    """And the next turn begins anew."""
+    """The next turn sends a new request."""
     storage = Coalescing(backend, SMALL)
     backend.script = [ThrottledError("busy")]
     tasks = [asyncio.ensure_future(storage.get("key", ByteRange(n, n + 5))) for n in range(3)]

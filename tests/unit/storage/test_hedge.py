@@ -109,7 +109,7 @@ def test_mutable_objects_are_read_once() -> None:
 
 
 def test_second_requests_stay_within_their_share() -> None:
-    """Also when every read has become slow, after a long time without slow ones."""
+    """The share holds even if all reads become slow after a long time without slow ones."""
 
     async def use(hedged: Hedged, slow: Slow) -> None:
         slow.seconds = {number: 1 - number / 10_000 for number in range(1000, 2000)}
@@ -153,7 +153,7 @@ def test_a_share_of_zero_disables_hedging() -> None:
 
 
 def test_a_hedged_read_fails_only_if_both_requests_fail() -> None:
-    """Only if both fail does the read fail, with the first's error."""
+    """It raises the error of the first request."""
 
     async def use(hedged: Hedged, slow: Slow) -> None:
         slow.seconds |= {1000: 1.5, 1001: 3}
@@ -181,7 +181,7 @@ def test_an_early_failure_is_not_hedged() -> None:
 
 
 def test_cancelling_a_hedged_read_cancels_both_requests() -> None:
-    """And they have ended when it has."""
+    """Both requests have ended when the read ends."""
 
     async def use(hedged: Hedged, slow: Slow) -> None:
         slow.seconds |= {1000: 60, 1001: 60}

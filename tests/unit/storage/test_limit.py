@@ -15,7 +15,7 @@ from tests.helpers import memory_url
 
 
 async def test_concurrent_requests_never_exceed_the_budget() -> None:
-    """For all operations; a listing counts while it fetches."""
+    """This holds for all operations. A listing counts while it fetches."""
 
     class Watching(WrappedStorage):
         running = most = 0
@@ -44,7 +44,7 @@ async def test_concurrent_requests_never_exceed_the_budget() -> None:
 
 
 async def test_places_are_given_in_order_and_not_lost_by_cancellation() -> None:
-    """Also to waiters that were cancelled just as their turn came."""
+    """A waiter may be cancelled just as its turn comes."""
     budget = Budget(1)
     order: list[int] = []
 

@@ -51,7 +51,7 @@ async def _fail(budget: Budget, *errors: Exception) -> None:
     [ThrottledError, UnreachableError, StorageUnavailableError, OutcomeUnknownError],
 )
 async def test_overload_shrinks_the_budget(error: type[Exception]) -> None:
-    """By a factor, once for all requests that ran at the same time, and never to nothing."""
+    """It shrinks by a factor, once for all concurrent requests, and never to zero."""
     budget = Budget(100)
     await _fail(budget, *(error("busy") for _ in range(50)))
     assert budget.limit == 70
@@ -112,7 +112,7 @@ async def test_failed_deletions_count_as_overload() -> None:
 
 
 async def test_successes_let_the_budget_grow_back() -> None:
-    """By about one place per round, only while all places are needed, and not beyond."""
+    """It grows by about one place per round, only while all places are in use, up to its limit."""
     budget = Budget(10)
     for _ in range(4):
         await _fail(budget, ThrottledError("busy"))
@@ -140,7 +140,7 @@ async def test_successes_let_the_budget_grow_back() -> None:
 
 
 async def test_a_shrunken_budget_takes_its_places_back_as_they_are_freed() -> None:
-    """Nobody gets one while more are held than there are."""
+    """No request gets a place while more are held than the budget has."""
     budget = Budget(4)
     held = [await budget.acquire(None, 1) for _ in range(4)]
     budget.release(held.pop(), overloaded=True)  # 2 places, 3 held

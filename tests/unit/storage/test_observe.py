@@ -48,7 +48,7 @@ async def plain() -> AsyncIterator[Storage]:
 
 
 async def test_requests_bytes_and_errors_are_counted(plain: Storage) -> None:
-    """By operation; errors by kind; as plain data that travels."""
+    """They are counted by operation, and errors by kind. The result is plain data that pickles."""
     storage = Observed(plain)
     version = await storage.put("key", memoryview(b"0123456789"))
     await storage.get("key")
@@ -91,7 +91,7 @@ async def test_latencies_are_measured(plain: Storage) -> None:
 
 
 async def test_a_listing_is_timed_without_its_reader(plain: Storage) -> None:
-    """Not what its reader did between the entries; leaving it early is no error."""
+    """The reader's time between entries does not count. Leaving the listing early is no error."""
     for number in range(3):
         await plain.put(f"key-{number}", b"")
     storage = Observed(plain)
@@ -122,7 +122,7 @@ async def test_hooks_are_told_of_the_start_and_the_end(plain: Storage) -> None:
 
 
 async def test_a_hook_that_fails_breaks_nothing(plain: Storage) -> None:
-    """Neither the request nor the other hooks; it is counted."""
+    """The request and the other hooks succeed. The failure is counted."""
 
     class Broken:
         def on_start(self, operation: str, key: str, /) -> object:

@@ -195,7 +195,7 @@ async def test_a_storage_that_keeps_its_promises_passes() -> None:
 
 
 async def test_a_url_with_options_is_opened_and_closed(tmp_path: Path) -> None:
-    """As by ``open_storage``."""
+    """The options are those of ``open_storage``."""
     result = await probe_storage(tmp_path, durability="none")
     assert set(verdicts(result).values()) == {Verdict.KEPT}
     async with open_storage(tmp_path) as storage:
@@ -242,7 +242,7 @@ async def test_a_url_with_options_is_opened_and_closed(tmp_path: Path) -> None:
     ],
 )
 async def test_a_broken_promise_is_found(flaw: type[Flawed], promise: str, verdict: str) -> None:
-    """And a storage that commits cannot rely on is not safe."""
+    """A storage is unsafe if it breaks a promise that commits need."""
     async with opened(flaw, f"memory://{uuid4()}") as storage:
         result = await probe_storage(storage)
     assert verdicts(result)[promise] == verdict, result.findings
@@ -323,7 +323,7 @@ async def test_a_storage_that_hangs_is_given_up() -> None:
 
 
 async def test_a_cancelled_trial_leaves_nothing() -> None:
-    """Wherever it waits."""
+    """It may be cancelled at any request."""
     async with open_storage(memory_url()) as plain:
 
         async def probe(_: int) -> None:
@@ -406,7 +406,7 @@ class TestCreate:
             assert any(key.startswith(PROBE_PREFIX) for _, key in storage.log)
 
     async def test_opening_does_not_probe(self) -> None:
-        """Also where the backend has not made sure."""
+        """This holds even for a backend whose promises are unverified."""
         async with open_storage(memory_url()) as plain:
             async with Repository.create(plain):
                 pass

@@ -60,7 +60,7 @@ async def test_a_storage_opens_by_its_url_and_from_its_description() -> None:
 
 
 async def test_a_storage_opened_read_only_writes_nothing(tmp_path: Path) -> None:
-    """Not even to find out what it could promise; every backend accepts the option."""
+    """It does not write to find out its promises. Every backend accepts the option."""
     touched_ns = tmp_path.stat().st_mtime_ns  # noqa: ASYNC240
     async with open_storage(tmp_path, read_only=True) as storage:
         assert not storage.capabilities.writable
@@ -76,7 +76,7 @@ async def test_a_storage_opened_read_only_writes_nothing(tmp_path: Path) -> None
 
 
 async def test_an_unknown_scheme_names_those_that_are_known() -> None:
-    """And says that a backend can be installed."""
+    """The error says that a backend can be installed."""
     with pytest.raises(UnknownSchemeError, match=r"gopher://.*file.*memory"):
         async with open_storage("gopher://host/x"):
             pass

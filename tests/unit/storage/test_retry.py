@@ -127,7 +127,7 @@ async def test_the_last_error_says_how_often_it_was_tried(scripted: Scripted) ->
 
 
 async def test_a_single_try_raises_the_plain_error(scripted: Scripted) -> None:
-    """And its error is not dressed up."""
+    """The error has no notes about retries."""
     error = ThrottledError("busy")
     scripted.script = [error]
     with pytest.raises(ThrottledError) as caught:
@@ -215,7 +215,7 @@ def test_pauses_grow_and_are_random() -> None:
 
 
 def test_a_requested_pause_is_respected() -> None:
-    """And a little longer, so that not everybody comes back in the same moment."""
+    """The pause is a little longer, so that clients do not all return at the same moment."""
 
     async def scenario() -> list[float]:
         async def use(plain: Storage) -> list[float]:
@@ -299,7 +299,7 @@ async def test_a_listing_resumes_where_it_failed(scripted: Scripted) -> None:
 
 
 async def test_a_deletion_resumes_with_the_remaining_keys(scripted: Scripted) -> None:
-    """Those that are gone, or cannot go, are not asked for again."""
+    """Keys that were deleted, or cannot be deleted, are not requested again."""
     denied, busy, unknown = (
         PermissionDeniedError("no"),
         ThrottledError("busy"),
@@ -325,7 +325,7 @@ async def test_a_deletion_resumes_with_the_remaining_keys(scripted: Scripted) ->
 
 
 async def test_a_deletion_that_stays_busy_reports_every_key(scripted: Scripted) -> None:
-    """Also where the store refused the request as a whole."""
+    """This holds even if the store refused the request as a whole."""
     scripted.script = [ThrottledError("busy") for _ in range(9)]
     failures = await Retrying(scripted, AT_ONCE).delete(["a", "b"])
     assert [failure.key for failure in failures] == ["a", "b"]

@@ -178,7 +178,7 @@ def test_the_budget_settles_at_the_rate_of_a_throttling_service() -> None:
 
 
 async def test_neighbouring_chunks_of_a_foreign_file_are_one_request() -> None:
-    """As in HDF5 files, whose chunks follow one another."""
+    """In HDF5 files chunks follow one another."""
     async with open_storage(memory_url()) as plain:
         await plain.put("file.nc", bytes(range(100)))
         late = LatencyStorage(plain, seconds=0)
@@ -203,7 +203,7 @@ def test_retry_settings_have_the_official_names_and_defaults() -> None:
 
 
 async def test_retries_can_be_switched_off() -> None:
-    """For those who repeat by themselves."""
+    """Some callers retry by themselves."""
     once = RepositoryConfig(storage=StorageSettings(retries=StorageRetriesSettings(max_tries=1)))
     async with open_storage(memory_url()) as plain:
         busy = Busy(plain)

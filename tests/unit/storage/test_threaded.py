@@ -99,7 +99,7 @@ def names(entries: Iterator[ListEntry]) -> list[str]:
 def test_an_expectation_is_compared_with_the_found_version(
     *, expected: Expected, found: Any, holds: bool
 ) -> None:
-    """Where it does not hold the error has the key and the expectation."""
+    """The error of a mismatch has the key and the expectation."""
     if holds:
         check_expected("key", expected, found)
         return
@@ -125,7 +125,7 @@ def test_an_expectation_is_compared_with_the_found_version(
 def test_listed_filters_and_groups_entries(
     prefix: str, after: str | None, delimiter: Any, shown: list[str]
 ) -> None:
-    """Also when it is handed in in pages of any size."""
+    """The entries may come in pages of any size."""
     objects = [info(key) for key in ("a", "a-", "a/b", "a/c", "b/c/d", "b/e")]
     assert names(listed(objects, prefix, after, delimiter)) == shown
     for size in (1, 2, 3):
@@ -197,7 +197,7 @@ async def test_unpromised_operations_are_refused() -> None:
 
 
 async def test_a_storage_ends_with_its_block() -> None:
-    """Also in the middle of a listing."""
+    """It also ends in the middle of a listing."""
     async with storage_of(Objects(3)) as storage:
         entries = storage.list_prefix()
         await anext(entries)

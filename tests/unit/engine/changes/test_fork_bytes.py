@@ -103,7 +103,7 @@ def test_decoding_reverses_encoding(chunks: Chunks, rng: Any) -> None:
 
 
 def test_a_grid_that_shrank_travels() -> None:
-    """Also where no chunk was written; and arrays without axes."""
+    """Arrays without written chunks or without axes are no exception."""
     state = state_of({})
     changes = state.changes.chunks[NodeId(bytes(8))]
     changes.shrink((3, 2))

@@ -256,7 +256,7 @@ async def test_move_does_not_overwrite_nodes_below_a_free_path() -> None:
 
 
 async def test_a_node_becomes_the_root_where_there_is_none() -> None:
-    """So does the official engine; paths below keep one slash."""
+    """The official engine does the same. Paths below the root keep one slash."""
     async with Repository.create(memory_url()) as repository:
         session = await repository.writable_session("main")
         for path in ("g/", "g/a/"):
@@ -381,7 +381,7 @@ async def test_a_move_that_a_newer_commit_prevents_is_a_conflict(
 
 @pytest.mark.parametrize("ours", ["moves", "writes"])
 async def test_nothing_is_rebased_over_moves(tree: Repository, ours: str) -> None:
-    """Neither moves nor edits follow a commit that moved nodes; a round trip moved none."""
+    """Neither moves nor edits rebase over a commit that moved nodes. A round trip is not a move."""
     if ours == "moves":
         session = await _moving(tree, ("/a-b", "/y"))
     else:

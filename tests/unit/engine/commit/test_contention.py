@@ -147,7 +147,7 @@ async def _clashing_late(plain_url: str) -> tuple[str, str, str]:
 
 
 def test_a_rebase_that_fails_stands_on_the_last_commit_without_a_clash() -> None:
-    """Also where the snapshots before the clash need not have been read."""
+    """This holds even if no snapshot before the clash had to be read."""
     stands, last_good, clashed = run(_clashing_late(memory_url()))
     assert stands == last_good
     assert clashed != last_good

@@ -71,7 +71,7 @@ async def test_commit_records_its_transaction_under_the_stored_names(filled: Rep
 async def test_transaction_on_the_branch_is_not_committed_again(
     filled: Repository, version: int
 ) -> None:
-    """Nor is an older one; the session then reads the snapshot that records it."""
+    """An older version is not committed either. The session reads the snapshot of the record."""
     landed = await (await begin(filled)).commit("first", once=ONCE)
     again = await begin(filled, 3)
     assert await again.commit("again", once=Transaction("daily", version)) == landed
@@ -118,7 +118,7 @@ async def test_loser_of_a_race_between_two_tries_returns_the_winner(
 
 
 async def test_lost_race_with_others_is_still_a_conflict(filled: Repository) -> None:
-    """And clashing changes still fail a rebase; the session keeps its changes."""
+    """Clashing changes still fail a rebase. The session keeps its changes."""
     session = await begin(filled)
     await (await begin(filled)).commit("others", once=Transaction("hourly", 1))
     with pytest.raises(ConflictError):
@@ -205,7 +205,7 @@ async def prepare(storage: Storage, spec: int) -> None:
 async def test_new_session_after_a_lost_reply_commits_once(
     spec: int, fate: Literal["landed", "lost", "late"]
 ) -> None:
-    """As in a process that was started again and knows nothing of the earlier try."""
+    """A restarted process knows nothing of the earlier try."""
     async with open_storage(memory_url()) as plain:
         await prepare(plain, spec)
         silent = Silent(plain, fate)
@@ -308,7 +308,7 @@ async def test_later_snapshots_repeat_the_record(filled: Repository, spec: int) 
 async def test_rewritten_manifests_repeat_the_record(
     filled: Repository, spec: int, method: Literal["amend", "new_commit"]
 ) -> None:
-    """So that it is there when older snapshots have expired."""
+    """The record must remain when older snapshots have expired."""
     if spec == 1 and method == "amend":
         pytest.skip("format version 1 has no amendments")
     session = await filled.writable_session("main")

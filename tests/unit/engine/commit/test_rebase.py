@@ -153,7 +153,7 @@ async def test_the_stock_solver_can_be_told_to_fail(
 
 
 async def test_their_chunk_stays_if_the_solver_says_so(filled: Repository) -> None:
-    """Only the chunk that clashes is taken back; our others are committed."""
+    """Our clashing chunk is dropped. Our other chunks are committed."""
     session = await _clash(filled, _set(3, b"\x33"), _set(3, b"\x44"))
     await _set(4, b"\x55")(session)
     solver = BasicConflictSolver(on_chunk_conflict=VersionSelection.USE_THEIRS)

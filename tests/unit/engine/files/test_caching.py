@@ -116,7 +116,7 @@ async def test_recreated_repository_is_not_served_from_the_old_cache(
     ],
 )
 def test_immutable_keys_are_recognized(key: str, spec1: bool, spec2: bool) -> None:  # noqa: FBT001
-    """Those of files with random names that nothing writes again."""
+    """Immutable files have random names and are never written again."""
     assert is_immutable(key, spec_version=1) is spec1
     assert is_immutable(key, spec_version=2) is spec2
 

@@ -108,7 +108,7 @@ async def test_unordered_manifest_is_refused_instead_of_read_as_missing_chunks(l
 async def test_logs_of_many_chunks_are_encoded_along_with_manifests(
     monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    """Not before nor after them; for a few chunks no task is started."""
+    """The two run at the same time. A few chunks start no task."""
     async with Repository.create(memory_url()) as repository:
         session = await repository.writable_session("main")
         await write(session, "a/zarr.json", array_document((count,), (1,)))

@@ -252,7 +252,7 @@ async def test_writer_gets_the_error_of_storing_its_pack() -> None:
 
 
 async def test_a_cancelled_write_changes_nothing_and_loses_nothing() -> None:
-    """Wherever it is cancelled, its chunk is unchanged and the others are stored."""
+    """After a cancellation at any point the chunk is unchanged and the others are stored."""
     async with faulty_repository() as (_, repository):
         session = await repository.writable_session("main")
         await fill(session, range(10))
@@ -271,7 +271,7 @@ async def test_a_cancelled_write_changes_nothing_and_loses_nothing() -> None:
 
 
 async def test_a_cancelled_commit_loses_nothing() -> None:
-    """Wherever a commit is cancelled, the next one publishes every chunk."""
+    """After a cancellation at any point the next commit publishes every chunk."""
     for stop in range(40):
         async with faulty_repository() as (_, repository):
             session = await repository.writable_session("main")
@@ -572,7 +572,7 @@ async def test_solvers_see_what_is_not_stored() -> None:
 
 
 async def test_amending_and_flushing_store_chunks_first() -> None:
-    """As committing does."""
+    """Amending and flushing do this as committing does."""
     async with faulty_repository() as (_, repository):
         session = await repository.writable_session("main")
         await fill(session, range(2))
@@ -588,7 +588,7 @@ async def test_amending_and_flushing_store_chunks_first() -> None:
 
 
 async def test_the_setting_is_kept_with_a_repository_of_format_2() -> None:
-    """As an item of its metadata; what is given at opening counts for that handle."""
+    """It is an item of the metadata. A value given at opening applies to that handle."""
     url = memory_url()
     async with Repository.create(url) as repository:
         assert repository.packing == Packing.off()

@@ -258,7 +258,7 @@ def _numbers(chosen: list[ManifestId]) -> list[int]:
 
 
 def test_preload_chooses_in_path_order_within_limits() -> None:
-    """By path; one that exceeds what is left is skipped, later smaller ones are not."""
+    """A manifest that exceeds the rest of the limit is skipped. Later smaller ones are loaded."""
     base = _snapshot({"/b": [5, 9, 1], "/a": [4], "/g": [], "/c": [2]})
     everything = EVERYTHING.preload_if
     assert _numbers(choose(base, EVERYTHING, 10_000)) == [3, 0, 1, 2, 4]

@@ -286,7 +286,7 @@ async def test_a_rewritten_manifest_is_seekable_again() -> None:
 async def test_a_changed_reference_is_written_without_decoding_the_others(
     spec: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor encoding them; where a chunk is new, or goes, all is done as ever."""
+    """The others are not encoded either. A new or deleted chunk takes the ordinary path."""
     url = await made(spec)
     decoded = 0
 

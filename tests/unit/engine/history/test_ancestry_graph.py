@@ -117,7 +117,7 @@ def test_colours_are_left_out_on_request() -> None:
 
 
 def test_graph_renders_in_rich() -> None:
-    """As text with styles, not as escapes."""
+    """The output is text with styles, without escapes."""
     graph = AncestryGraph(lay_out([_info(0, None, 0, "m")], {"main": _id(0)}, {}))
     drawn = graph.__rich__()
     assert drawn.plain == str(graph.uncoloured())

@@ -75,7 +75,7 @@ LINE = "a ba cb dc ed"
 def test_expiration_reparents_oldest_kept_snapshot_to_root(
     older_than: int, tags: str, expected: Mapping[str, str]
 ) -> None:
-    """And remembers the logs of those in between, the oldest first."""
+    """It remembers the logs of the expired snapshots, the oldest first."""
     info, expired = expire(history(LINE, "e", tags), Expiration(older_than))
     assert letters(info) == expected
     assert {chr(it[0]) for it in expired} == set("abcde") - expected.keys()
@@ -90,7 +90,7 @@ def test_repeated_expiration_keeps_pruned_logs() -> None:
 
 
 def test_expiration_deletes_refs_only_if_asked() -> None:
-    """And main never."""
+    """It never deletes main."""
     before = history(LINE, "ebd", "cd")
     info, expired = expire(before, Expiration(4, delete_branches=True))
     assert info.branches.keys() == {"main", "d"}

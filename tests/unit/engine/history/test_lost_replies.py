@@ -81,7 +81,7 @@ async def test_lost_reply_does_not_duplicate_commit(spec: int, *, apply: bool) -
 
 
 async def test_lost_commit_is_recognised_below_a_newer_one(spec: int) -> None:
-    """Somebody else committed on top before we looked."""
+    """Another writer committed on top before we looked."""
     url = await _prepared(spec)
 
     class Overtaken(_Lossy):
@@ -174,7 +174,7 @@ async def test_refused_retry_does_not_hide_an_earlier_try_in_doubt(spec: int) ->
 
 
 async def test_commit_in_doubt_is_never_reported_as_failed(spec: int) -> None:
-    """Not even one that fails before it could look."""
+    """This holds even if a retry fails before it can look at the branch."""
     url = await _prepared(spec)
     async with open_storage(url) as plain:
         storage = _Lossy(plain)

@@ -209,7 +209,7 @@ async def test_an_array_without_axes_has_one_chunk(repository: Repository) -> No
 
 
 async def test_missing_container_is_named_in_the_error(repository: Repository) -> None:
-    """Only where the URLs are asked for."""
+    """The error is raised only when the URLs are read."""
     session = await repository.writable_session("main")
     session.store.set_virtual_ref(
         "a/c/0", "vcc://gone/x", offset=0, length=1, validate_container=False

@@ -146,7 +146,7 @@ async def test_chunks_of_different_sizes_are_not_moved(repository: Repository) -
 
 
 async def test_only_writable_sessions_reshape(repository: Repository, session: Session) -> None:
-    """Neither one that only reads nor one that moves nodes."""
+    """Read-only sessions and sessions that move nodes refuse to reshape."""
     reading = await repository.readonly_session("main")
     with pytest.raises(ReadOnlyError):
         await reading.shift_array("/a", (1,))
@@ -289,7 +289,7 @@ async def test_concurrently_changed_array_is_not_reshaped(session: Session) -> N
     st.tuples(st.integers(-7, 7), st.integers(-7, 7)),
 )
 def test_shift_matches_a_model(coords: list[tuple[int, int]], offset: tuple[int, int]) -> None:
-    """And reindexing by the same arithmetic, with its inverse, gives the same."""
+    """Reindexing by the same arithmetic, with its inverse, gives the same result."""
     grid = (6, 6)
     refs = ChunkRefs.from_mapping(2, {it: InlineChunk(bytes(it)) for it in coords}).sort()
     moved = {(row + offset[0], column + offset[1]): bytes([row, column]) for row, column in coords}

@@ -38,7 +38,7 @@ def test_a_byte_counts_once(seed: int) -> None:
 
 
 def test_touching_ranges_are_merged() -> None:
-    """So that an object of many chunks takes the room of one."""
+    """An object of many chunks then takes the memory of one range."""
     key = bytes(12)
     union = ranges([(key, start, 10) for start in range(0, 1000, 10)]).union()
     assert (union.starts.tolist(), union.stops.tolist()) == ([0], [1000])

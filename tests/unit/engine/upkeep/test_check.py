@@ -72,7 +72,7 @@ async def test_check_names_each_missing_object(spec: int) -> None:
 
 @pytest.mark.parametrize("spec", [1, 2])
 async def test_check_ignores_caches(spec: int) -> None:
-    """As where the same repository wrote it, and keeps it for reading."""
+    """A missing manifest is found even if the same handle wrote it and has it in its cache."""
     url = memory_url()
     async with open_storage(url) as storage, Repository.create(url, spec_version=spec) as it:
         session = await it.writable_session("main")

@@ -183,7 +183,7 @@ async def test_compaction_refuses_shares_out_of_range(packed: Repository) -> Non
 
 
 def test_live_shares_equal_a_plain_count() -> None:
-    """For any references and objects; bytes that an array names twice count once."""
+    """This holds for any references and objects. Bytes that an array names twice count once."""
     rng = random.Random(5)
     ids = [ChunkId.random() for _ in range(20)]
     stored, sizes = ids[:15], [rng.randrange(1, 400) for _ in range(15)]
@@ -215,7 +215,7 @@ def test_live_shares_equal_a_plain_count() -> None:
 
 
 async def test_a_reference_to_no_bytes_is_left_alone(packed: Repository) -> None:
-    """Nobody writes one, and there is nothing to write anew."""
+    """No writer makes such a reference, and there is nothing to rewrite."""
     session = await packed.writable_session("main")
     found = await session.workspace.find_chunk("/a", (0,))
     assert found is not None

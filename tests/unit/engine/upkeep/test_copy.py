@@ -138,7 +138,7 @@ async def test_copy_of_an_unchanged_repository_looks_at_no_other_object(spec: in
 
 @pytest.mark.parametrize("spec", [1, 2])
 async def test_copy_again_brings_only_what_is_new(spec: int) -> None:
-    """And drops branches that are gone."""
+    """It also drops branches that were deleted."""
     url, line = await littered(spec)
     copy = memory_url()
     async with open_storage(url) as source, open_storage(copy) as destination:
@@ -270,7 +270,7 @@ async def test_copy_of_a_source_that_never_holds_still_gives_up() -> None:
 
 @pytest.mark.parametrize("spec", [1, 2])
 async def test_another_repository_is_never_replaced(spec: int) -> None:
-    """Nor is a copy that took commits; nothing is written then."""
+    """Nor is a copy with new commits. In both cases nothing is written."""
     url, _ = await littered(spec)
     other, _ = await littered(spec)
     async with open_storage(url) as source, open_storage(other) as destination:
@@ -322,7 +322,7 @@ async def test_a_damaged_note_of_copies_counts_as_none() -> None:
 
 
 async def test_of_two_copies_at_once_one_is_told_that_it_lost() -> None:
-    """Or both wrote the same."""
+    """The slower call raises `ConflictError`. The copy holds the work of the faster one."""
     url, _ = await littered(2)
     copy = memory_url()
     async with open_storage(url) as source, open_storage(copy) as destination:

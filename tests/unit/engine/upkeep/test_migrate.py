@@ -176,7 +176,7 @@ async def test_a_dry_run_reports_and_changes_nothing(old: OldRepository) -> None
 async def test_a_second_call_finishes_what_died_at_any_request(
     old: OldRepository, *, carried_out: bool, delete: bool
 ) -> None:
-    """Wherever the process ended, the repository can be read, and a second call completes it."""
+    """After any interruption the repository can be read. A second call completes the migration."""
     resumed = 0
     for at in count():
         async with copied(old) as storage:
@@ -464,7 +464,7 @@ async def test_branches_overwritten_blindly_are_not_deleted_unseen(old: OldRepos
 
 
 async def test_main_is_deleted_before_all_other_refs(old: OldRepository) -> None:
-    """Nobody takes what is left of a deletion that was interrupted for a repository."""
+    """The rest of an interrupted deletion does not pass for a repository."""
     deleted: list[str] = []
 
     class Noting(WrappedStorage):
@@ -554,7 +554,7 @@ async def test_old_handle_collects_nothing_of_a_migrated_repository(*, keep: boo
 
 
 async def test_garbage_is_collected_beside_a_migration_without_harm() -> None:
-    """Wherever the migration falls between two requests of the collection."""
+    """The migration may fall between any two requests of the collection."""
     old = await make_old()
     for at in count():
         async with copied(old) as plain:

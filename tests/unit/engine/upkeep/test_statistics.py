@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 async def test_an_empty_repository_has_nothing(repository: Repository) -> None:
-    """Not even the first snapshot has chunks."""
+    """The first snapshot has no chunks."""
     assert await repository.chunk_storage_stats() == ChunkStorageStats(0, 0, 0)
 
 
 async def test_native_and_inline_chunks_of_all_snapshots_count(repository: Repository) -> None:
-    """Those of old snapshots and other branches, but not what nothing leads to."""
+    """Old snapshots and other branches count. Unreachable chunks do not."""
     session = await repository.writable_session("main")
     await make_array(session, "a", (10,), (1,))
     await write(session, "a/c/0", b"x" * 1000)

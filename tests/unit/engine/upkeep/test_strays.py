@@ -44,7 +44,7 @@ async def chunks(session: Session) -> dict[str, bytes | None]:
 
 
 async def test_chunks_that_fit_are_read(url: str) -> None:
-    """As the official engine reads them."""
+    """The official engine reads the same chunks."""
     async with Repository.open(url) as repository:
         assert await chunks(await repository.readonly_session("main")) == CHUNKS
 

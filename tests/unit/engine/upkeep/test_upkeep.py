@@ -211,7 +211,7 @@ async def test_expiration_drops_old_snapshots_except_tips(spec: int, refs: str) 
 
 
 async def test_expired_branches_are_deleted_if_asked(spec: int) -> None:
-    """Where asked for; main stays, however old."""
+    """The branch main stays, however old it is."""
     url, line = await littered(spec)
     async with Repository.open(url) as repository:
         await repository.create_branch("old", line[2])
@@ -284,7 +284,7 @@ async def _edit(repository: Repository, **changes: Any) -> None:
 
 
 async def test_upkeep_refuses_a_repository_that_is_not_online() -> None:
-    """Not even a dry run; counting works."""
+    """It refuses even a dry run. Counting works."""
     url, _ = await littered(2)
     async with Repository.open(url) as repository:
         await _edit(repository, status=RepoStatus(Availability.READ_ONLY, 1, "moving house"))
@@ -333,7 +333,7 @@ async def test_unsafe_storage_is_refused_unless_nothing_changes(spec: int) -> No
 
 @pytest.mark.parametrize("folder", ["snapshots", "manifests"])
 async def test_a_damaged_repository_is_left_alone(spec: int, folder: str) -> None:
-    """Where it cannot be known what is needed nothing is deleted."""
+    """Nothing is deleted if the set of needed files is unknown."""
     url, line = await littered(spec)
     async with Repository.open(url) as repository:
         keys = [key for key in await objects(repository.storage) if key.startswith(folder)]

@@ -106,7 +106,7 @@ def test_collection_probes_the_clock_only_if_needed() -> None:
 
 
 def test_a_dry_run_only_reads() -> None:
-    """And looks at the history once."""
+    """It reads the history once."""
 
     async def operate(repository: Repository) -> None:
         assert (await repository.garbage_collect(now(), dry_run=True)).chunks_deleted
@@ -229,7 +229,7 @@ def test_statistics_read_each_manifest_once(spec: int) -> None:
 async def test_a_local_folder_is_listed_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only of what is not kept the size and the time are asked for; nothing is listed in order."""
+    """Size and time are read only for files to delete. The listing is not sorted."""
     asked: list[str] = []
     walked: list[str] = []
     states, list_prefix = LocalStorage.states, LocalStorage.list_prefix

@@ -148,7 +148,7 @@ async def _shift_in_a_fork(session: Session) -> None:
 async def test_chunks_that_were_moved_are_there_or_nothing_is_published(
     spec: int, how: str, shift: Callable[[Session], Awaitable[None]], *, is_collected: bool
 ) -> None:
-    """Where the snapshot that they were moved in is no longer the session's base, and gone."""
+    """The snapshot in which they moved is gone and no longer the base of the session."""
     if how == "amend" and spec == 1:
         pytest.skip("format version 1 has no amendments")
     url, _ = await littered(spec)

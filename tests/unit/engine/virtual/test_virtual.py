@@ -247,7 +247,7 @@ def test_a_box_lists_its_chunks_in_order(first: tuple[int, ...], shape: tuple[in
 
 
 async def test_changing_columns_after_the_call_changes_no_reference(session: Session) -> None:
-    """By who fills the same ones for each array: references are what was given."""
+    """A caller may refill the columns for the next array. References keep the old values."""
     url = f"{BUCKET}file.nc"
     urls = [url] * 4
     offsets, lengths = np.arange(4, dtype=np.uint64), np.full(4, 3, np.uint64)

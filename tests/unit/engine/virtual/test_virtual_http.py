@@ -165,7 +165,7 @@ async def test_a_server_that_ignores_ranges_is_not_read_without_end(
     ],
 )
 async def test_refusals_name_the_location(status: int, kind: type[Exception], found: str) -> None:
-    """For missing and forbidden objects and all other errors."""
+    """This holds for missing objects, forbidden objects and all other errors."""
     source = Source()
     source.status = status
     async with session_on(source) as (session, prefix):
@@ -256,7 +256,7 @@ async def test_unverifiable_guard_is_refused() -> None:
 async def test_stateless_server_is_read_without_a_guard(
     ranges: bool,  # noqa: FBT001
 ) -> None:
-    """Nobody asked to hear of changes; a reference that does is refused."""
+    """Such references do not check for changes. A reference that does is refused."""
     source = Source()
     source.headers, source.ranges = {}, ranges
     async with session_on(source) as (session, prefix):
@@ -319,7 +319,7 @@ async def test_tokens_are_asked_for_again_when_they_end() -> None:
 
 
 async def test_tokens_without_an_end_are_asked_for_each_time() -> None:
-    """Nobody knows how long they are good."""
+    """Their lifetime is unknown."""
     source = Source()
     tokens = iter("abc")
     options = await HttpRefreshable(lambda: HttpBearerToken(next(tokens))).storage_options()

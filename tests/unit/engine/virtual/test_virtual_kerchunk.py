@@ -283,7 +283,7 @@ async def test_malformed_reference_documents_are_refused(session: Session) -> No
 
 
 async def test_containers_need_not_be_known(session: Session) -> None:
-    """Where the caller says so; a guard holds for all."""
+    """The caller can allow unknown containers. A guard applies to all references."""
     refs = {**GOOD, "a/0.1": ["s3://other/f", 0, 4]}
     wrong = "W/never"
     assert await write_kerchunk_references(session, refs, validate_containers=False, checksum=wrong)

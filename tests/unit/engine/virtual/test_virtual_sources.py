@@ -239,7 +239,7 @@ async def test_expired_credentials_open_nothing() -> None:
 
 
 async def test_malformed_secret_is_not_shown_in_the_error() -> None:
-    """Neither the reader's nor the repository's."""
+    """This holds for the secrets of the reader and of the repository."""
     cases: list[tuple[ObjectStoreConfig, Credential | None]] = [
         (GcsStore(), GcsServiceAccountKey("secret")),
         (GcsStore({"service_account_key": "secret"}), None),
@@ -294,7 +294,7 @@ async def test_containers_are_opened_through_their_backends(
 
 
 def test_an_etag_may_be_another_text_than_the_version() -> None:
-    """Where a store has both, other programs record the ETag, and we may have the version."""
+    """If a store has both, other programs record the ETag while we may have the version."""
     found = Retrieved(b"", Version("123"), 0, etag='"d41d8"')
     for etag in ("d41d8", '"d41d8"', "123"):
         check_unchanged(VirtualChunk("s3://b/x", 0, 1, etag=etag), found)
