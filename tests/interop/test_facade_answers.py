@@ -225,7 +225,7 @@ def test_a_solver_without_a_decision_is_refused() -> None:
 
 
 def test_versions_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of this library, under the official names."""
+    """They are those of this library, under the official names."""
     assert facade.user_agent() == f"icechunk-async-{facade.__version__}"
     facade.print_debug_info()
     printed = capsys.readouterr().out

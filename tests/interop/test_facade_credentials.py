@@ -122,7 +122,7 @@ def test_contradictions_are_refused_alike() -> None:
 
 
 def test_kinds_are_taken_apart_alike() -> None:
-    """By attribute and by position."""
+    """Patterns match by attribute and by position."""
     for package in PACKAGES:
         keys = package.s3_static_credentials(access_key_id="a", secret_access_key="b")[0]  # noqa: S106
         assert (keys.access_key_id, keys.secret_access_key, keys.session_token) == ("a", "b", None)
@@ -197,7 +197,7 @@ def test_access_to_what_is_no_container_does_no_harm() -> None:
     ],
 )
 def test_unions_have_the_official_members(name: str) -> None:
-    """For annotations, and for isinstance."""
+    """They serve annotations and `isinstance`."""
     members = [
         {member.__qualname__ for member in get_args(getattr(package, name))} for package in PACKAGES
     ]

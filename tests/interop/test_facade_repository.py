@@ -136,7 +136,7 @@ def test_branches_and_tags(tmp_path: Path, spec: int) -> None:
 
 
 def test_sessions_begin(tmp_path: Path, spec: int) -> None:
-    """By branch, tag, snapshot and time."""
+    """Sessions start from a branch, a tag, a snapshot and a time."""
     script = """
     first = write("first", 1)
     between = datetime.datetime.now(datetime.UTC)

@@ -103,7 +103,7 @@ def test_amending_and_flushing(tmp_path: Path) -> None:
 
 
 def test_amending_needs_the_newer_format(tmp_path: Path) -> None:
-    """And says so."""
+    """Both raise an error in format 1 and keep the changes."""
     script = """
     session = repository.writable_session("main")
     zarr.open_group(session.store)["a"][2:] = 2

@@ -124,7 +124,7 @@ def test_appending(written: Written, *, lazy: bool) -> None:
 @pytest.mark.parametrize("lazy", DASK)
 @pytest.mark.parametrize("region", [{"time": slice(2, 4)}, "auto", {"time": "auto"}])
 def test_a_region(written: Written, region: Any, *, lazy: bool) -> None:
-    """By position, or found by the coordinates."""
+    """The region is given by position or found by the coordinates."""
     data = packed(lazy=False).drop_vars("scalar")
     encoding = {
         "flag": {"chunks": (2,)},
@@ -191,7 +191,7 @@ def test_blocks_that_do_not_fit_are_refused_or_aligned(written: Written) -> None
 
 
 def test_a_session_that_reads_writes_nothing(written: Written) -> None:
-    """Neither here nor there."""
+    """Both packages raise an error."""
     for package, write in (*WRITERS.items(), ("icechunk_async.sync", to_icechunk)):
         session = written.repositories[package].readonly_session("main")
         with pytest.raises(Exception, match=r"(?i)read.only"):

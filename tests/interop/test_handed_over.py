@@ -153,7 +153,7 @@ async def set_length(store: Store, key: str, length: int) -> None:
 
 @SPECS
 async def test_chunks_cut_off_by_a_commit_never_come_back(spec: int, tmp_path: Path) -> None:
-    """Where a commit lies between shrinking and growing, both engines have lost the chunks."""
+    """After a commit between shrinking and growing, both engines have lost the chunks."""
     root = tmp_path / "repo"
     await ENGINES["ours"].create(root, spec)
     await commit(ENGINES["ours"], root, BASE)

@@ -98,7 +98,7 @@ async def test_a_clash_ends_alike_in_both(spec: int, name: str, base: Path, tmp_
 @SPECS
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.stricter])
 async def test_two_nodes_never_share_a_path(spec: int, name: str, base: Path) -> None:
-    """Where both made a node anew at one path, no policy of ours lets both stand."""
+    """If both sides made a node at one path, no policy of ours keeps both."""
     row = ROWS[name]
     outcomes = await replay(row, base, ENGINES["ours"], ENGINES["theirs"])
     for clashes, moved, _ in outcomes:

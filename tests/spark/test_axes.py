@@ -53,7 +53,7 @@ def test_coordinates_may_be_in_any_order_and_of_any_kind() -> None:
     ],
 )
 def test_unknown_coordinates_are_refused(values: Any, given: Any, error: type[Exception]) -> None:
-    """Neither by rounding to a whole number, wrapping around nor being cut off."""
+    """They are not rounded, wrapped around or cut off to whole numbers."""
     with pytest.raises(error):
         places(values, given)
 

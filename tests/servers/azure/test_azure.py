@@ -137,7 +137,7 @@ class TestKeys:
     async def test_a_prefix_hides_what_lies_beside_it(
         self, azurite: Azurite, container: str, storage: Storage
     ) -> None:
-        """Also names that are like it, and names that no key has."""
+        """This includes similar names, and names that are not valid keys."""
         async with service(azurite.endpoint) as client:
             for name in ("some/prefix-other", "some/prefix", "other", "some/prefix//a"):
                 await client.get_blob_client(container, name).upload_blob(b"x")
@@ -338,7 +338,7 @@ class TestCredentials:
     async def test_anyone_may_read_a_public_container(
         self, azurite: Azurite, container: str
     ) -> None:
-        """But not write."""
+        """Writing needs credentials."""
         async with service(azurite.endpoint) as client:
             at = client.get_container_client(container)
             await at.set_container_access_policy({}, public_access="container")
@@ -379,7 +379,7 @@ class TestTrouble:
     """The error names the mistake."""
 
     async def test_a_missing_container(self, azurite: Azurite) -> None:
-        """By every operation, and it is no missing object."""
+        """Every operation names it, and the error differs from that of a missing object."""
         async with open_storage("az://missing", **options(azurite.endpoint)) as storage:
             for operation in (
                 storage.get("key"),
@@ -432,7 +432,7 @@ class TestTrouble:
     async def test_a_cancelled_read_gives_its_connection_back(
         self, proxy: FaultProxy, container: str
     ) -> None:
-        """Not when the garbage collector finds it, which would also say so in a warning."""
+        """It does so at once. The garbage collector would be late and emit a warning."""
         async with through(proxy, container) as storage:
             await storage.put("key", b"x" * 1_000_000)
             proxy.use(FaultPlan((Rule(SlowBody(0.05), method="GET"),)))
@@ -448,7 +448,7 @@ class TestSecrets:
     async def test_no_secret_is_shown_or_logged(
         self, azurite: Azurite, container: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Not in messages, causes, contexts, representations or logs."""
+        """Messages, causes, contexts, representations and logs have none."""
         caplog.set_level(logging.DEBUG)
         sas = signature(container, timedelta(hours=1), "rl")
         secret = sas.rpartition("sig=")[2]

@@ -20,7 +20,7 @@ _PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "azure.md"
 
 
 def test_the_example_creates_a_repository(azurite: Azurite) -> None:
-    """As a reader would run it."""
+    """The test runs it as a reader would."""
     page = _PAGE.read_text(encoding="utf-8")
     (example,) = re.findall(r"^```\n(import .*?)^```", page, re.MULTILINE | re.DOTALL)
     with BlobServiceClient(azurite.endpoint, AzureNamedKeyCredential(ACCOUNT, KEY)) as client:

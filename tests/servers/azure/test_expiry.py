@@ -208,7 +208,7 @@ async def test_a_repository_works_on_when_its_first_credentials_have_ended(
 
 
 async def test_every_operation_calls_them_expired(service: Service) -> None:
-    """Also those whose refusal has no body that could say why; the end is told."""
+    """Some refusals have no body with a reason. Then the known expiry decides."""
 
     async def fetch() -> Any:
         return service.proof(ENDED)

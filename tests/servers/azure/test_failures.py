@@ -93,7 +93,7 @@ def test_an_answer_has_a_class(status: int, code: str, kind: type[IcechunkError]
 
 
 def test_an_expired_token_is_not_a_wrong_one() -> None:
-    """By the end of the SAS token and the service's clock, or by the service's words."""
+    """The SAS token's expiry and the service's clock decide, or the service's message."""
     ended = datetime.now(UTC) - timedelta(minutes=1)
     denied = answer(403, "AuthenticationFailed")
     assert type(told(denied, expires=ended)) is ExpiredCredentialsError

@@ -126,7 +126,7 @@ def test_credentials_come_from_options_and_environment(
 
 
 def test_the_environment_fills_in_what_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But an option outweighs it, whichever it is."""
+    """An option takes precedence over every variable."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "acc")
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", SAS)
     assert login_of({}).kind == "sas"
@@ -137,7 +137,7 @@ def test_the_environment_fills_in_what_is_left_out(monkeypatch: pytest.MonkeyPat
 
 
 async def test_options_travel_in_the_description_and_stay_out_of_its_repr() -> None:
-    """Those that were given, and no others."""
+    """The description has the given options and no others."""
     given = {"account_name": "acc", "account_key": KEY, "timeout_seconds": 5}
     async with open_storage("az://box/a", **given) as storage:
         assert storage.description.options == given

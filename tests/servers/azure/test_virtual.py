@@ -78,7 +78,7 @@ async def test_account_keys_and_sas_tokens_work(azurite: Azurite, container: str
 
 
 async def test_guards_and_refusals_name_the_location(azurite: Azurite, container: str) -> None:
-    """By ETag and by time; anonymous reads work only in a public container."""
+    """Guards use ETags and times. Anonymous reads work only in a public container."""
     async with open_storage(f"az://{container}/dir", **options(azurite.endpoint)) as storage:
         await storage.put("f g.nc", BODY)
         found = await storage.get("f g.nc")

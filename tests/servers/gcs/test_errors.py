@@ -89,7 +89,7 @@ async def _all_fail(storage: Storage, kind: type[StorageError]) -> list[StorageE
 
 
 async def test_a_missing_bucket_is_named(script: Scripted) -> None:
-    """By every operation; a deletion there is no success."""
+    """Every operation names it. A deletion in it does not succeed."""
     async with open_storage(
         "gs://not-there/repo", endpoint_url=script.url, token=ANONYMOUS
     ) as storage:
@@ -291,7 +291,7 @@ async def test_a_function_that_fails_is_named() -> None:
 async def test_no_secret_is_shown(
     script: Scripted, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Not in messages, contexts, causes, representations, logs or URLs."""
+    """Messages, contexts, causes, representations, logs and URLs have none."""
     caplog.set_level(logging.DEBUG)
     script.server._tokens = {_SECRET: "denied"}
     shown: list[str] = []

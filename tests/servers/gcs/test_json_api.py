@@ -277,7 +277,7 @@ class TestStrictness:
             select(document, "items(name")
 
     def test_a_generation_is_never_used_twice(self) -> None:
-        """Also when an object is deleted and written again within a microsecond."""
+        """An object may be deleted and written again within a microsecond."""
         state = State()
         state.create_bucket("b")
         seen: set[int] = set()

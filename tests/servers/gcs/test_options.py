@@ -40,7 +40,7 @@ _SECRET = "ya29.a-very-secret-token"  # noqa: S105 - for the test only
     ],
 )
 async def test_an_option_that_is_wrong_is_named(options: dict[str, Any], named: str) -> None:
-    """And what may be secret is not shown."""
+    """The error hides values that may be secret."""
     with pytest.raises(InvalidInputError, match=named) as caught:
         async with open_storage("gs://bucket", **{"token": ANONYMOUS, **options}):
             pass

@@ -168,7 +168,7 @@ async def test_the_official_engine_takes_turns_with_us(
 async def test_commits_of_both_at_once_all_land(
     server: RunningServer, bucket: str, spec: int
 ) -> None:
-    """Neither overwrites the other's; each rebases."""
+    """Neither engine overwrites the other's commits. Each rebases."""
     import icechunk
 
     url = f"gs://{bucket}/repository"

@@ -117,7 +117,7 @@ def certificate(tmp_path: Path) -> Path:
 async def test_a_certificate_that_is_not_trusted_is_refused(
     certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither reads nor writes are sent; with AWS_CA_BUNDLE the server is trusted."""
+    """No request is sent. With AWS_CA_BUNDLE the server is trusted."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -327,7 +327,7 @@ async def test_credentials_that_expire_in_mid_flight_are_renewed(ministack_serve
 
 
 async def test_keys_are_renewed_before_they_end(ministack_server: Server) -> None:
-    """Those that end within five minutes are not used for another request."""
+    """Keys that expire within five minutes are not used for another request."""
     asked: list[int] = []
 
     async def credentials() -> S3Credentials:

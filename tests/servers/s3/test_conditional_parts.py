@@ -275,7 +275,7 @@ async def test_a_part_that_cannot_be_sent_leaves_nothing(ministack_server: Serve
 
 @pytest.mark.parametrize("where", ["partNumber", "uploadId"])
 async def test_a_cancelled_write_leaves_no_parts(ministack_server: Server, where: str) -> None:
-    """Neither while they are sent, nor while they are joined."""
+    """It may be cancelled while parts are sent or joined."""
     method = "PUT" if where == "partNumber" else "POST"
     async with bucket_on(ministack_server, **ON) as bucket:
         bucket.spoil(Rule(Hang(applied=False), method=method, path=where))
@@ -305,7 +305,7 @@ async def test_only_servers_that_are_known_to_honour_it_get_it(moto_server: Serv
 
 
 async def test_too_large_bodies_are_refused_naming_the_option() -> None:
-    """Where conditions on parts are not known to hold, 5 GiB is the end; nothing is sent."""
+    """Without conditions on parts the limit is 5 GiB. Nothing is sent."""
 
     class Huge(bytes):
         def __len__(self) -> int:

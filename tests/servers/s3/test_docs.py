@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 async def test_the_examples_run(ministack_server: Server) -> None:
-    """As a reader would call them."""
+    """The test calls them as a reader would."""
     names: dict[str, Any] = {}
     for _, language, text in blocks(REPOSITORY / "docs" / "how-to" / "s3.md"):
         if language == "python":

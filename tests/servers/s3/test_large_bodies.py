@@ -118,7 +118,7 @@ async def test_a_placed_part_takes_no_memory_of_its_own(body: np.ndarray[Any, An
 
 
 async def test_an_array_is_not_copied_to_be_written(body: np.ndarray[Any, Any]) -> None:
-    """But piece by piece; its signature covers all of it."""
+    """It is sent piece by piece. The signature covers all of it."""
     bucket = Bucket(b"")
     async with serving(bucket) as url, _opened(url) as storage:
         await storage.put("key", b"first")

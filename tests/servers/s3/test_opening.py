@@ -64,7 +64,7 @@ def test_loops_and_openings_share_what_was_found_out(made: list[Stock]) -> None:
 
 
 def test_authorities_are_read_once(made: list[Stock]) -> None:
-    """Also for another bucket: they are some hundred certificates."""
+    """Another bucket reuses them, since they are some hundred certificates."""
     options = {"endpoint_url": "https://127.0.0.1:9"}
     contexts = [
         prepare(make_options(None, {**NOWHERE, **options}), bucket).route.tls
@@ -111,7 +111,7 @@ def test_other_settings_are_heard_of(
 def test_keys_of_one_opening_are_not_anothers(
     made: list[Stock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither those that are given, nor those that the chain finds anew each time."""
+    """This holds for given keys and for those that the chain finds each time."""
 
     def prepared(**options: Any) -> Any:
         return prepare(make_options(None, {"region": "us-east-1", **options}), "bucket")

@@ -65,7 +65,7 @@ async def test_an_invalid_option_is_named(option: str, options: dict[str, Any]) 
     "url", ["s3://", "s3:///key", "s3://a b/c", "s3://bucket//a", "s3://b/../a", "s3://buck--x-s3"]
 )
 async def test_a_url_without_a_bucket_is_refused(url: str) -> None:
-    """So is a prefix that no key can have, and a bucket that lists in no order."""
+    """An invalid prefix and a bucket with unordered listings are refused too."""
     with pytest.raises(InvalidURLError):
         async with open_storage(url):
             pass

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 async def test_file_systems_without_exclusive_creation_are_read_only(tmp_path: Path) -> None:
-    """Those that fsspec has for memory and local disks are; the probe leaves nothing behind."""
+    """Those of fsspec for memory and local disks are. The probe leaves nothing behind."""
     for url in (f"fsspec+memory://{uuid4()}", f"fsspec+file://{tmp_path}"):
         async with open_storage(url) as storage:
             promises = storage.capabilities

@@ -224,7 +224,7 @@ async def test_unsupported_systems_read_on_threads(
 
 
 def test_no_descriptor_is_left_open(tmp_path: Path, reads: ReadsAtOnce) -> None:
-    """For every outcome."""
+    """This holds for every outcome."""
     (tmp_path / "a").write_bytes(b"1")
     (tmp_path / "folder").mkdir()
     before = open_descriptors()

@@ -96,7 +96,7 @@ async def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_root_may_be_a_link(tmp_path: Path) -> None:
-    """Only below the root links are not followed."""
+    """Links are only refused below the root."""
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     async with open_storage(tmp_path / "link") as storage:

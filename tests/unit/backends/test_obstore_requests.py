@@ -368,7 +368,7 @@ async def test_silence_ends_a_request_after_its_time() -> None:
 
 
 async def test_a_cancelled_request_ends_at_once() -> None:
-    """Also where the server never answers."""
+    """The server may never reply."""
     with silent() as url:
         async with opened(url) as storage:
             for operation in (storage.get("key"), storage.put("key", b"body")):

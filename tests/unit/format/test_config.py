@@ -170,7 +170,7 @@ def test_values_are_immutable_hashable_and_pickle() -> None:
 
 
 def test_merging_goes_field_by_field_down_to_the_smallest_section() -> None:
-    """Where only one side is set it counts, where both are the stronger one."""
+    """A field that only one side sets has that value. Otherwise the stronger side wins."""
     weaker = RepositoryConfig(
         inline_chunk_threshold_bytes=1,
         compression=CompressionConfig(level=5),
@@ -376,7 +376,7 @@ def test_containers_share_neither_name_nor_prefix() -> None:
 
 
 def test_setting_a_container_replaces_its_name_and_prefix() -> None:
-    """As the official ``set_virtual_chunk_container``, on a copy."""
+    """It works like the official ``set_virtual_chunk_container``, on a copy."""
     config = RepositoryConfig()
     for prefix, name in [("s3://a/", "n"), ("s3://b/", None), ("s3://c/", "n"), ("s3://b/", "m")]:
         config = config.with_virtual_chunk_container(VirtualChunkContainer(prefix, S3Store(), name))
@@ -430,7 +430,7 @@ def test_an_invalid_expression_matches_nothing_and_raises_nothing(regex: str) ->
 
 
 def test_rules_become_nested_dicts_and_back() -> None:
-    """As the official ``to_dict`` and ``from_dict`` do, in order."""
+    """They do so in order, like the official ``to_dict`` and ``from_dict``."""
     rules = SOME.effective_manifest.effective_splitting
     assert ManifestSplittingConfig.from_dict(rules.to_dict()) == rules
 

@@ -63,7 +63,7 @@ num_updates_per_repo_info_file: null
 
 
 def test_every_key_is_written() -> None:
-    """Also those that are unset, in the order of the official file."""
+    """Unset keys are written too, in the order of the official file."""
     assert encode_config(RepositoryConfig(), 1) == UNSET_YAML
     names = {spec.name for spec in fields(RepositoryConfig)}
     assert decode_flexbuffer(encode_config(RepositoryConfig(), 2)) == dict.fromkeys(names)
@@ -366,7 +366,7 @@ def test_a_rule_over_no_chunk_is_passed_over(caplog: pytest.LogCaptureFixture) -
 
 
 def test_secrets_stay_out_of_logs_and_messages(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither skipped containers nor broken files are quoted."""
+    """Messages quote neither skipped containers nor broken files."""
     with caplog.at_level(logging.WARNING):
         read(
             "virtual_chunk_containers:\n"

@@ -299,7 +299,7 @@ def test_a_failed_decode_leaves_no_state() -> None:
 
 
 def test_threads_do_not_share_contexts() -> None:
-    """Those of the library serve one thread at a time; each thread keeps its own."""
+    """A context serves one thread at a time, so each thread keeps its own."""
     both = Barrier(2)
 
     def mine(_: int) -> tuple[object, object]:

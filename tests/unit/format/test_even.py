@@ -108,7 +108,7 @@ def test_offsets_that_are_all_the_same_stay_even() -> None:
 def test_our_own_references_are_read_without_an_index(
     refs: ChunkRefs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for locations that differ from the one before: nothing else is gathered."""
+    """Only locations that differ from the previous one are gathered."""
     payload = encode_manifest(manifest_id(1), {node_id(1): refs})
     gathered: list[int] = []
     read = Buffer._read

@@ -37,7 +37,7 @@ def test_a_buffer_without_room_for_a_table_is_refused(size: int) -> None:
 
 
 def test_the_root_is_found_by_the_first_word() -> None:
-    """Wherever it points."""
+    """The word may point anywhere."""
     forge = Forge()
     data = forge.finish(forge.table(forge.vtable({0: 4}, 8), numbers(77)))
     assert Tables.root(Buffer(data)).scalar(0, 4).tolist() == [77]
@@ -65,7 +65,7 @@ def test_absent_scalars_have_their_default() -> None:
 
 
 def test_presence_is_told_by_row() -> None:
-    """For one vtable and for several."""
+    """The rows may have one vtable or several."""
     forge = Forge()
     one, other = forge.vtable({0: 4}, 8), forge.vtable({1: 4}, 8)
     tables = [forge.table(one, bytes(4)), forge.table(other, bytes(4)), forge.table(one, bytes(4))]
@@ -218,7 +218,7 @@ def test_a_table_that_claims_to_go_past_the_end_is_refused() -> None:
 
 
 def test_misaligned_numbers_are_refused() -> None:
-    """As the official reader does."""
+    """The official reader refuses them too."""
     forge = Forge()
     table = forge.table(forge.vtable({0: 5, 1: 6}, 20), bytes(16))
     tables = rows_of(forge, [table])

@@ -87,7 +87,7 @@ def test_vtables_end_with_the_last_field() -> None:
 
 
 def test_scalars_at_their_default_are_left_out() -> None:
-    """As every official writer does; a default need not be 0."""
+    """All official writers do this. A default may differ from 0."""
     out = TableBuilder()
     fields = {
         0: Scalar(0, 1),

@@ -280,7 +280,7 @@ def test_moves_and_amended_commits_are_read() -> None:
 
 
 def test_dictionaries_of_locations_are_read() -> None:
-    """As the official engine trains them."""
+    """The official engine trains them."""
     compressed = [
         file
         for file in CONTENTS.files()

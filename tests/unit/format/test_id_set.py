@@ -77,6 +77,6 @@ def test_names_are_read_as_one_by_one() -> None:
     ],
 )
 def test_other_names_are_not_ids(name: str) -> None:
-    """Neither lenient spellings, nor other lengths, letters or left-over bits."""
+    """Lenient spellings, other lengths or letters, and left-over bits are refused."""
     _, valid = parse_ids([str(ChunkId.random()), name, str(ChunkId.random())])
     assert valid.tolist() == [True, False, True]

@@ -279,7 +279,7 @@ def test_an_unknown_version_is_refused() -> None:
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_numbers_that_json_lacks_are_read_as_null(number: float) -> None:
-    """As the official engine reads them: scalar, in a vector, in both encodings."""
+    """The official engine does the same, for scalars, vectors and both encodings."""
     assert decode_value(b"\xcb" + struct.pack(">d", number), 1) is None
     assert decode_value(b"\xca" + struct.pack(">f", number), 1) is None
     assert decode_value(encode_flexbuffer(number), 2) is None

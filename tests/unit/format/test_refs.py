@@ -22,7 +22,7 @@ def test_a_ref_is_written_as_the_official_engine_does() -> None:
 
 @given(SNAPSHOT_IDS)
 def test_refs_read_back(identifier: SnapshotId) -> None:
-    """For every id."""
+    """This holds for every id."""
     assert decode_ref(encode_ref(identifier)) == identifier
 
 

@@ -215,7 +215,7 @@ def test_a_minimal_file_reads() -> None:
 
 
 def test_an_absent_parent_is_the_first_snapshot() -> None:
-    """Not none: that is -1."""
+    """A missing parent is encoded as -1."""
     other = OtherRepo()
     other.snapshots.append(other.snapshot(2, {}))
     assert other.decode().snapshots[snapshot_id(2)].parent_id == snapshot_id(1)
@@ -250,7 +250,7 @@ def test_a_snapshot_listed_twice_is_refused() -> None:
 
 @pytest.mark.parametrize(("header", "field"), [(1, 2), (2, 1), (2, 3), (2, 0)])
 def test_the_file_is_of_spec_2_only(header: int, field: int) -> None:
-    """By its header and by its own field."""
+    """Both its header and its own field are checked."""
     with pytest.raises(FormatError, match="format version"):
         OtherRepo().decode(spec=header, fields={0: Scalar(field, 1)})
 

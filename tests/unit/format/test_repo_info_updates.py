@@ -58,7 +58,7 @@ def detail_table(detail: UpdateDetail) -> Table:
 
 @EVERY
 def test_every_kind_has_its_number(number: int, detail: UpdateDetail) -> None:
-    """As members of the schema's union are numbered."""
+    """The numbers are those of the schema's union."""
     (table,) = root(written([Update(detail, 99, "repo.1.X")])).tables(0)
     assert table.number(0, 1) == number
     assert table.number(2, 8) == 99

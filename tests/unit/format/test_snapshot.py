@@ -114,14 +114,14 @@ def test_the_first_snapshot_may_have_any_id(spec: int) -> None:
 
 @BOTH
 def test_nodes_are_sorted_by_the_bytes_of_their_paths(spec: int) -> None:
-    """Not by segments: ``/a-b`` comes before ``/a/b``."""
+    """They are not sorted by segments: ``/a-b`` comes before ``/a/b``."""
     paths = [table.string(1) for table in written(SNAPSHOT, spec).tables(2)]
     assert paths == ["/", "/a", "/a-b", "/a/b", "/é"]
 
 
 @BOTH
 def test_metadata_is_sorted_by_name(spec: int) -> None:
-    """And each version has its own encoding."""
+    """Each format version has a different encoding."""
     items = written(SNAPSHOT, spec).tables(5)
     assert [item.string(0) for item in items] == ["a", "b"]
     assert items[1].blob(1) == bytes.fromhex("01" if spec == 1 else "010801")
@@ -156,7 +156,7 @@ def test_groups_have_an_empty_table() -> None:
 
 
 def test_the_metadata_document_is_kept_byte_for_byte() -> None:
-    """Even if it is no JSON, or nothing."""
+    """It may be empty or invalid JSON."""
     nodes = {table.string(1): table for table in written(SNAPSHOT, 2).tables(2)}
     assert nodes["/a-b"].blob(2) == b"\xff not text"
     assert nodes["/"].blob(2) == b""
@@ -221,7 +221,7 @@ def test_an_empty_dimension_name_reads_as_none() -> None:
     ("length", "chunks"), [(10, 4), (10, 10), (10, 1), (0, 0), (1, 1), (2**40, 2**20), (7, 4)]
 )
 def test_regular_grids_survive_spec_1(length: int, chunks: int) -> None:
-    """By any chunk length that leads to their number of chunks."""
+    """Any chunk length that gives their number of chunks is valid."""
     array = ArrayData((Dimension(length, chunks),))
     nodes = Nodes([Node(node_id(1), "/x", b"", array)])
     assert decoded(Snapshot(snapshot_id(1), None, 5, "", nodes=nodes), 1).nodes == nodes

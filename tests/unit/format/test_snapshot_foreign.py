@@ -117,7 +117,7 @@ def test_a_manifest_beyond_any_object_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [0, 3, 255])
 def test_a_node_of_unknown_type_is_refused(kind: int) -> None:
-    """Neither an array nor a group."""
+    """It is neither an array nor a group."""
     other = OtherSnapshot()
     other.node("/x", {3: Scalar(kind, 1)})
     with pytest.raises(FormatError, match="neither an array nor a group"):

@@ -74,7 +74,7 @@ BOTH = pytest.mark.parametrize("make", [nodes_of, in_memory])
 
 @BOTH
 def test_nodes_are_found_by_path(make: Make) -> None:
-    """And are the same object every time."""
+    """Each lookup returns the same object."""
     nodes = make(TREE)
     assert nodes["/a/b"] == Node(node_id(TREE.index("/a/b")), "/a/b", b"/a/b")
     assert nodes["/a/b"] is nodes["/a/b"]
@@ -125,7 +125,7 @@ def test_below_are_descendants_only(make: Make, path: str, expected: list[str]) 
 
 @BOTH
 def test_the_root_group_may_be_missing(make: Make) -> None:
-    """And any group above a node too."""
+    """Any other group above a node may be missing too."""
     nodes = make(["/a/b/c", "/x"])
     assert "/" not in nodes
     assert list(nodes.below("/")) == ["/a/b/c", "/x"]
@@ -209,7 +209,7 @@ def test_nodes_out_of_order_are_found() -> None:
 
 @given(st.sets(PATHS, max_size=15), PATHS)
 def test_below_matches_the_prefix(paths: set[str], path: str) -> None:
-    """For any tree, closed or not."""
+    """This holds for any tree, closed or not."""
     prefix = "/" if path == "/" else path + "/"
     expected = sorted(it for it in paths if it.startswith(prefix) and it != path)
     for make in (nodes_of, in_memory):

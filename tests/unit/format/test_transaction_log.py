@@ -121,7 +121,7 @@ def test_only_a_log_that_touches_nothing_is_empty() -> None:
 
 
 def test_merging_joins_lists_without_cancelling() -> None:
-    """As amending does: a node may be new and deleted."""
+    """Amending needs this: a node may be both new and deleted."""
     one = replace(EMPTY, new_groups=frozenset([node_id(1)]), deleted_arrays=frozenset([node_id(2)]))
     two = TransactionLog(
         snapshot_id(2), frozenset([node_id(3)]), deleted_groups=frozenset([node_id(1)])
@@ -172,7 +172,7 @@ def test_merging_composes_moves() -> None:
     )
 )
 def test_unique_coordinates_are_a_sorted_set(drawn: tuple[int, list[Coordinates]]) -> None:
-    """For any rank."""
+    """This holds for any rank."""
     rank, rows = drawn
     matrix = np.array(rows, np.uint32).reshape(len(rows), rank)
     assert [tuple(row) for row in unique_coordinates(matrix).tolist()] == sorted(set(rows))
@@ -252,7 +252,7 @@ def test_logs_of_release_1_have_no_moves() -> None:
 
 
 def test_chunks_in_any_order_are_sorted() -> None:
-    """And each counts once."""
+    """Repeated chunks count once."""
     other = OtherLog()
     other.touch(node_id(1), [(2,), (0,), (2,)])
     assert other.decode().updated_chunks[node_id(1)].tolist() == [[0], [2]]
@@ -323,7 +323,7 @@ def test_moves_need_both_paths_and_the_node(missing: int) -> None:
 
 
 def test_a_move_of_unknown_type_is_refused() -> None:
-    """Neither a group nor an array."""
+    """It is neither of a group nor of an array."""
     other = OtherLog()
     path = other.out.string("/a")
     move = other.out.table({0: path, 1: path, 2: Struct(node_id(1)), 3: Scalar(2, 1)})

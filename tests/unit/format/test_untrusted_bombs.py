@@ -121,7 +121,7 @@ def test_references_that_share_inline_bytes_are_refused() -> None:
 
 
 def test_references_that_share_a_location_are_read() -> None:
-    """That is how ours are written; it is decoded once."""
+    """Our own files are written this way. The location is decoded once."""
     other = OtherManifest()
     name = other.out.string(LONG)
     other.array(node_id(1), [other.ref((row,), {5: name, 6: name}) for row in range(MANY)])

@@ -53,7 +53,7 @@ def payloads_like(file: GoldenFile) -> list[bytes]:
 
 @EVERY
 def test_undamaged_files_are_within_bounds(file: GoldenFile) -> None:
-    """Or the bounds would say nothing about damaged ones."""
+    """Otherwise the bounds would say nothing about damaged ones."""
     envelope = file.envelope
 
     def work() -> None:

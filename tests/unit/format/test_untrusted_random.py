@@ -69,7 +69,7 @@ def test_random_frames_are_refused(
 @examples(300)
 @given(st.text(max_size=60))
 def test_random_json_is_no_ref(text: str) -> None:
-    """Nor are ids that are no ids."""
+    """Invalid ids are refused too."""
     for document in (text, f'{{"snapshot":{text}}}', f'{{"snapshot":"{text}"}}'):
         with suppress(FormatError):
             decode_ref(document.encode())

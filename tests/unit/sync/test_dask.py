@@ -211,6 +211,6 @@ def test_a_reduction_is_asked_for_its_type_without_running() -> None:
 
 
 def test_a_graph_is_tasks_by_key() -> None:
-    """As Dask runs them."""
+    """Dask runs graphs of this form."""
     graph: SimpleGraph = {"two": (len, [1, 2])}
     assert get_sync(graph, "two") == 2

@@ -72,7 +72,7 @@ def test_forks_are_merged_as_a_tree_and_never_committed(repository: Repository) 
 
 
 def test_a_block_that_fails_commits_nothing(repository: Repository) -> None:
-    """Only one that ends well does."""
+    """Only a block that ends without an error commits."""
     before = repository.lookup_branch("main")
     with pytest.raises(ZeroDivisionError):  # noqa: SIM117 - what is tested is the inner one
         with repository.transaction("main", message="failed") as store:

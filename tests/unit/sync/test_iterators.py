@@ -70,14 +70,14 @@ def test_of_large_items_few_are_made_ahead(parts: int, made: list[int]) -> None:
 
 
 def test_it_stays_at_its_end() -> None:
-    """As iterators do."""
+    """Python's iterators must do so."""
     items = AsyncCloseableIterator(_Numbers(1).make())
     assert list(items) == [0]
     assert list(items) == []
 
 
 def test_what_came_before_an_error_is_answered_first() -> None:
-    """And the error once."""
+    """The error is raised once."""
     items = AsyncCloseableIterator(_Numbers(5, KeyError("broken")).make())
     assert [next(items) for _ in range(5)] == list(range(5))
     with pytest.raises(KeyError, match="broken"):

@@ -303,7 +303,7 @@ async def test_rules_match_method_and_path_and_count(proxy: FaultProxy) -> None:
 
 
 async def test_equal_seeds_make_equal_faults(proxy: FaultProxy) -> None:
-    """And other seeds others; about as many as the rate says."""
+    """Other seeds make other faults, about as often as the rate says."""
 
     async def outcomes(seed: int) -> list[str]:
         proxy.forget()
@@ -321,7 +321,7 @@ async def test_equal_seeds_make_equal_faults(proxy: FaultProxy) -> None:
 
 
 async def test_a_server_that_is_gone_is_a_reset(server: Echo, proxy: FaultProxy) -> None:
-    """And one that is back is used again."""
+    """The proxy uses it again when it is back."""
     await server.listening.__aexit__()
     with pytest.raises(RESET_OR_END):
         await ask(proxy)

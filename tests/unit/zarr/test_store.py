@@ -90,7 +90,7 @@ async def test_rectilinear_grids_need_format_version_2(session: Session) -> None
 
 
 async def test_list_dir_shows_c_only_where_there_is_a_chunk(session: Session) -> None:
-    """As a store of plain files would."""
+    """A store of plain files does the same."""
     store = session.store
 
     async def names(path: str) -> list[str]:

@@ -107,7 +107,7 @@ KINDS = pytest.mark.parametrize("name", list(REFS))
 
 @KINDS
 def test_decoding_makes_no_object_per_reference(name: str) -> None:
-    """Neither one that stays nor one that passes; few calls of NumPy, and little memory."""
+    """Decoding needs few calls of NumPy and little memory."""
     payload = bytes(encode_manifest(manifest_id(1), {NODE: REFS[name]}))
     cost = cost_of(lambda: decode_manifest(payload))
     assert cost.calls < FEW_PER_BLOCK
@@ -178,7 +178,7 @@ def test_lookups_build_no_dictionary(name: str) -> None:
 
 
 def test_a_full_grid_needs_no_index() -> None:
-    """Where references fill their box, nothing is kept for looking them up."""
+    """If the references fill their box, no lookup table is kept."""
     coords = REFS["native"].coords
     index = RowIndex.of(coords)
     assert index.full
@@ -196,7 +196,7 @@ def test_sets_of_coordinates_are_compared_without_objects() -> None:
 
 
 def test_transaction_logs_make_no_object_per_chunk() -> None:
-    """Neither when they are written nor when they are read."""
+    """This holds for writing and for reading."""
     log = TransactionLog(snapshot_id(1), updated_chunks={NODE: REFS["native"].coords})
     payload = bytes(encode_transaction_log(log, 2))
     for work in (lambda: encode_transaction_log(log, 2), lambda: decode_transaction_log(payload)):
@@ -207,7 +207,7 @@ def test_transaction_logs_make_no_object_per_chunk() -> None:
 
 
 def test_one_reference_is_made_on_demand() -> None:
-    """And only that one."""
+    """No other reference is made."""
     refs = REFS["native"]
     cost = cost_of(lambda: refs.ref(500))
     assert cost.calls < 100

@@ -119,7 +119,7 @@ def test_few_references_are_not_compressed() -> None:
 
 
 def test_short_locations_are_not_compressed() -> None:
-    """Where at least half of the sample is shorter than 8 bytes."""
+    """They are short if at least half of the sample is below 8 bytes."""
     short = [f"s3:{at}" for at in range(1000)]
     assert root(encoded(short)).slots == {0, 1, 3}
     assert names_in(encoded(short)) == short
@@ -145,7 +145,7 @@ def test_locations_longer_than_1024_bytes_stay_plain() -> None:
 
 
 def test_equal_locations_share_one_frame() -> None:
-    """And are decoded once."""
+    """The frame is decoded once."""
     payload = encoded([*NAMES, *NAMES])
     assert len(payload) < 1.8 * len(encoded(NAMES))
     codes, pool = decode_manifest(payload).arrays[NODE].locations.distinct()

@@ -51,7 +51,7 @@ def test_bisection_finds_every_kind(dictionary: LocationDictionary | None) -> No
 def test_bisection_finds_exactly_what_exists(
     cells: set[tuple[int, int]], data: st.DataObject
 ) -> None:
-    """Wherever the references lie in the grid."""
+    """The references may lie anywhere in the grid."""
     coords = np.array(sorted(cells), np.uint32)
     refs = _natives(coords)
     packed = PackedManifest(encode_manifest(MANIFEST, {node_id(1): refs}))

@@ -161,7 +161,7 @@ def test_a_stray_in_any_block_leaves_no_gap(stray: int) -> None:
 
 
 def test_no_room_is_made_that_the_file_cannot_fill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the first reference is a stray of many axes."""
+    """The first reference is a stray with many axes."""
     other = OtherManifest()
     far = {0: (1,) * 64}
     refs = [other.native(far.get(row, (row,)), length=row + 1) for row in range(5000)]

@@ -51,7 +51,7 @@ def test_references_round_trip_through_columns(data: st.DataObject) -> None:
 
 
 def test_equal_locations_are_kept_once() -> None:
-    """And so are equal ETags."""
+    """Equal ETags are kept once too."""
     refs = ChunkRefs.from_mapping(
         1, {(row,): VirtualChunk(f"s3://b/{row % 2}", row, 1, etag="e") for row in range(10)}
     )
@@ -87,7 +87,7 @@ def test_columns_that_are_not_given_take_no_memory() -> None:
 
 @given(st.data())
 def test_sort_orders_by_coordinates_and_the_last_one_stays(data: st.DataObject) -> None:
-    """As assigning to a dictionary does."""
+    """Assigning to a dictionary has the same effect."""
     rank = data.draw(st.integers(0, 3))
     parts = data.draw(st.lists(ref_maps(rank, deletions=True), min_size=1, max_size=4))
     model: Model = {}
@@ -100,7 +100,7 @@ def test_sort_orders_by_coordinates_and_the_last_one_stays(data: st.DataObject) 
 
 @given(st.data())
 def test_concat_is_one_after_the_other(data: st.DataObject) -> None:
-    """For any pools and inline bytes; the parts stay unchanged."""
+    """This holds for any pools and inline bytes. The parts stay unchanged."""
     models = data.draw(st.lists(ref_maps(2, deletions=True), min_size=1, max_size=4))
     parts = [ChunkRefs.from_mapping(2, model) for model in models]
     joined = ChunkRefs.concat(parts)
@@ -152,7 +152,7 @@ def test_narrow_drops_what_no_row_refers_to() -> None:
 
 
 def test_compact_drops_inline_bytes_that_no_row_refers_to() -> None:
-    """So that an old manifest's buffer can go."""
+    """The buffer of an old manifest can then be freed."""
     refs = refs_of(1, {(row,): InlineChunk(b"%03d" % row) for row in range(100)})
     assert refs.compact() is refs
     few = refs.take(np.array([7, 50])).compact()

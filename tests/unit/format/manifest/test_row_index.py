@@ -103,7 +103,7 @@ def test_a_scalar_has_one_row() -> None:
 
 
 def test_nothing_is_found_where_there_are_no_rows() -> None:
-    """For every rank."""
+    """This holds for every rank."""
     for rank in range(3):
         assert RowIndex.of(matrix([], rank)).find((0,) * rank) is None
 
@@ -135,7 +135,7 @@ def test_find_matches_a_dictionary(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_ascending_is_strict_lexicographic_order(data: st.DataObject) -> None:
-    """For rows in any order, with repetitions."""
+    """The rows may have any order and repetitions."""
     rank = data.draw(RANKS)
     rows = data.draw(st.lists(coordinates(rank, 2) | any_coords(rank), max_size=5))
     expected = all(before < after for before, after in pairwise(rows))
@@ -144,7 +144,7 @@ def test_ascending_is_strict_lexicographic_order(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_rows_in_is_membership_of_sets(data: st.DataObject) -> None:
-    """For near and far rows, with repetitions on both sides."""
+    """The rows may be near or far, with repetitions on both sides."""
     rank = data.draw(RANKS)
     lists = st.lists(coordinates(rank, 3) | any_coords(rank), max_size=8)
     rows, others = data.draw(lists), data.draw(lists)
@@ -154,7 +154,7 @@ def test_rows_in_is_membership_of_sets(data: st.DataObject) -> None:
 
 
 def test_rows_of_another_rank_are_in_no_matrix() -> None:
-    """Nor is a scalar's row in one of two axes."""
+    """A scalar's row is not in a matrix of two axes either."""
     for rank in (0, 1, 3):
         rows = matrix([(0,) * rank], rank)
         assert rows_in(rows, matrix([(0, 0)], 2)).tolist() == [False]

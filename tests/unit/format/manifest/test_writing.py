@@ -54,7 +54,7 @@ def test_every_kind_has_its_fields_and_no_others() -> None:
 
 
 def test_whole_objects_have_no_offset() -> None:
-    """As official writers leave it out."""
+    """Official writers omit it too."""
     refs = refs_of(1, {(row,): NativeChunk(chunk_id(row), 0, 5) for row in range(3)})
     assert {frozenset(table.slots) for table in written(refs)} == {frozenset({0, 3, 4})}
 
@@ -103,7 +103,7 @@ def test_the_root_holds_id_arrays_and_algorithm() -> None:
 
 
 def test_arrays_are_sorted_by_node_id() -> None:
-    """For any order of the mapping."""
+    """The mapping may have any order."""
     refs = refs_of(0, {(): InlineChunk(b"x")})
     nodes = [node_id(number) for number in (3, 1, 2)]
     table = root(encode_manifest(MANIFEST, dict.fromkeys(nodes, refs)))
@@ -178,7 +178,7 @@ def test_payload_kinds_are_chosen_as_the_official_reader_does() -> None:
 
 
 def test_reference_without_a_target_is_refused() -> None:
-    """As the official reader does."""
+    """The official reader refuses it too."""
     other = OtherManifest()
     other.array(node_id(1), [other.ref((0,), {3: Scalar(5, 8)})])
     with pytest.raises(FormatError, match="refers to nothing"):

@@ -110,7 +110,7 @@ def test_small_manifests_have_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_manifests_split_as_advised_have_an_index() -> None:
-    """Those of 100,000 references: so a change of one manifest leaves the others unchanged."""
+    """At 100,000 references a change of one manifest leaves the others unchanged."""
     payload = encode_manifest(MANIFEST, {NODE: virtuals(100_000, 100)})
     assert index_size(pack_manifest(payload, 2, level=1)) is not None
     payload = encode_manifest(MANIFEST, {NODE: virtuals(10_000, 10)})
