@@ -470,9 +470,7 @@ def s3_credentials(
             return s3_anonymous_credentials()
         case ["get_credentials"] if get_credentials is not None:
             return s3_refreshable_credentials(get_credentials, scatter_initial_credentials)
-        case ["from_env"]:
-            return s3_from_env_credentials()
-        case [] if from_env is None:
+        case ["from_env"] | [] if from_env is None or from_env:
             return s3_from_env_credentials()
         case _:
             raise _conflicting(

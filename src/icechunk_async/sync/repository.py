@@ -40,7 +40,7 @@ from icechunk_async.sync.session import Session
 from icechunk_async.sync.snapshots import Diff, ManifestFileInfo, SnapshotInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Generator, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
     from datetime import datetime
     from types import TracebackType
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.history.protocol import FeatureFlag as NativeFlag
     from icechunk_async.engine.open import Location
     from icechunk_async.engine.upkeep.compact import CompactReport
+    from icechunk_async.session import AnySession as AsyncSession
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.credentials import AnyCredential
     from icechunk_async.sync.official.display import Rows
@@ -347,11 +348,9 @@ class Repository(Displayed):
         if as_of is not None:
             check_aware(as_of, "as_of")
         check_one(branch, tag, snapshot_id)
-        session = await SessionHandle.begin(
-            self.handle,
-            lambda it: it.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of),
+        return await self._begin(
+            lambda it: it.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
         )
-        return Session(session)
 
     @awaited
     async def writable_session_async(self, branch: str) -> Session:
@@ -361,9 +360,7 @@ class Repository(Displayed):
             RefNotFoundError: there is no such branch.
             ReadOnlyError: the repository's status forbids changes.
         """
-        return Session(
-            await SessionHandle.begin(self.handle, lambda it: it.writable_session(branch))
-        )
+        return await self._begin(lambda it: it.writable_session(branch))
 
     @awaited
     async def rearrange_session_async(self, branch: str) -> Session:
@@ -373,9 +370,12 @@ class Repository(Displayed):
             RefNotFoundError: there is no such branch.
             ReadOnlyError: the repository's status forbids changes.
         """
-        return Session(
-            await SessionHandle.begin(self.handle, lambda it: it.rearrange_session(branch))
-        )
+        return await self._begin(lambda it: it.rearrange_session(branch))
+
+    async def _begin(
+        self, question: Callable[[AsyncRepository], Awaitable[AsyncSession]]
+    ) -> Session:
+        return Session(await SessionHandle.begin(self.handle, question))
 
     @contextmanager
     def transaction(
@@ -808,15 +808,8 @@ class Repository(Displayed):
     ) -> CompactReport:
         """Rewrite the chunks of objects that a branch's tip uses little of, and commit.
 
-        An addition to the official names, for repositories whose small chunks share objects; see
-        `icechunk_async.Repository.compact`.
-
-        Args:
-            branch: the branch whose tip is read.
-            min_live_share: a share of an object's bytes; objects of which less is used are left.
-            message: the message of the commit.
-            metadata: the properties of the commit.
-            dry_run: write nothing, only report.
+        An addition to the official names, for repositories whose small chunks share objects.
+        Arguments are those of `icechunk_async.Repository.compact`.
         """
         return await self.handle.ask(
             lambda it: it.compact(

@@ -458,18 +458,11 @@ class IcechunkStore(Displayed, Store, SyncMixin):
     ) -> None:
         """Make a chunk refer to bytes `[offset, offset + length)` of another object.
 
-        Args:
-            key: the chunk, such as `temperature/c/0/0`.
-            location: absolute URL of the object, or `vcc://container-name/path`.
-            offset: first byte.
-            length: bytes.
-            checksum: ETag of the object, or a time after which it was not modified; reading fails
-                after it changed.
-            validate_container: refuse a location that no container covers.
+        Arguments are those of `icechunk_async.IcechunkStore.set_virtual_ref`.
 
         Raises:
-            InvalidInputError: no container does, or key or location is invalid; nothing was
-                stored.
+            InvalidInputError: no container covers the location, or an argument is invalid;
+                nothing was stored.
             NodeNotFoundError: there is no such array.
         """
         with translated():
@@ -518,15 +511,8 @@ class IcechunkStore(Displayed, Store, SyncMixin):
     ) -> Indices | None:
         """Set a box of virtual chunks of one array from columns.
 
-        Args:
-            array_path: the array.
-            chunk_grid_shape: chunks of the box along each axis.
-            locations: URL of each chunk, row-major; empty ones are left out.
-            offsets: first byte of each chunk.
-            lengths: bytes of each chunk.
-            validate_containers: leave out locations that no container covers.
-            arr_offset: chunk coordinates at which the box begins; the origin if None.
-            checksum: one for all, as for `set_virtual_ref`.
+        Arguments are those of `icechunk_async.IcechunkStore.set_virtual_refs_arr`, but with
+        `validate_containers` locations that no container covers are left out.
 
         Returns: as `set_virtual_refs`.
         """

@@ -142,16 +142,7 @@ def s3_store(  # noqa: PLR0917 - the official order
         requester_pays: whether to agree to pay for requests.
         checksum_algorithm: checksum on writes.
     """
-    options = S3Options(
-        region=region,
-        endpoint_url=endpoint_url,
-        allow_http=allow_http,
-        anonymous=anonymous,
-        force_path_style=force_path_style,
-        network_stream_timeout_seconds=network_stream_timeout_seconds,
-        requester_pays=requester_pays,
-        checksum_algorithm=checksum_algorithm,
-    )
+    options = _s3_options(locals())
     kind = ObjectStoreConfig.S3Compatible if s3_compatible else ObjectStoreConfig.S3
     return kind(options)
 
@@ -181,6 +172,13 @@ def local_filesystem_store(path: str) -> ObjectStoreConfig.LocalFileSystem:
 _OPTIONS: Final = frozenset(inspect.signature(S3Options).parameters)
 
 
+def _s3_options(arguments: dict[str, Any]) -> S3Options:
+    options = {name: value for name, value in arguments.items() if name in _OPTIONS}
+    if "anonymous" in options:
+        options["anonymous"] = bool(options["anonymous"])
+    return S3Options(**options)
+
+
 def _described(
     make: Callable[..., Storage], identify: Callable[..., object], arguments: dict[str, Any]
 ) -> Storage:
@@ -193,12 +191,9 @@ def _described(
 
 def _s3(make: Callable[..., Storage], arguments: dict[str, Any]) -> Storage:
     """Make a storage whose client has options; `anonymous` concerns its credentials as well."""
-    options = {name: value for name, value in arguments.items() if name in _OPTIONS}
-    if "anonymous" in options:
-        options["anonymous"] = bool(options["anonymous"])
     shared = _OPTIONS - {"anonymous"}
     others = {name: value for name, value in arguments.items() if name not in shared}
-    return _described(make, s3_credentials, {**others, "config": S3Options(**options)})
+    return _described(make, s3_credentials, {**others, "config": _s3_options(arguments)})
 
 
 def s3_storage(
