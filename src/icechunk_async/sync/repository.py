@@ -179,7 +179,7 @@ class Repository(Displayed):
         check_clean_root: bool = True,  # noqa: FBT001, FBT002
         attribution: Attribution | None = None,
     ) -> Coroutine[Any, Any, Repository]:
-        """Open the repository, or create one if there is none.
+        """Open the repository, or create one if the place is empty.
 
         Args and errors as for `open` and `create`; `create_version` is the format version of a
         repository that is created.
@@ -205,7 +205,7 @@ class Repository(Displayed):
     async def fetch_spec_version_async(
         storage: Storage | Location, storage_settings: StorageSettings | None = None
     ) -> SpecVersion | None:
-        """Return the format version of the repository at a place; None if there is none.
+        """Return the format version of a repository; None if the place holds none.
 
         Args:
             storage: the place.

@@ -140,7 +140,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
 
     @property
     def read_only(self) -> bool:
-        """Whether writes are refused, as they are after the commit of the session."""
+        """Whether writes are refused, for example after the session was committed."""
         return self._read_only or self.handle.read_only
 
     @property
