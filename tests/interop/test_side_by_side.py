@@ -155,6 +155,14 @@ class SideBySide(RuleBasedStateMachine):
         line = side.repo.ancestry(branch=session.branch)
         return session.snapshot_id not in [it.id for it in line]
 
+    def _behind(self, slot: int) -> bool:
+        """Return whether the branch of a session moved on since the session read it."""
+        side = self._with(slot)[0]
+        session = side.sessions[slot]
+        if session.branch not in side.repo.list_branches():
+            return False
+        return bool(side.repo.lookup_branch(session.branch) != session.snapshot_id)
+
     def _check(self, *, slot: int | None = None, everything: bool = False) -> None:
         self.steps += 1
         for side in self.sides:
@@ -230,6 +238,7 @@ class SideBySide(RuleBasedStateMachine):
         """Commit, perhaps over what others committed."""
         if self._astray(slot):  # the official engine continues from the branch's current tip
             rebase = None
+        behind = rebase is not None and self._behind(slot)
         self._ask(
             "commit",
             lambda side: side.sessions[slot].commit(
@@ -241,6 +250,8 @@ class SideBySide(RuleBasedStateMachine):
             ),
             slot,
         )
+        if behind:  # the try that lost may have stored a snapshot, on either side or on both
+            self.leftovers = True
         self._check(slot=slot)
 
     @rule(slot=SLOTS, metadata=METADATA, empty=st.booleans())
