@@ -24,7 +24,7 @@ _LISTED: Final = re.findall(
 _HOMES: Final = {name: home for home, name in _LISTED if home != __name__}
 _MODULES: Final = frozenset(name for home, name in _LISTED if home == __name__)
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605 -- type checkers read the stub
+__all__ = sorted(_HOMES)  # noqa: PLE0605 -- type checkers read the stub  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:

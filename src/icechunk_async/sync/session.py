@@ -42,7 +42,7 @@ class Session(Displayed):
 
     def __init__(self, session: SessionHandle) -> None:
         """Use the methods of a repository."""
-        self.handle = session
+        self.handle: SessionHandle = session
 
     def _rows(self) -> Rows:
         rows: list[tuple[str, object]] = [
