@@ -56,7 +56,7 @@ class Forks:
         self.session_id = session_id or clock.random_bytes(_SESSION_BYTES)
         self._workspace = workspace
         self._points: dict[SnapshotId, ForkPoint] = {}
-        """What the session had changed at each unpublished snapshot that forks begin at."""
+        """The changes of the session at each unpublished snapshot from which forks begin."""
         self._points_of: ChangeSet | None = None
         """The change set that the points are earlier states of; others make them worthless."""
         self._flights: SingleFlight[ForkPoint, SnapshotId] = SingleFlight()
