@@ -80,7 +80,8 @@ def draft(
     try:
         try:
             fill(fd)
-            time_ns = next_time_us() * 1000
+            written = os.fstat(fd)
+            time_ns = next_time_us(written) * 1000
             os.utime(fd, ns=(time_ns, time_ns))
             state = os.fstat(fd)
             if sync is not None:
@@ -227,7 +228,7 @@ def _clear_the_way(folder: int, place: Place) -> None:
 
 def _set_later(finished: Draft, than_us: int) -> None:
     """Set the time of a finished file later than that of the object it replaces."""
-    time_ns = next_time_us(later_than=than_us) * 1000
+    time_ns = next_time_us(finished.state, later_than=than_us) * 1000
     os.utime(finished.name, ns=(time_ns, time_ns), dir_fd=finished.folder, follow_symlinks=False)
     flags = os.O_RDONLY | os.O_NOFOLLOW
     fd = os.open(finished.name, flags, dir_fd=finished.folder)

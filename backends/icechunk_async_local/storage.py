@@ -25,9 +25,11 @@ from icechunk_async_local.filesystems import probe, remove_abandoned
 from icechunk_async_local.listing import PAGE_ENTRIES, next_page, states_in, walk
 from icechunk_async_local.paths import Tree, is_plain, place_of, root_of
 from icechunk_async_local.publishing import Publisher
+from icechunk_async_local.versions import disk_time_us, modified_at_us
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+    from datetime import datetime
     from pathlib import Path
 
     from icechunk_async.storage import (
@@ -256,6 +258,11 @@ class LocalStorage:
         path = (*place.folders, place.name)
         return await self._readers.hop(partial(self._states, path, names, folder))
 
+    async def current_time(self) -> datetime:
+        """Return the time by the clock of the disk, with one hop; it needs no room there."""
+        self._check_open()
+        return await self._readers.hop(self._disk_time)
+
     async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
         """Copy a file."""
         places = self._place(source), self._place(target)
@@ -328,6 +335,13 @@ class LocalStorage:
             return []
         except OSError as error:
             raise explain(error, f"list {place.key!r} in", self._files.tree.path(())) from error
+
+    def _disk_time(self) -> datetime:
+        try:
+            with self._files.tree.folder((), to_list=True) as root:
+                return modified_at_us(disk_time_us(root))
+        except OSError as error:
+            raise explain(error, "read the clock of", self._files.tree.path(())) from error
 
     def _sync(self) -> None:
         try:

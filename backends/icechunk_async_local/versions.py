@@ -2,22 +2,26 @@
 
 Rust's ``object_store`` builds the same tag for a local file. It is sound because a file is never
 changed once it has its name, and because every file gets a distinct time before that.
+
+The time is the disk's: garbage collection compares it with those of other writers' files, and a
+process may have a wrong clock. On a local disk the kernel sets it, on a network file system the
+server. It is refined to microseconds, because the kernel's own stamps repeat within a tick.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 import threading
 import time
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from icechunk_async.storage import Version
 
-if TYPE_CHECKING:
-    import os
-
 __all__ = [
     "LAST_US",
+    "disk_time_us",
     "modified_at",
     "modified_at_us",
     "next_time_us",
@@ -31,18 +35,22 @@ LAST_US: Final = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // timedelta(micr
 """The latest time that `datetime` can express."""
 
 
+_TICK_US: Final = 10_000
+"""The longest tick of a kernel: its stamps lag behind its clock by up to that much."""
+
+
 class _Times:
-    """Strictly increasing times for all threads of the process."""
+    """Strictly increasing times of each device, for all threads of the process."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._last_us = 0
+        self._last_us: dict[int, int] = {}
 
-    def next_us(self) -> int:
-        now_us = time.time_ns() // 1000
+    def next_us(self, device: int, near_us: int) -> int:
         with self._lock:
-            self._last_us = max(now_us, self._last_us + 1)
-            return self._last_us
+            chosen = max(near_us, self._last_us.get(device, 0) + 1)
+            self._last_us[device] = chosen
+            return chosen
 
 
 _times: Final = _Times()
@@ -73,10 +81,32 @@ def time_us(found: os.stat_result) -> int:
     return max(0, found.st_mtime_ns // 1000)
 
 
-def next_time_us(later_than: int = 0) -> int:
-    """Return a time for a new file: now, or slightly later if that was already used.
+def next_time_us(written: os.stat_result, later_than: int = 0) -> int:
+    """Return a distinct time for a file that was just written, by the clock of its disk.
+
+    It is never before the disk's own stamp. Where this process's clock agrees with the disk's, it
+    supplies the microseconds; otherwise they are random, so that two processes rarely choose the
+    same. It may be up to two ticks in the disk's future, which only makes garbage wait.
 
     Args:
+        written: the state of the file after its last write.
         later_than: microseconds since 1970; the answer is greater.
     """
-    return max(_times.next_us(), later_than + 1)
+    stamp_us = time_us(written)
+    now_us = time.time_ns() // 1000
+    if not stamp_us <= now_us <= stamp_us + 2 * _TICK_US:
+        now_us = stamp_us + _TICK_US + secrets.randbelow(_TICK_US)
+    return max(_times.next_us(written.st_dev, now_us), later_than + 1)
+
+
+def disk_time_us(folder: int) -> int:
+    """Return the time by the clock of the disk, by setting that of an open folder to now.
+
+    The kernel, or the server of a network file system, chooses what *now* is. Nothing depends on
+    the time of a folder, and setting it needs no room.
+
+    Raises:
+        OSError: this user may not change the folder, or the file system is read-only.
+    """
+    os.utime(folder)
+    return time_us(os.fstat(folder))

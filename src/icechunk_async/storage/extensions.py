@@ -11,10 +11,11 @@ from icechunk_async.storage.protocol import ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
     import numpy.typing as npt
 
-__all__ = ["ByteReads", "FolderListing", "ObjectStates", "PlacedRange", "room"]
+__all__ = ["ByteReads", "FolderListing", "ObjectStates", "PlacedRange", "TellsTime", "room"]
 
 
 _MOST_BYTES: Final = 256 << 20
@@ -101,6 +102,24 @@ class FolderListing(Protocol):
 
     async def states(self, folder: str, names: Sequence[str]) -> ObjectStates:
         """Return the states of objects directly in a folder.
+
+        Cancellation: no effect.
+        """
+        ...
+
+
+@runtime_checkable
+class TellsTime(Protocol):
+    """An optional operation: reading the clock by which objects are dated, without writing one.
+
+    An addition to `Storage`. A full disk can still tell the time.
+    """
+
+    async def current_time(self) -> datetime:
+        """Return the time that an object written now would have, up to the clock's coarseness.
+
+        Raises:
+            StorageError: it cannot be told; an object that is written tells it.
 
         Cancellation: no effect.
         """

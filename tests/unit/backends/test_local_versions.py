@@ -12,10 +12,11 @@ import pytest
 
 from icechunk_async.errors import PreconditionFailedError
 from icechunk_async.storage import ABSENT, ObjectInfo, open_storage
+from icechunk_async.storage.extensions import TellsTime
 from icechunk_async_local import publishing
 from icechunk_async_local.paths import place_of
 from icechunk_async_local.versions import next_time_us
-from tests.unit.backends.local_tools import make_files, write
+from tests.unit.backends.local_tools import everything, make_files, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,12 +34,13 @@ async def test_a_version_is_the_tag_of_object_store(tmp_path: Path) -> None:
         assert (await storage.get("a/c")).version.token == theirs
 
 
-def test_times_are_never_given_out_twice() -> None:
+def test_times_are_never_given_out_twice(tmp_path: Path) -> None:
     """Neither to one thread nor to several, however fast they ask."""
     answers: list[list[int]] = [[] for _ in range(4)]
+    written = tmp_path.stat()
 
     def ask(times: list[int]) -> None:
-        times.extend(next_time_us() for _ in range(5000))
+        times.extend(next_time_us(written) for _ in range(5000))
 
     threads = [threading.Thread(target=ask, args=(times,)) for times in answers]
     for thread in threads:
@@ -49,13 +51,50 @@ def test_times_are_never_given_out_twice() -> None:
     assert len({time_us for times in answers for time_us in times}) == 20_000
 
 
-def test_times_follow_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are about now, and keep increasing when the clock is set back."""
-    now_us = time.time_ns() // 1000
-    assert abs(next_time_us() - now_us) < 10_000_000
-    last = next_time_us()
-    monkeypatch.setattr(time, "time_ns", lambda: 1_000_000_000)
-    assert last < next_time_us() < last + 1000
+def test_times_do_not_repeat_when_the_disks_clock_is_set_back(tmp_path: Path) -> None:
+    """They keep increasing, since the inodes of deleted files are used again."""
+    file = tmp_path / "file"
+    file.touch()
+    last = next_time_us(file.stat())
+    hour_ago_ns = time.time_ns() - 3600 * 10**9
+    os.utime(file, ns=(hour_ago_ns, hour_ago_ns))
+    assert last < next_time_us(file.stat()) < last + 1000
+
+
+@pytest.mark.parametrize("hours", [-2, 0, 2])
+async def test_files_have_the_time_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """A process whose clock is wrong dates no file with it, written, created, updated or copied."""
+    first = datetime.now(UTC) - timedelta(seconds=1)
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + hours * 3600 * 10**9)
+    async with open_storage(tmp_path) as storage:
+        await storage.put("a/plain", b"x")
+        version = await storage.put("a/updated", b"x", if_version=ABSENT)
+        await storage.put("a/updated", b"y", if_version=version)
+        await storage.copy("a/plain", "a/copied")
+        listed = [it async for it in storage.list_prefix() if isinstance(it, ObjectInfo)]
+        assert isinstance(storage, TellsTime)
+        now = await storage.current_time()
+    monkeypatch.undo()
+    assert len(listed) == 3
+    assert all(first < time < first + timedelta(minutes=5) for time in (now, *times(listed)))
+
+
+def times(listed: list[ObjectInfo]) -> list[datetime]:
+    """Return when the listed objects were written."""
+    return [it.last_modified for it in listed]
+
+
+async def test_reading_the_clock_of_the_disk_leaves_nothing_there(tmp_path: Path) -> None:
+    """It writes no file, so that it works on a full disk."""
+    async with open_storage(tmp_path) as storage:
+        assert isinstance(storage, TellsTime)
+        first = await storage.current_time()
+        assert everything(tmp_path) == []
+        await storage.put("key", b"x")
+        assert await storage.current_time() >= first
 
 
 def test_a_time_from_the_future_stays_with_its_object(tmp_path: Path) -> None:
@@ -81,7 +120,7 @@ def test_a_file_has_its_time_before_it_has_its_name(
 ) -> None:
     """The time is the one that was given out, not that of the kernel, which may be coarse."""
     times = iter(range(1_600_000_000_000_000, 1_600_000_000_000_003))
-    monkeypatch.setattr(publishing, "next_time_us", lambda: next(times))
+    monkeypatch.setattr(publishing, "next_time_us", lambda written: next(times))
     files = make_files(tmp_path)
     for number, expected in enumerate((None, ABSENT)):
         write(files, str(number), b"x", expected)

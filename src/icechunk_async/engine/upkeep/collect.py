@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
-
-import anyio
 
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.open import check_safe
+from icechunk_async.engine.upkeep.storage_clock import check_is_past
 from icechunk_async.engine.upkeep.survey import Survey
 from icechunk_async.engine.upkeep.sweep import (
     Sweep,
@@ -30,8 +29,7 @@ from icechunk_async.engine.upkeep.sweep import (
 )
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.id_set import parse_ids
-from icechunk_async.format.ids import BackupId, SnapshotId
-from icechunk_async.storage import ObjectInfo
+from icechunk_async.format.ids import SnapshotId
 
 if TYPE_CHECKING:
     from icechunk_async._runtime.progress import ProgressCallback
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
 __all__ = [
     "FOLDERS",
     "GarbageReport",
-    "check_is_past",
     "checked_cutoff",
     "collect_garbage",
     "expire_snapshots",
@@ -54,45 +51,6 @@ __all__ = [
 
 
 _log = logging.getLogger(__name__)
-
-_CLEANUP_SECONDS: Final = 15
-_COARSENESS: Final = timedelta(seconds=1)
-"""Stores truncate times to seconds, and file systems to some milliseconds."""
-
-
-async def check_is_past(storage: Storage, moment: datetime) -> None:
-    """Refuse a time that is in the future by the storage's clock.
-
-    Raises:
-        InvalidInputError: it is; one of the two clocks is wrong.
-
-    Cost: three requests: an empty object is written, listed and deleted.
-
-    Cancellation: waits some seconds for the deletion. An object that stays is not part of the
-    repository and does no harm.
-    """
-    from icechunk_async.storage.probe import PROBE_PREFIX  # noqa: PLC0415 -- not without need
-
-    key = f"{PROBE_PREFIX}{BackupId.random()}"
-    try:
-        await storage.put(key, b"")
-        times = [
-            entry.last_modified
-            async for entry in storage.list_prefix(key)
-            if isinstance(entry, ObjectInfo)
-        ]
-    finally:
-        with anyio.move_on_after(_CLEANUP_SECONDS, shield=True):
-            await storage.delete([key])
-    for time in times:
-        if moment >= time + _COARSENESS:
-            raise InvalidInputError(
-                f"Garbage collection was asked to delete what is older than {moment.isoformat()}, "
-                f"and by the clock of the storage it is only {time.isoformat()}: objects that are "
-                "written at this moment would count as old. Set this machine's clock right, or "
-                "name an earlier time."
-            )
-
 
 _LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 _SNAPSHOTS: Final = "snapshots"
@@ -229,11 +187,11 @@ async def release(
         parent_of: see `ParentOf`.
 
     Raises:
-        InvalidInputError: the cutoff is in the future by the storage's clock; nothing changed.
+        InvalidInputError: the cutoff is in the future by the storage's clock, or this machine's
+            clock is far ahead of it; nothing changed.
         RepositoryReadOnlyError, ConflictError: nothing changed.
     """
-    if newest <= cutoff:  # otherwise the storage's clock has passed it
-        await check_is_past(engine.storage, cutoff)
+    await check_is_past(engine.storage, engine.assets.backend, cutoff, newest)
     kept = await engine.history.release(old, parent_of, dry_run=False)
     for gone in old - kept.snapshots:
         engine.assets.forget_snapshot(gone)

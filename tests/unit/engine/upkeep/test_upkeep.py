@@ -158,7 +158,24 @@ async def test_a_cutoff_that_the_storage_has_not_reached_is_refused(spec: int) -
         with pytest.raises(InvalidInputError, match="clock of the storage"):
             await repository.garbage_collect(now() - timedelta(hours=1))
         assert await objects(plain) == before
-        report = await repository.garbage_collect(now() - timedelta(hours=2))
+
+
+async def test_a_collector_whose_clock_is_ahead_is_refused(spec: int) -> None:
+    """A cutoff that it counts back from its time protects less than was asked for."""
+    url, _ = await littered(spec)
+    async with open_storage(url) as plain, Repository.open(Behind(plain)) as repository:
+        before = await objects(plain)
+        with pytest.raises(InvalidInputError, match="counted back"):
+            await repository.garbage_collect(now() - timedelta(hours=2))
+        assert await objects(plain) == before
+
+
+async def test_clocks_may_differ_by_minutes(spec: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of most machines do."""
+    monkeypatch.setattr(Behind, "by", timedelta(minutes=4))
+    url, _ = await littered(spec)
+    async with open_storage(url) as plain, Repository.open(Behind(plain)) as repository:
+        report = await repository.garbage_collect(now() - timedelta(minutes=4))
         assert report.chunks_deleted > 0
 
 
