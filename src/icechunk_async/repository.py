@@ -153,7 +153,8 @@ class Repository:
             location: a path, a URL, or an open storage, which is left open.
             config: overrides the stored configuration, for this object only.
             authorize_virtual_chunk_access: the virtual chunk containers that may be read, by URL
-                prefix: None, credentials or options for opening them, or an open storage.
+                prefix: None, credentials or options for opening them, or an open storage. A
+                prefix opens its container and those below it, with or without `/` at its end.
             storage_options: the backend's options, if ``location`` is a path or URL.
             cache: keep immutable objects (chunks, manifests, snapshots, transaction logs) that
                 were read in memory and, if it names a directory, on disk. Virtual chunks are not
@@ -164,7 +165,7 @@ class Repository:
 
         Raises:
             RepositoryNotFoundError: there is no repository.
-            VirtualContainerError: a container was authorised that the repository lacks.
+            VirtualContainerError: prefixes were authorised where the repository has no container.
             FormatError: its files are damaged, or of a version that is too new.
 
         Cost: three requests at once.
@@ -211,7 +212,7 @@ class Repository:
 
         Raises:
             RepositoryNotFoundError: the repository is gone.
-            VirtualContainerError: a container was authorised that the repository lacks.
+            VirtualContainerError: prefixes were authorised where the repository has no container.
         """
         request = replace(
             self._engine.request, config=merge(self.config, config or RepositoryConfig())

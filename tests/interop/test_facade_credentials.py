@@ -169,7 +169,9 @@ def test_access_to_what_is_no_container_does_no_harm() -> None:
     """The official engine ignores it; the facade also says so."""
     for package in PACKAGES:
         expected = (
-            pytest.warns(UserWarning, match="no such") if package is facade else nullcontext()
+            pytest.warns(UserWarning, match="no virtual chunk container")
+            if package is facade
+            else nullcontext()
         )
         access = package.containers_credentials(
             {"s3://nope/": package.s3_credentials(anonymous=True)}

@@ -193,6 +193,21 @@ def test_access_without_credentials_is_deprecated(tmp_path: Path, spec: int) -> 
     _same(script, tmp_path, spec)
 
 
+def test_access_without_the_slash_at_the_end(tmp_path: Path, spec: int) -> None:
+    """It opens the container, reads alike, and is shown unchanged."""
+    script = """
+    store.set_virtual_ref("a/c/1/1", url + "data", offset=10, length=6)
+    session.commit("chunks")
+    access = {url.rstrip("/"): icechunk.credentials.LocalFileSystemAccess}
+    other = icechunk.Repository.open(
+        icechunk.local_filesystem_storage(place), authorize_virtual_chunk_access=access
+    )
+    show([it + "/" == url for it in other.authorized_virtual_container_prefixes])
+    show(zarr.open_array(other.readonly_session("main").store, path="a", mode="r")[2:, 3:])
+    """
+    _same(script, tmp_path, spec)
+
+
 def test_columns_of_chunks(tmp_path: Path, spec: int) -> None:
     """Coordinates, kinds, places, first bytes, lengths, inline bytes."""
     script = """

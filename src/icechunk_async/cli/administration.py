@@ -174,33 +174,48 @@ async def _read_state(repository: Repository) -> State:
 async def config(repository: Repository, *, set_: _Set = None) -> Configuration:
     """Show the stored configuration, and change it for everyone who opens the repository later.
 
+    Headers, keys and other options of containers that may be secrets are shown as ****.
+
     JSON keys: changed, config (null where the default counts).
     """
     from icechunk_async import RepositoryConfig  # noqa: PLC0415  # slow to import
-    from icechunk_async.format.config import config_to_json  # noqa: PLC0415  # slow to import
 
     current = await repository.fetch_config(repository.storage) or RepositoryConfig()
     if not set_:
-        return Configuration(changed=False, config=config_to_json(current))
+        return Configuration(changed=False, config=_shown(current))
     changed = _with_values(current, set_)
     async with repository.reopen(config=changed) as other:
         await other.save_config()
-    return Configuration(changed=True, config=config_to_json(changed))
+    return Configuration(changed=True, config=_shown(changed))
+
+
+def _shown(config: RepositoryConfig) -> JSON:
+    """Return a configuration without its secrets: output is pasted, logged and kept."""
+    from icechunk_async.format.config import config_to_json  # noqa: PLC0415  # slow to import
+    from icechunk_async.format.config.secrets import veiled_document  # noqa: PLC0415 -- slow
+
+    return veiled_document(config_to_json(config))
 
 
 def _with_values(config: RepositoryConfig, values: Iterable[OptionPair]) -> RepositoryConfig:
     """Return a configuration with other values at some paths, such as ``manifest.preload``.
 
     Raises:
-        InvalidInputError: there is no such setting.
+        InvalidInputError: there is no such setting, or a value holds the veil of a secret.
         FormatError: a value does not fit the setting.
     """
     from icechunk_async.format.config import (  # noqa: PLC0415 -- slow to import
         config_from_json,
         config_to_json,
     )
+    from icechunk_async.format.config.secrets import is_veiled  # noqa: PLC0415 -- slow to import
 
     for path, value in values:
+        if is_veiled(cast("JSON", value)):
+            raise InvalidInputError(
+                f"The value for {path!r} holds '****', which stands for a secret where a "
+                "configuration is shown. Give the secret itself; nothing was changed."
+            )
         document = config_to_json(config)
         place = document
         *sections, name = path.split(".")

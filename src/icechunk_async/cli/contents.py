@@ -8,7 +8,8 @@ import math
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.filesize import decimal
@@ -267,10 +268,15 @@ async def cat(
     try:
         value = await session.store.get(key, default_buffer_prototype())
     except VirtualAccessError as error:
-        prefix = error.context["url_prefix"]
+        missing = error.context.get("url_prefixes")
+        if not isinstance(missing, tuple):  # it was authorised, and its store denied access
+            raise
+        prefixes = cast("tuple[str, ...]", missing)
+        words = " ".join(f"--authorize {quote(prefix)}" for prefix in prefixes)
         raise VirtualAccessError(
-            f"The bytes of {key!r} are not in the repository but below {prefix}, which has not "
-            f"been authorized. If you trust that location, add: --authorize {prefix}",
+            f"The bytes of {key!r} are not in the repository but below "
+            f"{error.context['url_prefix']}, which has not been authorized. If you trust what the "
+            f"repository refers to, add: {words}",
             **error.context,
         ) from error
     if value is None:

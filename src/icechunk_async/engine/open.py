@@ -108,9 +108,9 @@ class Request:
     """The arguments of opening. Plain data unless the location is an open storage."""
 
     location: Location
-    storage_options: Mapping[str, object]
+    storage_options: Mapping[str, object] = field(repr=False)
     config: RepositoryConfig | None
-    authorized: Mapping[str, VirtualAccess]
+    authorized: Mapping[str, VirtualAccess] = field(repr=False)
     cache: CacheOptions | None = None
     packing: Packing | None = None
     """None: as the repository says."""

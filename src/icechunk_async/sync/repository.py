@@ -289,8 +289,10 @@ class Repository(Displayed):
 
     @property
     def authorized_virtual_container_prefixes(self) -> set[str]:
-        """URL prefixes of the virtual chunk containers that may be read here."""
-        return set(self.handle.now().authorized_virtual_prefixes)
+        """The URL prefixes given at opening that open containers."""
+        readable = self.handle.now().authorized_virtual_prefixes
+        given = self.handle.source.authorized or {}
+        return {it for it in given if any(found.startswith(it) for found in readable)}
 
     @property
     def spec_version(self) -> SpecVersion:

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
+from icechunk_async import Repository, RepositoryConfig
+from icechunk_async.format.config import (
+    AzureStore,
+    GcsStore,
+    HttpStore,
+    S3Options,
+    S3Store,
+    VirtualChunkContainer,
+    config_to_json,
+)
 from tests.unit.cli.conftest import run
 
 if TYPE_CHECKING:
@@ -114,3 +126,52 @@ def test_status_of_a_repository_of_version_1(tmp_path: Path) -> None:
     refused = run("status", tmp_path / "old", "--read-only", "x")
     assert refused.exit_code == 1
     assert "migrate" in refused.stderr
+
+
+async def _with_secrets(directory: Path) -> None:
+    stores: dict[str, HttpStore | GcsStore | AzureStore | S3Store] = {
+        "https://hush:hush@host/": HttpStore({"timeout": "3s"}, {"Authorization": "Bearer hush"}),
+        "gs://bucket/": GcsStore({"google_service_account_key": '{"private_key": "hush"}'}),
+        "az://blobs/": AzureStore({"account": "mine", "sas_token": "hush"}),
+        "s3://bucket/": S3Store(S3Options(endpoint_url="https://hush:hush@host")),
+    }
+    config = RepositoryConfig(
+        virtual_chunk_containers=tuple(
+            VirtualChunkContainer(prefix, store) for prefix, store in stores.items()
+        )
+    )
+    async with Repository.create(directory, config=config):
+        pass
+
+
+async def _stored(directory: Path) -> str:
+    async with Repository.open(directory) as repository:
+        return json.dumps(config_to_json(repository.config))
+
+
+def test_config_veils_secrets_and_keeps_them(tmp_path: Path) -> None:
+    """Output is pasted and logged. A marker says that there is a value, and is never stored."""
+    place = tmp_path / "r"
+    asyncio.run(_with_secrets(place))
+    before = asyncio.run(_stored(place))
+    assert before.count("hush") == 9
+    changed = ("config", place, "--set", "inline_chunk_threshold_bytes=9")
+    for command in [("config", place), ("config", place, "--json"), changed, (*changed, "--json")]:
+        found = run(*command)
+        assert found.exit_code == 0
+        assert "hush" not in found.stdout + found.stderr
+    containers = run("config", place, "--json").json["config"]["virtual_chunk_containers"]
+    assert {prefix: it["store"] for prefix, it in containers.items()} | {"s3://bucket/": None} == {
+        "https://****@host/": {"http": {"timeout": "3s", "headers": {"Authorization": "****"}}},
+        "gs://bucket/": {"gcs": {"google_service_account_key": "****"}},
+        "az://blobs/": {"azure": {"account": "mine", "sas_token": "****"}},
+        "s3://bucket/": None,
+    }
+    after = asyncio.run(_stored(place))
+    assert after == before.replace(
+        '"inline_chunk_threshold_bytes": null', '"inline_chunk_threshold_bytes": 9'
+    )
+    refused = run("config", place, "--set", f"virtual_chunk_containers={json.dumps(containers)}")
+    assert refused.exit_code == 1
+    assert "stands for a secret" in refused.stderr
+    assert asyncio.run(_stored(place)) == after

@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from icechunk_async._runtime.concurrency import closing
 from icechunk_async.credentials._refresh import Credential
+from icechunk_async.engine.virtual.grants import as_code, settle_grants
 from icechunk_async.engine.virtual.sources import source_options, source_place
 from icechunk_async.errors import (
     IcechunkError,
@@ -29,6 +30,7 @@ from icechunk_async.errors import (
     VirtualContainerError,
     VirtualSourceChangedError,
 )
+from icechunk_async.format.config.secrets import veiled_url
 from icechunk_async.format.manifest.refs import VirtualChunk
 from icechunk_async.storage import BlockingStorage, ByteRange, ObjectInfo, open_storage
 
@@ -53,6 +55,7 @@ class VirtualLocations:
 
     def __init__(self, containers: Sequence[VirtualChunkContainer]) -> None:
         """Look among ``containers``."""
+        self.prefixes = frozenset(it.url_prefix for it in containers)
         self._names = {it.name: it.url_prefix for it in containers if it.name is not None}
         # The longest prefix that fits decides.
         self._prefixes = sorted((it.url_prefix for it in containers), key=len, reverse=True)
@@ -80,10 +83,10 @@ class VirtualLocations:
             location = f"{scheme}:{rest}"
         if match is None:
             raise InvalidInputError(
-                f"{location[:200]!r} cannot be the location of a virtual chunk: give an absolute "
-                "URL such as 's3://bucket/file.nc', 'file:///data/file.nc' or "
+                f"{veiled_url(location)[:200]!r} cannot be the location of a virtual chunk: give "
+                "an absolute URL such as 's3://bucket/file.nc', 'file:///data/file.nc' or "
                 "'vcc://container-name/file.nc'.",
-                location=location,
+                location=veiled_url(location),
                 code="invalid-virtual-ref",
             )
         if validate_container:
@@ -123,11 +126,16 @@ class VirtualLocations:
         return url
 
     def _uncovered(self, location: str) -> VirtualContainerError:
-        known = ", ".join([*self._prefixes, *(f"vcc://{name}/" for name in self._names)]) or "none"
+        known = (
+            ", ".join(
+                [*map(veiled_url, self._prefixes), *(f"vcc://{name}/" for name in self._names)]
+            )
+            or "none"
+        )
         return VirtualContainerError(
-            f"No virtual chunk container covers {location[:200]!r}. Containers: {known}. Add one "
-            "to the repository's configuration.",
-            location=location,
+            f"No virtual chunk container covers {veiled_url(location)[:200]!r}. Containers: "
+            f"{known}. Add one to the repository's configuration.",
+            location=veiled_url(location),
         )
 
 
@@ -147,6 +155,7 @@ class VirtualChunks:
         """Use `open_virtual`."""
         self.locations = locations
         self._sources = sources
+        self._closed = locations.prefixes - sources.keys()
 
     @property
     def authorized_prefixes(self) -> frozenset[str]:
@@ -218,7 +227,7 @@ class VirtualChunks:
         prefix, key = self.locations.resolve(location)
         source = self._sources.get(prefix)
         if source is None:
-            raise _unauthorized(VirtualChunk(location, 0, 0), prefix)
+            raise self._unauthorized(location, prefix)
         listed = source.storage.list_prefix(source.base + key)
         async with closing(listed):
             async for entry in listed:
@@ -237,8 +246,24 @@ class VirtualChunks:
         prefix, key = self.locations.resolve(chunk.location)
         source = self._sources.get(prefix)
         if source is None:
-            raise _unauthorized(chunk, prefix)
+            raise self._unauthorized(chunk.location, prefix)
         return prefix, source, source.base + key
+
+    def _unauthorized(self, location: str, prefix: str) -> VirtualAccessError:
+        # All that are missing at once: else a reader of many containers learns of one a run.
+        needed = (
+            f"{len(self._closed)} containers are" if len(self._closed) > 1 else "One container is"
+        )
+        return VirtualAccessError(
+            f"Reading {veiled_url(location)!r} is not authorised: its container "
+            f"{veiled_url(prefix)!r} is not among those given when the repository was opened. "
+            f"{needed} not authorised. If you trust them, open the repository with "
+            f"{as_code(self._closed)}, beside what it was opened with, or with other "
+            "credentials of icechunk_async.credentials.",
+            location=veiled_url(location),
+            url_prefix=veiled_url(prefix),
+            url_prefixes=tuple(map(veiled_url, sorted(self._closed))),
+        )
 
 
 def _checked(chunk: VirtualChunk, retrieved: Retrieved, length: int) -> bytes | memoryview:
@@ -255,32 +280,22 @@ def _fail(chunk: VirtualChunk, prefix: str, error: IcechunkError) -> NoReturn:
             raise changed(chunk, "is gone") from error
         case PermissionDeniedError():
             raise VirtualAccessError(
-                f"Reading the virtual chunk at {chunk.location!r} was denied: {error} Credentials "
-                "are given with authorize_virtual_chunk_access=, when the repository is opened.",
-                location=chunk.location,
-                url_prefix=prefix,
+                f"Reading the virtual chunk at {veiled_url(chunk.location)!r} was denied: "
+                f"{error} Credentials are given with authorize_virtual_chunk_access=, when the "
+                "repository is opened.",
+                location=veiled_url(chunk.location),
+                url_prefix=veiled_url(prefix),
             ) from error
         case InvalidObjectKeyError():
             raise VirtualContainerError(
-                f"The location of a virtual chunk, {chunk.location!r}, names no object that this "
-                f"store can hold: {error}",
-                location=chunk.location,
+                f"The location of a virtual chunk, {veiled_url(chunk.location)!r}, names no object "
+                f"that this store can hold: {error}",
+                location=veiled_url(chunk.location),
             ) from error
         case _:
-            error.context.setdefault("location", chunk.location)
-            error.add_note(f"It was the source of a virtual chunk, {chunk.location!r}.")
+            error.context.setdefault("location", veiled_url(chunk.location))
+            error.add_note(f"It was the source of a virtual chunk, {veiled_url(chunk.location)!r}.")
             raise error
-
-
-def _unauthorized(chunk: VirtualChunk, prefix: str) -> VirtualAccessError:
-    return VirtualAccessError(
-        f"Reading {chunk.location!r} is not authorised: its container {prefix!r} is not among "
-        "those given when the repository was opened. If you trust it, open the repository with "
-        f"authorize_virtual_chunk_access={{{prefix!r}: None}}, or with a credential of "
-        "icechunk_async.credentials in place of None.",
-        location=chunk.location,
-        url_prefix=prefix,
-    )
 
 
 def check_unchanged(chunk: VirtualChunk, retrieved: Retrieved) -> None:
@@ -306,9 +321,9 @@ def check_unchanged(chunk: VirtualChunk, retrieved: Retrieved) -> None:
 def changed(chunk: VirtualChunk, what: str) -> VirtualSourceChangedError:
     """Return the error for a source that is no longer what was referenced."""
     return VirtualSourceChangedError(
-        f"The source of a virtual chunk, {chunk.location!r}, {what}: it changed since it was "
-        "referenced, so its bytes cannot be trusted. Restore it, or reference it again.",
-        location=chunk.location,
+        f"The source of a virtual chunk, {veiled_url(chunk.location)!r}, {what}: it changed since "
+        "it was referenced, so its bytes cannot be trusted. Restore it, or reference it again.",
+        location=veiled_url(chunk.location),
         offset=chunk.offset,
         length=chunk.length,
     )
@@ -324,29 +339,25 @@ async def open_virtual(
 
     Args:
         containers: those that the repository declares.
-        authorized: by URL prefix: a credential; the backend's options; an open storage, whose
-            keys are relative to the prefix; or None, for stores that need no credential, and
-            for S3 the credentials of the environment.
+        authorized: by URL prefix, of a container or of a place above containers: a credential;
+            the backend's options; an open storage, whose keys are relative to the prefix; or
+            None, for stores that need no credential, and for S3 the credentials of the
+            environment.
         wrap: puts the repository's policies around a storage.
 
     Raises:
-        VirtualContainerError: a prefix is authorised that no container has.
+        VirtualContainerError: prefixes are authorised where there is no container.
         VirtualAccessError: None was given for a store that needs a credential.
         InvalidInputError: a credential is for another kind of store, or no option fits.
         MissingDriverError: the store's backend is not installed.
     """
     locations = VirtualLocations(containers)
     known = {container.url_prefix: container for container in containers}
+    grants = settle_grants(known, authorized)
     async with AsyncExitStack() as stack:
         sources: dict[str, _Source] = {}
-        for prefix, access in authorized.items():
-            if prefix not in known:
-                raise VirtualContainerError(
-                    f"{prefix!r} was authorised, but the repository has no such virtual chunk "
-                    f"container. Containers: {', '.join(sorted(known)) or 'none'}.",
-                    url_prefix=prefix,
-                )
-            base = ""
+        for prefix, grant in grants.items():
+            access = grant.access
             if access is None or isinstance(access, Mapping | Credential):
                 place = source_place(prefix)
                 options = await source_options(known[prefix], access)
@@ -355,7 +366,7 @@ async def open_virtual(
                 )
                 base = place.base
             else:
-                storage = access
+                storage, base = access, grant.below
             blocking = storage if isinstance(storage, BlockingStorage) else None
             sources[prefix] = _Source(wrap(storage), blocking, base)
         yield VirtualChunks(locations, sources)

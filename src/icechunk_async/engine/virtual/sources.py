@@ -25,6 +25,7 @@ from icechunk_async.format.config import (
     S3Store,
     TigrisStore,
 )
+from icechunk_async.format.config.secrets import veiled_url
 
 if TYPE_CHECKING:
     from icechunk_async.format.config import S3Options, VirtualChunkContainer
@@ -97,8 +98,8 @@ async def source_options(
             if access.backend != place.backend:
                 raise InvalidInputError(
                     f"A {type(access).__name__} was given for the virtual chunk container "
-                    f"{container.url_prefix!r}, whose store takes none of that kind.",
-                    url_prefix=container.url_prefix,
+                    f"{veiled_url(container.url_prefix)!r}, whose store takes none of that kind.",
+                    url_prefix=veiled_url(container.url_prefix),
                 )
             given = dict(await access.storage_options())
         case _:
@@ -114,10 +115,10 @@ def _by_default(
         return {"token": "anonymous"}
     if place.backend == "az" and not _PROOFS["az"] & stored.keys():
         raise VirtualAccessError(
-            f"The virtual chunk container {container.url_prefix!r} needs a credential, and None "
-            "was given. Give one of icechunk_async.credentials, such as AzureFromEnvironment() or "
-            "AzureAnonymous().",
-            url_prefix=container.url_prefix,
+            f"The virtual chunk container {veiled_url(container.url_prefix)!r} needs a "
+            "credential, and None was given. Give one of icechunk_async.credentials, such as "
+            "AzureFromEnvironment() or AzureAnonymous().",
+            url_prefix=veiled_url(container.url_prefix),
         )
     return {}
 

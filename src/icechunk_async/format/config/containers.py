@@ -6,14 +6,14 @@ their credentials when they open the repository.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, override
 from urllib.parse import urlsplit
 
 from icechunk_async.errors import InvalidConfigError
 from icechunk_async.format.config.fields import BOOL, TEXT, U32, Section, check_text, of_type
+from icechunk_async.format.config.secrets import VEIL, veiled_options, veiled_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,6 +70,13 @@ class S3Options(Section):
         default=None, metadata=of_type(ChecksumAlgorithm)
     )
 
+    @override
+    def __repr__(self) -> str:
+        values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        if self.endpoint_url is not None:
+            values["endpoint_url"] = veiled_url(self.endpoint_url)
+        return f"S3Options({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+
 
 @dataclass(frozen=True, slots=True)
 class InMemoryStore:
@@ -120,7 +127,10 @@ class TigrisStore:
 
 @dataclass(frozen=True, slots=True)
 class GcsStore:
-    """Google Cloud Storage; the options are the client's, and may hold secrets."""
+    """Google Cloud Storage; the options are the client's, and may hold secrets.
+
+    Wherever stores are shown, values that may be secrets are `****`.
+    """
 
     schemes: ClassVar[frozenset[str]] = frozenset({"gs", "gcs"})
 
@@ -129,6 +139,10 @@ class GcsStore:
     def __post_init__(self) -> None:
         """Keep a copy of the options."""
         object.__setattr__(self, "options", _texts("GcsStore.options", self.options))
+
+    @override
+    def __repr__(self) -> str:
+        return f"GcsStore({veiled_options(self.options)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +156,10 @@ class AzureStore:
     def __post_init__(self) -> None:
         """Keep a copy of the options."""
         object.__setattr__(self, "options", _texts("AzureStore.options", self.options))
+
+    @override
+    def __repr__(self) -> str:
+        return f"AzureStore({veiled_options(self.options)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +181,11 @@ class HttpStore:
             )
         object.__setattr__(self, "options", _texts("HttpStore.options", self.options))
         object.__setattr__(self, "headers", _texts("HttpStore.headers", self.headers))
+
+    @override
+    def __repr__(self) -> str:
+        headers = dict.fromkeys(self.headers, VEIL)
+        return f"HttpStore({veiled_options(self.options)}, headers={headers})"
 
 
 type ObjectStoreConfig = (
@@ -213,10 +236,16 @@ class VirtualChunkContainer:
         check_text("VirtualChunkContainer.url_prefix", self.url_prefix)
         self._check_prefix()
 
+    @override
+    def __repr__(self) -> str:
+        shown = veiled_url(self.url_prefix)
+        return (
+            f"VirtualChunkContainer(url_prefix={shown!r}, store={self.store}, name={self.name!r})"
+        )
+
     def _check_prefix(self) -> None:
         prefix = self.url_prefix
-        # A user and a password before the host must not reach a log.
-        shown = f"is {re.sub(r'//[^/@]*@', '//***@', prefix)!r:.128}"
+        shown = f"is {veiled_url(prefix)!r:.128}"
         if not prefix.endswith("/"):
             raise _bad("url_prefix", shown, "a URL that ends in '/'")
         if not prefix.isprintable():

@@ -24,6 +24,7 @@ from icechunk_async.format.config.fields import (
     of_type,
     optional_integer,
 )
+from icechunk_async.format.config.secrets import veiled_url
 
 __all__ = [
     "CachingConfig",
@@ -337,7 +338,7 @@ class RepositoryConfig(Section):
             if container.name is not None:
                 marks.add(("name", container.name))
             for what, text in sorted(marks & seen):
-                raise _bad_containers(f"has two with the {what} {text!r:.128}")
+                raise _bad_containers(f"has two with the {what} {veiled_url(text)!r:.128}")
             seen |= marks
         if self.virtual_chunk_containers:
             # The stored form is a map, so another order would be lost.

@@ -16,6 +16,7 @@ import yaml
 from yaml.emitter import Emitter
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.config.secrets import veiled_url
 from icechunk_async.format.json.values import MAX_DEPTH
 
 if TYPE_CHECKING:
@@ -177,7 +178,9 @@ class _Open:
             if not isinstance(key, str):
                 raise FormatError("the configuration has a key that is no text")
             if key in entries:
-                raise FormatError(f"the configuration has the key {key!r:.64} twice in one map")
+                raise FormatError(
+                    f"the configuration has the key {veiled_url(key)!r:.64} twice in one map"
+                )
             entries[key] = value
         return _tagged(self.tag, entries)
 

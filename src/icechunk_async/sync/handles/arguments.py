@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.config.secrets import veiled_url
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.official.mirrors import to_native
 from icechunk_async.sync.official.states import SpecVersion
@@ -96,8 +97,8 @@ def warn_of_none(access: Mapping[str, Any] | None) -> None:
             scheme = prefix.partition("://")[0]
             explicit = [text for schemes, text in _EXPLICIT.items() if scheme in schemes]
             warnings.warn(
-                f"authorize_virtual_chunk_access names no credentials for {prefix!r}, and None "
-                f"takes what the environment has. Name them: {(explicit or ['...'])[0]}.",
+                f"authorize_virtual_chunk_access names no credentials for {veiled_url(prefix)!r}, "
+                f"and None takes what the environment has. Name them: {(explicit or ['...'])[0]}.",
                 DeprecationWarning,
                 skip_file_prefixes=_FACADE,
             )

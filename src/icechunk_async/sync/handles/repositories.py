@@ -15,10 +15,11 @@ import weakref
 from collections import deque
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from icechunk_async._runtime.concurrency import SingleFlight
 from icechunk_async.errors import StorageClosedError, VirtualContainerError
+from icechunk_async.format.config.secrets import veiled_url
 from icechunk_async.repository import Repository as AsyncRepository
 from icechunk_async.sync.bridge.portal import at_exit, generation, run, run_later
 from icechunk_async.sync.errors import translated
@@ -111,17 +112,20 @@ class Source:
             yield repository
 
     def without(self, error: VirtualContainerError) -> Source:
-        """Return the source without access to the container that the error reports as missing."""
-        prefix = error.context.get("url_prefix")
-        if prefix not in (self.authorized or {}):
+        """Return the source without access to the containers that the error reports as missing."""
+        shown = cast("tuple[str, ...]", error.context.get("url_prefixes", ()))
+        given = self.authorized or {}
+        missing = {it for it in given if veiled_url(it) in shown}
+        if not missing:
             raise error
-        warnings.warn(
-            f"authorize_virtual_chunk_access names {prefix!r}, and the repository has no such "
-            "virtual chunk container. Add it to the configuration, or leave it out here.",
-            UserWarning,
-            stacklevel=2,
-        )
-        kept = {it: access for it, access in (self.authorized or {}).items() if it != prefix}
+        for prefix in shown:
+            warnings.warn(
+                f"authorize_virtual_chunk_access names {prefix!r}, and the repository has no "
+                "virtual chunk container there. Add it to the configuration, or leave it out here.",
+                UserWarning,
+                stacklevel=2,
+            )
+        kept = {it: access for it, access in given.items() if it not in missing}
         return replace(self, authorized=kept)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self, override
 
 from icechunk_async.format import config as native
+from icechunk_async.format.config.secrets import VEIL, veiled_options
 from icechunk_async.sync.official.display import Displayed, expression, literal, public, title_of
 from icechunk_async.sync.official.mirrors import from_native, mirrors, to_native
 from icechunk_async.sync.official.variants import Items, Kinds, kinds
@@ -17,17 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ObjectStoreConfig", "VirtualChunkContainer"]
 
-_HARMLESS: Final = frozenset(
-    {"account", "account_name", "allow_http", "bucket", "endpoint", "region", "timeout"}
-)
-
 
 def _veiled(options: Mapping[str, str] | None) -> str:
     """Return options or headers without those that may be secrets."""
-    if options is None:
-        return "None"
-    shown = {key: value if key in _HARMLESS else "****" for key, value in options.items()}
-    return literal(shown)
+    return "None" if options is None else literal(veiled_options(options))
 
 
 class _Store(Displayed, Items):
@@ -122,7 +116,8 @@ class ObjectStoreConfig(Kinds, Displayed):
 
         @override
         def _rows(self) -> list[tuple[str, str]]:
-            return [("opts", _veiled(self._0)), ("headers", _veiled(self._1))]
+            headers = None if self._1 is None else dict.fromkeys(self._1, VEIL)
+            return [("opts", _veiled(self._0)), ("headers", literal(headers))]
 
         @classmethod
         @override

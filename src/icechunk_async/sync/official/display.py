@@ -8,6 +8,8 @@ from html import escape
 from textwrap import indent
 from typing import TYPE_CHECKING, Final, cast, override
 
+from icechunk_async.format.config.secrets import veiled_url
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -96,7 +98,11 @@ class Group:
 
     @override
     def __str__(self) -> str:
-        return _lines(list(self.members.items()))
+        return _lines(self.rows())
+
+    def rows(self) -> Rows:
+        """Return names and values. Names may be URLs, whose users and passwords are veiled."""
+        return [(veiled_url(name), value) for name, value in self.members.items()]
 
 
 def text(title: str, rows: Rows) -> str:
@@ -118,10 +124,7 @@ def _html_rows(rows: Rows) -> str:
     parts: list[str] = []
     for name, value in rows:
         if isinstance(value, Displayed | Group):
-            if isinstance(value, Group):
-                inner = _html_rows(list(value.members.items()))
-            else:
-                inner = value.as_html()
+            inner = _html_rows(value.rows()) if isinstance(value, Group) else value.as_html()
             parts.append(f"<details><summary><b>{escape(name)}</b></summary>{inner}</details>")
         else:
             shown = escape(str(value)).replace("\n", "<br>")
@@ -144,7 +147,7 @@ class Choice(IntEnum):
 def literal(value: object) -> str:
     """Return a value as part of an expression."""
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(veiled_url(value), ensure_ascii=False)
     if isinstance(value, Choice):
         return value.name
     if isinstance(value, dict):
