@@ -67,10 +67,10 @@ def settle_grants[A](prefixes: Collection[str], granted: Mapping[str, A]) -> dic
         by_start[start] = given
     found: dict[str, Grant[A]] = {}
     for prefix in prefixes:
-        start = max((it for it in by_start if _opens(it, prefix)), key=len, default=None)
-        if start is not None:
-            given = by_start[start]
-            found[prefix] = Grant(given, granted[given], unquote(prefix[len(start) :]))
+        nearest = max((it for it in by_start if _opens(it, prefix)), key=len, default=None)
+        if nearest is not None:
+            given = by_start[nearest]
+            found[prefix] = Grant(given, granted[given], unquote(prefix[len(nearest) :]))
     idle = [given for start, given in by_start.items() if not _opens_any(start, prefixes)]
     if idle:
         known = ", ".join(map(veiled_url, sorted(prefixes))) or "none"
