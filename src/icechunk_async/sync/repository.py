@@ -12,7 +12,7 @@ from icechunk_async.format.operations_log import Availability
 from icechunk_async.repository import Repository as AsyncRepository
 from icechunk_async.repository import RepoStatus as NativeStatus
 from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
-from icechunk_async.sync.bridge.pairs import awaited, blocking
+from icechunk_async.sync.bridge.pairs import asked, awaited, blocking, twin_of
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.errors import ErrorKind, refusal, translated
 from icechunk_async.sync.handles.arguments import (
@@ -44,10 +44,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from icechunk_async.engine.history.graph import AncestryGraph
     from icechunk_async.engine.history.protocol import FeatureFlag as NativeFlag
     from icechunk_async.engine.open import Location
-    from icechunk_async.engine.upkeep.compact import CompactReport
     from icechunk_async.session import AnySession as AsyncSession
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.credentials import AnyCredential
@@ -227,14 +225,7 @@ class Repository(Displayed):
             config = await AsyncRepository.fetch_config(location, storage_options=options)
         return None if config is None else RepositoryConfig.from_native(config)
 
-    @awaited
-    async def save_config_async(self) -> None:
-        """Store the configuration in force, for all who open the repository from now on.
-
-        Raises:
-            ConflictError: another writer changed it in the meantime; nothing was stored.
-        """
-        await self.handle.ask(lambda it: it.save_config())
+    save_config_async = asked(AsyncRepository.save_config)
 
     @awaited
     def reopen_async(
@@ -354,24 +345,12 @@ class Repository(Displayed):
             lambda it: it.readonly_session(branch, tag=tag, snapshot_id=snapshot_id, as_of=as_of)
         )
 
-    @awaited
+    @twin_of(AsyncRepository.writable_session)
     async def writable_session_async(self, branch: str) -> Session:
-        """Begin a transaction on a branch.
-
-        Raises:
-            RefNotFoundError: there is no such branch.
-            ReadOnlyError: the repository's status forbids changes.
-        """
         return await self._begin(lambda it: it.writable_session(branch))
 
-    @awaited
+    @twin_of(AsyncRepository.rearrange_session)
     async def rearrange_session_async(self, branch: str) -> Session:
-        """Begin a transaction that only moves nodes; needs format version 2.
-
-        Raises:
-            RefNotFoundError: there is no such branch.
-            ReadOnlyError: the repository's status forbids changes.
-        """
         return await self._begin(lambda it: it.rearrange_session(branch))
 
     async def _begin(
@@ -405,27 +384,14 @@ class Repository(Displayed):
 
     # Branches and tags
 
-    @awaited
+    @twin_of(AsyncRepository.create_branch)
     async def create_branch_async(self, branch: str, snapshot_id: str) -> None:
-        """Create a branch whose tip is a snapshot.
-
-        Raises:
-            AlreadyExistsError, SnapshotNotFoundError, InvalidInputError: nothing changed.
-        """
         await self.handle.ask(lambda it: it.create_branch(branch, snapshot_id))
 
-    @awaited
-    async def list_branches_async(self) -> set[str]:
-        """Return the names of all branches."""
-        return await self.handle.ask(lambda it: it.list_branches())
+    list_branches_async = asked(AsyncRepository.list_branches)
 
-    @awaited
+    @twin_of(AsyncRepository.lookup_branch)
     async def lookup_branch_async(self, branch: str) -> str:
-        """Return the id of the snapshot at the tip of a branch.
-
-        Raises:
-            RefNotFoundError: there is no such branch.
-        """
         return str(await self.handle.ask(lambda it: it.lookup_branch(branch)))
 
     @awaited
@@ -464,37 +430,18 @@ class Repository(Displayed):
             )
         await self.handle.ask(lambda it: it.delete_branch(branch))
 
-    @awaited
+    @twin_of(AsyncRepository.create_tag)
     async def create_tag_async(self, tag: str, snapshot_id: str) -> None:
-        """Give a snapshot a permanent name.
-
-        Raises:
-            AlreadyExistsError: a tag has or had the name; nothing changed.
-            SnapshotNotFoundError, InvalidInputError: nothing changed.
-        """
         await self.handle.ask(lambda it: it.create_tag(tag, snapshot_id))
 
-    @awaited
-    async def list_tags_async(self) -> set[str]:
-        """Return the names of all tags, without deleted ones."""
-        return await self.handle.ask(lambda it: it.list_tags())
+    list_tags_async = asked(AsyncRepository.list_tags)
 
-    @awaited
+    @twin_of(AsyncRepository.lookup_tag)
     async def lookup_tag_async(self, tag: str) -> str:
-        """Return the id of the snapshot of a tag.
-
-        Raises:
-            RefNotFoundError: there is no such tag, or it was deleted.
-        """
         return str(await self.handle.ask(lambda it: it.lookup_tag(tag)))
 
-    @awaited
+    @twin_of(AsyncRepository.delete_tag)
     async def delete_tag_async(self, tag: str) -> None:
-        """Delete a tag; its name cannot be used again.
-
-        Raises:
-            RefNotFoundError: there is no such tag.
-        """
         await self.handle.ask(lambda it: it.delete_tag(tag))
 
     create_branch = blocking(create_branch_async)
@@ -533,28 +480,7 @@ class Repository(Displayed):
             )
         )
 
-    @awaited
-    async def ancestry_graph_async(
-        self,
-        *,
-        branch: str | None = None,
-        tag: str | None = None,
-        snapshot_id: str | None = None,
-        plain: bool = False,
-    ) -> AncestryGraph:
-        """Draw history: text when printed, SVG in a notebook.
-
-        Args:
-            branch: draw its ancestry; without a name, draw that of all branches.
-            tag: draw its ancestry.
-            snapshot_id: draw its ancestry.
-            plain: without colours.
-        """
-        return await self.handle.ask(
-            lambda it: it.ancestry_graph(
-                branch=branch, tag=tag, snapshot_id=snapshot_id, plain=plain
-            )
-        )
+    ancestry_graph_async = asked(AsyncRepository.ancestry_graph)
 
     def ops_log(self) -> Iterator[Update]:
         """Iterate over the operations on the repository, newest first; needs format version 2."""
@@ -566,23 +492,17 @@ class Repository(Displayed):
 
         return AsyncCloseableIterator(self.handle.each(lambda it: it.ops_log(), Update.from_native))
 
-    @awaited
+    @twin_of(AsyncRepository.lookup_snapshot)
     async def lookup_snapshot_async(self, snapshot_id: str) -> SnapshotInfo:
-        """Return the time, the message and the parent of a snapshot.
-
-        Raises:
-            SnapshotNotFoundError: the repository has no such snapshot.
-        """
         info = await self.handle.ask(lambda it: it.lookup_snapshot(snapshot_id))
         return SnapshotInfo.from_native(info)
 
-    @awaited
+    @twin_of(AsyncRepository.list_manifest_files)
     async def list_manifest_files_async(self, snapshot_id: str) -> list[ManifestFileInfo]:
-        """Return the manifests that a snapshot uses."""
         found = await self.handle.ask(lambda it: it.list_manifest_files(snapshot_id))
         return [ManifestFileInfo.from_native(info) for info in found]
 
-    @awaited
+    @twin_of(AsyncRepository.diff)
     async def diff_async(
         self,
         *,
@@ -593,13 +513,6 @@ class Repository(Displayed):
         to_tag: str | None = None,
         to_snapshot_id: str | None = None,
     ) -> Diff:
-        """Return the changes of the commits after one snapshot up to another.
-
-        One argument names the older snapshot, one the newer.
-
-        Raises:
-            InvalidInputError: the older is not an ancestor of the newer.
-        """
         check_one(from_branch, from_tag, from_snapshot_id)
         check_one(to_branch, to_tag, to_snapshot_id)
         found = await self.handle.ask(
@@ -614,25 +527,13 @@ class Repository(Displayed):
         )
         return Diff.from_native(found)
 
-    @awaited
-    async def inspect_snapshot_async(self, snapshot_id: str) -> dict[str, Any]:
-        """Return the contents of a snapshot's file, for debugging."""
-        return await self.handle.ask(lambda it: it.inspect_snapshot(snapshot_id))
+    inspect_snapshot_async = asked(AsyncRepository.inspect_snapshot)
 
-    @awaited
-    async def inspect_repo_info_async(self) -> dict[str, Any]:
-        """Return the contents of the repo info object, for debugging; needs format version 2."""
-        return await self.handle.ask(lambda it: it.inspect_repo_info())
+    inspect_repo_info_async = asked(AsyncRepository.inspect_repo_info)
 
-    @awaited
-    async def inspect_manifest_async(self, manifest_id: str) -> dict[str, Any]:
-        """Return the contents of a manifest without its references, for debugging."""
-        return await self.handle.ask(lambda it: it.inspect_manifest(manifest_id))
+    inspect_manifest_async = asked(AsyncRepository.inspect_manifest)
 
-    @awaited
-    async def inspect_transaction_log_async(self, snapshot_id: str) -> dict[str, Any]:
-        """Return the contents of a commit's transaction log, for debugging."""
-        return await self.handle.ask(lambda it: it.inspect_transaction_log(snapshot_id))
+    inspect_transaction_log_async = asked(AsyncRepository.inspect_transaction_log)
 
     ancestry_graph = blocking(ancestry_graph_async)
     lookup_snapshot = blocking(lookup_snapshot_async)
@@ -653,37 +554,19 @@ class Repository(Displayed):
         """Return the properties that all commits get."""
         return dict(self.handle.source.default_metadata)
 
-    @awaited
-    async def get_metadata_async(self) -> dict[str, Any]:
-        """Return the metadata of the repository itself, as stored now."""
-        return await self.handle.ask(lambda it: it.get_metadata())
+    get_metadata_async = asked(AsyncRepository.get_metadata)
 
     @property
     def metadata(self) -> dict[str, Any]:
         """The metadata of the repository itself, as stored now."""
         return self.get_metadata()
 
-    @awaited
-    async def set_metadata_async(self, metadata: dict[str, Any]) -> None:
-        """Replace the metadata of the repository itself.
+    set_metadata_async = asked(AsyncRepository.set_metadata)
 
-        Raises:
-            InvalidInputError: a value is not JSON; nothing changed.
-            ReadOnlyError: the repository's status forbids changes.
-        """
-        await self.handle.ask(lambda it: it.set_metadata(metadata))
+    update_metadata_async = asked(AsyncRepository.update_metadata)
 
-    @awaited
-    async def update_metadata_async(self, metadata: dict[str, Any]) -> dict[str, Any]:
-        """Lay `metadata` over that of the repository itself, and return the result.
-
-        Raises: as `set_metadata`.
-        """
-        return await self.handle.ask(lambda it: it.update_metadata(metadata))
-
-    @awaited
+    @twin_of(AsyncRepository.get_status)
     async def get_status_async(self) -> RepoStatus:
-        """Return whether the repository may be changed, since when and why, as stored now."""
         status = await self.handle.ask(lambda it: it.get_status())
         assert status.set_at is not None  # stored ones have it
         return RepoStatus(
@@ -697,12 +580,8 @@ class Repository(Displayed):
         """Whether the repository may be changed, as stored now."""
         return self.get_status()
 
-    @awaited
+    @twin_of(AsyncRepository.set_status)
     async def set_status_async(self, status: RepoStatus) -> None:
-        """Set whether the repository may be changed.
-
-        Writers obey from their next change on; the storage does not enforce it.
-        """
         given = NativeStatus(
             Availability[status.availability.name.upper()],
             status.set_at,
@@ -710,29 +589,19 @@ class Repository(Displayed):
         )
         await self.handle.ask(lambda it: it.set_status(given))
 
-    @awaited
+    @twin_of(AsyncRepository.feature_flags)
     async def feature_flags_async(self) -> list[FeatureFlag]:
-        """Return all features that can be switched, and whether each is on."""
         return _flags(await self.handle.ask(lambda it: it.feature_flags()))
 
-    @awaited
+    @twin_of(AsyncRepository.enabled_feature_flags)
     async def enabled_feature_flags_async(self) -> list[FeatureFlag]:
-        """Return the features that are on."""
         return _flags(await self.handle.ask(lambda it: it.enabled_feature_flags()))
 
-    @awaited
+    @twin_of(AsyncRepository.disabled_feature_flags)
     async def disabled_feature_flags_async(self) -> list[FeatureFlag]:
-        """Return the features that are off."""
         return _flags(await self.handle.ask(lambda it: it.disabled_feature_flags()))
 
-    @awaited
-    async def set_feature_flag_async(self, name: str, setting: bool | None) -> None:  # noqa: FBT001
-        """Switch a feature on or off; None restores its default.
-
-        Raises:
-            InvalidInputError: there is no such feature.
-        """
-        await self.handle.ask(lambda it: it.set_feature_flag(name, setting))
+    set_feature_flag_async = asked(AsyncRepository.set_feature_flag)
 
     get_metadata = blocking(get_metadata_async)
     set_metadata = blocking(set_metadata_async)
@@ -798,30 +667,7 @@ class Repository(Displayed):
             )
         )
 
-    @awaited
-    async def compact_async(
-        self,
-        branch: str,
-        *,
-        min_live_share: float = 0.5,
-        message: str = "Compact chunk objects",
-        metadata: dict[str, Any] | None = None,
-        dry_run: bool = False,
-    ) -> CompactReport:
-        """Rewrite the chunks of objects that a branch's tip uses little of, and commit.
-
-        An addition to the official names, for repositories whose small chunks share objects.
-        Arguments are those of `icechunk_async.Repository.compact`.
-        """
-        return await self.handle.ask(
-            lambda it: it.compact(
-                branch,
-                min_live_share=min_live_share,
-                message=message,
-                metadata=metadata,
-                dry_run=dry_run,
-            )
-        )
+    compact_async = asked(AsyncRepository.compact)
 
     @awaited
     async def garbage_collect_async(
@@ -865,7 +711,7 @@ class Repository(Displayed):
         )
         return GCSummary.from_native(report)
 
-    @awaited
+    @twin_of(AsyncRepository.chunk_storage_stats)
     async def chunk_storage_stats_async(
         self,
         *,
@@ -874,10 +720,6 @@ class Repository(Displayed):
         max_decoded_manifest_mem_bytes: int = 4096 * _MIB,
         max_concurrent_manifest_fetches: int = 500,
     ) -> ChunkStorageStats:
-        """Return the total size of the chunks of all snapshots, each chunk counted once.
-
-        The limits are those of `garbage_collect`.
-        """
         stats = await self.handle.ask(
             lambda it: it.chunk_storage_stats(
                 max_snapshots_in_memory=max_snapshots_in_memory,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from icechunk_async.session import Session as AsyncSession
 from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
-from icechunk_async.sync.bridge.pairs import awaited, blocking
+from icechunk_async.sync.bridge.pairs import asked, awaited, blocking, twin_of
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.errors import coded, translated
 from icechunk_async.sync.official.configuration import RepositoryConfig
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
     from icechunk_async.engine.commit.once import Transaction
-    from icechunk_async.session import AnySession as AsyncSession
+    from icechunk_async.session import AnySession
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.handles.sessions import SessionHandle
     from icechunk_async.sync.official.display import Rows
@@ -128,16 +129,16 @@ class Session(Displayed):
 
     # Publishing
 
-    async def _publish[T](self, question: Callable[[AsyncSession], Awaitable[T]]) -> T:
+    async def _publish[T](self, question: Callable[[AnySession], Awaitable[T]]) -> T:
         """Ask for something that only a session that may commit can do."""
 
-        async def asked(session: AsyncSession) -> T:
+        async def publish(session: AnySession) -> T:
             with coded("commit-not-allowed"):
                 return await question(session)
 
-        return await self.handle.ask(asked)
+        return await self.handle.ask(publish)
 
-    @awaited
+    @twin_of(AsyncSession.commit)
     async def commit_async(
         self,
         message: str,
@@ -145,34 +146,10 @@ class Session(Displayed):
         *,
         rebase_with: ConflictSolver | None = None,
         rebase_tries: int = 1000,
+        timeout_seconds: float | None = None,
         allow_empty: bool = False,
         once: Transaction | None = None,
     ) -> str:
-        """Publish the session's changes as a new snapshot on its branch, all at once.
-
-        Afterwards the session only reads, based on the new snapshot.
-
-        Args:
-            message: a description of the changes, for people.
-            metadata: properties of the snapshot, JSON values by name; laid over the
-                repository's default commit metadata.
-            rebase_with: if another writer committed first, replay the changes on top and try
-                again, with this solver for conflicts. Without a solver the commit fails.
-            rebase_tries: the largest number of such attempts.
-            allow_empty: make a snapshot even if nothing changed.
-            once: an addition to the official arguments that names the commit, so that it is
-                published exactly once; see `icechunk_async.Session.commit`.
-
-        Returns: the id of the new snapshot.
-
-        Raises:
-            ConflictError: another writer committed first; nothing was published, no change lost.
-            RebaseFailedError: the solver did not settle a conflict; nothing was published.
-            SessionStateError: nothing changed, or the session only reads.
-
-        An interrupt or a deadline may come after the commit was published. Commit the same
-        session again to find out.
-        """
         solver = to_native(rebase_with)
         return str(
             await self._publish(
@@ -181,47 +158,29 @@ class Session(Displayed):
                     metadata,
                     rebase_with=solver,
                     rebase_tries=rebase_tries,
+                    timeout_seconds=timeout_seconds,
                     allow_empty=allow_empty,
                     once=once,
                 )
             )
         )
 
-    @awaited
+    @twin_of(AsyncSession.amend)
     async def amend_async(
         self, message: str, *, metadata: dict[str, Any] | None = None, allow_empty: bool = False
     ) -> str:
-        """Replace the tip of the branch by a snapshot that adds the session's changes to it.
-
-        Message and properties replace those of the tip. Needs format version 2.
-
-        Raises:
-            SessionStateError: the tip is the first snapshot, or moved nodes.
-            ConflictError: as `commit`.
-        """
         return str(
             await self._publish(
                 lambda session: session.amend(message, metadata, allow_empty=allow_empty)
             )
         )
 
-    @awaited
+    @twin_of(AsyncSession.flush)
     async def flush_async(self, message: str, *, metadata: dict[str, Any] | None = None) -> str:
-        """Make a snapshot of the session's changes that is on no branch.
-
-        It can be read by its id, and a branch or tag can be set to it. Afterwards the session
-        only reads, based on this snapshot.
-        """
         return str(await self.handle.ask(lambda session: session.flush(message, metadata)))
 
-    @awaited
+    @twin_of(AsyncSession.rebase)
     async def rebase_async(self, solver: ConflictSolver) -> None:
-        """Replay the session's changes on top of the newer commits of its branch.
-
-        Raises:
-            RebaseFailedError: the solver did not settle a conflict. The session is now based on
-                the last commit without conflicts, and keeps its changes.
-        """
         given = to_native(solver)
         await self._publish(lambda session: session.rebase(given))
 
@@ -252,32 +211,13 @@ class Session(Displayed):
 
     # Nodes and chunks
 
-    @awaited
-    async def move_async(self, from_path: str, to_path: str) -> None:
-        """Move a node with all nodes below it; in a session of `Repository.rearrange_session`.
+    move_async = asked(AsyncSession.move)
 
-        Nothing is copied or overwritten: the new path must be free, and its parent a group.
-
-        Raises:
-            SessionStateError: the session is of another kind, or the new path is not allowed.
-            NotFoundError: there is no such node.
-            AlreadyExistsError: there is a node at the new path.
-        """
-        await self.handle.ask(lambda session: session.move(from_path, to_path))
-
-    @awaited
+    @twin_of(AsyncSession.get_node_id)
     async def get_node_id_async(self, path: str) -> str:
-        """Return the id of a node, which stays the same when it moves.
-
-        Raises:
-            NodeNotFoundError: there is no such node.
-        """
         return str(await self.handle.ask(lambda session: session.get_node_id(path)))
 
-    @awaited
-    async def all_virtual_chunk_locations_async(self) -> list[str]:
-        """Return the location of each virtual chunk; locations may repeat."""
-        return list(await self.handle.ask(lambda it: it.all_virtual_chunk_locations()))
+    all_virtual_chunk_locations_async = asked(AsyncSession.all_virtual_chunk_locations)
 
     def reindex_array(
         self, array_path: str, forward: Reindexing, backward: Reindexing | None = None
@@ -313,15 +253,10 @@ class Session(Displayed):
             for row in batch.tolist():
                 yield tuple(row)
 
-    @awaited
+    @twin_of(AsyncSession.chunk_type)
     async def chunk_type_async(
         self, array_path: str, chunk_coordinates: Sequence[int]
     ) -> ChunkType:
-        """Return where a chunk is kept, if it exists.
-
-        Raises:
-            NodeNotFoundError: there is no such array.
-        """
         coords = tuple(chunk_coordinates)
         kind = await self.handle.ask(lambda session: session.chunk_type(array_path, coords))
         return ChunkType(int(kind))

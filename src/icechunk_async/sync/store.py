@@ -80,6 +80,22 @@ def _when_open[**P, T](
     return twin
 
 
+def _same(native: Callable[..., Coroutine[Any, Any, object]], *, writes: bool = False) -> Any:
+    """Return a method of the native store that is the same here but for deadlines and errors.
+
+    Type checkers take its types from Zarr's `Store`, which declares it.
+    """
+
+    @functools.wraps(native)
+    async def method(self: IcechunkStore, /, *args: Any, **kwargs: Any) -> Any:
+        store = self._ready or await self._native()  # pyright: ignore[reportPrivateUsage]
+        if writes:
+            self._writable(store)  # pyright: ignore[reportPrivateUsage]
+        return await self._guarded(native(store, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
+
+    return method
+
+
 class IcechunkStore(Displayed, Store, SyncMixin):
     """The hierarchy of one session, for `zarr` and `xarray`; see `Session.store`.
 
@@ -260,12 +276,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
         except IcechunkError as error:
             raise translate(error) from error
 
-    async def get_partial_values(
-        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
-    ) -> list[Buffer | None]:
-        """Return parts of values in order, several at a time."""
-        store = self._ready or await self._native()
-        return await self._guarded(store.get_partial_values(prototype, key_ranges))
+    get_partial_values = _same(AsyncStore.get_partial_values)
 
     async def exists(self, key: str) -> bool:
         """Return whether a metadata document or a chunk exists."""
@@ -277,24 +288,9 @@ class IcechunkStore(Displayed, Store, SyncMixin):
         except IcechunkError as error:
             raise translate(error) from error
 
-    async def is_empty(self, prefix: str) -> bool:
-        """Return whether no key begins with a prefix."""
-        store = self._ready or await self._native()
-        return await self._guarded(store.is_empty(prefix))
-
-    async def getsize(self, key: str) -> int:
-        """Return the size of a value in bytes, without reading it.
-
-        Raises:
-            FileNotFoundError: there is no such value.
-        """
-        store = self._ready or await self._native()
-        return await self._guarded(store.getsize(key))
-
-    async def getsize_prefix(self, prefix: str) -> int:
-        """Return the bytes of all values below a path, without reading them."""
-        store = self._ready or await self._native()
-        return await self._guarded(store.getsize_prefix(prefix))
+    is_empty = _same(AsyncStore.is_empty)
+    getsize = _same(AsyncStore.getsize)
+    getsize_prefix = _same(AsyncStore.getsize_prefix)
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write a metadata document or a chunk; others see it after the commit.
@@ -313,10 +309,7 @@ class IcechunkStore(Displayed, Store, SyncMixin):
         store = self._writable(self._ready or await self._native())
         await self._guarded(store.set(key, value))
 
-    async def set_if_not_exists(self, key: str, value: Buffer) -> None:
-        """Write a value unless it exists; of racing writers of this session one wins."""
-        store = self._writable(self._ready or await self._native())
-        await self._guarded(store.set_if_not_exists(key, value))
+    set_if_not_exists = _same(AsyncStore.set_if_not_exists, writes=True)
 
     async def set_partial_values(
         self, key_start_values: Iterable[tuple[str, int, BytesLike]]
@@ -334,20 +327,9 @@ class IcechunkStore(Displayed, Store, SyncMixin):
             ErrorKind.UNIMPLEMENTED,
         )
 
-    async def delete(self, key: str) -> None:
-        """Delete a chunk; or a metadata document, and with it the node and all below it."""
-        store = self._writable(self._ready or await self._native())
-        await self._guarded(store.delete(key))
-
-    async def delete_dir(self, prefix: str) -> None:
-        """Delete all nodes at and below a path, or some of an array's chunks."""
-        store = self._writable(self._ready or await self._native())
-        await self._guarded(store.delete_dir(prefix))
-
-    async def clear(self) -> None:
-        """Delete every node."""
-        store = self._writable(self._ready or await self._native())
-        await self._guarded(store.clear())
+    delete = _same(AsyncStore.delete, writes=True)
+    delete_dir = _same(AsyncStore.delete_dir, writes=True)
+    clear = _same(AsyncStore.clear, writes=True)
 
     def sync_clear(self) -> None:
         """Delete every node; blocks."""

@@ -11,19 +11,40 @@ Both have the signature and the docstring that are written once, for type checke
 body always runs on the portal's loop. A plain function that returns a coroutine can be declared
 in the same way: what it does before it returns is done on the caller's thread, so warnings point
 to the caller's line.
+
+What the native method says already is not said again. `twin_of` takes the docstring of one whose
+arguments or result are converted here, and `asked` declares one that is the same here:
+
+    @twin_of(AsyncRepository.lookup_tag)
+    async def lookup_tag_async(self, tag: str) -> str: ...
+
+    list_tags_async = asked(AsyncRepository.list_tags)
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, Protocol
 
 from icechunk_async.sync.bridge.portal import run, run_async
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
-__all__ = ["awaited", "blocking"]
+__all__ = ["asked", "awaited", "blocking", "twin_of"]
+
+
+class _Handle[N](Protocol):
+    """The handle of a native repository or session."""
+
+    async def ask[T](self, question: Callable[[N], Awaitable[T]], /) -> T: ...
+
+
+class _Asking[N](Protocol):
+    """A class of the facade with such a handle."""
+
+    @property
+    def handle(self) -> _Handle[N]: ...
 
 
 def awaited[**P, T](
@@ -36,6 +57,34 @@ def awaited[**P, T](
         return await run_async(work(*args, **kwargs))
 
     return method
+
+
+def twin_of[**P, T](
+    native: Callable[..., object],
+) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
+    """Decorate as `awaited`, and take the docstring from a native method."""
+
+    def declare(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        work.__doc__ = native.__doc__
+        return awaited(work)
+
+    return declare
+
+
+def asked[N, **P, T](
+    native: Callable[Concatenate[N, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return the `_async` twin of a native method that takes and returns the same here."""
+
+    @functools.wraps(native)
+    async def work(self: _Asking[N], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        def question(it: N) -> Awaitable[T]:  # by name: forks have some methods of their own
+            method: Callable[P, Awaitable[T]] = getattr(it, native.__name__)
+            return method(*args, **kwargs)
+
+        return await self.handle.ask(question)
+
+    return awaited(work)
 
 
 def blocking[**P, T](twin: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:

@@ -1,0 +1,70 @@
+"""Show methods of the blocking facade in the API reference that take their text from native ones.
+
+An extension of griffe, which reads the source for mkdocstrings and runs nothing: what
+`icechunk_async.sync.bridge.pairs` does with docstrings when the library is imported is done here
+for the pages.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import griffe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["SharedText"]
+
+_FACADE: Final = "sync"
+_TWIN: Final = re.compile(r"twin_of\((\w+)\.(\w+)\)$")
+_ASKED: Final = re.compile(r"asked\((\w+)\.(\w+)\)$")
+
+
+class SharedText(griffe.Extension):
+    """Gives the facade's methods the text, or the whole declaration, of the native ones."""
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Complete the classes of the facade when the package has been read."""
+        for cls in _classes(pkg.members.get(_FACADE)):
+            for member in list(cls.members.values()):
+                if isinstance(member, griffe.Function):
+                    for decorator in member.decorators:
+                        native = _native(cls, _TWIN.search(str(decorator.value)))
+                        if native is not None:
+                            member.docstring = native.docstring
+                elif isinstance(member, griffe.Attribute):
+                    native = _native(cls, _ASKED.match(str(member.value)))
+                    if native is not None:
+                        cls.set_member(member.name, _renamed(native, member, cls))
+
+
+def _classes(found: Any) -> Iterator[griffe.Class]:
+    if isinstance(found, griffe.Class):
+        yield found
+    elif isinstance(found, griffe.Module):
+        for member in list(found.members.values()):
+            yield from _classes(member)
+
+
+def _native(cls: griffe.Class, found: re.Match[str] | None) -> griffe.Function | None:
+    if found is None:
+        return None
+    owner, name = found.groups()
+    path = cls.module.resolve(owner)
+    native = cls.package.modules_collection[path].all_members[name]
+    target = native.final_target if isinstance(native, griffe.Alias) else native
+    assert isinstance(target, griffe.Function), f"{path}.{name}"
+    return target
+
+
+def _renamed(
+    native: griffe.Function, member: griffe.Attribute, cls: griffe.Class
+) -> griffe.Function:
+    """Return a copy of a native method under another name."""
+    twin = copy.copy(native)
+    twin.name, twin.parent = member.name, cls
+    twin.lineno, twin.endlineno = member.lineno, member.endlineno
+    return twin
