@@ -19,14 +19,15 @@ from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
 from icechunk_async.sync.handles.sessions import SessionHandle
 from icechunk_async.sync.session import ForkSession
 from icechunk_async.sync.storage import Storage
-from icechunk_async.sync.xarray import write_known
+from icechunk_async.sync.xarray import write_lazy
+from icechunk_async.zarr.datasets import write_known
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, MutableMapping
 
     from icechunk_async.session import ForkSession as AsyncForkSession
     from icechunk_async.session import Session
-    from icechunk_async.sync.xarray import Mode, Region
+    from icechunk_async.zarr.datasets import Mode, Region
 
 __all__ = ["open_dataset", "to_icechunk"]
 
@@ -67,7 +68,9 @@ async def to_icechunk(
     if lazy.sources:
         fork = await session.fork()
         handle = SessionHandle(RepositoryHandle(_source(fork)), fork)
-        work = partial(lazy.write, ForkSession(handle), chunkmanager_store_kwargs, split_every)
+        work = partial(
+            write_lazy, lazy, ForkSession(handle), chunkmanager_store_kwargs, split_every
+        )
         written = await anyio.to_thread.run_sync(work)
         await session.merge(written.handle.fork)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from importlib import import_module
 
+import griffe
 import pytest
 
 import icechunk_async
+from icechunk_async import sync
 from tests.docs.run_page import REPOSITORY
 
 _PAGES = REPOSITORY / "docs" / "reference" / "api"
@@ -60,3 +63,21 @@ def test_the_index_lists_every_page() -> None:
     index = (_PAGES / "index.md").read_text(encoding="utf-8")
     missing = [page.name for page in _PAGES.glob("*.md") if f"({page.name})" not in index]
     assert missing == ["index.md"]
+
+
+@pytest.mark.parametrize("name", ["Repository", "Session"])
+def test_methods_of_the_facade_show_the_text_that_they_share_with_native_ones(name: str) -> None:
+    """The pages are made from the source, in which it stands only once."""
+    extensions = griffe.load_extensions(str(REPOSITORY / "tools" / "shared_text.py"))
+    loaded = griffe.load("icechunk_async", search_paths=[REPOSITORY / "src"], extensions=extensions)
+    shown = loaded[f"sync.{name.lower()}.{name}"]
+    twins = {
+        method: getattr(sync, name).__dict__[method]
+        for method in vars(getattr(sync, name))
+        if method.endswith("_async") and method != "ops_log_async"
+    }
+    assert len(twins) > 5
+    for method, twin in twins.items():
+        text = inspect.cleandoc(getattr(twin, "__func__", twin).__doc__)
+        assert shown.members[method].docstring.value == text, method
+        assert shown.members[method].is_function, method

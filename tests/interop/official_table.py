@@ -24,7 +24,7 @@ __all__ = ["PAGE", "Row", "outdated", "page", "rows"]
 
 _ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = _ROOT / "docs" / "reference" / "official-names.md"
-_TESTS: Final = ("tests/interop/test_facade*.py", "tests/unit/sync/test_*.py")
+_TESTS: Final = ("tests/interop/test_facade*.py", "tests/unit/sync/**/test_*.py")
 _ABOUT_VALUES: Final = ("answers", "credentials", "errors", "storages", "values")
 """Tests of the facade about other things than repositories, sessions and stores."""
 _OPENED: Final = ("IcechunkStore", "Repository", "Session")

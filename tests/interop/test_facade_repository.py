@@ -58,7 +58,7 @@ def test_every_member_has_the_same_arguments(name: str) -> None:
     assert _arguments(ours) == _arguments(theirs)
 
 
-_ADDED = {"commit": ("once",), "commit_async": ("once",)}
+_ADDED = dict.fromkeys(("commit", "commit_async"), ("timeout_seconds", "once"))
 """Arguments that the official methods do not have."""
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, override
 from icechunk_async._runtime.clock import from_us
 from icechunk_async.format import operations_log as native
 from icechunk_async.format.ids import SnapshotId
-from icechunk_async.sync.official.display import Displayed, public
+from icechunk_async.sync.official.display import Displayed, Record, public
 from icechunk_async.sync.official.mirrors import from_native, mirrors
 from icechunk_async.sync.official.states import RepoStatus
 from icechunk_async.sync.official.variants import Kinds, Variant, kinds
@@ -172,7 +172,7 @@ class Update(Displayed):
 
 @public("ops")
 @dataclass(frozen=True, repr=False)
-class GCSummary(Displayed):
+class GCSummary(Record):
     """The objects that garbage collection deleted, or in a dry run would have deleted.
 
     Attributes:
@@ -199,11 +199,8 @@ class GCSummary(Displayed):
     delete_errors: list[str] = field(default_factory=list[str])
     skipped_phases: list[str] = field(default_factory=list[str])
 
-    @override
-    def _rows(self) -> list[tuple[str, object]]:
-        return [(spec.name, getattr(self, spec.name)) for spec in fields(self)]
-
     @classmethod
+    @override
     def from_native(cls, value: Any) -> Self:
         """Return the counterpart of the engine's report."""
         same = ("bytes", "chunks", "manifests", "snapshots", "attributes", "transaction_logs")

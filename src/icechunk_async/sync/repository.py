@@ -569,8 +569,9 @@ class Repository(Displayed):
     async def get_status_async(self) -> RepoStatus:
         status = await self.handle.ask(lambda it: it.get_status())
         assert status.set_at is not None  # stored ones have it
+        is_online = status.availability is Availability.ONLINE
         return RepoStatus(
-            RepoAvailability[status.availability.name.lower()],
+            RepoAvailability.online if is_online else RepoAvailability.read_only,
             status.set_at,
             status.limited_availability_reason,
         )
@@ -782,7 +783,7 @@ async def _native_bytes(stats: Coroutine[Any, Any, ChunkStorageStats]) -> int:
 
 
 def _flags(flags: Iterable[NativeFlag]) -> list[FeatureFlag]:
-    return [FeatureFlag(it.id, it.name, it.default_enabled, it.setting, it.enabled) for it in flags]
+    return list(map(FeatureFlag.from_native, flags))
 
 
 def upgrade_icechunk_repository(

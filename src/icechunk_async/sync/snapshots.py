@@ -7,7 +7,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Any, Final, Self, cast, override
 
 from icechunk_async.engine.history.graph import AncestryGraph
-from icechunk_async.sync.official.display import Displayed, public
+from icechunk_async.sync.official.display import Displayed, Record, public
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -143,7 +143,7 @@ def _few(lines: Iterable[str]) -> list[str]:
 
 @public("snapshots")
 @dataclass(frozen=True, repr=False)
-class ManifestFileInfo(Displayed):
+class ManifestFileInfo(Record):
     """One manifest that a snapshot refers to.
 
     Attributes:
@@ -156,11 +156,8 @@ class ManifestFileInfo(Displayed):
     size_bytes: int
     num_chunk_refs: int
 
-    @override
-    def _rows(self) -> list[tuple[str, object]]:
-        return [(name, getattr(self, name)) for name in self.__dataclass_fields__]
-
     @classmethod
+    @override
     def from_native(cls, value: Any) -> Self:
         """Return the counterpart of the engine's."""
         return cls(str(value.id), value.size_bytes, value.num_chunk_refs)

@@ -1,8 +1,7 @@
 """Writing xarray's datasets into sessions, and reading them.
 
-xarray's own Zarr writer encodes variables and decides where they go. Arrays that are not computed
-yet are kept apart, and forks of the session write them. Needs `xarray`, and `dask[array]` for
-datasets of Dask arrays.
+`icechunk_async.zarr.datasets` writes what is in memory. Forks of the session write arrays that are
+not computed yet. Needs `xarray`, and `dask[array]` for datasets of Dask arrays.
 """
 
 # Dask and xarray are only partly typed.
@@ -10,28 +9,21 @@ datasets of Dask arrays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import xarray
 import zarr
-from xarray.backends.common import ArrayWriter
-from xarray.backends.writers import dump_to_store
-from xarray.backends.zarr import ZarrStore
 
-from icechunk_async.sync.errors import InvalidInputError
+from icechunk_async.sync.errors import translated
+from icechunk_async.zarr.datasets import write_known
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, MutableMapping
 
-    from zarr.abc.store import Store
-
     from icechunk_async.sync.session import ForkSession, Session
+    from icechunk_async.zarr.datasets import Lazy, Mode, Region
 
-    type Mode = Literal["w", "w-", "a", "a-", "r+", "r"]
-    type Region = Mapping[str, slice | Literal["auto"]] | Literal["auto"]
-
-__all__ = ["Lazy", "open_dataset", "to_icechunk", "write_known"]
+__all__ = ["open_dataset", "to_icechunk", "write_lazy"]
 
 
 def to_icechunk(
@@ -76,20 +68,21 @@ def to_icechunk(
             of the changes.
         ReadOnlyError: the session only reads.
     """
-    lazy = write_known(
-        obj,
-        session.store,
-        group=group,
-        mode=mode,
-        safe_chunks=safe_chunks,
-        align_chunks=align_chunks,
-        append_dim=append_dim,
-        region=region,
-        encoding=encoding,
-    )
+    with translated():
+        lazy = write_known(
+            obj,
+            session.store,
+            group=group,
+            mode=mode,
+            safe_chunks=safe_chunks,
+            align_chunks=align_chunks,
+            append_dim=append_dim,
+            region=region,
+            encoding=encoding,
+        )
     if lazy.sources:
         fork = session.fork()
-        session.merge(lazy.write(fork, chunkmanager_store_kwargs, split_every))
+        session.merge(write_lazy(lazy, fork, chunkmanager_store_kwargs, split_every))
 
 
 def open_dataset(
@@ -116,117 +109,20 @@ def open_dataset(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Lazy:
-    """Arrays that are not computed yet, with their targets."""
+def write_lazy(
+    lazy: Lazy,
+    fork: ForkSession,
+    store_kwargs: MutableMapping[Any, Any] | None,
+    split_every: int | None,
+) -> ForkSession:
+    """Compute and write arrays through a fork; return the fork to merge."""
+    from icechunk_async.sync.dask import store_dask  # noqa: PLC0415 - not without Dask
 
-    sources: list[Any] = field(default_factory=list[Any])
-    paths: list[str] = field(default_factory=list[str])
-    regions: list[tuple[slice, ...]] = field(default_factory=list[tuple[slice, ...]])
-
-    def write(
-        self,
-        fork: ForkSession,
-        store_kwargs: MutableMapping[Any, Any] | None,
-        split_every: int | None,
-    ) -> ForkSession:
-        """Compute and write everything through a fork; return the fork to merge."""
-        from icechunk_async.sync.dask import store_dask  # noqa: PLC0415 - not without Dask
-
-        store = fork.store
-        return store_dask(
-            sources=self.sources,
-            targets=[zarr.open_array(store, path=path, mode="r+") for path in self.paths],
-            regions=self.regions,
-            split_every=split_every,
-            **(store_kwargs or {}),
-        )
-
-
-class _Writer(ArrayWriter):
-    """Writes arrays in memory, and keeps the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lazy = Lazy()
-
-    def add(self, source: Any, target: Any, region: Any = None) -> None:
-        """Write or keep an array."""
-        if not _is_dask(source):
-            super().add(source, target, region)
-            return
-        places = _in_full(region, target.shape)
-        self.lazy.sources.append(source)
-        self.lazy.paths.append(target.path)
-        self.lazy.regions.append(places)
-
-
-def write_known(
-    obj: xarray.DataArray | xarray.Dataset,
-    store: Store,
-    *,
-    group: str | None,
-    mode: Mode | None,
-    safe_chunks: bool,
-    align_chunks: bool,
-    append_dim: Hashable | None,
-    region: Region | None,
-    encoding: Mapping[Any, Any] | None,
-) -> Lazy:
-    """Write metadata and all arrays that are in memory; return the others.
-
-    Args as for `to_icechunk`.
-    """
-    dataset = _as_dataset(obj)
-    for variable in dataset.variables.values():
-        if variable.size == 0:
-            variable.load()  # Dask has no blocks to write for it
-    zarr_store = ZarrStore.open_group(
-        store,
-        mode=mode or _default_mode(append_dim, region),
-        group=group,
-        zarr_format=3,
-        consolidated=False,
-        append_dim=append_dim,
-        write_region=region,
-        safe_chunks=safe_chunks,
-        align_chunks=align_chunks,
+    store = fork.store
+    return store_dask(
+        sources=lazy.sources,
+        targets=[zarr.open_array(store, path=path, mode="r+") for path in lazy.paths],
+        regions=lazy.regions,
+        split_every=split_every,
+        **(store_kwargs or {}),
     )
-    # The same steps as in Dataset.to_zarr, with another writer.
-    dataset = zarr_store._validate_and_autodetect_region(dataset)  # noqa: SLF001
-    wanted = dict(encoding or {})
-    zarr_store._validate_encoding(wanted)  # noqa: SLF001
-    writer = _Writer()
-    dump_to_store(dataset, zarr_store, writer, encoding=wanted)
-    return writer.lazy
-
-
-def _as_dataset(obj: xarray.DataArray | xarray.Dataset) -> xarray.Dataset:
-    if isinstance(obj, xarray.Dataset):
-        return obj
-    if not isinstance(obj, xarray.DataArray):
-        raise InvalidInputError(
-            f"A {type(obj).__name__} cannot be written; pass an xarray Dataset or DataArray."
-        )
-    name = obj.name if obj.name is not None else "__xarray_dataarray_variable__"
-    if name in obj.coords or name in obj.dims:
-        raise InvalidInputError(
-            f"The array is named {name!r} as one of its coordinates; rename it to write it."
-        )
-    return obj.to_dataset(name=name)
-
-
-def _default_mode(append_dim: Hashable | None, region: Region | None) -> Mode:
-    if append_dim is not None:
-        return "a"
-    return "r+" if region is not None else "w-"
-
-
-def _is_dask(source: Any) -> bool:
-    return type(source).__module__.partition(".")[0] == "dask"
-
-
-def _in_full(region: Any, shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Return a region of slices with both ends, so that workers need not know the shape."""
-    whole = region if region is not None else (slice(None),) * len(shape)
-    return tuple(slice(*it.indices(size)) for it, size in zip(whole, shape, strict=True))

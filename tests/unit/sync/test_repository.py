@@ -14,10 +14,13 @@ import pytest
 import zarr
 
 from icechunk_async import errors
+from icechunk_async.format.operations_log import Availability
+from icechunk_async.format.operations_log import RepoStatus as StoredStatus
 from icechunk_async.storage import open_storage
 from icechunk_async.sync import (
     InvalidInputError,
     RefNotFoundError,
+    RepoAvailability,
     Repository,
     SessionStateError,
     Storage,
@@ -208,3 +211,16 @@ def test_reopening_lays_over_and_replaces() -> None:
         assert each.config.inline_chunk_threshold_bytes == 3
         assert each.config.max_concurrent_requests == 7
     assert repository.config.max_concurrent_requests != 7
+
+
+def test_a_repository_that_is_offline_counts_as_read_only() -> None:
+    """The official package has no word for it; an engine may have stored it."""
+    with Repository.create(in_memory_storage()) as repository:
+        offline = StoredStatus(Availability.OFFLINE, 0, "moving")
+        portal.run(
+            repository.handle.ask(
+                lambda it: it.engine.state_to_change("status").set_status(offline)
+            )
+        )
+        assert repository.status.availability is RepoAvailability.read_only
+        assert repository.status.limited_availability_reason == "moving"

@@ -84,6 +84,7 @@ def asked[N, **P, T](
 
         return await self.handle.ask(question)
 
+    work.__name__, work.__qualname__ = f"{work.__name__}_async", f"{work.__qualname__}_async"
     return awaited(work)
 
 

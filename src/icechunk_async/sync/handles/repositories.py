@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from icechunk_async._runtime.concurrency import SingleFlight
@@ -67,46 +68,37 @@ class Source:
             default_metadata={},
         )
 
-    @asynccontextmanager
-    async def opening(self) -> AsyncGenerator[AsyncRepository]:
+    def opening(self) -> AbstractAsyncContextManager[AsyncRepository]:
         """Open the repository for the length of a block.
 
         Warns of access to containers that the repository lacks, and opens it without.
         """
-        location, options = await self.storage.place()
-        opening = AsyncRepository.open(
-            location,
-            storage_options=options,
-            config=given_config(self.config),
-            authorize_virtual_chunk_access=given_access(self.authorized),
+        return self._entered(AsyncRepository.open)
+
+    def creating(
+        self, *, spec_version: int, check_clean_root: bool, or_open: bool = False
+    ) -> AbstractAsyncContextManager[AsyncRepository]:
+        """Create the repository, or with `or_open` create or open it; warns as `opening` does."""
+        create = AsyncRepository.open_or_create if or_open else AsyncRepository.create
+        return self._entered(
+            partial(create, spec_version=spec_version, check_clean_root=check_clean_root)
         )
-        async with AsyncExitStack() as stack:
-            try:
-                repository = await stack.enter_async_context(opening)
-            except VirtualContainerError as error:
-                again = self.without(error).opening()
-                repository = await stack.enter_async_context(again)
-            yield repository
 
     @asynccontextmanager
-    async def creating(
-        self, *, spec_version: int, check_clean_root: bool, or_open: bool = False
+    async def _entered(
+        self, enter: Callable[..., AbstractAsyncContextManager[AsyncRepository]]
     ) -> AsyncGenerator[AsyncRepository]:
-        """Create the repository, or with `or_open` create or open it; warns as `opening` does."""
         location, options = await self.storage.place()
-        create = AsyncRepository.open_or_create if or_open else AsyncRepository.create
-        creating = create(
+        entering = enter(
             location,
             storage_options=options,
-            spec_version=spec_version,
-            check_clean_root=check_clean_root,
             config=given_config(self.config),
             authorize_virtual_chunk_access=given_access(self.authorized),
         )
         async with AsyncExitStack() as stack:
             try:
-                repository = await stack.enter_async_context(creating)
-            except VirtualContainerError as error:  # the repository exists by now
+                repository = await stack.enter_async_context(entering)
+            except VirtualContainerError as error:  # the repository exists, by now
                 again = self.without(error).opening()
                 repository = await stack.enter_async_context(again)
             yield repository

@@ -6,7 +6,8 @@ syntax.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Final, Self, override
+import re
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast, override
 
 from icechunk_async.format.config import ManifestSplitDimCondition as NativeDim
 from icechunk_async.format.config import conditions as native
@@ -20,22 +21,31 @@ if TYPE_CHECKING:
 __all__ = ["ManifestPreloadCondition", "ManifestSplitCondition", "ManifestSplitDimCondition"]
 
 _HOME: Final = "icechunk_async.sync.config"
+_KINDS: Final = {
+    "Any": ("Or", "or_conditions"),
+    "All": ("And", "and_conditions"),
+    "Path": ("PathMatches", "path_matches"),
+    "Name": ("NameMatches", "name_matches"),
+    "Refs": ("NumRefs", "num_refs"),
+    "Always": ("True", "true"),
+    "Never": ("False", "false"),
+    "AnyArray": ("AnyArray", "any_array"),
+}
+"""The names of kinds: at the end of the native classes, in the family, and of its functions."""
 
 
-class _Condition(Variant):
-    """A condition of one of two families; displayed as the call that makes it."""
+class _Condition[F](Variant):
+    """A condition of the family `F`; displayed as the call that makes it."""
 
     _named: ClassVar = False
     _made_by: ClassVar[str] = ""
 
-    def __init_subclass__(
-        cls, *, of: type | None = None, name: str = "", made_by: str = ""
-    ) -> None:
+    def __init_subclass__(cls, *, of: type | None = None) -> None:
         """Make a kind an attribute of its family, where pickle finds it."""
         super().__init_subclass__(of=of)
-        if name:
-            cls._made_by = made_by
+        if of is not None:
             family = cls.__mro__[1]
+            name, cls._made_by = _KINDS[re.sub("^Preload|^Split", "", of.__name__)]
             setattr(family, name, public("config", family.__name__, name)(cls))
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
@@ -50,10 +60,18 @@ class _Condition(Variant):
     def _maker(self) -> str:
         return f"{_HOME}.{type(self).__mro__[1].__name__}.{self._made_by}"
 
+    def __or__(self, value: F, /) -> F:
+        """Match if one of both matches."""
+        return cast("F", cast("Any", self).or_conditions((self, value)))
+
+    def __and__(self, value: F, /) -> F:
+        """Match if both match."""
+        return cast("F", cast("Any", self).and_conditions((self, value)))
+
 
 @mirrors(native.ManifestPreloadCondition)
 @public("config")
-class ManifestPreloadCondition(_Condition):
+class ManifestPreloadCondition(_Condition["ManifestPreloadCondition"]):
     """Decides whether a manifest is fetched when a session begins. Made by its functions."""
 
     Or: ClassVar[type[_PreloadOr]]
@@ -97,18 +115,10 @@ class ManifestPreloadCondition(_Condition):
         """Match no manifest."""
         return _PreloadFalse()
 
-    def __or__(self, value: ManifestPreloadCondition, /) -> ManifestPreloadCondition:
-        """Match if one of both matches."""
-        return _PreloadOr((self, value))
-
-    def __and__(self, value: ManifestPreloadCondition, /) -> ManifestPreloadCondition:
-        """Match if both match."""
-        return _PreloadAnd((self, value))
-
 
 @mirrors(native.ManifestSplitCondition)
 @public("config")
-class ManifestSplitCondition(_Condition):
+class ManifestSplitCondition(_Condition["ManifestSplitCondition"]):
     """Decides which arrays a splitting rule applies to. Made by its functions."""
 
     Or: ClassVar[type[_SplitOr]]
@@ -137,42 +147,24 @@ class ManifestSplitCondition(_Condition):
         """Match if the expression is found in the last segment of the array's path."""
         return _SplitName(regex)
 
-    def __or__(self, value: ManifestSplitCondition, /) -> ManifestSplitCondition:
-        """Match if one of both matches."""
-        return _SplitOr((self, value))
 
-    def __and__(self, value: ManifestSplitCondition, /) -> ManifestSplitCondition:
-        """Match if both match."""
-        return _SplitAnd((self, value))
-
-
-class _PreloadOr(
-    ManifestPreloadCondition, Items, of=native.PreloadAny, name="Or", made_by="or_conditions"
-):
+class _PreloadOr(ManifestPreloadCondition, Items, of=native.PreloadAny):
     _0: tuple[ManifestPreloadCondition, ...]
 
 
-class _PreloadAnd(
-    ManifestPreloadCondition, Items, of=native.PreloadAll, name="And", made_by="and_conditions"
-):
+class _PreloadAnd(ManifestPreloadCondition, Items, of=native.PreloadAll):
     _0: tuple[ManifestPreloadCondition, ...]
 
 
-class _PreloadPath(
-    ManifestPreloadCondition, of=native.PreloadPath, name="PathMatches", made_by="path_matches"
-):
+class _PreloadPath(ManifestPreloadCondition, of=native.PreloadPath):
     regex: str
 
 
-class _PreloadName(
-    ManifestPreloadCondition, of=native.PreloadName, name="NameMatches", made_by="name_matches"
-):
+class _PreloadName(ManifestPreloadCondition, of=native.PreloadName):
     regex: str
 
 
-class _PreloadRefs(
-    ManifestPreloadCondition, of=native.PreloadRefs, name="NumRefs", made_by="num_refs"
-):
+class _PreloadRefs(ManifestPreloadCondition, of=native.PreloadRefs):
     from_refs: int | None
     to: int | None
 
@@ -181,45 +173,31 @@ class _PreloadRefs(
 setattr(_PreloadRefs, "from", property(lambda self: self.from_refs))
 
 
-class _PreloadTrue(
-    ManifestPreloadCondition, Items, of=native.PreloadAlways, name="True", made_by="true"
-):
+class _PreloadTrue(ManifestPreloadCondition, Items, of=native.PreloadAlways):
     pass
 
 
-class _PreloadFalse(
-    ManifestPreloadCondition, Items, of=native.PreloadNever, name="False", made_by="false"
-):
+class _PreloadFalse(ManifestPreloadCondition, Items, of=native.PreloadNever):
     pass
 
 
-class _SplitOr(
-    ManifestSplitCondition, Items, of=native.SplitAny, name="Or", made_by="or_conditions"
-):
+class _SplitOr(ManifestSplitCondition, Items, of=native.SplitAny):
     _0: tuple[ManifestSplitCondition, ...]
 
 
-class _SplitAnd(
-    ManifestSplitCondition, Items, of=native.SplitAll, name="And", made_by="and_conditions"
-):
+class _SplitAnd(ManifestSplitCondition, Items, of=native.SplitAll):
     _0: tuple[ManifestSplitCondition, ...]
 
 
-class _SplitPath(
-    ManifestSplitCondition, of=native.SplitPath, name="PathMatches", made_by="path_matches"
-):
+class _SplitPath(ManifestSplitCondition, of=native.SplitPath):
     regex: str
 
 
-class _SplitName(
-    ManifestSplitCondition, of=native.SplitName, name="NameMatches", made_by="name_matches"
-):
+class _SplitName(ManifestSplitCondition, of=native.SplitName):
     regex: str
 
 
-class _SplitAnyArray(
-    ManifestSplitCondition, Items, of=native.SplitAnyArray, name="AnyArray", made_by="any_array"
-):
+class _SplitAnyArray(ManifestSplitCondition, Items, of=native.SplitAnyArray):
     pass
 
 

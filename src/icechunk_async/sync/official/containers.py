@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.sync.official.sections import S3Options
 
-__all__ = ["ObjectStoreConfig", "VirtualChunkContainer"]
+__all__ = ["AnyObjectStoreConfig", "ObjectStoreConfig", "VirtualChunkContainer"]
 
 
 def _veiled(options: Mapping[str, str] | None) -> str:
@@ -125,7 +125,7 @@ class ObjectStoreConfig(Kinds, Displayed):
             return cls(dict(value.options) or None, dict(value.headers) or None)
 
 
-type AnyStore = (
+AnyObjectStoreConfig = (
     ObjectStoreConfig.InMemory
     | ObjectStoreConfig.LocalFileSystem
     | ObjectStoreConfig.S3
@@ -150,7 +150,7 @@ class VirtualChunkContainer(Displayed):
     """
 
     url_prefix: str
-    store: AnyStore
+    store: AnyObjectStoreConfig
     name: str | None = None
 
     @override

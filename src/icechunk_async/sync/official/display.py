@@ -6,7 +6,7 @@ import json
 from enum import IntEnum
 from html import escape
 from textwrap import indent
-from typing import TYPE_CHECKING, Final, cast, override
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast, override
 
 from icechunk_async.format.config.secrets import veiled_url
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     type Rows = Sequence[tuple[str, object]]
 
-__all__ = ["Choice", "Displayed", "Group", "expression", "literal", "public", "title_of"]
+__all__ = ["Choice", "Displayed", "Group", "Record", "expression", "literal", "public", "title_of"]
 
 _INDENT: Final = "    "
 _STYLE: Final = (
@@ -87,6 +87,21 @@ class Displayed:
         title = escape(title_of(type(self)))
         inner = _html_rows(self._rows())
         return f'<div class="icechunk-async"><header>{title}</header>{inner}</div>'
+
+
+class Record(Displayed):
+    """A dataclass whose rows are its fields; the engine's counterpart has fields of these names."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @override
+    def _rows(self) -> Rows:
+        return [(name, getattr(self, name)) for name in self.__dataclass_fields__]
+
+    @classmethod
+    def from_native(cls, value: Any) -> Self:
+        """Return the counterpart of the engine's."""
+        return cls(*(getattr(value, name) for name in cls.__dataclass_fields__))
 
 
 class Group:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, override
 from icechunk_async._runtime.clock import from_us, now_us, to_us
 from icechunk_async.sync.official.display import (
     Choice,
-    Displayed,
+    Record,
     expression,
     literal,
     public,
@@ -74,20 +74,12 @@ class RepoAvailability(Choice):
     read_only = 1
 
 
-class _Shown(Displayed):
-    """A value whose rows are its fields."""
-
-    @override
-    def _rows(self) -> list[tuple[str, object]]:
-        return [(name, getattr(self, name)) for name in self.__dataclass_fields__]  # type: ignore[attr-defined]
-
-
 _AVAILABILITY: Final = {RepoAvailability.online: "Online", RepoAvailability.read_only: "ReadOnly"}
 
 
 @public("repository")
 @dataclass(frozen=True, repr=False)
-class RepoStatus(_Shown):
+class RepoStatus(Record):
     """Whether a repository accepts changes, since when, and why not.
 
     Attributes:
@@ -131,7 +123,7 @@ class RepoStatus(_Shown):
 
 @public("config")
 @dataclass(frozen=True, repr=False)
-class FeatureFlag(_Shown):
+class FeatureFlag(Record):
     """A feature that can be switched, and whether it is on."""
 
     id: int
@@ -141,18 +133,13 @@ class FeatureFlag(_Shown):
     """The setting for this repository; None for the default."""
     enabled: bool
 
-    @classmethod
-    def from_native(cls, value: Any) -> Self:
-        """Return the counterpart of the engine's."""
-        return cls(value.id, value.name, value.default_enabled, value.setting, value.enabled)
-
 
 _CLIENT: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(/[A-Za-z0-9!#$%&'*+.^_`|~-]+)?")
 
 
 @public("")
 @dataclass(frozen=True, repr=False)
-class Attribution(_Shown):
+class Attribution(Record):
     """Labels that the official engine adds to the User-Agent of its requests.
 
     This library keeps them and sends no such header.
@@ -191,7 +178,7 @@ class Attribution(_Shown):
 
 @public("")
 @dataclass(frozen=True, repr=False)
-class ChunkStorageStats(_Shown):
+class ChunkStorageStats(Record):
     """The bytes of the chunks of a repository."""
 
     native_bytes: int
@@ -218,15 +205,10 @@ class ChunkStorageStats(_Shown):
             self.inlined_bytes + other.inlined_bytes,
         )
 
-    @classmethod
-    def from_native(cls, value: Any) -> Self:
-        """Return the counterpart of the engine's statistics."""
-        return cls(value.native_bytes, value.virtual_bytes, value.inlined_bytes)
-
 
 @public("storage")
 @dataclass(frozen=True, repr=False)
-class StorageObjectInfo(_Shown):
+class StorageObjectInfo(Record):
     """One object in the listing of a storage."""
 
     key: str

@@ -29,6 +29,7 @@ class Variant:
 
     def __init_subclass__(cls, *, of: type | None = None) -> None:
         """Make a dataclass, and note which native class it mirrors."""
+        super().__init_subclass__()
         dataclass(frozen=True, repr=False)(cls)
         if of is not None:
             cls.native_class = of

@@ -10,7 +10,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async.sync.credentials import azure_credentials, gcs_credentials, s3_credentials
-from icechunk_async.sync.official.containers import ObjectStoreConfig
+from icechunk_async.sync.official.containers import AnyObjectStoreConfig, ObjectStoreConfig
 from icechunk_async.sync.official.sections import (
     ChecksumAlgorithm,
     S3Options,
@@ -57,17 +57,6 @@ __all__ = [
     "s3_store",
     "tigris_storage",
 ]
-
-AnyObjectStoreConfig = (
-    ObjectStoreConfig.InMemory
-    | ObjectStoreConfig.LocalFileSystem
-    | ObjectStoreConfig.S3
-    | ObjectStoreConfig.S3Compatible
-    | ObjectStoreConfig.Gcs
-    | ObjectStoreConfig.Azure
-    | ObjectStoreConfig.Tigris
-    | ObjectStoreConfig.Http
-)
 
 
 def in_memory_storage() -> Storage:
