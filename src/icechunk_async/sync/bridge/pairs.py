@@ -78,7 +78,7 @@ def asked[N, **P, T](
 
     @functools.wraps(native)
     async def work(self: _Asking[N], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        def question(it: N) -> Awaitable[T]:  # by name: forks have some methods of their own
+        def question(it: N) -> Awaitable[T]:  # by name: forks override some methods
             method: Callable[P, Awaitable[T]] = getattr(it, native.__name__)
             return method(*args, **kwargs)
 

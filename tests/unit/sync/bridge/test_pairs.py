@@ -32,7 +32,7 @@ def test_every_public_method_has_help(cls: type) -> None:
 
 @pytest.mark.parametrize("cls", [Repository, Session])
 def test_both_methods_of_a_pair_have_one_text_and_one_signature(cls: type) -> None:
-    """And are named as they are called."""
+    """And the name by which each is called."""
     methods = _methods(cls)
     pairs = {name: f"{name}_async" for name in methods if f"{name}_async" in methods}
     assert len(pairs) > 5
