@@ -15,14 +15,17 @@ __all__ = [
     "CONFIG",
     "REFS",
     "REPO_INFO",
+    "SUMS",
     "TAG_PREFIX",
     "backup_key",
     "branch_key",
     "chunk_key",
+    "digests_key",
     "is_immutable",
     "manifest_key",
     "new_backup_name",
     "snapshot_key",
+    "sums_key",
     "tag_key",
     "tombstone_key",
     "transaction_key",
@@ -34,7 +37,12 @@ REFS: Final = "refs/"
 BRANCH_PREFIX: Final = "branch."
 TAG_PREFIX: Final = "tag."
 
-_WRITTEN_ONCE: Final = ("chunks/", "manifests/", "snapshots/", "transactions/")
+SUMS: Final = "sums/"
+"""Objects that only this library writes: a sidecar with checksums for each manifest, and a list of
+digests for each snapshot. The official engine neither reads nor lists nor deletes them. To lose
+them loses no data."""
+
+_WRITTEN_ONCE: Final = ("chunks/", "manifests/", "snapshots/", "transactions/", SUMS)
 _YEAR_3000_MS: Final = 32_503_680_000_000
 
 
@@ -42,6 +50,7 @@ def is_written_once(key: str) -> bool:
     """Return whether a key has a random name, so that its writer may safely write it again.
 
     Expiration under spec 1 writes snapshots again, with other parents; both versions may be read.
+    Sums that were unknown may be added to a sidecar; both versions are right.
     """
     return key.startswith(_WRITTEN_ONCE)
 
@@ -78,6 +87,16 @@ def transaction_key(snapshot_id: SnapshotId) -> str:
 def manifest_key(manifest_id: ManifestId) -> str:
     """Return the key of a manifest."""
     return f"manifests/{manifest_id}"
+
+
+def sums_key(manifest_id: ManifestId) -> str:
+    """Return the key of the checksums of a manifest's chunks."""
+    return f"{SUMS}{manifest_id}"
+
+
+def digests_key(snapshot_id: SnapshotId) -> str:
+    """Return the key of the digests of what a snapshot needs."""
+    return f"{SUMS}{snapshot_id}"
 
 
 def chunk_key(chunk_id: ChunkId) -> str:

@@ -18,6 +18,7 @@ from icechunk_async.engine.files.manifests import (
     check_id,
     offload,
 )
+from icechunk_async.engine.files.sums import SumFiles
 from icechunk_async.errors import (
     IcechunkError,
     ObjectNotFoundError,
@@ -84,6 +85,7 @@ class Assets:
         self.spec_version = spec_version
         self.compression_level = compression_level
         self.backend = backend
+        self.sums = SumFiles(storage, chunk_refs)
         held: WeightedCache[ManifestId, HeldManifest] = WeightedCache(chunk_refs)
         self.manifests = ManifestFiles(
             storage, held, spec_version=spec_version, compression_level=compression_level

@@ -74,6 +74,8 @@ class NativeChunk:
     chunk_id: ChunkId
     offset: int
     length: int
+    sum: int = field(default=0, compare=False)
+    """The code of the checksum of these bytes, see `format.sums`; 0 if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,9 @@ class _SingleColumns:
         self._columns["chunk_ids"] = ids.reshape(len(refs), ChunkId.size_bytes)
         self._column("objects", "u4")[rows] = np.arange(len(refs))
         self._places(refs, rows)
+        sums = np.fromiter(map(attrgetter("sum"), refs), np.uint64, len(refs))
+        if sums.any():
+            self._column("sums", "u8")[rows] = sums
 
     def _virtual(self, refs: list[Any], rows: _Rows) -> None:
         objects, self._columns["locations"] = Strings.factorize([it.location for it in refs])
@@ -213,6 +218,8 @@ class ChunkRefs:
     locations: StringPool = EMPTY_POOL
     etag_pool: StringPool = EMPTY_POOL
     inline: memoryview = _NOTHING
+    sums: npt.NDArray[np.uint64] | None = None
+    """Codes of the checksums of native chunks, see `format.sums`; 0 if unknown. None: all are."""
 
     @classmethod
     def build(
@@ -258,7 +265,9 @@ class ChunkRefs:
         kind = self.kinds.item(row)  # item() is several times as fast as indexing
         if kind == _NATIVE:
             chunk_id = ChunkId(self.chunk_ids[self.objects.item(row)].tobytes())
-            return NativeChunk(chunk_id, offset, length)
+            return NativeChunk(
+                chunk_id, offset, length, 0 if self.sums is None else self.sums.item(row)
+            )
         if kind == _INLINE:
             return InlineChunk(self.inline[offset : offset + length])
         if kind == _VIRTUAL:
@@ -286,6 +295,7 @@ class ChunkRefs:
             lengths=self.lengths[rows],
             etags=self.etags[rows],
             modified=self.modified[rows],
+            sums=None if self.sums is None else self.sums[rows],
         )
 
     def inside(self, extents: Extents) -> npt.NDArray[np.bool_]:
@@ -380,6 +390,7 @@ class ChunkRefs:
             locations=locations,
             etag_pool=etag_pool,
             inline=memoryview(b"".join([part.inline for part in parts])),
+            sums=_joined_sums(parts),
         )
 
     def narrow(self) -> ChunkRefs:
@@ -411,6 +422,14 @@ class ChunkRefs:
         copy_pieces(packed, places, np.frombuffer(self.inline, np.uint8), starts, sizes)
         offsets[rows] = places
         return replace(self, offsets=offsets, inline=packed.data)
+
+
+def _joined_sums(parts: Sequence[ChunkRefs]) -> npt.NDArray[np.uint64] | None:
+    if all(part.sums is None for part in parts):
+        return None
+    return np.concatenate(
+        [np.zeros(len(part), np.uint64) if part.sums is None else part.sums for part in parts]
+    )
 
 
 def _used(
