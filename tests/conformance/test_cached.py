@@ -48,6 +48,7 @@ class TestPassesOn(StorageConformance):
     """A cache that was told that everything changes."""
 
     many_keys = 1_000
+    page_keys = 200
 
     @pytest.fixture
     async def storage(self, tmp_path: Path) -> AsyncIterator[Storage]:
@@ -60,6 +61,7 @@ class TestCached(StorageConformance):
     """Both tiers, for those of the suite's objects that are written once."""
 
     many_keys = 1_000
+    page_keys = 200
     reopen = staticmethod(reopen_cached)
 
     @pytest.fixture

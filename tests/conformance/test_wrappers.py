@@ -33,6 +33,7 @@ class _Wrapped(StorageConformance):
     """A policy around memory."""
 
     many_keys = 1_000  # memory answers them in one page, as it would more
+    page_keys = 200
 
     def wrap(self, plain: Storage) -> Storage:
         """Put the policy around ``plain``."""

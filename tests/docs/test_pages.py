@@ -24,12 +24,29 @@ PAGES = sorted(
 RUNNER = Path(__file__).with_name("run_page.py")
 
 
+# A page shows what an installation as it comes does. Here its jobs are small: two partitions after
+# a shuffle instead of 200, and a JVM that does not optimize what runs once.
+SPARK_DEFAULTS = """
+spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+spark.sql.adaptive.enabled false
+spark.sql.codegen.wholeStage false
+spark.sql.shuffle.partitions 2
+"""
+
+
 def _for_spark(page: Path, directory: Path) -> dict[str, str]:
     """Return the variables that Spark needs here, for the pages that are about it."""
     if "spark" not in page.name:
         return {}
+    settings = directory / "spark-conf" / "spark-defaults.conf"
+    settings.parent.mkdir()
+    settings.write_text(SPARK_DEFAULTS, encoding="utf-8")
+    found = {
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_CONF_DIR": str(settings.parent),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
     home = java_home(directory / "java")
-    found = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     return found if home is None else {**found, "JAVA_HOME": home}
 
 

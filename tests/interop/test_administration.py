@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from tests.interop.edits import Sources
 
 
+pytestmark = pytest.mark.sampled
+
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 FIRST = pytest.mark.parametrize("first", list(ENGINES))
 MOMENT = datetime(2021, 2, 3, 4, 5, 6, 7000, tzinfo=UTC)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tests.interop.answers import Engine
 
 
+pytestmark = pytest.mark.sampled
+
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 FIRST = pytest.mark.parametrize("first", list(ENGINES))
 NAMES = ("a", "a.b", "A-b_c.9", "0", "main2")

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from tests.interop.edits import Edit
 
 
+pytestmark = pytest.mark.sampled
+
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 FIRST = pytest.mark.parametrize("first", list(ENGINES))
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from tests.interop.answers import Touched
 
 
+pytestmark = pytest.mark.sampled
+
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 FIRST = pytest.mark.parametrize("first", list(ENGINES))
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 SEEDS = range(int(os.environ.get("INTEROP_SEEDS", "3")))
+pytestmark = pytest.mark.sampled
+
 SPECS = pytest.mark.parametrize("spec", [1, 2])
 FIRST = pytest.mark.parametrize("first", list(ENGINES))
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from icechunk_async.credentials import Credential
 
 
+pytestmark = pytest.mark.sampled
+
 FIRST = pytest.mark.parametrize("first", ["ours", "theirs"])
 BODY = bytes(range(200))
 LENGTH = 10

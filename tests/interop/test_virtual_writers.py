@@ -57,7 +57,7 @@ pytestmark = [
 
 FILES = [
     "E1_north_america.nc",
-    "orca2_votemper.nc",
+    pytest.param("orca2_votemper.nc", marks=pytest.mark.thorough),
     "vlstr_type.nc",
     "NEMO/nemo_1m_20150101-20150201_grid-T.nc",
 ]

@@ -14,6 +14,7 @@ from tests.spark.java import java_home
 DRIVER = Path(__file__).with_name("connect_driver.py")
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(660)  # on a crowded machine
 def test_arrays_are_read_and_written_through_connect(tmp_path: Path) -> None:
     """SQL, tables, chunk-wise computing and appending, with a server in a separate process."""

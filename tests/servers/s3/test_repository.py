@@ -30,6 +30,7 @@ class TestS3Repository(WholeRepository):
         return keeping_server
 
 
+@pytest.mark.thorough
 class TestMotoRepository(WholeRepository):
     """A second code base, with the version of the format that asks most of conditions."""
 

@@ -25,6 +25,9 @@ class Promises:
     many_keys: ClassVar[int] = 10_000
     """Keys in the largest listing: more than ten pages of any service."""
 
+    page_keys: ClassVar[int] = 1_000
+    """Keys that the service lists, or deletes, in one request; tests of paging use some more."""
+
     large_bytes: ClassVar[int] = 20 * 1024 * 1024
     """Size of the largest object: beyond what services take in one part."""
 

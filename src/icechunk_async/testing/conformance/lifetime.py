@@ -289,7 +289,7 @@ class CancellationPromises(Promises):
 
     async def test_a_cancelled_listing_changes_nothing(self, storage: Storage) -> None:
         """The next listing is complete."""
-        keys = [f"key-{n:04}" for n in range(1200)]
+        keys = [f"key-{n:04}" for n in range(self.page_keys * 6 // 5)]
         await fill(storage, keys)
         async for _ in at_every_wait(lambda _: listed(storage)):
             assert names(await listed(storage)) == keys

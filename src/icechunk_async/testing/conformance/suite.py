@@ -43,7 +43,8 @@ class StorageConformance(
     * ``reopen``: opens another handle on the same objects, if not through the entry point of the
     backend.
     * ``undeletable``: a block in which deleting one key fails.
-    * ``many_keys``, ``large_bytes``: sizes, if the usual ones take too long.
+    * ``many_keys``, ``large_bytes``: sizes, if the usual ones take too long; ``page_keys``, if
+      the service lists fewer keys at a time than most, or if there are no pages.
 
     The tests themselves cannot be replaced.
     """
