@@ -55,8 +55,9 @@ pytestmark = [
     ),
 ]
 
+FILE = "E1_north_america.nc"
 FILES = [
-    "E1_north_america.nc",
+    FILE,
     pytest.param("orca2_votemper.nc", marks=pytest.mark.thorough),
     "vlstr_type.nc",
     "NEMO/nemo_1m_20150101-20150201_grid-T.nc",
@@ -155,7 +156,7 @@ async def test_our_writer_does_what_virtualizarr_does(
     place: Place, session: Session, tmp_path: Path
 ) -> None:
     """A dataset that VirtualiZarr writes into a store of the official engine is the same there."""
-    dataset = await on_thread(opened, SAMPLES / FILES[0], loadable_variables=["time"])
+    dataset = await on_thread(opened, SAMPLES / FILE, loadable_variables=["time"])
     await write_virtual_dataset(session, dataset)
     config = icechunk.RepositoryConfig.default()
     store = icechunk.local_filesystem_store("/")
@@ -292,7 +293,7 @@ async def test_what_cannot_be_written_changes_nothing(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sources outside of containers, contradictions, groups that exist, a missing package."""
-    dataset = await on_thread(opened, SAMPLES / FILES[0], loadable_variables=[])
+    dataset = await on_thread(opened, SAMPLES / FILE, loadable_variables=[])
     inside = await on_thread(opened, made / "0.nc", loadable_variables=[])
     async for session in Place(tmp_path / "repo", made).session():
         with pytest.raises(VirtualContainerError, match="E1_north_america"):
