@@ -14,7 +14,7 @@ from icechunk_async import Repository, RepositoryConfig
 from icechunk_async.credentials import HttpAccess, LocalFileSystemAccess
 from icechunk_async.errors import VirtualChunkError, VirtualSourceChangedError
 from icechunk_async.format.config import HttpStore, LocalFileSystemStore, VirtualChunkContainer
-from tests.helpers import make_array
+from tests.helpers import make_array, write
 from tests.interop.theirs import icechunk
 from tests.interop.web_files import WebFile, WebFiles, web_files
 
@@ -76,6 +76,13 @@ class Both:
                 f"a/c/{at}", location, offset=offset, length=LENGTH, checksum=guard
             )
         await session.commit_async("virtual")
+
+    async def change(self, at: int, data: bytes) -> None:
+        """Replace a chunk by bytes with our engine, which writes the manifest anew."""
+        async with Repository.open(self.root) as repository:
+            session = await repository.writable_session("main")
+            await write(session, f"a/c/{at}", data)
+            await session.commit("changed")
 
     async def read(self, engine: str, count: int) -> list[bytes | str]:
         """Return each chunk, or ``refused``."""
@@ -158,9 +165,10 @@ async def test_web_servers_are_read_by_both(first: str, tmp_path: Path, served: 
 async def test_times_of_local_files_with_fractions_guard_for_both(
     first: str, fraction_ns: int, tmp_path: Path
 ) -> None:
-    """We record whole seconds rounded up, which both accept.
+    """We record whole seconds rounded up, which both accept, and nothing newer than that.
 
-    The official engine rounds down and then refuses what has a fraction; we do not.
+    The official engine rounds down and then refuses what has a fraction. We accept that second,
+    also in a manifest that we write anew, and nothing later.
     """
     file = tmp_path / "source" / "f.bin"
     file.parent.mkdir()
@@ -168,12 +176,15 @@ async def test_times_of_local_files_with_fractions_guard_for_both(
     _touch(file, fraction_ns)
     both = Both(tmp_path / "repo", f"file://{file.parent}/", "file")
     moment = MODIFIED + timedelta(microseconds=fraction_ns // 1000)
-    await both.write(first, [(f"{both.prefix}f.bin", 0, moment)])
+    url = f"{both.prefix}f.bin"
+    await both.write(first, [(url, 0, moment), (url, 50, None)])
     good: list[bytes | str] = [BODY[:LENGTH]]
     assert await both.read("ours", 1) == good
     theirs = good if first == "ours" or not fraction_ns else ["refused"]
     assert await both.read("theirs", 1) == theirs
-    _touch(file, 2_000_000_001 + fraction_ns)
+    await both.change(1, bytes(LENGTH))
+    assert await both.read("ours", 2) == [*good, bytes(LENGTH)]
+    _touch(file, 1_000_000_000 + max(fraction_ns, 1_000))
     for engine in ("ours", "theirs"):
         assert await both.read(engine, 1) == ["refused"], engine
 

@@ -36,6 +36,9 @@ SPEC_VERSIONS: Final = (1, 2)
 
 _MAGIC: Final = b"ICE\xf0\x9f\xa7\x8aCHUNK"
 _STAMP: Final = f"ica-{__version__}".encode()[:24].ljust(24)
+_CUT: Final = b"~"
+"""Ends our stamp on manifests that took over references from another writer's."""
+_STAMP_AT: Final = slice(12, 36)
 _ZSTD: Final = 1
 _MAX_RATIO: Final = 1000
 _FLOOR_BYTES: Final = 64 << 20
@@ -185,6 +188,20 @@ def believable_bytes(packed_bytes: int) -> int:
 def written_by(data: bytes | memoryview) -> str:
     """Return name and version of the program that wrote a metadata file, from its header."""
     return bytes(memoryview(data)[12:36]).decode(errors="replace").rstrip(" ")
+
+
+def may_cut_seconds(data: bytes | memoryview) -> bool:
+    """Return whether times in a manifest's file may have been rounded down to seconds.
+
+    The official engine does that. We round up, and mark the files into which we copy its times.
+    """
+    stamp = bytes(memoryview(data)[_STAMP_AT])
+    return not stamp.startswith(b"ica-") or stamp.endswith(_CUT)
+
+
+def with_cut_seconds(data: bytes) -> bytes:
+    """Return a manifest's file with the mark that `may_cut_seconds` looks for."""
+    return data[: _STAMP_AT.stop - 1] + _CUT + data[_STAMP_AT.stop :]
 
 
 def decompress(frame: memoryview, name: str) -> bytes | memoryview:

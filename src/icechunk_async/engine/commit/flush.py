@@ -359,7 +359,7 @@ class Flusher:
         payload = encode_manifest(
             manifest_id, {node_id: refs}, location_dictionary=self.options.location_dictionary
         )
-        packed = self._assets.manifests.pack(payload)
+        packed = self._assets.manifests.pack(payload, seconds_cut=refs.has_cut_seconds)
         info = ManifestFileInfo(manifest_id, len(packed), len(refs))
         return ManifestRef(manifest_id, refs.extents()), info, packed
 

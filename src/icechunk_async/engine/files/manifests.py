@@ -17,7 +17,13 @@ import anyio.to_thread
 
 from icechunk_async._runtime.concurrency import SingleFlight, bounded_map
 from icechunk_async.errors import FormatError, ObjectNotFoundError
-from icechunk_async.format.envelope import FileType, unpack
+from icechunk_async.format.envelope import (
+    FileType,
+    may_cut_seconds,
+    pack,
+    unpack,
+    with_cut_seconds,
+)
 from icechunk_async.format.layout import manifest_key
 from icechunk_async.format.manifest.held import BYTES_PER_REF, EXPAND, HeldManifest, Undecided
 from icechunk_async.format.manifest.packed import ManifestFile, open_manifest
@@ -220,7 +226,10 @@ class ManifestFiles:
         """
         data = await self._fetch(manifest_id, 0, size_bytes or None)
         manifest = await offload(
-            lambda: decode_manifest(unpack(data, FileType.MANIFEST).payload), size_bytes=len(data)
+            lambda: decode_manifest(
+                unpack(data, FileType.MANIFEST).payload, seconds_cut=may_cut_seconds(data)
+            ),
+            size_bytes=len(data),
         )
         check_id(manifest_key(manifest_id), manifest.id, manifest_id)
         return manifest
@@ -250,9 +259,19 @@ class ManifestFiles:
         except ObjectNotFoundError as error:
             raise _missing(key) from error
 
-    def pack(self, payload: memoryview) -> bytes:
-        """Wrap the FlatBuffer of a manifest as this repository writes files."""
-        return pack_manifest(payload, self._spec_version, level=self._compression_level)
+    def pack(self, payload: memoryview, *, seconds_cut: bool = False) -> bytes:
+        """Wrap the FlatBuffer of a manifest as this repository writes files.
+
+        Args:
+            payload: the FlatBuffer.
+            seconds_cut: see `ChunkRefs.has_cut_seconds`. Such a file is not seekable.
+        """
+        level = self._compression_level
+        if seconds_cut:
+            return with_cut_seconds(
+                pack(payload, FileType.MANIFEST, self._spec_version, level=level)
+            )
+        return pack_manifest(payload, self._spec_version, level=level)
 
     async def put(self, manifest_id: ManifestId, packed: bytes, *, keep: bool = False) -> None:
         """Store a manifest that is already encoded.

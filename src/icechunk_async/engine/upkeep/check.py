@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     type Problem = Literal["missing", "too short", "changed", "unreadable"]
     type ObjectKind = Literal["snapshot", "transaction log", "manifest", "chunk", "virtual"]
-    type VirtualObject = tuple[str, str | None, int]
-    """Location, ETag, and time of the guard; 0 for none."""
+    type VirtualObject = tuple[str, str | None, int, bool]
+    """Location, ETag, and time of the guard, which is 0 for none and may be rounded down."""
 
 __all__ = [
     "BrokenReference",
@@ -169,7 +169,7 @@ def _virtual(refs: ChunkRefs) -> dict[VirtualObject, tuple[int, int]]:
         rows_of_states, ends.tolist(), counts.tolist(), strict=True
     ):
         guard = refs.etag_pool.get(etag) if etag >= 0 else None
-        key: VirtualObject = (pool.strings[place], guard, modified)
+        key: VirtualObject = (pool.strings[place], guard, modified, refs.seconds_cut)
         known = found.get(key, (0, 0))
         found[key] = (max(end, known[0]), count + known[1])
     return found
@@ -177,8 +177,8 @@ def _virtual(refs: ChunkRefs) -> dict[VirtualObject, tuple[int, int]]:
 
 def guarded(it: VirtualObject) -> VirtualChunk:
     """Return a reference to a whole object with its guard."""
-    location, etag, modified = it
-    return VirtualChunk(location, 0, 0, etag, modified or None)
+    location, etag, modified, seconds_cut = it
+    return VirtualChunk(location, 0, 0, etag, modified or None, seconds_cut)
 
 
 _AT_ONCE: Final = 64

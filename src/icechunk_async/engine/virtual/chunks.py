@@ -6,12 +6,12 @@ gives no access. The reader who opens the repository authorises containers one b
 
 from __future__ import annotations
 
-import math
 import posixpath
 import re
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NoReturn
 from urllib.parse import quote, unquote, urlsplit
 
@@ -313,8 +313,9 @@ def check_unchanged(chunk: VirtualChunk, retrieved: Retrieved) -> None:
         return
     if modified is None:
         raise changed(chunk, "does not tell when it was modified, which its reference asks for")
-    # Whole seconds are stored: rounded up by us, rounded down by other writers.
-    if math.floor(modified.timestamp()) > limit:
+    # Whole seconds are stored. Where they may have been rounded down, what counts is the second.
+    found_at = modified.replace(microsecond=0) if chunk.seconds_cut else modified
+    if found_at > datetime.fromtimestamp(limit, UTC):
         raise changed(chunk, f"was modified at {modified.isoformat()}")
 
 

@@ -8,13 +8,14 @@ so that is never concluded here.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from struct import Struct, unpack_from
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.envelope import FileType, unpack
+from icechunk_async.format.envelope import FileType, may_cut_seconds, unpack
 from icechunk_async.format.flatbuffers.buffer import Buffer
 from icechunk_async.format.flatbuffers.reading import Tables
 from icechunk_async.format.ids import ManifestId, NodeId
@@ -49,7 +50,10 @@ def open_manifest(data: bytes | memoryview) -> Manifest | PackedManifest:
         UnsupportedSpecVersionError, FormatError: the file cannot be read.
     """
     payload = unpack(data, FileType.MANIFEST).payload
-    return PackedManifest(payload) if len(payload) >= _LARGE_BYTES else decode_manifest(payload)
+    seconds_cut = may_cut_seconds(data)
+    if len(payload) >= _LARGE_BYTES:
+        return PackedManifest(payload, seconds_cut=seconds_cut)
+    return decode_manifest(payload, seconds_cut=seconds_cut)
 
 
 class ManifestFile:
@@ -84,12 +88,13 @@ class PackedManifest:
     is_whole = True
     columns = None
 
-    def __init__(self, payload: bytes | memoryview | Buffer) -> None:
+    def __init__(self, payload: bytes | memoryview | Buffer, *, seconds_cut: bool = False) -> None:
         """Look at the root of ``payload``; nothing else is checked before it is needed.
 
         Raises:
             FormatError: the root is damaged.
         """
+        self._seconds_cut = seconds_cut
         self._buffer = payload if isinstance(payload, Buffer) else Buffer(payload)
         self._view = self._buffer.payload
         root = Tables.root(self._buffer)
@@ -122,7 +127,7 @@ class PackedManifest:
 
     def expand(self) -> Manifest:
         """As ``HeldManifest``."""
-        return decode_manifest(self._view)
+        return decode_manifest(self._view, seconds_cut=self._seconds_cut)
 
     def find(
         self, node_id: NodeId, coords: Coordinates, rows: range | None = None
@@ -144,7 +149,8 @@ class PackedManifest:
             return None
         tables = Tables(self._buffer, np.array([self._follow(entry)], np.int64))
         columns = np.array([coords], np.uint32).reshape(1, len(coords))
-        return decode_rows(tables, columns, self._dictionary).ref(0)
+        found = decode_rows(tables, columns, self._dictionary)
+        return replace(found, seconds_cut=self._seconds_cut).ref(0)
 
     def entry(self, node_id: NodeId, coords: Coordinates, rows: range | None = None) -> int | None:
         """Return where the vector of references refers to a chunk; else as `find`."""

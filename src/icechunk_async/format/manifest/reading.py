@@ -6,7 +6,7 @@ intermediate results stay in the processor's cache and take no memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -96,8 +96,12 @@ class Manifest:
         return sum(len(refs) for refs in self.arrays.values())
 
 
-def decode_manifest(payload: bytes | memoryview) -> Manifest:
+def decode_manifest(payload: bytes | memoryview, *, seconds_cut: bool = False) -> Manifest:
     """Read a manifest; columns may keep ``payload`` alive.
+
+    Args:
+        payload: the FlatBuffer.
+        seconds_cut: see `ChunkRefs.seconds_cut`.
 
     Raises:
         FormatError: the payload is damaged, or breaks the order that lookups rely on.
@@ -117,7 +121,8 @@ def decode_manifest(payload: bytes | memoryview) -> Manifest:
         node = NodeId(nodes[row].tobytes())
         if node in decoded:
             raise FormatError(f"Manifest {identifier} lists the array {node} twice.")
-        for found in _decode_array(refs.row(row), dictionary):
+        for plain in _decode_array(refs.row(row), dictionary):
+            found = replace(plain, seconds_cut=True) if seconds_cut else plain
             if decoded.setdefault(node, found) is not found:
                 strays[node, found.rank] = found
     return Manifest(identifier, decoded, strays)

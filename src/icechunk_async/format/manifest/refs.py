@@ -91,6 +91,8 @@ class VirtualChunk:
     etag: str | None = None
     last_modified: int | None = None
     """Seconds since the epoch: the source must not be newer."""
+    seconds_cut: bool = field(default=False, compare=False)
+    """Whether the time may have been rounded down, as other writers do; ours is rounded up."""
 
 
 type ChunkRef = InlineChunk | NativeChunk | VirtualChunk
@@ -220,6 +222,8 @@ class ChunkRefs:
     inline: memoryview = _NOTHING
     sums: npt.NDArray[np.uint64] | None = None
     """Codes of the checksums of native chunks, see `format.sums`; 0 if unknown. None: all are."""
+    seconds_cut: bool = False
+    """Whether some ``modified`` may have been rounded down, as other writers do."""
 
     @classmethod
     def build(
@@ -278,6 +282,7 @@ class ChunkRefs:
                 length,
                 None if etag == NO_ETAG else self.etag_pool.get(etag),
                 modified or None,
+                self.seconds_cut,
             )
         return None
 
@@ -391,7 +396,13 @@ class ChunkRefs:
             etag_pool=etag_pool,
             inline=memoryview(b"".join([part.inline for part in parts])),
             sums=_joined_sums(parts),
+            seconds_cut=any(part.seconds_cut for part in parts),
         )
+
+    @property
+    def has_cut_seconds(self) -> bool:
+        """Whether a time that may have been rounded down guards a reference."""
+        return self.seconds_cut and bool((self.modified > 0).any())
 
     def narrow(self) -> ChunkRefs:
         """Drop entries that no row refers to from the pools, which `take` leaves whole."""

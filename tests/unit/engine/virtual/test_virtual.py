@@ -318,7 +318,7 @@ async def test_local_files_with_fractions_of_seconds_are_guarded_by_time(
         await session.commit("virtual")
         reader = await repository.readonly_session("main")
         assert await read(reader, "a/c/0") == DATA[:9]
-        later_ns = modified_ns + 2 * 10**9
+        later_ns = -(-modified_ns // 10**9) * 10**9 + 1000  # beyond the second that is recorded
         os.utime(file, ns=(later_ns, later_ns))
         with pytest.raises(VirtualSourceChangedError, match=r"data\.bin"):
             await read(reader, "a/c/0")

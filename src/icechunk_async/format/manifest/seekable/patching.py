@@ -102,6 +102,8 @@ class _Patch:
 
     def apply(self, new_id: ManifestId, refs: ChunkRefs, spec_version: int, level: int) -> bytes:
         """Return the new file."""
+        if refs.has_cut_seconds:  # that is noted for a whole file
+            raise _UnfitError
         index, size = self._index, int(self._index.cuts[-1])
         entries = [self._entry(tuple(row)) for row in refs.coords.tolist()]
         begin = size + -size % 8
