@@ -310,13 +310,17 @@ class Repository:
             branch: read its tip; ``main`` if nothing is named.
             tag: read its snapshot.
             snapshot_id: read this snapshot.
-            as_of: with a branch: read what was its tip at this time, by the writers' clocks.
+            as_of: with a branch: read what was its tip at this time, by the writers' clocks. Format
+                2 tells from the operations log, also after a reset, an amendment or an expiration;
+                format 1 searches the history that the branch has now.
 
         Raises:
-            BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: it does not exist.
+            BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: it does not exist, or what
+                was the tip then was dropped from the history.
             InvalidInputError: more than one was named, or ``as_of`` without a branch.
 
-        Cost: one request for the branch or tag, one for the snapshot unless it is cached.
+        Cost: one request for the branch or tag, one for the snapshot unless it is cached. In
+        format 2 ``as_of`` costs one more for each ``num_updates_per_repo_info_file`` changes since.
         """
         base = await self._engine.load(branch, tag, snapshot_id, as_of)
         return self._session(base, None, SessionMode.READONLY)

@@ -176,6 +176,41 @@ async def test_both_travel_to_the_same_snapshot_in_time(
                 assert await theirs.as_of("main", moment) == later[0].id
 
 
+@FIRST
+async def test_we_read_a_branch_as_it_was_before_it_was_reset(first: str, tmp_path: Path) -> None:
+    """The log of either engine tells; the official engine reads what the branch has of it now."""
+    root = tmp_path / "repo"
+    ids = await with_commits(root, 2, ENGINES[first])
+    async with ENGINES[first].open(root) as repo:
+        moment = (await repo.ancestry(ids[3]))[0].written_at
+        await repo.reset_branch("main", ids[1])
+    found = {}
+    for name, engine in ENGINES.items():
+        async with engine.open(root) as repo:
+            found[name] = await repo.as_of("main", moment)
+    assert found == {"ours": ids[3], "theirs": ids[1]}
+
+
+@FIRST
+async def test_we_do_not_read_something_older_for_what_expired(first: str, tmp_path: Path) -> None:
+    """The official engine reads the first snapshot, which the branch had left long before."""
+    root = tmp_path / "repo"
+    ids = await with_commits(root, 2, ENGINES[first])
+    async with ENGINES[first].open(root) as repo:
+        line = await repo.ancestry(ids[3])
+    moment = line[1].written_at
+    if first == "ours":
+        async with Repository.open(root) as repository:
+            await repository.expire_snapshots(line[0].written_at)
+    else:
+        await open_official(root).expire_snapshots_async(line[0].written_at)
+    async with ENGINES["theirs"].open(root) as repo:
+        assert await repo.as_of("main", moment) == ids[0]
+    async with ENGINES["ours"].open(root) as repo:
+        with pytest.raises(NotFoundError, match="dropped from the history"):
+            await repo.as_of("main", moment)
+
+
 async def test_spec_1_names_that_listings_mangle_are_refused(tmp_path: Path) -> None:
     """The official engine stores such branches and cannot list them; we refuse to make them."""
     root = tmp_path / "repo"

@@ -27,7 +27,7 @@ from icechunk_async.engine.history.way import HistorySettings
 from icechunk_async.engine.policies import policies_of
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.engine.virtual.chunks import open_virtual
-from icechunk_async.errors import InvalidInputError, SnapshotNotFoundError, UnsafeStorageError
+from icechunk_async.errors import InvalidInputError, UnsafeStorageError
 from icechunk_async.format.config import RepositoryConfig, merge
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.layout import is_immutable, is_written_once
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from icechunk_async.engine.history.capabilities import Feature
     from icechunk_async.engine.history.way import Found
     from icechunk_async.engine.virtual.chunks import VirtualAccess, VirtualChunks
-    from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.storage import Storage
     from icechunk_async.storage.cache.cached import CacheOptions
@@ -199,8 +198,8 @@ class Engine:
                 raise InvalidInputError(
                     "as_of goes with a branch; a tag or a snapshot id names one moment already."
                 )
-            tip = await self.resolve(branch, None, None)
-            return await self.assets.snapshot(await self._as_of(tip, as_of))
+            past = await self.history.tip_at(branch or "", clock.to_us(as_of))
+            return await self.assets.snapshot(past)
         if snapshot_id is not None:
             target = await self.resolve(branch, tag, snapshot_id)
             await self.history.snapshot_info(target)  # a file may outlive its place in history
@@ -221,20 +220,6 @@ class Engine:
         if guessed is not None and guessed.id == target:
             return guessed
         return await self.assets.snapshot(target)
-
-    async def _as_of(self, tip: SnapshotId, moment: datetime) -> SnapshotId:
-        limit = clock.to_us(moment)
-        first: SnapshotInfo | None = None
-        async for info in self.history.ancestry(tip):
-            if info.flushed_at <= limit:
-                return info.id
-            first = info
-        when = first.written_at.isoformat() if first is not None else "never"
-        raise SnapshotNotFoundError(
-            f"The branch had no snapshot yet at {moment.isoformat()}; its first is of {when}.",
-            as_of=moment.isoformat(),
-            code="no-snapshot-at-time",
-        )
 
     def workspace(self, base: Snapshot, mode: SessionMode) -> Workspace:
         """Return the hierarchy of a new session, and start preloading its manifests."""

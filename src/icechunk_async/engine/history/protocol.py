@@ -232,6 +232,23 @@ class History(Protocol):
         """
         ...
 
+    async def tip_at(self, name: str, moment_us: int) -> SnapshotId:
+        """Return where a branch was at a time, in microseconds since the epoch.
+
+        Format 1 knows only the ancestry that a branch has now. Format 2 has a log, and undoes what
+        happened to the branch since. It goes by the times that snapshots have, and for other
+        changes by that of the log, all from the clocks of the writers. For a time before a branch
+        was created, the history counts of what it was created at.
+
+        Raises:
+            BranchNotFoundError: there is no such branch now.
+            SnapshotNotFoundError: it had no snapshot yet, or one that was dropped since.
+
+        Cost: in format 2 a conditional request, and one for each
+        ``num_updates_per_repo_info_file`` changes of the repository since then.
+        """
+        ...
+
     async def tag_target(self, name: str) -> SnapshotId:
         """Return the snapshot of a tag.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from icechunk_async._runtime import clock
 from icechunk_async.engine.history.protocol import MAIN
 from icechunk_async.errors import (
     BranchExistsError,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.storage import Storage
 
 __all__ = [
@@ -30,9 +32,11 @@ __all__ = [
     "config_changed",
     "no_branch",
     "no_snapshot",
+    "no_snapshot_yet",
     "no_tag",
     "refuse_main",
     "repository_exists",
+    "snapshot_dropped",
     "source_is_gone",
     "tag_exists",
     "tag_was_deleted",
@@ -160,4 +164,30 @@ def repository_exists(storage: Storage, what: str) -> RepositoryExistsError:
         f"A repository cannot be created at {url!r}: {what} is there already. Open it, or choose "
         "an empty location.",
         url=url,
+    )
+
+
+_NO_SNAPSHOT_THEN = "no-snapshot-at-time"
+
+
+def no_snapshot_yet(moment_us: int, first: SnapshotInfo | None) -> SnapshotNotFoundError:
+    """Return the error for a time before the ``first`` snapshot of a branch."""
+    moment = clock.from_us(moment_us).isoformat()
+    when = first.written_at.isoformat() if first is not None else "never"
+    return SnapshotNotFoundError(
+        f"The branch had no snapshot yet at {moment}; its first is of {when}.",
+        as_of=moment,
+        code=_NO_SNAPSHOT_THEN,
+    )
+
+
+def snapshot_dropped(moment_us: int, tip: SnapshotId | None = None) -> SnapshotNotFoundError:
+    """Return the error for a time at which a branch was at a snapshot that was dropped since."""
+    moment = clock.from_us(moment_us).isoformat()
+    which = f"snapshot {tip}" if tip is not None else "a snapshot"
+    return SnapshotNotFoundError(
+        f"At {moment} the branch was at {which}, which was dropped from the history since, by "
+        "expiration or garbage collection. Name a later time, or a snapshot of its ancestry.",
+        as_of=moment,
+        code=_NO_SNAPSHOT_THEN,
     )

@@ -29,6 +29,7 @@ from icechunk_async.engine.history.refusals import (
     config_changed,
     no_branch,
     no_snapshot,
+    no_snapshot_yet,
     no_tag,
     refuse_main,
     repository_exists,
@@ -137,6 +138,15 @@ class RefFilesHistory:
     async def branch_tip(self, name: str) -> SnapshotId:
         """Return the tip of a branch. Cost: one request."""
         return (await self._branch(name)).target
+
+    async def tip_at(self, name: str, moment_us: int) -> SnapshotId:
+        """Return the newest ancestor of a branch from before a time. Cost: as `ancestry`."""
+        first: SnapshotInfo | None = None
+        async for info in self.ancestry(await self.branch_tip(name)):
+            if info.flushed_at <= moment_us:
+                return info.id
+            first = info
+        raise no_snapshot_yet(moment_us, first)
 
     async def tag_target(self, name: str) -> SnapshotId:
         """Return the snapshot of a tag. Cost: two requests at once."""

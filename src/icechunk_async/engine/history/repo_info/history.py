@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from icechunk_async._runtime.concurrency import gather
+from icechunk_async._runtime.concurrency import closing, gather
 from icechunk_async.engine.files.packs import raw_packing, stored_packing
 from icechunk_async.engine.history.capabilities import Capabilities
 from icechunk_async.engine.history.outcomes import create_object, read_if_there
@@ -13,6 +13,7 @@ from icechunk_async.engine.history.protocol import MAIN, Amend, Commit, Detach, 
 from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.repo_info import edits
 from icechunk_async.engine.history.repo_info.file import RepoInfoFile, Seen, read_info
+from icechunk_async.engine.history.repo_info.past import PastTip
 from icechunk_async.engine.history.way import Found, Way
 from icechunk_async.format.config import decode_config, encode_config
 from icechunk_async.format.envelope import FileType
@@ -29,7 +30,7 @@ from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo, encode_repo_
 from icechunk_async.format.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
     from collections.abc import Set as AbstractSet
 
     from icechunk_async.engine.files.assets import Assets
@@ -104,7 +105,14 @@ class RepoInfoState:
 
         Cost: one request for each ``num_updates_per_repo_info_file`` entries.
         """
-        info: RepoInfo | None = await self.info()
+        updates = self.updates(await self.info())
+        async with closing(updates):
+            async for update in updates:
+                yield update
+
+    async def updates(self, newest: RepoInfo) -> AsyncGenerator[Update]:
+        """Iterate over the operations log as of one state of the repo info."""
+        info: RepoInfo | None = newest
         backup: str | None = None
         while info is not None:  # else old backups were removed, and the log begins later
             first, *others = info.updates
@@ -157,6 +165,18 @@ class RepoInfoHistory:
     async def branch_tip(self, name: str) -> SnapshotId:
         """Return the tip of a branch. Cost: one conditional request."""
         return edits.find_branch(await self.branches(), name)
+
+    async def tip_at(self, name: str, moment_us: int) -> SnapshotId:
+        """Return where a branch was. Cost: a conditional request, and one a backup of the log."""
+        info = (await self._file.refresh()).info
+        past = PastTip(info, name, edits.find_branch(info.branches, name), moment_us)
+        updates = self._state.updates(info)
+        async with closing(updates):
+            async for update in updates:
+                past.see(update)
+                if past.is_over:
+                    break
+        return past.end()
 
     async def tag_target(self, name: str) -> SnapshotId:
         """Return the snapshot of a tag. Cost: one conditional request."""
