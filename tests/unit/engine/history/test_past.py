@@ -55,7 +55,7 @@ async def commit(
 
 
 async def tip(repository: Repository, hour: float, branch: str = "main") -> SnapshotId | str:
-    """Return what is read as of half an hour after an hour, or why nothing is."""
+    """Return the snapshot read as of half an hour after an hour, or the reason for none."""
     moment = clock.from_us(BEGAN_US + int((hour + 0.5) * HOUR_US))
     try:
         return (await repository.readonly_session(branch, as_of=moment)).snapshot_id
@@ -64,7 +64,7 @@ async def tip(repository: Repository, hour: float, branch: str = "main") -> Snap
 
 
 async def tips(repository: Repository, count: int) -> list[SnapshotId | str]:
-    """Return what is read of ``main`` for each of the first hours."""
+    """Return the snapshots read of ``main`` for the first hours."""
     return [await tip(repository, hour) for hour in range(count)]
 
 

@@ -80,7 +80,7 @@ class PastTip:
                     self._finish(self._tip)
 
     def end(self) -> SnapshotId:
-        """Return what the ancestry tells if the log does not reach back to that time.
+        """Return the snapshot by ancestry if the log does not reach back to that time.
 
         A branch that was created later has the history of what it was created at.
 
