@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn, Self, overload
 
+from icechunk_async._runtime.processes import generation
 from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.changes.wire import ForkState, decode_fork, encode_fork
 from icechunk_async.engine.commit.flush import Flusher
@@ -605,7 +606,7 @@ class ForkSession(_Hierarchy):
         origin: Origin | None,
     ) -> None:
         """Begin attached or detached; see `Session.fork` and `from_bytes`."""
-        self._state = state
+        self._held = state
         self._session_id = session_id
         self._base_id = base_id
         self._origin = origin
@@ -676,11 +677,23 @@ class ForkSession(_Hierarchy):
         return self._attached.forks
 
     @property
+    def _state(self) -> _Attached | _Detached:
+        """The state in this process: nothing that the parent of a forked child opened is open."""
+        held = self._held
+        if isinstance(held, _Attached) and held.generation != generation():
+            held = self._held = held.inherited()
+        return held
+
+    @_state.setter
+    def _state(self, state: _Attached | _Detached) -> None:
+        self._held: _Attached | _Detached = state
+
+    @property
     def _attached(self) -> _Attached:
         if isinstance(self._state, _Detached):
             raise SessionStateError(
-                "This fork arrived from elsewhere and has nothing open here. Read and write within "
-                "'async with fork.attached()'; to merge it, nothing needs to be open."
+                "This fork comes from another process and has nothing open here. Read and write "
+                "within 'async with fork.attached()'; to merge it, nothing needs to be open."
             )
         return self._state
 
@@ -877,11 +890,27 @@ class _Attached:
 
     workspace: Workspace
     forks: Forks
+    generation: int
+    """The process in which the repository is open."""
 
     @classmethod
     def to(cls, workspace: Workspace, options: ManifestOptions, session_id: bytes) -> Self:
         flusher = Flusher(workspace.assets, options)
-        return cls(workspace, Forks(workspace, flusher, session_id=session_id))
+        return cls(workspace, Forks(workspace, flusher, session_id=session_id), generation())
+
+    def inherited(self) -> _Detached:
+        """Return the changes, for a child process made by `os.fork`.
+
+        The lock is not taken: a thread of the parent may have held it.
+        """
+        packs = self.workspace.packs
+        if packs is not None and not packs.are_stored:
+            # The parent appends to them and stores them under the same keys.
+            raise SessionStateError(
+                "This process inherited the fork by os.fork while chunks of it waited in memory "
+                "to be packed. Store them before: 'await fork.store_pending_chunks()'."
+            )
+        return _Detached(self.workspace.changes.copy(), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

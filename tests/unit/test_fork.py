@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from icechunk_async import ForkSession, Repository, RepositoryConfig
+from icechunk_async import ForkSession, Packing, Repository, RepositoryConfig
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.conflicts import ConflictDetector
 from icechunk_async.credentials import LocalFileSystemAccess
@@ -525,3 +527,74 @@ async def test_credentials_of_virtual_chunks_travel_with_a_fork(tmp_path: Path) 
         away: ForkSession = pickle.loads(pickle.dumps(await session.fork()))
         async with away.attached():
             assert await read(away, "a/c/0") == b"2345"
+
+
+def _in_child(work: Callable[[], object]) -> object:
+    """Return the reply of a process made by `os.fork`."""
+    answers, answering = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
+        child = os.fork()
+    if child == 0:
+        try:
+            reply = work()
+        except BaseException as error:  # noqa: BLE001 - the parent looks at it
+            reply = error
+        os.write(answering, pickle.dumps(reply))
+        os._exit(0)
+    os.close(answering)
+    with open(answers, "rb") as reading:  # noqa: PTH123 - a descriptor
+        reply = pickle.load(reading)
+    os.waitpid(child, 0)
+    return reply
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
+def test_fork_inherited_by_a_process_opens_its_own_connections(tmp_path: Path, spec: int) -> None:
+    """It is attached in the child by itself, and unchanged in the parent."""
+
+    async def in_child(fork: ForkSession) -> ForkSession:
+        assert not fork.is_attached
+        with pytest.raises(SessionStateError, match="nothing open here"):
+            await read(fork, "a/c/0/0")
+        async with fork.attached():
+            await write(fork, "a/c/1/0", b"child")
+        return fork
+
+    async def in_parent() -> None:
+        async with Repository.create(tmp_path / "r", spec_version=spec) as repository:
+            session = await repository.writable_session("main")
+            await make_array(session, "a", (4, 1), (1, 1))
+            fork = await session.fork()
+            await write(fork, "a/c/0/0", b"parent")
+            # A loop of the child runs in a new thread: here one runs already.
+            back = await asyncio.to_thread(_in_child, lambda: asyncio.run(in_child(fork)))
+            assert isinstance(back, ForkSession), back
+            assert fork.is_attached
+            await session.merge(back)
+            await session.commit("both")
+            reader = await repository.readonly_session("main")
+            assert await read(reader, "a/c/0/0") == b"parent"
+            assert await read(reader, "a/c/1/0") == b"child"
+
+    asyncio.run(in_parent())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
+def test_fork_with_pending_chunks_is_refused_in_a_child_process(tmp_path: Path) -> None:
+    """The parent stores those chunks under keys that the child would write differently."""
+
+    async def in_parent() -> None:
+        async with Repository.create(tmp_path / "r", packing=Packing()) as repository:
+            session = await repository.writable_session("main")
+            await make_array(session, "a", (4, 1), (1, 1))
+            fork = await session.fork()
+            await write(fork, "a/c/0/0", bytes(1000))
+            refused = await asyncio.to_thread(_in_child, fork.changes_so_far)
+            assert isinstance(refused, SessionStateError)
+            assert "store_pending_chunks" in str(refused)
+            await fork.store_pending_chunks()
+            changes = await asyncio.to_thread(_in_child, lambda: fork.changes_so_far().is_empty())
+            assert changes is False
+
+    asyncio.run(in_parent())

@@ -22,7 +22,7 @@ from icechunk_async.sync.bridge.deadlines import bounded
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-__all__ = ["at_exit", "generation", "run", "run_async", "run_later"]
+__all__ = ["at_exit", "run", "run_async", "run_later"]
 
 _EXIT_SECONDS: Final = 5.0
 _WAIT_SECONDS: Final = 0.5
@@ -158,7 +158,6 @@ class _Portal:
 _at_exit: Final[list[Callable[[], Awaitable[None]]]] = []
 _portal: _Portal | None = None
 _starting = threading.Lock()
-_generation = 0
 _ended = False
 
 
@@ -186,11 +185,10 @@ def _stop() -> None:
 
 def _forget_in_child() -> None:
     """Forget the loop of the parent, whose thread does not exist here."""
-    global _portal, _starting, _generation  # noqa: PLW0603 -- one per process, by design
+    global _portal, _starting
     if _portal is not None:
         atexit.unregister(_stop)
     _portal, _starting = None, threading.Lock()
-    _generation += 1
 
 
 if hasattr(os, "register_at_fork"):
@@ -200,14 +198,6 @@ if hasattr(os, "register_at_fork"):
 def at_exit(finish: Callable[[], Awaitable[None]]) -> None:
     """Register work for the end of the process, after all calls were cancelled."""
     _at_exit.append(finish)
-
-
-def generation() -> int:
-    """Return the number of forks between the first process and this one.
-
-    An object opened in another generation may hold locks of threads that do not exist here.
-    """
-    return _generation
 
 
 def run[T](work: Coroutine[Any, Any, T]) -> T:

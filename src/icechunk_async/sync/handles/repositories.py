@@ -19,10 +19,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from icechunk_async._runtime.concurrency import SingleFlight
+from icechunk_async._runtime.processes import generation
 from icechunk_async.errors import StorageClosedError, VirtualContainerError
 from icechunk_async.format.config.secrets import veiled_url
 from icechunk_async.repository import Repository as AsyncRepository
-from icechunk_async.sync.bridge.portal import at_exit, generation, run, run_later
+from icechunk_async.sync.bridge.portal import at_exit, run, run_later
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.handles.arguments import described, given_access, given_config
 

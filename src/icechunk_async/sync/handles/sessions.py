@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async._runtime.concurrency import SingleFlight
+from icechunk_async._runtime.processes import generation
 from icechunk_async.errors import SessionStateError
 from icechunk_async.session import ForkSession as AsyncForkSession
-from icechunk_async.sync.bridge.portal import generation, run
+from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.errors import ErrorKind, refusal, translated
 
 if TYPE_CHECKING:
@@ -20,18 +21,19 @@ if TYPE_CHECKING:
 __all__ = ["SessionHandle"]
 
 _ADVICE: Final = (
-    "A writable session cannot be pickled: a copy could not commit. Make one child per task with "
-    "Session.fork(), pickle those, and Session.merge() what comes back before the commit. To only "
-    "read elsewhere, pickle a session of Repository.readonly_session(). To write dask arrays of "
-    "an xarray dataset, use icechunk_async.sync.xarray.to_icechunk()."
+    "A writable session stays in its process: a copy could not commit. Make one child per task "
+    "with Session.fork(), pickle those, and Session.merge() what comes back before the commit. "
+    "To only read elsewhere, pickle a session of Repository.readonly_session(). To write dask "
+    "arrays of an xarray dataset, use icechunk_async.sync.xarray.to_icechunk()."
 )
 
 
 class SessionHandle:
     """One session of a repository.
 
-    A handle that was unpickled opens its session at the first use. So does a read-only one that
-    a forked process inherited: its connections belong to the parent's loop.
+    A handle that was unpickled opens its session at the first use. So does one of a read-only
+    session or of a fork that a process inherited by `os.fork`: the connections belong to the
+    parent's loop. A writable session is refused there, since two copies would commit.
     """
 
     def __init__(
@@ -138,8 +140,11 @@ class SessionHandle:
         session = self._session
         if isinstance(session, AsyncForkSession):
             return session if session.is_attached else None
-        if session is not None and session.read_only and self._generation != generation():
-            return None
+        if session is not None and self._generation != generation():
+            if session.read_only:
+                return None
+            with translated():
+                raise SessionStateError(f"This process inherited the session by os.fork. {_ADVICE}")
         return session
 
     async def session(self) -> AsyncSession:

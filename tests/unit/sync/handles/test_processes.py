@@ -267,6 +267,59 @@ def test_a_forked_child_uses_what_its_parent_opened(kind: str, place: str) -> No
     assert _run(script, place) == "[0, 0, 0] 7\n"
 
 
+def test_a_forked_child_writes_a_fork_through_its_own_connections(place: str) -> None:
+    """Nothing that the parent opened is used; the changes come back as usual, and are committed."""
+    script = """
+    import pickle
+    session = repository.writable_session("main")
+    root = zarr.open_group(session.store)
+    fork = session.fork()
+    zarr.open_array(fork.store, path="a")[0] = 11
+    parents = fork.handle.now().workspace.assets.storage
+    answers, answering = os.pipe()
+    if os.fork() == 0:
+        try:
+            zarr.open_array(fork.store, path="a")[1] = 12
+            own = fork.handle.now().workspace.assets.storage
+            assert own is not parents
+            assert own is repository.handle.now().engine.storage
+            os.write(answering, pickle.dumps(fork))
+            os._exit(0)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+    os.close(answering)
+    assert fork.handle.now().workspace.assets.storage is parents
+    with open(answers, "rb") as reading:
+        session.merge(pickle.load(reading))
+    session.commit("of the child")
+    print(zarr.open_array(repository.readonly_session("main").store, path="a")[:3].tolist())
+    """
+    assert _run(script, place) == "[11, 12, 7]\n"
+
+
+def test_a_forked_child_cannot_use_a_writable_session(place: str) -> None:
+    """Parent and child would both commit its changes."""
+    script = """
+    session = repository.writable_session("main")
+    store = session.store
+    for use in (lambda: session.commit("x"), lambda: zarr.open_array(store, path="a")[0]):
+        child = os.fork()
+        if child == 0:
+            try:
+                use()
+                os._exit(1)
+            except icechunk.IcechunkError as error:
+                os._exit(0 if "Session.fork()" in str(error) else 2)
+            except BaseException:
+                os._exit(3)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(session.commit("here", allow_empty=True) is not None)
+    """
+    assert _run(script, place) == "0\n0\nTrue\n"
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_process_pools_are_given_stores_and_repositories(
     method: str, place: str, tmp_path: Path
