@@ -606,7 +606,7 @@ class ForkSession(_Hierarchy):
         origin: Origin | None,
     ) -> None:
         """Begin attached or detached; see `Session.fork` and `from_bytes`."""
-        self._held = state
+        self._held: _Attached | _Detached = state
         self._session_id = session_id
         self._base_id = base_id
         self._origin = origin
@@ -686,7 +686,7 @@ class ForkSession(_Hierarchy):
 
     @_state.setter
     def _state(self, state: _Attached | _Detached) -> None:
-        self._held: _Attached | _Detached = state
+        self._held = state
 
     @property
     def _attached(self) -> _Attached:

@@ -330,14 +330,14 @@ async def _find_or_check(
         return await opening.find_expected(reads)
     if creation.check_clean_root and not or_open:
         found = await opening.find_or_check_empty(reads)
-    else:
-        found = await opening.find(reads)
+    elif creation.check_clean_root:
+        found = await opening.find_or_see_empty(reads)
+    else:  # nothing else would tell that a migration was under way at the first look
+        found = await opening.find_expected(reads)
     if found is not None:
         if not or_open:
             raise repository_exists(storage, "a repository")
         return found
-    if creation.check_clean_root and or_open:
-        await opening.check_empty(reads)
     check_safe(storage)
     if creation.probe or (creation.probe is None and not storage.capabilities.verified):
         from icechunk_async.storage.probe import probe_storage  # noqa: PLC0415 -- slow to import

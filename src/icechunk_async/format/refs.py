@@ -8,11 +8,13 @@ from typing import Final
 from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.ids import SnapshotId
 
-__all__ = ["decode_closed_ref", "decode_ref", "encode_closed_ref", "encode_ref"]
+__all__ = ["CLOSED", "decode_closed_ref", "decode_ref", "encode_closed_ref", "encode_ref"]
 
 _MAX_REF_BYTES: Final = 4096
 _NO_SNAPSHOT: Final = SnapshotId(bytes(SnapshotId.size_bytes))
 _CLOSED: Final = "closed_by_migration_at"
+CLOSED: Final = "closed-by-migration"
+"""The code of the error about a branch that a migration closed."""
 
 
 def encode_ref(snapshot_id: SnapshotId) -> bytes:
@@ -32,7 +34,8 @@ def decode_ref(data: bytes | memoryview) -> SnapshotId:
         raise FormatError(
             "A ref was closed by the migration of its repository to format version 2. Open the "
             "repository again; if that fails as well the migration was interrupted, and "
-            "icechunk_async.upkeep.upgrade puts the repository in order."
+            "icechunk_async.upkeep.upgrade puts the repository in order.",
+            code=CLOSED,
         )
     try:
         document = json.loads(bytes(data))

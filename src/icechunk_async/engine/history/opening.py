@@ -11,12 +11,14 @@ from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.repo_info.history import REPO_INFO_WAY
 from icechunk_async.engine.history.way import Creating
 from icechunk_async.errors import (
+    FormatError,
     InvalidInputError,
     RepositoryExistsError,
     RepositoryNotFoundError,
 )
 from icechunk_async.format.config import RepositoryConfig
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID
+from icechunk_async.format.refs import CLOSED
 from icechunk_async.format.snapshot import Snapshot
 from icechunk_async.storage import ObjectInfo
 
@@ -33,6 +35,7 @@ __all__ = [
     "find",
     "find_expected",
     "find_or_check_empty",
+    "find_or_see_empty",
     "missing",
 ]
 
@@ -56,10 +59,17 @@ async def find(storage: Storage) -> Found | None:
 async def find_expected(storage: Storage) -> Found | None:
     """Return the repository of a storage that should hold one, or None.
 
-    A migration writes the marker of version 2 and then removes that of version 1, possibly
-    between our looking for the one and for the other. So where nothing is found, look again.
+    A migration writes the marker of version 2, then closes the branches of version 1, then removes
+    its marker. Each may happen between our looking for the one marker and for the other. So where
+    nothing is found, or a closed branch, look again.
     """
-    return await find(storage) or await find(storage)
+    try:
+        found = await find(storage)
+    except FormatError as error:
+        if error.context.get("code") != CLOSED:
+            raise
+        found = None
+    return found or await find(storage)
 
 
 def missing(storage: Storage) -> RepositoryNotFoundError:
@@ -92,6 +102,28 @@ async def find_or_check_empty(storage: Storage) -> Found | None:
     found, refusal = await gather(find(storage), _refusal_of_contents(storage))
     if found is None and refusal is not None:
         raise refusal
+    return found
+
+
+async def find_or_see_empty(storage: Storage) -> Found | None:
+    """Find a repository, or check that the location is empty, one after the other.
+
+    Contents without a repository may be those of one whose migration ended at this moment.
+    """
+    try:
+        found = await find(storage)
+    except FormatError as error:
+        if error.context.get("code") != CLOSED:
+            raise
+        return await find_expected(storage)
+    if found is not None:
+        return found
+    try:
+        await check_empty(storage)
+    except RepositoryExistsError:
+        found = await find(storage)
+        if found is None:
+            raise
     return found
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "branch_moved",
     "branch_not_reset",
     "config_changed",
+    "migrated_meanwhile",
     "no_branch",
     "no_snapshot",
     "no_snapshot_yet",
@@ -154,6 +155,14 @@ def config_changed() -> ConflictError:
         "Somebody changed the repository's configuration since it was read; nothing was saved. "
         "Open the repository again and repeat the change.",
         code="config-updated",
+    )
+
+
+def migrated_meanwhile() -> ConflictError:
+    """Return the error for the refs of format 1 of a repository that has format 2 by now."""
+    return ConflictError(
+        "The repository was migrated to format version 2 since it was opened here, and its "
+        "branches and tags are kept elsewhere now. Nothing was changed; open the repository again."
     )
 
 

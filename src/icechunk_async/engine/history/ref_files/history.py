@@ -27,6 +27,7 @@ from icechunk_async.engine.history.refusals import (
     branch_moved,
     branch_not_reset,
     config_changed,
+    migrated_meanwhile,
     no_branch,
     no_snapshot,
     no_snapshot_yet,
@@ -53,6 +54,7 @@ from icechunk_async.format.layout import (
     BRANCH_PREFIX,
     CONFIG,
     REFS,
+    REPO_INFO,
     TAG_PREFIX,
     backup_key,
     branch_key,
@@ -125,12 +127,20 @@ class RefFilesHistory:
         """Return every branch and its tip. Cost: a listing, and one request a branch."""
         names = await self._names(BRANCH_PREFIX)
         refs = await bounded_map(self._read_branch, names, limit=_CONCURRENT_REFS)
-        return {name: ref.target for name, ref in zip(names, refs, strict=True) if ref is not None}
+        found = {name: it.target for name, it in zip(names, refs, strict=True) if it is not None}
+        if MAIN not in found:
+            await self._check_not_migrated()
+        return found
 
     async def tags(self) -> dict[str, SnapshotId]:
-        """Return every tag that was not deleted. Cost: a listing, and two requests a tag."""
+        """Return every tag that was not deleted.
+
+        Cost: a listing, two requests a tag, and another request.
+        """
         names = await self._names(TAG_PREFIX)
         targets = await bounded_map(self._read_tag, names, limit=_CONCURRENT_REFS)
+        # A migration removes the branch before the tags: where it is, no tag was removed.
+        await self._check_main()
         return {
             name: target for name, target in zip(names, targets, strict=True) if target is not None
         }
@@ -152,6 +162,7 @@ class RefFilesHistory:
         """Return the snapshot of a tag. Cost: two requests at once."""
         target = await self._read_tag(name)
         if target is None:
+            await self._check_not_migrated()
             raise no_tag(name)
         return target
 
@@ -166,6 +177,7 @@ class RefFilesHistory:
         await self._assets.snapshot(snapshot_id)
         if await create_object(self._storage, branch_key(name), encode_ref(snapshot_id)) is None:
             raise branch_exists(name)
+        await self._check_main(created=branch_key(name))
 
     async def reset_branch(
         self, name: str, snapshot_id: SnapshotId, *, expected: SnapshotId | None = None
@@ -192,6 +204,7 @@ class RefFilesHistory:
             raise tag_was_deleted(name)
         if await create_object(self._storage, tag_key(name), encode_ref(snapshot_id)) is None:
             raise tag_exists(name)
+        await self._check_main(created=tag_key(name))
 
     async def delete_tag(self, name: str) -> None:
         """Delete a tag for good, by creating a tombstone beside it."""
@@ -327,8 +340,24 @@ class RefFilesHistory:
     async def _branch(self, name: str) -> SeenRef:
         ref = await self._read_branch(name)
         if ref is None:
+            await self._check_not_migrated()
             raise no_branch(name)
         return ref
+
+    async def _check_main(self, *, created: str | None = None) -> None:
+        """Raise `ConflictError` if a migration removed the refs; ``created`` is removed, too."""
+        if await read_if_there(self._storage, _MAIN_KEY) is None:
+            try:
+                await self._check_not_migrated()
+            except ConflictError:
+                for failure in await self._storage.delete([created] if created else []):
+                    raise failure.error from None
+                raise
+
+    async def _check_not_migrated(self) -> None:
+        """Raise `ConflictError` if the repository is one of format 2 by now. Cost: one request."""
+        if await read_if_there(self._storage, REPO_INFO) is not None:
+            raise migrated_meanwhile()
 
     async def _read_branch(self, name: str) -> SeenRef | None:
         """Read a branch as of now and remember it; return None if it is gone."""
@@ -370,6 +399,8 @@ class RefFilesHistory:
                 if now is not None and await self._is_ancestor(target, now.target, ref.target):
                     return
                 doubt.settle(None if now is None else now.version)
+                if now is None:
+                    await self._check_not_migrated()
                 if now is None or now.target != ref.target:
                     raise refusal(branch, ref.target, None if now is None else now.target)
                 ref = now
