@@ -38,7 +38,7 @@ class _Recorder(WrappedStorage):
 
 
 class _AtMoments(WrappedStorage):
-    """Answers for each marker as of the moments given, and for all else as of the end."""
+    """Shows each marker at the moments given, and all else at the end."""
 
     def __init__(self, moments: Sequence[Storage], seen: dict[str, list[int]]) -> None:
         super().__init__(moments[-1])
@@ -99,7 +99,7 @@ async def _exists(storage: Storage) -> int:
 def test_repository_is_found_at_every_moment_of_its_migration(
     attempt: Callable[[Storage], Awaitable[int]],
 ) -> None:
-    """Whatever two looks at both markers see. Nothing else is created, nothing is missing."""
+    """For all that two looks at both markers may see. Nothing else is created or missing."""
 
     async def scenario() -> None:
         states = await _states()
