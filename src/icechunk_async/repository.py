@@ -33,7 +33,7 @@ from icechunk_async.format.operations_log import RepoStatus as StoredStatus
 from icechunk_async.session import Session, SessionMode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.upkeep.check import ReferenceReport
     from icechunk_async.engine.upkeep.collect import GarbageReport
     from icechunk_async.engine.upkeep.compact import CompactReport
-    from icechunk_async.engine.upkeep.copy import CopyReport
+    from icechunk_async.engine.upkeep.copying.copy import CopyReport
     from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
     from icechunk_async.engine.virtual.chunks import VirtualAccess
     from icechunk_async.format.json.metadata import JSON
@@ -1049,42 +1049,71 @@ class Repository:
         destination: Location,
         *,
         storage_options: Mapping[str, object] | None = None,
+        refs: Iterable[str] | None = None,
+        since: datetime | SnapshotId | str | None = None,
+        discard_changes: bool = False,
         progress: ProgressCallback | None = None,
     ) -> CopyReport:
-        """Copy the whole repository to another storage, or bring an earlier copy up to date.
+        """Copy the repository to another storage, or bring an earlier copy up to date.
 
         Every object is copied byte for byte, with its name: ids, times and messages stay, and
         virtual chunks still refer to where they did. The references come last, so the destination
         shows the state at the beginning of the copy, and never a part of a snapshot. A copy
         that was interrupted is continued by calling this again. Writers need not stop.
 
+        Called again, it makes the destination show what this repository shows: branches that were
+        reset or deleted here are reset or deleted there. Objects that only they used stay at the
+        destination until its garbage is collected. Snapshots that expired or were collected in the
+        copy come back.
+
         Args:
             destination: URL, path or open storage: empty, or with an earlier copy.
             storage_options: keyword arguments for the storage of a URL, see ``open_storage``.
+            refs: names of branches and tags to copy with their history; None: all. ``main``, which
+                every repository has, stands at the first snapshot if it is not named.
+            since: leave out older history, as `expire_snapshots` does: snapshots that were written
+                before this time, or before this snapshot, and that no branch or tag points to.
+                The first snapshot stays and becomes the parent of the oldest one that is kept.
+            discard_changes: undo what somebody changed in the copy, for example commits, and
+                drop branches and tags that an earlier copy brought and ``refs`` does not name.
+                The report says what was undone.
             progress: called with the number of objects looked at.
 
         Returns:
-            The number of objects and bytes that were copied, and of objects that existed.
+            The number of objects and bytes that were copied, of objects that existed, and the
+            branches and tags that changed at the destination.
 
         Raises:
-            RepositoryExistsError: the destination holds something that no copy put there, or
-                the copy was committed to; nothing was written.
+            RepositoryExistsError: the destination holds something that no copy put there, a copy of
+                another repository or of more branches and tags, or the copy was changed; the
+                changes are named in the message and in ``context["changes"]``. Nothing was written.
+            NotFoundError: one of ``refs`` is neither a branch nor a tag; nothing was written.
             ConflictError: another writer changed the copy meanwhile, or garbage collection outruns
                 the copy; the destination shows what it did before.
             UnsafeStorageError: this storage cannot list, or the destination cannot be written
                 safely; nothing was written.
             OutcomeUnknownError: no answer came when the references were written; copy again.
 
-        Cost: at most five requests, besides listing the references of format version 1, if nothing
-        changed. Otherwise all objects are listed on both sides, and each that is missing is read
-        and written once. Memory: 256 MiB, or one object if that is larger.
+        Cost: at most five requests, besides those for the references of format version 1, if
+        nothing changed. Later copies read the new snapshots and the manifests that they added and
+        replaced, and read and write each new object once. The first copy of a whole repository, one
+        that continues another, and those of format version 1 list both sides instead. Memory: 256
+        MiB, or one object if that is larger, and 12 bytes a chunk that is copied.
 
         Cancellation: the destination shows what it did before, or the new state (in format
         version 1, for each branch and tag by itself).
         """
-        from icechunk_async.engine.upkeep.copy import copy_to  # noqa: PLC0415 -- slow to import
+        from icechunk_async.engine.upkeep.copying.copy import copy_to  # noqa: PLC0415 -- slow to import
 
-        return await copy_to(self._engine, destination, storage_options or {}, progress)
+        return await copy_to(
+            self._engine,
+            destination,
+            storage_options or {},
+            refs=refs,
+            since=since,
+            discard_changes=discard_changes,
+            progress=progress,
+        )
 
 
 def _request(

@@ -6,7 +6,7 @@ The operations are methods of `Repository`.
 from icechunk_async.engine.upkeep.check import BrokenReference, ReferenceReport
 from icechunk_async.engine.upkeep.collect import GarbageReport
 from icechunk_async.engine.upkeep.compact import CompactReport
-from icechunk_async.engine.upkeep.copy import CopyReport
+from icechunk_async.engine.upkeep.copying.copy import CopyReport, RefChange
 from icechunk_async.engine.upkeep.migrate import MigrationReport, upgrade
 from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
 
@@ -17,6 +17,7 @@ __all__ = [
     "CopyReport",
     "GarbageReport",
     "MigrationReport",
+    "RefChange",
     "ReferenceReport",
     "upgrade",
 ]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from icechunk_async.cli import administration, contents, history, refs, upkeep
+from icechunk_async.cli import administration, contents, copies, history, refs, upkeep
 from icechunk_async.cli.demo import command as demo
 
 __all__ = ["app"]
@@ -55,4 +55,5 @@ contents.register(app)
 refs.register(app)
 administration.register(app)
 upkeep.register(app)
+copies.register(app)
 demo.register(app)

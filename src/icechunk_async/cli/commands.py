@@ -48,6 +48,7 @@ __all__ = [
     "Ref",
     "parse_pair",
     "parse_time",
+    "parse_time_or_age",
     "repository_command",
     "run_and_show",
     "url_command",
@@ -90,7 +91,7 @@ def parse_time(text: str) -> datetime:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
-def _parse_time_or_age(text: str) -> datetime:
+def parse_time_or_age(text: str) -> datetime:
     """Read an ISO 8601 time, or an age such as ``90d``, ``12h``, ``30m`` or ``2w``.
 
     Raises:
@@ -121,7 +122,7 @@ OlderThan = Annotated[
     typer.Option(
         "--older-than",
         metavar="TIME",
-        parser=_parse_time_or_age,
+        parser=parse_time_or_age,
         help="An ISO 8601 time (UTC unless it has an offset), or an age such as 90d, 12h or 30m.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Upkeep: `expire`, `gc`, `compact`, `check`, `copy`, `rewrite-manifests` and `migrate`."""
+"""Upkeep: `expire`, `gc`, `compact`, `check`, `rewrite-manifests` and `migrate`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from rich.text import Text
 from icechunk_async.cli.commands import (
     DryRun,
     OlderThan,
-    OptionPair,
-    parse_pair,
     repository_command,
     url_command,
 )
@@ -52,18 +50,6 @@ _MinLiveShare = Annotated[
 ]
 _Amend = Annotated[
     bool, typer.Option("--amend", help="Replace the tip instead of adding a commit.")
-]
-_Destination = Annotated[
-    str, typer.Argument(metavar="DESTINATION", help="URL or path of the copy.", show_default=False)
-]
-_DestinationOptions = Annotated[
-    list[OptionPair] | None,
-    typer.Option(
-        "--destination-option",
-        metavar="KEY=VALUE",
-        parser=parse_pair,
-        help="An option of the destination's storage backend. May be repeated.",
-    ),
 ]
 _KeepOldFiles = Annotated[
     bool, typer.Option("--keep-old-files", help="Leave the reference files of version 1.")
@@ -149,17 +135,6 @@ class Checked:
     virtual_objects: int
     virtual_not_authorized: int
     broken: list[Broken]
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """The document of `copy`."""
-
-    destination: str
-    objects_copied: int
-    bytes_copied: int
-    objects_skipped: int
-    """Those that an earlier copy had brought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,27 +236,6 @@ async def compact(
         done.bytes_released,
         None if done.snapshot_id is None else str(done.snapshot_id),
     )
-
-
-async def copy(
-    repository: Repository,
-    *,
-    destination: _Destination,
-    destination_option: _DestinationOptions = None,
-) -> Copied:
-    """Copy a whole repository to another storage, or bring an earlier copy up to date.
-
-    Run it again to continue a copy that was interrupted, or to bring what is new. The copy is
-    whole at every moment. A destination that holds anything else, or that somebody committed to,
-    is refused. Writers need not stop.
-
-    JSON keys: destination, objects_copied, bytes_copied, objects_skipped (there already).
-    """
-    with showing_progress() as progress:
-        done = await repository.copy_to(
-            destination, storage_options=dict(destination_option or ()), progress=progress
-        )
-    return Copied(destination, done.objects_copied, done.bytes_copied, done.objects_skipped)
 
 
 async def rewrite_manifests(
@@ -441,17 +395,6 @@ def _show_checked(document: Checked, console: Console) -> None:
     console.print("Something is broken." if document.broken else "Nothing is missing.")
 
 
-def _show_copied(document: Copied, console: Console) -> None:
-    if not document.objects_copied:
-        text = " was up to date."
-    else:
-        text = (
-            f": {document.objects_copied:,} object(s), {decimal(document.bytes_copied)}, copied; "
-            f"{document.objects_skipped:,} were there already."
-        )
-    console.print(Text.assemble(plain(document.destination, "bold"), text), soft_wrap=True)
-
-
 def _show_migrated(document: Migrated, console: Console) -> None:
     verb = "can be migrated" if document.dry_run else "is of format version 2 now"
     if document.already_migrated:
@@ -474,5 +417,4 @@ def register(app: typer.Typer) -> None:
             check, _show_checked, authorizes=True, has_failed=lambda it: bool(it.broken)
         )
     )
-    app.command()(repository_command(copy, _show_copied))
     app.command()(url_command(migrate, _show_migrated))

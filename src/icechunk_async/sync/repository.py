@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.engine.history.protocol import FeatureFlag as NativeFlag
     from icechunk_async.engine.open import Location
+    from icechunk_async.engine.upkeep.copying.copy import CopyReport
     from icechunk_async.session import AnySession as AsyncSession
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.credentials import AnyCredential
@@ -671,6 +672,30 @@ class Repository(Displayed):
     compact_async = asked(AsyncRepository.compact)
 
     @awaited
+    async def copy_to_async(
+        self,
+        destination: Storage | Location,
+        *,
+        refs: Iterable[str] | None = None,
+        since: datetime | str | None = None,
+        discard_changes: bool = False,
+    ) -> CopyReport:
+        """Copy the repository to another storage, or bring an earlier copy up to date.
+
+        An addition to the official names. Arguments, errors and costs are those of
+        `icechunk_async.Repository.copy_to`.
+        """
+        if since is not None and not isinstance(since, str):
+            check_aware(since, "since")
+        with translated():
+            async with given_storage(destination).opened() as storage:
+                return await self.handle.ask(
+                    lambda it: it.copy_to(
+                        storage, refs=refs, since=since, discard_changes=discard_changes
+                    )
+                )
+
+    @awaited
     async def garbage_collect_async(
         self,
         delete_object_older_than: datetime,
@@ -757,6 +782,7 @@ class Repository(Displayed):
     expire_snapshots = blocking(expire_snapshots_async)
     rewrite_manifests = blocking(rewrite_manifests_async)
     compact = blocking(compact_async)
+    copy_to = blocking(copy_to_async)
     garbage_collect = blocking(garbage_collect_async)
     chunk_storage_stats = blocking(chunk_storage_stats_async)
     total_chunks_storage = blocking(total_chunks_storage_async)

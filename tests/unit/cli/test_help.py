@@ -35,6 +35,7 @@ COMMANDS = {
     ("rewrite-manifests",): "{copy}",
     ("check",): "{sample}",
     ("copy",): "{sample} {new}",
+    ("sync",): "{sample} {new}",
     ("migrate",): "{copy}",
     ("branch", "list"): "{sample}",
     ("branch", "create"): "{copy} b",

@@ -1,4 +1,4 @@
-"""``expire``, ``gc``, ``compact``, ``copy``, ``rewrite-manifests`` and ``migrate``."""
+"""``expire``, ``gc``, ``compact``, ``rewrite-manifests`` and ``migrate``."""
 
 from __future__ import annotations
 
@@ -102,21 +102,6 @@ def test_compact(tmp_path: Path) -> None:
     assert newest["message"] == "tidy"
     again = run("compact", tmp_path, "--json").json
     assert (again["objects"], again["snapshot_id"]) == (0, None)
-
-
-def test_copy(sample: Sample, repository: Path, tmp_path: Path) -> None:
-    """A copy opens; a second run finds nothing to do; a copy with commits is refused."""
-    target = tmp_path / "backup"
-    first = run("copy", sample.path, target, "--destination-option", "durability=none", "--json")
-    assert first.json["objects_copied"] > 10
-    assert first.json["objects_skipped"] == 0
-    assert run("log", target, "--json").json == run("log", sample.path, "--json").json
-    assert "was up to date." in run("copy", sample.path, target).stdout
-    run("tag", "create", target, "mine", "main")
-    run("tag", "create", repository, "v2", "main")
-    refused = run("copy", repository, target)
-    assert refused.exit_code == 1
-    assert "Copy to an empty location." in " ".join(refused.stderr.split())
 
 
 def test_check(sample: Sample, repository: Path) -> None:

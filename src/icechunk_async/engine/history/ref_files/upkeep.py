@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.storage import Storage
 
-__all__ = ["Cut", "cut_history", "expire", "reachable"]
+__all__ = ["Cut", "cut_history", "expire", "line_of", "reachable"]
 
 _AT_ONCE: Final = 32
 
@@ -60,7 +60,7 @@ def cut_history(
     parents: dict[SnapshotId, SnapshotId] = {}
     released: set[SnapshotId] = set()
     for tip in tips:
-        line = list(_line(tip, infos, parents))
+        line = list(line_of(tip, infos, parents))
         root = line[-1]
         recent = [it for it in line if infos[it].flushed_at >= older_than_us]
         last = recent[-1] if recent else tip
@@ -71,11 +71,16 @@ def cut_history(
     return Cut(parents, frozenset(released))
 
 
-def _line(
+def line_of(
     tip: SnapshotId,
     infos: Mapping[SnapshotId, SnapshotInfo],
     parents: Mapping[SnapshotId, SnapshotId],
 ) -> Iterable[SnapshotId]:
+    """Iterate from a snapshot to its root, by other parents where some are given.
+
+    Raises:
+        FormatError: the parents form a circle.
+    """
     current: SnapshotId | None = tip
     for _ in range(len(infos)):
         if current is None:

@@ -1,0 +1,226 @@
+"""Copies: `copy` and `sync`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.filesize import decimal
+from rich.text import Text
+
+from icechunk_async.cli.commands import (
+    OptionPair,
+    parse_pair,
+    parse_time_or_age,
+    repository_command,
+)
+from icechunk_async.cli.console import BRANCH, REMOVED, SNAPSHOT, plain, showing_progress
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.ids import SnapshotId
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.console import Console
+
+    from icechunk_async import Repository
+
+__all__ = ["register"]
+
+
+def _parse_since(text: str) -> object:
+    """Read a snapshot id, a time or an age.
+
+    Raises:
+        typer.BadParameter: the text is of another form.
+    """
+    try:
+        return SnapshotId.parse(text)
+    except InvalidInputError:
+        return parse_time_or_age(text)
+
+
+_Destination = Annotated[
+    str, typer.Argument(metavar="DESTINATION", help="URL or path of the copy.", show_default=False)
+]
+_DestinationOptions = Annotated[
+    list[OptionPair] | None,
+    typer.Option(
+        "--destination-option",
+        metavar="KEY=VALUE",
+        parser=parse_pair,
+        help="An option of the destination's storage backend. May be repeated.",
+    ),
+]
+_Refs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ref",
+        metavar="NAME",
+        help="Only this branch or tag, with its history. May be repeated.",
+    ),
+]
+_Since = Annotated[
+    Any,
+    typer.Option(
+        "--since",
+        metavar="TIME",
+        parser=_parse_since,
+        help="Leave out older history: an ISO 8601 time, an age such as 90d, or a snapshot id.",
+    ),
+]
+_DiscardChanges = Annotated[
+    bool,
+    typer.Option(
+        "--discard-changes",
+        help="Undo what was committed or changed at the destination. It is lost.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRef:
+    """A branch or tag that changed at the destination."""
+
+    kind: str
+    name: str
+    change: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """The document of `copy` and `sync`."""
+
+    destination: str
+    objects_copied: int
+    bytes_copied: int
+    objects_skipped: int
+    """Those that an earlier copy had brought, as far as the copy looked at them."""
+    refs: list[ChangedRef]
+    discarded: list[str]
+    """Changes at the destination that were undone, in words."""
+
+
+async def copy(
+    repository: Repository,
+    *,
+    destination: _Destination,
+    destination_option: _DestinationOptions = None,
+    ref: _Refs = None,
+    since: _Since = None,
+) -> Copied:
+    """Copy a repository to another storage, or bring an earlier copy up to date.
+
+    Run it again to continue a copy that was interrupted, or to bring what is new. The copy is
+    whole at every moment. A destination that holds anything else, or that somebody committed to,
+    is refused. Writers need not stop.
+
+    JSON keys: destination, objects_copied, bytes_copied, objects_skipped (there already), refs
+    (each: kind, name, change, before, after), discarded.
+    """
+    return await _copy(repository, destination, destination_option, refs=ref, since=since)
+
+
+async def sync(
+    repository: Repository,
+    *,
+    destination: _Destination,
+    destination_option: _DestinationOptions = None,
+    ref: _Refs = None,
+    since: _Since = None,
+    discard_changes: _DiscardChanges = False,
+) -> Copied:
+    """Make a copy show what the repository shows, again and again.
+
+    As copy, and branches that were reset or deleted in the repository are named. If somebody
+    committed to the copy, the command says what, and stops; with --discard-changes it undoes
+    that. An unchanged repository costs a few requests, and new commits cost what they added.
+
+    JSON keys: destination, objects_copied, bytes_copied, objects_skipped (there already), refs
+    (each: kind, name, change, before, after), discarded (in words).
+    """
+    return await _copy(
+        repository,
+        destination,
+        destination_option,
+        refs=ref,
+        since=since,
+        discard_changes=discard_changes,
+    )
+
+
+async def _copy(
+    repository: Repository,
+    destination: str,
+    options: list[OptionPair] | None,
+    *,
+    refs: list[str] | None,
+    since: Any,
+    discard_changes: bool = False,
+) -> Copied:
+    with showing_progress() as progress:
+        done = await repository.copy_to(
+            destination,
+            storage_options=dict(options or ()),
+            refs=refs or None,
+            since=since,
+            discard_changes=discard_changes,
+            progress=progress,
+        )
+    changed = [
+        ChangedRef(it.kind, it.name, it.change, _text(it.before), _text(it.after))
+        for it in done.refs
+    ]
+    return Copied(
+        destination,
+        done.objects_copied,
+        done.bytes_copied,
+        done.objects_skipped,
+        changed,
+        list(done.discarded),
+    )
+
+
+def _text(snapshot_id: SnapshotId | None) -> str | None:
+    return None if snapshot_id is None else str(snapshot_id)
+
+
+_STYLES: Mapping[str, str] = {"deleted": REMOVED}
+
+
+def _show_copied(document: Copied, console: Console) -> None:
+    for it in document.discarded:
+        text = Text.assemble(("Undone ", REMOVED), "at the destination: ", plain(it))
+        console.print(text, soft_wrap=True)
+    if not document.objects_copied:
+        words = " was up to date."
+    else:
+        words = (
+            f": {document.objects_copied:,} object(s), {decimal(document.bytes_copied)}, copied; "
+            f"{document.objects_skipped:,} were there already."
+        )
+    console.print(Text.assemble(plain(document.destination, "bold"), words), soft_wrap=True)
+
+
+def _show_synced(document: Copied, console: Console) -> None:
+    for it in document.refs:
+        where = f" from {it.before}" if it.change == "moved" else ""
+        at = it.after or it.before or ""
+        text = Text.assemble(
+            f"{it.kind} ",
+            plain(it.name, BRANCH),
+            (f" {it.change}", _STYLES.get(it.change, "")),
+            f"{where}{' to' if where else ' at'} ",
+            (at, SNAPSHOT),
+        )
+        console.print(text, soft_wrap=True)
+    _show_copied(document, console)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(repository_command(copy, _show_copied))
+    app.command()(repository_command(sync, _show_synced))

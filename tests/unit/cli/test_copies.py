@@ -1,0 +1,62 @@
+"""``copy`` and ``sync``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.unit.cli.conftest import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.cli.conftest import Sample
+
+
+def test_copy(sample: Sample, repository: Path, tmp_path: Path) -> None:
+    """A copy opens; a second run finds nothing to do; a copy with commits is refused."""
+    target = tmp_path / "backup"
+    first = run("copy", sample.path, target, "--destination-option", "durability=none", "--json")
+    assert first.json["objects_copied"] > 10
+    assert first.json["objects_skipped"] == 0
+    assert run("log", target, "--json").json == run("log", sample.path, "--json").json
+    assert "was up to date." in run("copy", sample.path, target).stdout
+    run("tag", "create", target, "mine", "main")
+    run("tag", "create", repository, "v2", "main")
+    refused = run("copy", repository, target)
+    assert refused.exit_code == 1
+    assert "tag 'mine' was created" in " ".join(refused.stderr.split())
+
+
+def test_copy_of_a_part(sample: Sample, tmp_path: Path) -> None:
+    """By name, and from a snapshot, a time or an age on."""
+    part = tmp_path / "part"
+    run("copy", sample.path, part, "--ref", "v1")
+    assert "v1" in run("tag", "list", part).stdout
+    for since in (sample.tip, "2999-01-01", "0m"):
+        late = tmp_path / f"since-{since}"
+        run("copy", sample.path, late, "--ref=main", "--since", since)
+        log = run("log", late, "--json").json["snapshots"]
+        assert [it["id"] for it in log] == [sample.tip, sample.first]
+    wrong = run("copy", sample.path, tmp_path / "none", "--since", "yesterday")
+    assert wrong.exit_code == 2
+    missing = run("copy", sample.path, tmp_path / "none", "--ref", "nope")
+    assert missing.exit_code == 1
+    assert "'nope'" in missing.stderr
+
+
+def test_sync_names_what_changed_and_what_it_undoes(repository: Path, tmp_path: Path) -> None:
+    """In words, and as JSON."""
+    target = tmp_path / "mirror"
+    run("sync", repository, target)
+    run("branch", "delete", repository, "dev")
+    run("tag", "create", target, "mine", "main")
+    assert run("sync", repository, target).exit_code == 1
+    done = run("sync", repository, target, "--discard-changes", "--json").json
+    assert [(it["name"], it["change"], it["after"]) for it in done["refs"]] == [
+        ("dev", "deleted", None),
+        ("mine", "deleted", None),
+    ]
+    assert len(done["discarded"]) == 1
+    run("tag", "create", repository, "v2", "main")
+    assert "tag v2 created at " in run("sync", repository, target).stdout
+    assert "was up to date." in run("sync", repository, target).stdout
