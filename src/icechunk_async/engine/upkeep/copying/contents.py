@@ -28,8 +28,8 @@ LOG: Final = "overwritten/"
 """The operations log of format 2 continues here."""
 
 FOLDERS: Final = (CHUNKS, MANIFESTS, SUMS, TRANSACTIONS, SNAPSHOTS, LOG)
-"""The folders that are copied, in the order of copying: what refers to others comes after them. The references
-come last of all."""
+"""The folders that are copied, in the order of copying: what refers to others comes after them. The
+references come last of all."""
 
 LEFT_BEHIND: Final = ("leases/", "copies/")
 """Folders that say something about one place and nothing about its copy: sessions that are open
