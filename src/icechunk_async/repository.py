@@ -33,12 +33,13 @@ from icechunk_async.format.operations_log import RepoStatus as StoredStatus
 from icechunk_async.session import Session, SessionMode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.commit.conflicts import ConflictSolver
+    from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.files.packs import Packing
     from icechunk_async.engine.history.diff import Diff
     from icechunk_async.engine.history.graph import AncestryGraph
@@ -367,6 +368,8 @@ class Repository:
         rebase_with: ConflictSolver | None = None,
         rebase_tries: int = 1000,
         timeout_seconds: float | None = None,
+        once: Transaction | None = None,
+        unchanged: Collection[str] = (),
     ) -> AsyncGenerator[IcechunkStore]:
         """Commit what is written in the block, all at once when it ends.
 
@@ -380,6 +383,10 @@ class Repository:
             rebase_with: if another writer was first, replay the block's changes on top.
             rebase_tries: how often at most.
             timeout_seconds: how long the commit may take; the block's time does not count.
+            once: names the commit. If the branch holds it already, the changes of the block are
+                dropped; ``store.session.already_committed`` says so.
+            unchanged: paths that the changes were computed from, and that nobody else may have
+                touched since the block began.
 
         Raises:
             NothingToCommitError: the block changed nothing.
@@ -397,6 +404,8 @@ class Repository:
             rebase_with=rebase_with,
             rebase_tries=rebase_tries,
             timeout_seconds=timeout_seconds,
+            once=once,
+            unchanged=unchanged,
         )
 
     def _session(self, base: Snapshot, branch: str | None, mode: SessionMode) -> Session:

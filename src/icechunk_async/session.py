@@ -23,7 +23,7 @@ from icechunk_async.errors import SessionStateError
 from icechunk_async.format.paths import check_path
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -484,6 +484,7 @@ class Session(_Hierarchy):
         timeout_seconds: float | None = None,
         allow_empty: bool = False,
         once: Transaction | None = None,
+        unchanged: Collection[str] = (),
     ) -> SnapshotId:
         """Publish the session's changes as a new snapshot on its branch, all at once.
 
@@ -502,11 +503,16 @@ class Session(_Hierarchy):
                 the same application, nothing is published: the session drops its changes and
                 stands on the newest snapshot that records it, whose id is returned. See
                 ``already_committed``.
+            unchanged: paths of arrays and groups that the changes were computed from. If a commit
+                since the session began touched one of them, or a node below it, that is a
+                conflict that no solver decides. Without it, only what the session itself wrote
+                is compared with what others wrote.
 
         Raises:
             NothingToCommitError: nothing changed.
             ConflictError: another writer was first, and either no solver was given or the
-                tries or the time were used up. Nothing was published; no change is lost.
+                tries or the time were used up; or others touched what is to be ``unchanged``.
+                Nothing was published; no change is lost.
             StorageUnavailableError: the time was used up otherwise. Nothing was published.
             RebaseFailedError: the solver did not settle a conflict. Nothing was published.
             ReadOnlyError, RepositoryReadOnlyError, BranchNotFoundError: nothing was published.
@@ -531,6 +537,7 @@ class Session(_Hierarchy):
             timeout_seconds=timeout_seconds,
             allow_empty=allow_empty,
             once=once,
+            unchanged=unchanged,
         )
 
     async def amend(

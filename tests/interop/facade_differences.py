@@ -9,7 +9,7 @@ __all__ = ["DIFFERENT"]
 _ENUM: Final = "is a Python enum: called with a value, iterable, hashable, picklable"
 _PLAIN: Final = "is a plain value that can be made, for tests and for other programs"
 _DEFAULTS: Final = "has the defaults that the official type stubs promise"
-_ONCE: Final = "takes `once` as well, which names a commit that is published exactly once"
+_MORE: Final = "takes `once`, `unchanged` and `timeout_seconds` as well, see `Session.commit`"
 _ABSTRACT: Final = "cannot be made either; its subclasses take arguments"
 
 DIFFERENT: Final = {
@@ -26,8 +26,8 @@ DIFFERENT: Final = {
     "ConflictType": _ENUM,
     "Diff": _PLAIN,
     "FeatureFlag": _PLAIN,
-    "ForkSession.commit": _ONCE,
-    "ForkSession.commit_async": _ONCE,
+    "ForkSession.commit": _MORE,
+    "ForkSession.commit_async": _MORE,
     "GCSummary": _PLAIN,
     "GcsCredentials.Refreshable": _DEFAULTS,
     "ManifestFileInfo": _PLAIN,
@@ -35,9 +35,10 @@ DIFFERENT: Final = {
     "ObjectStoreConfig.Gcs": _DEFAULTS,
     "ObjectStoreConfig.Http": _DEFAULTS,
     "RepoAvailability": _ENUM,
+    "Repository.transaction": _MORE,
     "S3Credentials.Refreshable": _DEFAULTS,
-    "Session.commit": _ONCE,
-    "Session.commit_async": _ONCE,
+    "Session.commit": _MORE,
+    "Session.commit_async": _MORE,
     "SessionMode": _ENUM,
     "SnapshotInfo": _PLAIN,
     "SpecVersion": _ENUM,

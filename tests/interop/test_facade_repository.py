@@ -58,7 +58,8 @@ def test_every_member_has_the_same_arguments(name: str) -> None:
     assert _arguments(ours) == _arguments(theirs)
 
 
-_ADDED = dict.fromkeys(("commit", "commit_async"), ("timeout_seconds", "once"))
+_COMMITTING = ("timeout_seconds", "once", "unchanged")
+_ADDED = dict.fromkeys(("commit", "commit_async", "transaction"), _COMMITTING)
 """Arguments that the official methods do not have."""
 
 

@@ -28,11 +28,8 @@ from icechunk_async.sync.session import Session
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.repository import Repository as AsyncRepository
-    from icechunk_async.session import AnySession as AsyncSession
-    from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.storage import Storage
     from icechunk_async.sync.store import IcechunkStore
 
@@ -41,7 +38,6 @@ __all__ = [
     "SharedRepository",
     "adopt_changes",
     "base_of",
-    "commit_once",
     "fork_changes",
     "has_chunks",
     "merge_changes",
@@ -209,28 +205,6 @@ def merge_changes(session: Session, root: bytes, forks: Sequence[bytes]) -> None
     resumed = AsyncForkSession.from_bytes(root)
     parts = [AsyncForkSession.from_bytes(it) for it in forks]
     run(session.handle.ask(lambda native: native.resume(resumed, *parts)))
-
-
-def commit_once(
-    session: Session,
-    message: str,
-    metadata: Mapping[str, Any] | None,
-    once: Transaction | None,
-    *,
-    rebase_with: ConflictSolver | None = None,
-    rebase_tries: int = 1000,
-) -> tuple[str, bool]:
-    """Commit a session; return the snapshot, and whether this call is known to have made it."""
-    solver = None if rebase_with is None else rebase_with.to_native()
-
-    async def commit(native: AsyncSession) -> tuple[str, bool]:
-        assert not isinstance(native, AsyncForkSession)  # the driver's session, not a task's
-        made = await native.commit(
-            message, metadata, rebase_with=solver, rebase_tries=rebase_tries, once=once
-        )
-        return str(made), not native.already_committed
-
-    return run(session.handle.ask(commit))
 
 
 def open_array(store: IcechunkStore, path: str, *, write: bool = False) -> zarr.Array[Any]:

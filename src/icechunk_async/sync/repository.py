@@ -40,10 +40,19 @@ from icechunk_async.sync.session import Session
 from icechunk_async.sync.snapshots import Diff, ManifestFileInfo, SnapshotInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
+    from collections.abc import (
+        Awaitable,
+        Callable,
+        Collection,
+        Coroutine,
+        Generator,
+        Iterable,
+        Iterator,
+    )
     from datetime import datetime
     from types import TracebackType
 
+    from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.history.protocol import FeatureFlag as NativeFlag
     from icechunk_async.engine.open import Location
     from icechunk_async.engine.upkeep.copying.copy import CopyReport
@@ -368,6 +377,9 @@ class Repository(Displayed):
         metadata: dict[str, Any] | None = None,
         rebase_with: ConflictSolver | None = None,
         rebase_tries: int = 1000,
+        timeout_seconds: float | None = None,
+        once: Transaction | None = None,
+        unchanged: Collection[str] = (),
     ) -> Generator[IcechunkStore]:
         """Write to a store in a `with` block, and commit at its end unless the block failed.
 
@@ -376,7 +388,13 @@ class Repository(Displayed):
         session = self.writable_session(branch)
         yield session.store
         session.commit(
-            message=message, metadata=metadata, rebase_with=rebase_with, rebase_tries=rebase_tries
+            message=message,
+            metadata=metadata,
+            rebase_with=rebase_with,
+            rebase_tries=rebase_tries,
+            timeout_seconds=timeout_seconds,
+            once=once,
+            unchanged=unchanged,
         )
 
     readonly_session = blocking(readonly_session_async)

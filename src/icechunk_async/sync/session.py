@@ -16,7 +16,7 @@ from icechunk_async.sync.official.states import ChunkType, SessionMode
 from icechunk_async.sync.snapshots import Diff
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 
     from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.session import AnySession
@@ -102,6 +102,12 @@ class Session(Displayed):
         return self.handle.has_uncommitted_changes
 
     @property
+    def already_committed(self) -> bool:
+        """Whether `commit(once=...)` found its transaction on the branch and published none."""
+        native = self.handle.ready
+        return isinstance(native, AsyncSession) and native.already_committed
+
+    @property
     def config(self) -> RepositoryConfig:
         """The configuration of the repository."""
         return RepositoryConfig.from_native(self.handle.repository.now().config)
@@ -149,6 +155,7 @@ class Session(Displayed):
         timeout_seconds: float | None = None,
         allow_empty: bool = False,
         once: Transaction | None = None,
+        unchanged: Collection[str] = (),
     ) -> str:
         solver = to_native(rebase_with)
         return str(
@@ -161,6 +168,7 @@ class Session(Displayed):
                     timeout_seconds=timeout_seconds,
                     allow_empty=allow_empty,
                     once=once,
+                    unchanged=unchanged,
                 )
             )
         )

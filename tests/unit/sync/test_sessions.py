@@ -22,10 +22,13 @@ from icechunk_async.engine.tree.blocking import BlockingChunks
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.errors import FormatError
 from icechunk_async.sync import (
+    ConflictDetector,
+    ConflictError,
     IcechunkError,
     IcechunkStore,
     ReadOnlyError,
     Repository,
+    Session,
     SessionStateError,
     in_memory_storage,
 )
@@ -307,3 +310,25 @@ def test_a_named_commit_is_published_once(repository: Repository) -> None:
     assert published[0] == published[1] == repository.lookup_branch("main")
     array = zarr.open_array(repository.readonly_session("main").store, path="a", mode="r")
     assert array[0] == 5
+
+
+def test_a_commit_names_its_inputs_and_says_whether_it_had_landed(repository: Repository) -> None:
+    """So does a transaction block. A read-only session and a fork committed nothing."""
+    late = repository.writable_session("main")
+    _put(late, 2)
+    once = Transaction("derive", 1)
+    landed = []
+    for _ in range(2):
+        with repository.transaction("main", message="derived", once=once) as store:
+            _put(store.session, 3)
+        landed.append(store.session.already_committed)
+    assert landed == [False, True]
+    with pytest.raises(ConflictError, match="an input of this commit"):
+        late.commit("late", rebase_with=ConflictDetector(), unchanged=["a"])
+    assert not late.already_committed
+    assert not late.fork().already_committed
+    assert not pickle.loads(pickle.dumps(repository.readonly_session("main"))).already_committed
+
+
+def _put(session: Session, index: int) -> None:
+    zarr.open_array(session.store, path="a")[index] = 9

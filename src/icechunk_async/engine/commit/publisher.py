@@ -16,6 +16,7 @@ from icechunk_async._runtime.backoff import Turns
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.commit.flush import Flusher
+from icechunk_async.engine.commit.inputs import Inputs
 from icechunk_async.engine.commit.once import Record, newest_versions, record_of, repeated
 from icechunk_async.engine.commit.rebase import rebase
 from icechunk_async.engine.history import Amend, Commit, Detach, check_moves_allowed
@@ -35,7 +36,7 @@ from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Collection, Generator, Mapping
 
     from icechunk_async.engine.commit.conflicts import ConflictSolver
     from icechunk_async.engine.commit.flush import Flushed, ManifestOptions
@@ -121,9 +122,11 @@ class Publisher:
         timeout_seconds: float | None = None,
         allow_empty: bool = False,
         once: Transaction | None = None,
+        unchanged: Collection[str] = (),
     ) -> SnapshotId:
         """Publish the changes as a new snapshot on the branch; see `Session.commit`."""
         races: list[ConflictError] = []
+        inputs = Inputs(unchanged, self.workspace.began_at)
         with self._publishing("commit", allow_empty=allow_empty or once is not None) as branch:
             with anyio.move_on_after(timeout_seconds):
                 try:
@@ -133,6 +136,7 @@ class Publisher:
                         metadata,
                         rebase_with,
                         once,
+                        inputs=inputs,
                         tries=rebase_tries,
                         allow_empty=allow_empty,
                         races=races,
@@ -153,6 +157,7 @@ class Publisher:
         rebase_with: ConflictSolver | None,
         once: Transaction | None,
         *,
+        inputs: Inputs,
         tries: int,
         allow_empty: bool,
         races: list[ConflictError],
@@ -166,6 +171,7 @@ class Publisher:
                 return self._finish(held)
             if attempt == 0:  # a solver may have taken every change back since
                 self._check_changed(allow_empty=allow_empty)
+            await inputs.check(self.workspace, self._history, branch)
             extra: JSON = None if rebase_with is None else {"rebase_attempts": attempt}
             try:
                 return await self._publish_on(branch, message, metadata, extra, once)

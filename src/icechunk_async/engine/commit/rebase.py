@@ -327,7 +327,7 @@ async def _settle(
         if theirs.nodes.path_of(node_id) is not None  # else they deleted it too
     }
     changes.moves = changes.moves.replay(theirs.nodes)
-    workspace.rebase_to(theirs, changes)
+    workspace.rebase_to(theirs, changes, replayed=True)
 
 
 async def _commits_since(

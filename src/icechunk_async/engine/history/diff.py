@@ -86,13 +86,21 @@ def diff_of_log(log: TransactionLog, path_of: Callable[[NodeId], str | None]) ->
 
 
 async def diff_snapshots(
-    history: History, assets: Assets, start: SnapshotId, end: SnapshotId
+    history: History,
+    assets: Assets,
+    start: SnapshotId,
+    end: SnapshotId,
+    *,
+    need_pruned: bool = False,
 ) -> Diff:
     """Return the nodes and chunks that the commits after ``start`` up to ``end`` touched.
+
+    ``need_pruned`` is for `load_logs`.
 
     Raises:
         InvalidInputError: ``start`` is not an ancestor of ``end``.
         SnapshotNotFoundError: one of them does not exist.
+        FormatError: a log is missing.
 
     Cost: the ancestry, both snapshots, and one request for each commit between them.
     """
@@ -113,7 +121,7 @@ async def diff_snapshots(
     before, after = await bounded_map(assets.snapshot, [start, end], limit=2)
     log = TransactionLog(end)
     moves: list[tuple[str, str]] = []
-    for part in await load_logs(assets, list(reversed(path))):
+    for part in await load_logs(assets, list(reversed(path)), need_pruned=need_pruned):
         moves += [(move.source, move.target) for move in part.moves]
         log = log.merge(part)
 

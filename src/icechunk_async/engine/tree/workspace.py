@@ -146,6 +146,8 @@ class Workspace:
         """
         self.lock = threading.RLock()
         self.base = base
+        self.began_at = base.id
+        """The snapshot that the changes were begun on; replaying them elsewhere leaves it."""
         self.changes = ChangeSet()
         self.tree = WorkingTree(base.nodes, self.changes)
         self.assets = assets
@@ -159,9 +161,14 @@ class Workspace:
         self.is_fixed = read_only
         """Whether nothing of it ever changes, so that reading needs no lock."""
 
-    def rebase_to(self, base: Snapshot, changes: ChangeSet) -> None:
-        """Stand on another snapshot with other changes."""
+    def rebase_to(self, base: Snapshot, changes: ChangeSet, *, replayed: bool = False) -> None:
+        """Stand on another snapshot with other changes.
+
+        ``replayed`` says that they are the changes made so far, on top of newer commits.
+        """
         with self.lock:
+            if not replayed and base.id != self.base.id:
+                self.began_at = base.id
             self.is_fixed = False
             self.base, self.changes = base, changes
             self.tree = WorkingTree(base.nodes, changes)

@@ -1,19 +1,13 @@
-"""Publish the session of a write: once if a transaction names it, and only on unchanged inputs.
-
-The engine commits a transaction exactly once. What is added here is a check that it does not have:
-a rebase looks for conflicts with what a session wrote, not with what that was computed from.
-"""
+"""Publish the session of a write: once if a transaction names it, and only on unchanged inputs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from icechunk_async._runtime.backoff import Backoff
 from icechunk_async.engine.commit.once import Transaction
-from icechunk_async.errors import ConflictError, NothingToCommitError, RebaseFailedError
-from icechunk_async.spark.shared import SharedRepository, commit_once
-from icechunk_async.sync.bridge.portal import run
+from icechunk_async.errors import NothingToCommitError
+from icechunk_async.spark.shared import SharedRepository
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -22,8 +16,6 @@ if TYPE_CHECKING:
     from icechunk_async.sync.conflicts import ConflictSolver
 
 __all__ = ["Published", "Transaction", "is_published", "publish", "published_version"]
-
-_RACE: Final = Backoff(initial_ms=10, max_ms=2000, immediate=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,80 +84,14 @@ def publish(
     branch = session.branch
     assert branch is not None  # it is writable
     try:
-        if rebase_with is None or not unchanged:
-            snapshot_id, made = commit_once(
-                session,
-                message,
-                metadata,
-                transaction,
-                rebase_with=rebase_with,
-                rebase_tries=rebase_tries,
-            )
-            return Published(snapshot_id, committed=made)
-        return _publish_on_unchanged(
-            repository,
-            session,
-            (message, metadata, transaction),
+        snapshot_id = session.commit(
+            message,
+            dict(metadata or {}),
             rebase_with=rebase_with,
             rebase_tries=rebase_tries,
+            once=transaction,
             unchanged=unchanged,
         )
     except NothingToCommitError:
         return Published(repository.lookup_branch(branch), committed=False)
-
-
-def _publish_on_unchanged(
-    repository: Repository,
-    session: Session,
-    commit: tuple[str, Mapping[str, Any] | None, Transaction | None],
-    *,
-    rebase_with: ConflictSolver,
-    rebase_tries: int,
-    unchanged: Collection[str],
-) -> Published:
-    """Commit a session, looking at the inputs after each rebase.
-
-    A commit without a solver lands only on the session's base, so nothing can come between the
-    look and the commit.
-    """
-    branch, base = str(session.branch), session.snapshot_id
-    for attempt in range(rebase_tries + 1):
-        try:
-            snapshot_id, made = commit_once(session, *commit)
-            return Published(snapshot_id, committed=made)
-        except ConflictError:
-            if attempt == rebase_tries:
-                raise
-        run(_RACE.wait(attempt + 1))
-        try:
-            session.rebase(rebase_with)
-            _check_unchanged(repository, branch, base, session.snapshot_id, unchanged)
-        except (ConflictError, RebaseFailedError):
-            # The commit in the way may be another try of the same transaction.
-            if is_published(repository, branch, commit[2]):
-                return Published(repository.lookup_branch(branch), committed=False)
-            raise
-    raise AssertionError("the last try returns or raises")
-
-
-def _check_unchanged(
-    repository: Repository, branch: str, base: str, tip: str, paths: Collection[str]
-) -> None:
-    """Raise ConflictError if a commit after `base` up to `tip` touched one of some arrays."""
-    if base == tip:
-        return
-    diff = repository.diff(from_snapshot_id=base, to_snapshot_id=tip)
-    touched = {*diff.new_arrays, *diff.deleted_arrays, *diff.updated_arrays, *diff.updated_chunks}
-    for name in paths:
-        path = f"/{name.strip('/')}"
-        moved = any(
-            path == end or path.startswith(f"{end}/") for move in diff.moved_nodes for end in move
-        )
-        if moved or path in touched:
-            raise ConflictError(
-                f"Others committed to {branch!r} and changed {path!r}, an input of this write. "
-                "Nothing was published; write again.",
-                branch=branch,
-                expected_parent=base,
-                actual_parent=tip,
-            )
+    return Published(snapshot_id, committed=not session.already_committed)
