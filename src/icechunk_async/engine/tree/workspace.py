@@ -147,7 +147,7 @@ class Workspace:
         self.lock = threading.RLock()
         self.base = base
         self.began_at = base.id
-        """The snapshot that the changes were begun on; replaying them elsewhere leaves it."""
+        """The snapshot that the first change was made on; replaying changes does not move it."""
         self.changes = ChangeSet()
         self.tree = WorkingTree(base.nodes, self.changes)
         self.assets = assets

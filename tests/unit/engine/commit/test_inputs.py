@@ -106,7 +106,7 @@ async def test_a_deleted_input_was_touched(filled: Repository, gone: str) -> Non
 
 
 async def test_an_input_that_appeared_was_touched(filled: Repository) -> None:
-    """It is checked that there is none, too."""
+    """A commit may depend on its absence."""
     session = await begin(filled)
     other = await filled.writable_session("main")
     await make_array(other, "in/c", (1,), (1,))
@@ -141,7 +141,7 @@ async def test_what_was_touched_before_a_rebase_of_ones_own_counts(filled: Repos
 async def test_inputs_of_a_resumed_session_count_from_where_its_root_began(
     filled: Repository,
 ) -> None:
-    """What a driver that died had sent out was computed from that snapshot."""
+    """A driver that died had sent its forks out from that snapshot."""
     root = await (await filled.writable_session("main")).fork()
     await write(root, "out/c/0", b"\x07")
     await change(filled, "in/a/c/0")
@@ -152,7 +152,7 @@ async def test_inputs_of_a_resumed_session_count_from_where_its_root_began(
 
 
 async def test_inputs_that_expired_from_history_are_a_conflict(filled: Repository) -> None:
-    """What was done since cannot be known, so nothing is assumed."""
+    """Nothing is assumed about changes that cannot be known."""
     session = await begin(filled)
     await change(filled, "in/b/c/0")
     first = [it.id async for it in filled.ancestry(branch="main")][-1]
