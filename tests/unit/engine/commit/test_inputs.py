@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from icechunk_async import Repository, Transaction
+from icechunk_async import Repository, Session, Transaction
 from icechunk_async.conflicts import BasicConflictSolver, ConflictDetector
 from icechunk_async.engine.commit.inputs import first_touched
 from icechunk_async.engine.history.diff import Diff
@@ -17,8 +17,6 @@ from tests.helpers import array_document, group_document, make_array, memory_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    from icechunk_async import Session
 
 
 @pytest.fixture
@@ -207,6 +205,7 @@ async def test_transaction_block_takes_inputs_and_a_name(filled: Repository) -> 
     for expected in (False, True):
         async with filled.transaction("main", message="derived", once=once) as store:
             await write(store.session, "out/c/0", b"\x07")
+        assert isinstance(store.session, Session)
         assert store.session.already_committed is expected
 
 
