@@ -51,6 +51,7 @@
     │   └── NodeExistsError
     ├── ConflictError                    another writer was first; rebase or start again
     │   └── RebaseFailedError
+    ├── ChunksCollectedError             garbage collection deleted what a session wrote
     ├── StreamPositionLostError          the history no longer holds the stream's position
     ├── ReadOnlyError
     │   └── RepositoryReadOnlyError
@@ -431,6 +432,16 @@ class RebaseFailedError(ConflictError):
     """
 
     kind = "rebase-failed"
+
+
+class ChunksCollectedError(IcechunkError):
+    """Garbage was collected while a session was open, and chunks that it wrote are gone.
+
+    Nothing was published. The session keeps its changes: write these chunks again and commit.
+    ``context`` holds ``chunks``: for each array's path the coordinates, ``(n, rank)``.
+    """
+
+    kind = "chunks-collected"
 
 
 class StreamPositionLostError(IcechunkError):

@@ -474,6 +474,15 @@ class Session(_Hierarchy):
         """Whether ``commit(once=...)`` found its transaction on the branch and published none."""
         return self._publisher.already_committed
 
+    @property
+    def collected_chunks(self) -> dict[str, npt.NDArray[np.uint32]]:
+        """The chunks that must be written again after a `ChunksCollectedError`.
+
+        By the path of their array, coordinates as rows ``(n, rank)``. Chunks that were written
+        or deleted since are left out; empty if the last commit found everything.
+        """
+        return self._publisher.guard.lost_chunks()
+
     async def commit(
         self,
         message: str,
@@ -516,6 +525,8 @@ class Session(_Hierarchy):
             StorageUnavailableError: the time was used up otherwise. Nothing was published.
             RebaseFailedError: the solver did not settle a conflict. Nothing was published.
             ReadOnlyError, RepositoryReadOnlyError, BranchNotFoundError: nothing was published.
+            ChunksCollectedError: garbage collection deleted chunks of this session, because its
+                cutoff was younger. Nothing was published; see ``collected_chunks``.
             SnapshotNotFoundError: chunks were shifted or reindexed, the session was rebased,
                 and the snapshot that it stood on has expired since. Nothing was published.
             OutcomeUnknownError: the storage never answered, or not in time. Committing again
@@ -525,7 +536,11 @@ class Session(_Hierarchy):
 
         Cost: two requests that follow one another after the chunks are stored, where nobody
         else commits: manifests, snapshot, log and backup together, then the reference. A try
-        that lost a race stores again only what the winner's commit affects. With ``once``, a
+        that lost a race stores again only what the winner's commit affects. If garbage was
+        collected since the session began, one listing more; and if the cutoff can reach what the
+        session wrote, a request for each of its chunk objects, or one listing of all chunk
+        objects if it has more than 32. With format version 1 the first listing is made always,
+        beside the other requests. With ``once``, a
         walk along the history where the session's base records no transaction: one request, or
         with format version 1 one for each commit back to the nearest record.
         """
@@ -557,8 +572,8 @@ class Session(_Hierarchy):
             UnsupportedBySpecError: the repository is of format version 1.
             SessionStateError: the tip is the first snapshot, or it moved nodes and the session
                 does not.
-            NothingToCommitError, ConflictError, ReadOnlyError, SnapshotNotFoundError: as
-                `commit`.
+            NothingToCommitError, ConflictError, ReadOnlyError, SnapshotNotFoundError,
+            ChunksCollectedError: as `commit`.
 
         Cancellation: the amendment may have been published.
         """
@@ -573,7 +588,7 @@ class Session(_Hierarchy):
         Raises:
             SnapshotNotFoundError: the session's base has expired or been collected (in format 1
                 only the latter is noticed). Nothing was published.
-            ReadOnlyError: as `commit`.
+            ReadOnlyError, ChunksCollectedError: as `commit`.
 
         Cancellation: the snapshot may exist.
         """

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BRANCH_PREFIX",
+    "CHUNKS",
+    "COLLECTIONS",
     "CONFIG",
     "REFS",
     "REPO_INFO",
@@ -36,6 +38,9 @@ CONFIG: Final = "config.yaml"
 REFS: Final = "refs/"
 BRANCH_PREFIX: Final = "branch."
 TAG_PREFIX: Final = "tag."
+CHUNKS: Final = "chunks"
+COLLECTIONS: Final = "collections/"
+"""Notes that this library leaves about garbage collections. No other engine reads or lists them."""
 
 SUMS: Final = "sums/"
 """Objects that only this library writes: a sidecar with checksums for each manifest, and a list of
@@ -101,7 +106,7 @@ def digests_key(snapshot_id: SnapshotId) -> str:
 
 def chunk_key(chunk_id: ChunkId) -> str:
     """Return the key of a chunk object."""
-    return f"chunks/{chunk_id}"
+    return f"{CHUNKS}/{chunk_id}"
 
 
 def branch_key(name: str) -> str:

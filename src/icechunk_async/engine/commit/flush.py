@@ -87,6 +87,16 @@ class Flusher:
         self._made: dict[NodeId, tuple[_Recipe, Written]] = {}
         self._stored: set[ManifestId] = set()
 
+    @property
+    def has_stored(self) -> bool:
+        """Whether manifests are stored that a later call would use again."""
+        return bool(self._stored)
+
+    def forget(self) -> None:
+        """Make every manifest again, under new names: those that are stored may be collected."""
+        self._made.clear()
+        self._stored.clear()
+
     async def flush(self, base: Snapshot, tree: WorkingTree) -> Flushed:
         """Build the nodes and manifests of a snapshot on top of ``base``.
 

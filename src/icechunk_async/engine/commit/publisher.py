@@ -16,12 +16,15 @@ from icechunk_async._runtime.backoff import Turns
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.commit.flush import Flusher
+from icechunk_async.engine.commit.guard import SessionGuard
 from icechunk_async.engine.commit.inputs import Inputs
 from icechunk_async.engine.commit.once import Record, newest_versions, record_of, repeated
 from icechunk_async.engine.commit.rebase import rebase
 from icechunk_async.engine.history import Amend, Commit, Detach, check_moves_allowed
+from icechunk_async.engine.history.collections import DraftOutdatedError
 from icechunk_async.engine.tree.workspace import Closed
 from icechunk_async.errors import (
+    ChunksCollectedError,
     ConflictError,
     IcechunkError,
     NothingToCommitError,
@@ -36,7 +39,7 @@ from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
 
     from icechunk_async.engine.commit.conflicts import ConflictSolver
     from icechunk_async.engine.commit.flush import Flushed, ManifestOptions
@@ -86,6 +89,7 @@ class Publisher:
         self.branch = branch
         self.mode = mode
         self.flusher = Flusher(workspace.assets, options)
+        self.guard = SessionGuard(workspace, history, self.flusher)
         self._history = history
         self._default_metadata = default_metadata
         self._given_log = log
@@ -141,7 +145,12 @@ class Publisher:
                         allow_empty=allow_empty,
                         races=races,
                     )
-                except (ConflictError, RebaseFailedError, SnapshotNotFoundError):
+                except (
+                    ConflictError,
+                    RebaseFailedError,
+                    SnapshotNotFoundError,
+                    ChunksCollectedError,
+                ):
                     # What is in the way may be this commit, or another one of its transaction.
                     landed = await self._find_landed(branch, once)
                     if landed is None:
@@ -235,19 +244,24 @@ class Publisher:
                     f"Snapshot {base.id} moved nodes, and changes cannot be folded into moves. "
                     "Commit instead."
                 )
-            snapshot, flushed, log = await self.draft(
-                message, metadata, None, lambda it: replaced.merge(self.workspace.changes.log(it))
+            return await self._draft_and_publish(
+                lambda: self.draft(
+                    message,
+                    metadata,
+                    None,
+                    lambda it: replaced.merge(self.workspace.changes.log(it)),
+                ),
+                lambda snapshot: Amend(branch, base.id, snapshot),
             )
-            return await self._publish(Amend(branch, base.id, snapshot), flushed, log)
 
     async def flush(self, message: str, metadata: Mapping[str, JSON] | None = None) -> SnapshotId:
         """Publish a snapshot that no branch holds; see `Session.flush`."""
         with self._publishing("flush", allow_empty=True):
             base_id = self.workspace.base.id
-            snapshot, flushed, log = await self.draft(
-                message, metadata, None, self.workspace.changes.log
+            return await self._draft_and_publish(
+                lambda: self.draft(message, metadata, None, self.workspace.changes.log),
+                lambda snapshot: Detach(base_id, snapshot),
             )
-            return await self._publish(Detach(base_id, snapshot), flushed, log)
 
     async def rebase(self, solver: ConflictSolver) -> None:
         """Replay the changes on top of newer commits; see `Session.rebase`."""
@@ -268,8 +282,23 @@ class Publisher:
             assert self._record is not None  # it was looked for
             assert self._record.at == base_id  # the only snapshot that this commit can land on
             recorded = self._record.properties_with(once)
-        snapshot, flushed, log = await self.draft(message, metadata, extra, self._log, recorded)
-        return await self._publish(Commit(branch, base_id, snapshot), flushed, log)
+        return await self._draft_and_publish(
+            lambda: self.draft(message, metadata, extra, self._log, recorded),
+            lambda snapshot: Commit(branch, base_id, snapshot),
+        )
+
+    async def _draft_and_publish(
+        self,
+        draft: Callable[[], Awaitable[tuple[Snapshot, Flushed, bytes]]],
+        publication: Callable[[Snapshot], Publication],
+    ) -> SnapshotId:
+        """Publish a draft; make it again, under new names, if its files may have been collected."""
+        while True:  # once more for each collection that ran meanwhile
+            snapshot, flushed, log = await draft()
+            try:
+                return await self._publish(publication(snapshot), flushed, log)
+            except DraftOutdatedError:
+                _log.debug("garbage was collected; making snapshot %s again", snapshot.id)
 
     def _log(self, snapshot_id: SnapshotId) -> TransactionLog:
         """Return the log of a commit: the nodes and chunks that it touched."""
@@ -338,7 +367,7 @@ class Publisher:
             self._doubtful[snapshot.id] = snapshot
 
         try:
-            await self._history.publish(publication, store)
+            await self._history.publish(publication, store, self.guard)
         except (OutcomeUnknownError, asyncio.CancelledError):
             raise  # it may have landed, so it stays among the doubtful
         except BaseException:

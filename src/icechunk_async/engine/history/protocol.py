@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from collections.abc import Set as AbstractSet
+    from datetime import datetime
 
     from icechunk_async.engine.history.capabilities import Capabilities, Feature
+    from icechunk_async.engine.history.collections import Guard
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.json.metadata import JSON
@@ -323,15 +325,24 @@ class History(Protocol):
         """
         ...
 
-    async def publish(self, publication: Publication, store: Callable[[], Awaitable[None]]) -> None:
+    def log_position(self) -> int:
+        """Return the place in the operations log that was seen last; 0 if there is no log."""
+        ...
+
+    async def publish(
+        self, publication: Publication, store: Callable[[], Awaitable[None]], guard: Guard
+    ) -> None:
         """Store a snapshot's files, then make the snapshot known in one atomic step.
 
         Args:
             publication: what to make known.
             store: stores every file that the snapshot needs. It is awaited once, concurrently
                 with what this way can prepare.
+            guard: asked about garbage collections that ran since it looked last, before each
+                try. In format 2 none can go unnoticed between that and the landing of the try.
 
         Raises:
+            ChunksCollectedError, DraftOutdatedError: as ``Guard.admit``; nothing was published.
             ConflictError: the branch is not where the publication expects it.
             BranchNotFoundError: the branch is gone.
             SnapshotNotFoundError: the parent, or a source of chunks, expired or was collected.
@@ -376,7 +387,7 @@ class History(Protocol):
         ...
 
     async def release(
-        self, old: AbstractSet[SnapshotId], parent_of: ParentOf, *, dry_run: bool
+        self, old: AbstractSet[SnapshotId], parent_of: ParentOf, *, cutoff: datetime | None
     ) -> Kept:
         """Drop snapshots from the history that are old and that no branch and no tag leads to.
 
@@ -386,7 +397,8 @@ class History(Protocol):
         Args:
             old: snapshots whose files are old enough to be deleted, listed before this call.
             parent_of: see `ParentOf`.
-            dry_run: change nothing, and return what would be kept.
+            cutoff: files that were written before will be deleted afterwards, which is noted
+                for sessions that are open. None: change nothing, and return what would be kept.
 
         Raises:
             RepositoryReadOnlyError: the repository's status forbids changes.

@@ -1,9 +1,11 @@
 """Expiration and garbage collection: drop old history, then delete what nothing needs.
 
-Collection is safe beside other writers if the cutoff lies before the beginning of every session
+Collection does not disturb other writers if the cutoff lies before the beginning of every session
 that is still open: what those wrote is younger. What they build on is in the history, or they can
 no longer commit. So first what goes is dropped from the history, in one atomic step; then
-everything that is still part of it is marked; then the rest is deleted.
+everything that is still part of it is marked; then the rest is deleted. A commit that lands before
+that step is part of the history that is marked. One that comes after it sees that a collection ran,
+and refuses if the session wrote something before the cutoff (`engine/commit/guard.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.open import check_safe
-from icechunk_async.engine.upkeep.storage_clock import check_is_past
+from icechunk_async.engine.upkeep.storage_clock import checked_by_storage
 from icechunk_async.engine.upkeep.survey import Survey
 from icechunk_async.engine.upkeep.sweep import (
     Sweep,
@@ -137,10 +139,10 @@ async def _collect(
     survey = Survey(engine.assets, chunk_ids, absorb, limits=limits, progress=progress)
     old, newest = await old_snapshots(engine.storage, cutoff)
     # Everything is read before anything changes: a damaged repository stays unchanged.
-    kept = await engine.history.release(old, survey.parent_of, dry_run=True)
+    kept = await engine.history.release(old, survey.parent_of, cutoff=None)
     await survey.cover(kept.snapshots)
     if not dry_run:
-        kept = await release(engine, cutoff, old, newest, survey.parent_of)
+        kept, cutoff = await release(engine, cutoff, old, newest, survey.parent_of)
         await survey.cover(kept.snapshots)  # those published meanwhile; later ones are young
     await engine.assets.compute(lambda: len(chunks), size_bytes=chunks.size_bytes)  # sorts them
     keep = (id_set(kept.snapshots), id_set(kept.logs), id_set(survey.manifests), chunks)
@@ -176,8 +178,8 @@ async def release(
     old: frozenset[SnapshotId],
     newest: datetime,
     parent_of: ParentOf,
-) -> Kept:
-    """Drop unreachable snapshots from the history for good, and return what is kept.
+) -> tuple[Kept, datetime]:
+    """Drop unreachable snapshots from the history for good.
 
     Args:
         engine: the repository.
@@ -186,16 +188,20 @@ async def release(
         newest: when the newest of all snapshots was written, by the storage's clock.
         parent_of: see `ParentOf`.
 
+    Returns:
+        What is kept, and the cutoff for deleting the rest: at most the time of the storage's clock
+        when the history was changed.
+
     Raises:
         InvalidInputError: the cutoff is in the future by the storage's clock, or this machine's
             clock is far ahead of it; nothing changed.
         RepositoryReadOnlyError, ConflictError: nothing changed.
     """
-    await check_is_past(engine.storage, engine.assets.backend, cutoff, newest)
-    kept = await engine.history.release(old, parent_of, dry_run=False)
+    cutoff = await checked_by_storage(engine.storage, engine.assets.backend, cutoff, newest)
+    kept = await engine.history.release(old, parent_of, cutoff=cutoff)
     for gone in old - kept.snapshots:
         engine.assets.forget_snapshot(gone)
-    return kept
+    return kept, cutoff
 
 
 async def old_snapshots(

@@ -11,6 +11,7 @@ from icechunk_async._runtime.concurrency import gather
 from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
 from icechunk_async.engine.commit.flush import Flusher
+from icechunk_async.engine.commit.guard import RewriteGuard
 from icechunk_async.engine.commit.once import repeated
 from icechunk_async.engine.history import Amend, Commit, check_online
 from icechunk_async.engine.open import check_safe
@@ -57,6 +58,8 @@ class Rewriting:
     """The tip of the branch, whose manifests are rewritten."""
     log: TransactionLog | None
     """The tip's log if the new snapshot replaces the tip; otherwise None."""
+    guard: RewriteGuard
+    """Notices collections that may delete the new manifests."""
 
 
 async def begin_rewriting(
@@ -74,7 +77,7 @@ async def begin_rewriting(
     base = await assets.snapshot(await history.branch_tip(branch))
     check_online(history)
     log = await _amended_log(engine, base) if commit_method == "amend" else None
-    return Rewriting(branch, base, log)
+    return Rewriting(branch, base, log, RewriteGuard(history))
 
 
 async def publish_rewritten(
@@ -104,7 +107,7 @@ async def publish_rewritten(
         with nothing_published():
             await gather(assets.put_snapshot(snapshot), assets.put_transaction_log(new_log))
 
-    await engine.history.publish(publication, store)
+    await engine.history.publish(publication, store, begun.guard)
     return snapshot.id
 
 

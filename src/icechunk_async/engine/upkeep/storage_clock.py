@@ -21,7 +21,7 @@ from icechunk_async.storage.extensions import TellsTime
 if TYPE_CHECKING:
     from icechunk_async.storage import Storage
 
-__all__ = ["MOST_AHEAD", "check_is_past"]
+__all__ = ["MOST_AHEAD", "checked_by_storage"]
 
 MOST_AHEAD: Final = timedelta(minutes=5)
 """How far this machine's clock may be ahead. A cutoff that counts back from a clock further ahead
@@ -32,10 +32,12 @@ _COARSENESS: Final = timedelta(seconds=1)
 """Stores truncate times to seconds, and file systems to some milliseconds."""
 
 
-async def check_is_past(
+async def checked_by_storage(
     storage: Storage, backend: object, cutoff: datetime, newest: datetime
-) -> None:
-    """Refuse a cutoff that is in the future by the storage's clock, or that may be counted wrong.
+) -> datetime:
+    """Return a cutoff that is past by the storage's clock, so that what is written later is young.
+
+    That is the given one, or the present time of a storage's clock that is a little behind.
 
     Args:
         storage: whose clock counts.
@@ -57,7 +59,7 @@ async def check_is_past(
     now = await _told(backend)
     if now is None:
         if cutoff < newest:
-            return
+            return cutoff
         now = await _tried(storage, newest)
     here = clock.from_us(clock.now_us())
     if cutoff >= now + _COARSENESS:
@@ -75,6 +77,8 @@ async def check_is_past(
             "should be, so work in progress could be deleted. Set the wrong one of the two clocks "
             "right, or collect from a machine whose clock agrees with the storage's."
         )
+    # Of whole seconds the rest is unknown, and `is_older` takes that into account.
+    return cutoff if now.microsecond == 0 else min(cutoff, now)
 
 
 async def _told(backend: object) -> datetime | None:

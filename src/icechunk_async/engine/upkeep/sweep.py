@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map, closing
 from icechunk_async._runtime.progress import Progress
+from icechunk_async.engine.files.ages import are_older, is_older
 from icechunk_async.errors import StorageError
 from icechunk_async.format.id_set import IdSet, parse_ids
 from icechunk_async.format.ids import ALPHABET
@@ -18,6 +18,7 @@ from icechunk_async.storage.extensions import FolderListing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
+    from datetime import datetime
 
     import numpy.typing as npt
 
@@ -43,11 +44,6 @@ __all__ = [
 ]
 
 
-_ONE_SECOND: Final = timedelta(seconds=1)
-_ONE_MICROSECOND: Final = timedelta(microseconds=1)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 def chunk_ids(manifest: Manifest) -> npt.NDArray[np.uint8]:
     """Return the chunk objects that a manifest refers to, ``(n, 12)``, in arrays of any rank.
 
@@ -62,23 +58,6 @@ def id_set(ids: Iterable[bytes]) -> IdSet:
     found = IdSet()
     found.add(np.frombuffer(b"".join(ids), np.uint8).reshape(-1, 12))
     return found
-
-
-def are_older(modified_us: npt.NDArray[np.int64], cutoff: datetime) -> npt.NDArray[np.bool_]:
-    """Return for many objects what `is_older` returns for one; times are since 1970."""
-    cutoff_us = (cutoff - _EPOCH) // _ONE_MICROSECOND
-    latest = np.where(modified_us % 1_000_000 == 0, modified_us + 999_999, modified_us)
-    return latest < cutoff_us
-
-
-def is_older(written_at: datetime, cutoff: datetime) -> bool:
-    """Return whether an object was certainly written before a cutoff, by the store's clock.
-
-    Many stores list whole seconds: the actual time may be anything up to the next one.
-    """
-    if written_at.microsecond == 0:
-        return written_at + _ONE_SECOND <= cutoff
-    return written_at < cutoff
 
 
 BATCH: Final = 1000

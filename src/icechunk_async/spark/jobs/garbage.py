@@ -167,7 +167,7 @@ class _Collection:
             opened = native.engine
             survey = Survey(opened.assets, lambda _: None, lambda _: None, limits=Limits())
             old, newest = await old_snapshots(opened.storage, self.cutoff)
-            kept = await opened.history.release(old, survey.parent_of, dry_run=True)
+            kept = await opened.history.release(old, survey.parent_of, cutoff=None)
             return _Begun(old, newest, kept, await survey.discover(kept.snapshots))
 
         begun = self.shared.ask(begin)
@@ -177,7 +177,7 @@ class _Collection:
 
         async def settle(native: AsyncRepository) -> tuple[Kept, list[tuple[ManifestId, int]]]:
             assert survey is not None  # made by begin
-            settled = await release(
+            settled, self.cutoff = await release(
                 native.engine, self.cutoff, begun.old, begun.newest, survey.parent_of
             )
             return settled, await survey.discover(settled.snapshots)

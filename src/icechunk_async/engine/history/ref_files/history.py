@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.engine.history.capabilities import Capabilities
+from icechunk_async.engine.history.collections import leave_note, read_notes
 from icechunk_async.engine.history.outcomes import Doubt, create_object, read_if_there
 from icechunk_async.engine.history.protocol import (
     MAIN,
@@ -70,8 +72,10 @@ from icechunk_async.storage import ABSENT, ByteRange, CommonPrefix
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from collections.abc import Set as AbstractSet
+    from datetime import datetime
 
     from icechunk_async.engine.files.assets import Assets
+    from icechunk_async.engine.history.collections import Collection, Guard
     from icechunk_async.engine.history.protocol import Expiration, ParentOf, Publication
     from icechunk_async.engine.history.way import HistorySettings
     from icechunk_async.format.config import RepositoryConfig
@@ -122,6 +126,8 @@ class RefFilesHistory:
         self._assets = assets
         self._backoff = settings.backoff
         self._seen = {MAIN: main}
+        self._known_notes: dict[str, Collection] = {}
+        """The notes of collections that were there at the last commit, by name."""
 
     async def branches(self) -> dict[str, SnapshotId]:
         """Return every branch and its tip. Cost: a listing, and one request a branch."""
@@ -251,8 +257,26 @@ class RefFilesHistory:
         self._assets.forget_snapshot(child)
         return (await self._assets.snapshot(child)).parent_id
 
-    async def publish(self, publication: Publication, store: Callable[[], Awaitable[None]]) -> None:
-        """Store a snapshot's files, then move the branch."""
+    def log_position(self) -> int:
+        """Return 0: there is no operations log."""
+        return 0
+
+    async def publish(
+        self, publication: Publication, store: Callable[[], Awaitable[None]], guard: Guard
+    ) -> None:
+        """Store a snapshot's files, then move the branch.
+
+        Notes of collections are read after the branch, while the files are stored.
+        """
+
+        async def store_and_look() -> None:
+            known = self._known_notes
+            # What was noted before the files are stored cannot reach them.
+            await guard.admit(list(known.values()), 0, stored=False)
+            notes, _ = await gather(read_notes(self._storage), store())
+            self._known_notes = {it.name: it for it in notes}
+            await guard.admit([it for it in notes if it.name not in known], 0, stored=True)
+
         match publication:
             case Commit(branch, parent_id, snapshot):
                 ref = self._seen.get(branch)
@@ -261,7 +285,7 @@ class RefFilesHistory:
                     if ref.target != parent_id:
                         raise branch_moved(branch, parent_id, ref.target)
                 await self._check_sources(publication.sources - {parent_id})
-                await store()
+                await store_and_look()
                 await self._move(branch, ref, snapshot.id, branch_moved)
             case Amend():
                 self.capabilities.require("amend")
@@ -269,7 +293,7 @@ class RefFilesHistory:
                 if not await self._is_stored(parent_id):
                     raise no_snapshot(parent_id)
                 await self._check_sources(publication.sources - {parent_id})
-                await store()
+                await store_and_look()
                 await self._storage.sync()
 
     async def _check_sources(self, sources: AbstractSet[SnapshotId]) -> None:
@@ -321,10 +345,16 @@ class RefFilesHistory:
         return await upkeep.reachable(self, self._storage, parent_of)
 
     async def release(
-        self, old: AbstractSet[SnapshotId], parent_of: ParentOf, *, dry_run: bool
+        self, old: AbstractSet[SnapshotId], parent_of: ParentOf, *, cutoff: datetime | None
     ) -> Kept:
-        """Return the snapshots that refs lead to. Cost: reads refs, and snapshots not read yet."""
-        del old, dry_run
+        """Return the snapshots that refs lead to. Cost: reads refs, and snapshots not read yet.
+
+        The note comes first: who does not see it when it commits has moved the branch before the
+        refs are read, or is about to.
+        """
+        del old
+        if cutoff is not None:
+            await leave_note(self._storage, clock.now_us(), cutoff)
         reachable = await self.reachable(parent_of)
         return Kept(reachable, reachable)
 

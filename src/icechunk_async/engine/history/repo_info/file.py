@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["RepoInfoFile", "Seen", "read_info"]
 
 type _Store = Callable[[], Awaitable[None]]
+type _Admit = Callable[[RepoInfo, RepoInfo], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class RepoInfoFile:
         edit: Edit,
         *,
         store: _Store | None = None,
+        admit: _Admit | None = None,
         known: Seen | None = None,
         snapshot_id: SnapshotId | None = None,
         despite_status: bool = False,
@@ -116,6 +118,8 @@ class RepoInfoFile:
         Args:
             edit: refuses, or returns the next state.
             store: stores files that the edit refers to; awaited once.
+            admit: refuses by raising; awaited before each try, with the state that it replaces
+                and the next one.
             known: a state to try first, without reading.
             snapshot_id: the snapshot that the edit adds, if it adds one.
             despite_status: write even while the repository's status forbids changes.
@@ -136,6 +140,8 @@ class RepoInfoFile:
                 next_info = edits.push_update(
                     next_info, detail, clock.now_us(), backup, self._settings.max_updates
                 )
+                if admit is not None:
+                    await admit(seen.info, next_info)
                 if store is None:
                     ready = await self._back_up(seen, backup)
                 else:

@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime.concurrency import closing, gather
 from icechunk_async.engine.files.packs import raw_packing, stored_packing
 from icechunk_async.engine.history.capabilities import Capabilities
+from icechunk_async.engine.history.collections import (
+    collected_since,
+    leave_note,
+    read_notes,
+)
 from icechunk_async.engine.history.outcomes import create_object, read_if_there
 from icechunk_async.engine.history.protocol import MAIN, Amend, Commit, Detach, Kept, StoredConfig
 from icechunk_async.engine.history.refusals import repository_exists
@@ -32,8 +37,10 @@ from icechunk_async.format.transaction_log import TransactionLog
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
     from collections.abc import Set as AbstractSet
+    from datetime import datetime
 
     from icechunk_async.engine.files.assets import Assets
+    from icechunk_async.engine.history.collections import Guard
     from icechunk_async.engine.history.protocol import (
         Expiration,
         FeatureFlag,
@@ -146,6 +153,7 @@ class RepoInfoHistory:
 
     def __init__(self, storage: Storage, seen: Seen, settings: HistorySettings) -> None:
         """Begin with a state just read or written."""
+        self._storage = storage
         self._file = RepoInfoFile(storage, seen, settings)
         self._state = RepoInfoState(self._file)
 
@@ -220,9 +228,31 @@ class RepoInfoHistory:
         for info in self._file.seen.info.ancestry(snapshot_id):
             yield info
 
-    async def publish(self, publication: Publication, store: Callable[[], Awaitable[None]]) -> None:
+    def log_position(self) -> int:
+        """Return the time of the newest entry of the operations log that was seen."""
+        return self._file.seen.info.updates[0].updated_at
+
+    async def publish(
+        self, publication: Publication, store: Callable[[], Awaitable[None]], guard: Guard
+    ) -> None:
         """Store a snapshot's files, then make it known in one atomic step."""
         known: Seen | None = self._file.seen
+        stored = False
+
+        async def store_once() -> None:
+            nonlocal stored
+            stored = True
+            await store()
+
+        async def admit(info: RepoInfo, _: RepoInfo) -> None:
+            # A collection that is in no state up to the one that a try replaces makes the try
+            # fail, and is looked at before the next.
+            ran = collected_since(info, guard.since_us)
+            if ran:
+                notes = {it.ran_at_us: it for it in await read_notes(self._storage)}
+                told = [notes.get(it.ran_at_us, it) for it in ran]
+                await guard.admit(told, info.updates[0].updated_at, stored=stored)
+
         match publication:
             case Commit(branch, expected) | Amend(branch, expected):
                 if self._file.seen.info.branches.get(branch) != expected:
@@ -233,7 +263,8 @@ class RepoInfoHistory:
             known = None  # it may be online again
         await self._file.update(
             edits.publication_edit(publication),
-            store=store,
+            store=store_once,
+            admit=admit,
             known=known,
             snapshot_id=publication.snapshot.id,
         )
@@ -267,9 +298,12 @@ class RepoInfoHistory:
         return frozenset(edits.reachable((await self._file.refresh()).info))
 
     async def release(
-        self, old: AbstractSet[SnapshotId], parent_of: ParentOf, *, dry_run: bool
+        self, old: AbstractSet[SnapshotId], parent_of: ParentOf, *, cutoff: datetime | None
     ) -> Kept:
-        """Drop unreachable snapshots from the repo info. Cost: that of one change of it."""
+        """Drop unreachable snapshots from the repo info.
+
+        Cost: that of one change of it, and that of `leave_note`.
+        """
         del parent_of
         released = self._file.seen.info
 
@@ -278,7 +312,16 @@ class RepoInfoHistory:
             released = edits.release(info, old)
             return released, GarbageCollectionRan()
 
-        await (self._file.preview(edit) if dry_run else self._file.update(edit))
+        if cutoff is None:
+            await self._file.preview(edit)
+        else:
+            deletes_before = cutoff
+
+            async def note(_: RepoInfo, next_info: RepoInfo) -> None:
+                # Before anybody can see that it ran. A note of a lost race does no harm.
+                await leave_note(self._storage, next_info.updates[0].updated_at, deletes_before)
+
+            await self._file.update(edit, admit=note)
         pruned = {log for it in released.snapshots.values() for log in it.pruned_ancestor_logs}
         snapshots = frozenset(released.snapshots)
         return Kept(snapshots, snapshots | pruned)
