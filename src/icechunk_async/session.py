@@ -423,7 +423,9 @@ class Session(_Hierarchy):
         self._publisher = Publisher(
             workspace, history, options, branch=branch, mode=mode, default_metadata=default_metadata
         )
-        self._session_forks = Forks(workspace, self._publisher.flusher)
+        self._session_forks = Forks(
+            workspace, self._publisher.flusher, distrust=self._publisher.guard.distrust
+        )
         self._origin = origin
 
     def __reduce__(self) -> str:

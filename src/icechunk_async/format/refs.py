@@ -8,7 +8,14 @@ from typing import Final
 from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.ids import SnapshotId
 
-__all__ = ["CLOSED", "decode_closed_ref", "decode_ref", "encode_closed_ref", "encode_ref"]
+__all__ = [
+    "CLOSED",
+    "decode_closed_ref",
+    "decode_ref",
+    "encode_closed_ref",
+    "encode_ref",
+    "encode_renewed_ref",
+]
 
 _MAX_REF_BYTES: Final = 4096
 _NO_SNAPSHOT: Final = SnapshotId(bytes(SnapshotId.size_bytes))
@@ -20,6 +27,16 @@ CLOSED: Final = "closed-by-migration"
 def encode_ref(snapshot_id: SnapshotId) -> bytes:
     """Return the contents of a ref file: compact JSON without a newline."""
     return json.dumps({"snapshot": str(snapshot_id)}, separators=(",", ":")).encode()
+
+
+def encode_renewed_ref(snapshot_id: SnapshotId, nonce: bytes) -> bytes:
+    """Return other contents of a ref file that say the same.
+
+    Many stores derive the version of an object from its bytes. The nonce becomes white space after
+    the document, which every JSON parser ignores.
+    """
+    bits = "".join(f"{byte:08b}" for byte in nonce)
+    return encode_ref(snapshot_id) + bits.replace("0", " ").replace("1", "\t").encode()
 
 
 def decode_ref(data: bytes | memoryview) -> SnapshotId:

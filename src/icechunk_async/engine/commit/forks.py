@@ -15,7 +15,7 @@ from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from icechunk_async.engine.commit.flush import Flusher
     from icechunk_async.engine.tree.workspace import Workspace
@@ -49,9 +49,22 @@ class Forks:
     """The forks of one session, or of one fork."""
 
     def __init__(
-        self, workspace: Workspace, flusher: Flusher, *, session_id: bytes | None = None
+        self,
+        workspace: Workspace,
+        flusher: Flusher,
+        *,
+        session_id: bytes | None = None,
+        distrust: Callable[[], None] | None = None,
     ) -> None:
-        """Begin without forks; ``session_id`` is given for a fork of a session."""
+        """Begin without forks.
+
+        Args:
+            workspace: that of the session, or of the fork.
+            flusher: builds the snapshots at which forks begin.
+            session_id: given for a fork of a session.
+            distrust: called if the session takes over what was written before it began.
+        """
+        self._distrust = distrust
         self.flusher = flusher
         self.session_id = session_id or clock.random_bytes(_SESSION_BYTES)
         self._workspace = workspace
@@ -172,6 +185,8 @@ class Forks:
             }
             self._points_of = changes
             workspace.rebase_to(base, changes)
+        if self._distrust is not None:
+            self._distrust()
         try:
             await self.merge(forks, allow_overlaps=allow_overlaps)
         except BaseException:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from icechunk_async._runtime import clock
 from icechunk_async.engine.files.ages import are_older, chunk_times
-from icechunk_async.engine.history.collections import Collection, DraftOutdatedError
+from icechunk_async.engine.history.collections import Collection, DraftOutdatedError, read_notes
 from icechunk_async.errors import ChunksCollectedError, ConflictError
 from icechunk_async.format.id_set import IdSet
 from icechunk_async.format.manifest.refs import Kind
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.id_set import Ids
     from icechunk_async.format.ids import NodeId
     from icechunk_async.format.manifest.refs import ChunkRefs
+    from icechunk_async.storage import Storage
 
 __all__ = ["RewriteGuard", "SessionGuard"]
 
@@ -187,11 +188,21 @@ class SessionGuard:
 class RewriteGuard:
     """The `Guard` of a rewriting of manifests, which writes no chunk."""
 
-    def __init__(self, history: History) -> None:
-        """Begin before the first manifest is stored."""
-        self._has_log = history.capabilities.operations_log
-        self._since_us = history.log_position()
+    def __init__(self, since_us: int, known: frozenset[str]) -> None:
+        """Begin at a place in the log, or without one with the notes that are there."""
+        self._since_us = since_us
+        self._known = known
         self._watch = _Stopwatch()
+
+    @classmethod
+    async def begin(cls, history: History, storage: Storage) -> Self:
+        """Return the guard of manifests that are stored from now on.
+
+        Cost: none; one request where there is no operations log.
+        """
+        if history.capabilities.operations_log:
+            return cls(history.log_position(), frozenset())
+        return cls(0, frozenset(it.name for it in await read_notes(storage)))
 
     @property
     def since_us(self) -> int:
@@ -205,10 +216,8 @@ class RewriteGuard:
             ConflictError: one may have.
         """
         del up_to_us, stored
-        began = clock.from_us(self._watch.began_us)
-        if not self._has_log:  # old notes stay for a while
-            ran = [it for it in ran if it.noted_at is None or it.noted_at + _SKEW > began]
-        if any(it.may_reach(self._watch.elapsed()) for it in ran):
+        new = [it for it in ran if it.name not in self._known]
+        if any(it.may_reach(self._watch.elapsed()) for it in new):
             raise ConflictError(
                 "Garbage was collected while manifests were being rewritten, and may have deleted "
                 "new ones. Nothing was published; rewrite them again, and collect garbage "
@@ -219,12 +228,13 @@ class RewriteGuard:
 def _native(changes: ArrayChanges) -> Ids:
     """Return the chunk objects that changes refer to; some may be repeated."""
     refs = changes.columns()
-    return refs.chunk_ids[refs.objects[refs.kinds == Kind.NATIVE]]
+    found: Ids = refs.chunk_ids[refs.objects[refs.kinds == Kind.NATIVE]]
+    return found
 
 
 def _rows_of(refs: ChunkRefs, objects: IdSet) -> npt.NDArray[np.bool_]:
     """Return which references are to some chunk objects."""
-    rows = refs.kinds == Kind.NATIVE
+    rows: npt.NDArray[np.bool_] = refs.kinds == Kind.NATIVE
     rows[rows] = objects.contains(refs.chunk_ids[refs.objects[rows]])
     return rows
 

@@ -77,7 +77,7 @@ async def begin_rewriting(
     base = await assets.snapshot(await history.branch_tip(branch))
     check_online(history)
     log = await _amended_log(engine, base) if commit_method == "amend" else None
-    return Rewriting(branch, base, log, RewriteGuard(history))
+    return Rewriting(branch, base, log, await RewriteGuard.begin(history, engine.storage))
 
 
 async def publish_rewritten(

@@ -65,7 +65,7 @@ from icechunk_async.format.layout import (
     tag_key,
     tombstone_key,
 )
-from icechunk_async.format.refs import decode_ref, encode_ref
+from icechunk_async.format.refs import decode_ref, encode_ref, encode_renewed_ref
 from icechunk_async.format.repo_info import SnapshotInfo
 from icechunk_async.storage import ABSENT, ByteRange, CommonPrefix
 
@@ -90,6 +90,7 @@ if TYPE_CHECKING:
 __all__ = ["REF_FILES_WAY", "RefFilesHistory", "SeenRef"]
 
 _CONCURRENT_REFS: Final = 32
+_NONCE_BYTES: Final = 8
 # Some stores percent-encode other characters in keys, and such refs drop out of their listings.
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -266,16 +267,18 @@ class RefFilesHistory:
     ) -> None:
         """Store a snapshot's files, then move the branch.
 
-        Notes of collections are read after the branch, while the files are stored.
+        Notes of collections are read after the branch, while the files are stored. A collection
+        leaves its note and then renews the branch, so that one which comes later is noticed as a
+        branch that changed.
         """
 
+        async def look() -> None:
+            await self._look(guard)
+
         async def store_and_look() -> None:
-            known = self._known_notes
             # What was noted before the files are stored cannot reach them.
-            await guard.admit(list(known.values()), 0, stored=False)
-            notes, _ = await gather(read_notes(self._storage), store())
-            self._known_notes = {it.name: it for it in notes}
-            await guard.admit([it for it in notes if it.name not in known], 0, stored=True)
+            await guard.admit(list(self._known_notes.values()), 0, stored=False)
+            await gather(look(), store())
 
         match publication:
             case Commit(branch, parent_id, snapshot):
@@ -286,7 +289,7 @@ class RefFilesHistory:
                         raise branch_moved(branch, parent_id, ref.target)
                 await self._check_sources(publication.sources - {parent_id})
                 await store_and_look()
-                await self._move(branch, ref, snapshot.id, branch_moved)
+                await self._move(branch, ref, snapshot.id, branch_moved, look)
             case Amend():
                 self.capabilities.require("amend")
             case Detach(parent_id):
@@ -295,6 +298,13 @@ class RefFilesHistory:
                 await self._check_sources(publication.sources - {parent_id})
                 await store_and_look()
                 await self._storage.sync()
+
+    async def _look(self, guard: Guard) -> None:
+        """Read the notes, and have the new ones admitted. Cost: one request."""
+        known = self._known_notes
+        notes = await read_notes(self._storage)
+        self._known_notes = {it.name: it for it in notes}
+        await guard.admit([it for it in notes if it.name not in known], 0, stored=True)
 
     async def _check_sources(self, sources: AbstractSet[SnapshotId]) -> None:
         """Refuse if a snapshot was collected. Cost: one request for each."""
@@ -349,12 +359,15 @@ class RefFilesHistory:
     ) -> Kept:
         """Return the snapshots that refs lead to. Cost: reads refs, and snapshots not read yet.
 
-        The note comes first: who does not see it when it commits has moved the branch before the
-        refs are read, or is about to.
+        For a collection, the note comes first. Then every branch is written anew, so that a
+        commit that did not see the note fails, and looks again. What landed before that is seen
+        here. Two requests a branch.
         """
         del old
         if cutoff is not None:
             await leave_note(self._storage, clock.now_us(), cutoff)
+            names = await self._names(BRANCH_PREFIX)
+            await bounded_map(self._renew, names, limit=_CONCURRENT_REFS)
         reachable = await self.reachable(parent_of)
         return Kept(reachable, reachable)
 
@@ -398,6 +411,27 @@ class RefFilesHistory:
         ref = self._seen[name] = SeenRef(decode_ref(retrieved.data), retrieved.version)
         return ref
 
+    async def _renew(self, name: str) -> None:
+        """Give a branch's file another version, and leave the branch where it is."""
+        for attempt in range(1, self._backoff.max_tries + 1):
+            ref = await self._read_branch(name)
+            if ref is None:
+                return
+            data = encode_renewed_ref(ref.target, clock.random_bytes(_NONCE_BYTES))
+            try:
+                version = await self._storage.put(branch_key(name), data, if_version=ref.version)
+            except (PreconditionFailedError, OutcomeUnknownError):
+                await self._backoff.wait(attempt)
+            else:
+                self._seen[name] = SeenRef(ref.target, version)
+                return
+        raise ConflictError(
+            f"Branch {name!r} moved each of {self._backoff.max_tries} times that garbage "
+            "collection was about to read it; nothing was deleted. Try again when fewer writers "
+            "are at work.",
+            branch=name,
+        )
+
     async def _read_tag(self, name: str) -> SnapshotId | None:
         """Return a tag's snapshot; None if there is no such tag, or a tombstone beside it."""
         found, tombstone = await gather(
@@ -410,8 +444,18 @@ class RefFilesHistory:
         found = await read_if_there(self._storage, key)
         return found is not None and bytes(found.data) == data
 
-    async def _move(self, branch: str, ref: SeenRef, target: SnapshotId, refusal: _Refusal) -> None:
-        """Compare-and-set a branch from ``ref`` to ``target``."""
+    async def _move(
+        self,
+        branch: str,
+        ref: SeenRef,
+        target: SnapshotId,
+        refusal: _Refusal,
+        look: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Compare-and-set a branch from ``ref`` to ``target``.
+
+        ``look`` is awaited before another try, and refuses by raising.
+        """
         with Doubt() as doubt:
             for attempt in range(1, self._backoff.max_tries + 1):
                 try:
@@ -434,6 +478,8 @@ class RefFilesHistory:
                 if now is None or now.target != ref.target:
                     raise refusal(branch, ref.target, None if now is None else now.target)
                 ref = now
+                if look is not None:
+                    await look()
                 await self._backoff.wait(attempt)
             raise doubt.error or ConflictError(
                 f"Branch {branch!r} was rewritten each of {self._backoff.max_tries} times that "
