@@ -118,7 +118,7 @@ async def leave_note(storage: Storage, ran_at_us: int, cutoff: datetime) -> None
     """Note what a collection that is about to make itself known may delete.
 
     Raises:
-        StorageUnavailableError: it may not be stored; the collection must not go on.
+        StorageUnavailableError: it may not be stored; the collection must not continue.
 
     Cost: two requests at once, and one more if there are old notes, which are deleted.
     """

@@ -126,7 +126,7 @@ class Keeping(WrappedStorage):
 
 
 async def test_a_chunk_that_is_about_to_be_deleted_is_not_committed(spec: int) -> None:
-    """It is there when the commit looks; the collection has begun, and will delete it."""
+    """It is there when the commit looks; the collection has started, and will delete it."""
     url, _ = await littered(spec)
     async with open_storage(url) as plain, Repository.open(plain) as repository:
         session = await repository.writable_session("main")
@@ -389,7 +389,7 @@ async def _scheduled(
 
     Args:
         contents: the repository to begin with.
-        turns: how many requests the first makes, and then the other, before each goes on alone.
+        turns: how many requests the first makes, and then the other, before each continues alone.
         first: who begins; 0 is the collector.
 
     Returns:
