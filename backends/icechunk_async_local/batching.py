@@ -14,7 +14,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Data
 
 __all__ = ["Lane", "Loan", "TakenBackError"]
-
-_PATIENCE_SECONDS: Final = 0.003
-"""A thread that has worked for this long hands over its results so far."""
 
 _SLOW_CALL_SECONDS: Final = 0.0005
 """Calls that take longer wait for a device, so more threads finish sooner. Shorter ones only
@@ -48,6 +45,9 @@ class _Call:
 
 class Lane:
     """A few threads and a queue of calls; usable from any number of event loops."""
+
+    patience_seconds: ClassVar[float] = 0.003
+    """A thread that has worked for this long hands over its results so far. Tests change it."""
 
     def __init__(self, name: str, threads: int) -> None:
         """Start nothing; threads start with the first calls."""
@@ -138,7 +138,7 @@ class Lane:
                 call.error = error
             done.append(call)
             elapsed = time.monotonic() - began
-            if elapsed > _PATIENCE_SECONDS:
+            if elapsed > self.patience_seconds:
                 if alone and self._waiting and elapsed > _SLOW_CALL_SECONDS * len(done):
                     alone = False
                     with suppress(RuntimeError):  # shut down: this thread does them all

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import batched
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from icechunk_async.errors import StorageError
 from icechunk_async_local.failures import MISSING
@@ -48,8 +48,6 @@ FEW: Final = 64
 """Up to this many entries are synced one by one; above it one ``syncfs`` does it, if sound."""
 
 _THREADS: Final = 8
-_SLOW_SECONDS: Final = 0.001
-"""If a sync takes longer, the next ones run in parallel: a thread costs less."""
 _LARGE_BYTES: Final = 1 << 19
 """From this size on early write-out pays; smaller files are written out together."""
 _GONE: Final = MISSING | {errno.ELOOP}
@@ -103,6 +101,9 @@ class Ledger:
     Attributes:
         active: whether anything is synced at all.
     """
+
+    slow_seconds: ClassVar[float] = 0.001
+    """If a sync takes longer, the next ones run in parallel; a thread costs less. Tests set it."""
 
     def __init__(self, tree: Tree, *, active: bool) -> None:
         """Start empty."""
@@ -316,7 +317,7 @@ class Ledger:
         while waiting and not slow:
             began = time.monotonic()
             next_one()
-            slow = time.monotonic() - began > _SLOW_SECONDS
+            slow = time.monotonic() - began > self.slow_seconds
         helpers: list[Future[None]] = []
         try:
             with suppress(RuntimeError):  # the interpreter exits and begins no threads

@@ -448,6 +448,11 @@ class Session(_Hierarchy):
         return self._workspace
 
     @property
+    def publisher(self) -> Publisher:
+        """The part of this session that commits, for tests; it may change between releases."""
+        return self._publisher
+
+    @property
     def _forks(self) -> Forks:
         return self._session_forks
 

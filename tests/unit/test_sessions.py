@@ -352,7 +352,7 @@ async def test_write_during_a_commit_is_refused_not_lost(filled: Repository) -> 
     """A write that cannot be part of the commit raises an error."""
     session = await filled.writable_session("main")
     await write(session, "a/c/2", b"\x02")
-    with session._publisher.exclusively(), pytest.raises(ReadOnlyError, match="being committed"):
+    with session.publisher.exclusively(), pytest.raises(ReadOnlyError, match="being committed"):
         await write(session, "a/c/3", b"\x03")
     await write(session, "a/c/3", b"\x03")
     await session.commit("both")

@@ -6,6 +6,7 @@ and upkeep; sessions get the parts that they need.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -64,6 +65,8 @@ __all__ = [
     "open_engine",
     "open_location",
 ]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +322,9 @@ async def open_engine(
         if found is None and creation is None:
             raise opening.missing(storage)
         async with _assemble(request, storage, found, creation) as engine:
+            done = "created" if found is None else "opened"
+            version = engine.history.spec_version
+            _log.debug("%s repository %r, format %d", done, storage.description.url, version)
             yield engine
 
 

@@ -20,6 +20,7 @@ from icechunk_async.errors import ObjectNotFoundError, StorageClosedError
 from icechunk_async.storage import BlockingStorage, open_storage
 from icechunk_async_local import at_once, filesystems
 from icechunk_async_local.batching import Lane, _Call, _hand_over
+from icechunk_async_local.durability import Ledger
 from icechunk_async_local.files import Files
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ def hops(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     What is slow may take more threads, which other tests are about: it depends on the machine.
     """
-    monkeypatch.setattr("icechunk_async_local.batching._PATIENCE_SECONDS", math.inf)
-    monkeypatch.setattr("icechunk_async_local.durability._SLOW_SECONDS", math.inf)
+    monkeypatch.setattr(Lane, "patience_seconds", math.inf)
+    monkeypatch.setattr(Ledger, "slow_seconds", math.inf)
     counted: Counter[str] = Counter()
     submit = Lane.__init__.__globals__["ThreadPoolExecutor"].submit
 

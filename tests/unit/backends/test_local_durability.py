@@ -17,7 +17,7 @@ from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.errors import StorageError, StorageUnavailableError
 from icechunk_async.storage import ABSENT, open_storage
 from icechunk_async_local import durability, filesystems
-from icechunk_async_local.durability import FEW
+from icechunk_async_local.durability import FEW, Ledger
 from icechunk_async_local.paths import place_of
 from tests.unit.backends.local_tools import (
     failing,
@@ -537,7 +537,7 @@ def test_slow_syncs_run_in_parallel(tmp_path: Path) -> None:
         if stat.S_ISREG(os.fstat(fd).st_mode):
             count += 1
             if count == 1:
-                time.sleep(2 * durability._SLOW_SECONDS)
+                time.sleep(2 * Ledger.slow_seconds)
             else:
                 together.wait(60)
         original(fd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -224,3 +225,15 @@ def test_a_repository_that_is_offline_counts_as_read_only() -> None:
         )
         assert repository.status.availability is RepoAvailability.read_only
         assert repository.status.limited_availability_reason == "moving"
+
+
+def test_creating_and_opening_are_logged_at_debug_level(caplog: pytest.LogCaptureFixture) -> None:
+    """With the place and the format, as `ICECHUNK_LOG=debug` shows them."""
+    caplog.set_level(logging.DEBUG, "icechunk_async")
+    url = memory_url()
+    with Repository.create(url, spec_version=1):
+        assert f"created repository {url!r}, format 1" in caplog.messages
+        assert not any("opened" in it for it in caplog.messages)
+    with Repository.create(memory_url()) as repository:
+        repository.reopen().close()
+    assert sum("opened repository" in it for it in caplog.messages) == 1

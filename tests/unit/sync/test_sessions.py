@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import WrapperStore
 
 from icechunk_async.engine.commit.once import Transaction
-from icechunk_async.engine.history import opening
 from icechunk_async.engine.tree.blocking import BlockingChunks
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.errors import FormatError
@@ -63,28 +63,25 @@ def repository() -> Repository:
 
 
 def test_what_was_unpickled_opens_when_it_is_used_and_once(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
+    repository: Repository, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Hundreds of tasks of one worker share connections and caches."""
-    found: list[object] = []
-    find = opening.find
+    caplog.set_level(logging.DEBUG, "icechunk_async")
 
-    async def counted(storage: object) -> object:
-        found.append(storage)
-        return await find(storage)  # type: ignore[arg-type]
+    def opened() -> int:
+        return sum("opened repository" in it.message for it in caplog.records)
 
-    monkeypatch.setattr(opening, "find", counted)
     session = repository.readonly_session("main")
     stores = [pickle.loads(pickle.dumps(session.store)) for _ in range(20)]
     sessions = [pickle.loads(pickle.dumps(session)) for _ in range(20)]
     assert all(it.snapshot_id == session.snapshot_id and it.read_only for it in sessions)
-    assert not found
+    assert not opened()
     assert all(_values(it) == [7, 7, 0, 0] for it in stores)
     assert all(min(it.store.list()) == "a/c/0" for it in sessions)
-    assert len(found) == 1
+    assert opened() == 1
     del stores, sessions
     assert zarr.open_array(pickle.loads(pickle.dumps(session.store)), path="a", mode="r")[0] == 7
-    assert len(found) == 1  # the last few stay open, for the tasks to come
+    assert opened() == 1  # the last few stay open, for the tasks to come
 
 
 def test_a_session_and_its_stores_stay_together_in_one_pickle(repository: Repository) -> None:
@@ -104,7 +101,7 @@ def test_a_writable_session_says_what_to_send_instead(repository: Repository) ->
 
 
 def test_forks_are_merged_without_being_opened(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
+    repository: Repository, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Forks that come back from workers cost nothing to merge."""
     session = repository.writable_session("main")
@@ -115,12 +112,10 @@ def test_forks_are_merged_without_being_opened(
     assert returned.snapshot_id == session.snapshot_id
     handles._recent.clear()
 
-    async def never(storage: object) -> object:
-        raise AssertionError(f"opened {storage}")
-
-    monkeypatch.setattr(opening, "find", never)
+    caplog.set_level(logging.DEBUG, "icechunk_async")
     session.merge(returned)
     session.commit("merged")
+    assert not any("opened repository" in it.message for it in caplog.records)
     assert _values(session.store) == [7, 7, 9, 0]
 
 

@@ -315,15 +315,13 @@ async def test_retry_stores_only_manifests_that_the_winner_affected(filled: Repo
     await _set(5)(session)
     other = await filled.writable_session("main")
     await _set(6)(other)
-    publisher, log = session._publisher, session.workspace.changes.log
+    publisher, log = session.publisher, session.workspace.changes.log
     await publisher.draft("not stored", None, None, log)
     first = await publisher.draft("first", None, None, log)
     await publisher.flusher.store(first[1])
     await other.commit("theirs")
     await session.rebase(ConflictDetector())
-    _, again, _ = await session._publisher.draft(
-        "second", None, None, session.workspace.changes.log
-    )
+    _, again, _ = await session.publisher.draft("second", None, None, session.workspace.changes.log)
     assert len(first[1].manifests) == 2
     assert len(again.manifests) == 1  # only that of the array that both wrote to
 

@@ -343,7 +343,7 @@ async def test_a_small_manifest_is_read_once_to_be_changed(
             storage.forget()
             refs: dict[Coordinates, ChunkRef | None] = {(8,): NativeChunk(ChunkId(bytes(12)), 1, 9)}
             session.workspace.set_refs("/a", ChunkRefs.from_mapping(1, refs))
-            await session._publisher.draft("not stored", None, None, session.workspace.changes.log)
+            await session.publisher.draft("not stored", None, None, session.workspace.changes.log)
             assert storage.requests["get"] == 1
             assert len(decoded) == (not has_index)
             await session.commit("one")
