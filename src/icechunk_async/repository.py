@@ -906,7 +906,7 @@ class Repository:
             max_snapshots_in_memory: the number of snapshots to read at a time.
             max_compressed_manifest_mem_bytes: the size of the manifests to read at a time.
             max_concurrent_manifest_fetches: the number of manifests to read at a time.
-            progress: called with each step, see `icechunk_async._runtime.progress.Progress`.
+            progress: called with each step, see `icechunk_async.results.Progress`.
 
         Returns:
             What was deleted, and what could not be: after a failure the folders that come later

@@ -35,6 +35,7 @@ def test_a_public_class_has_a_page(name: str) -> None:
         "config",
         "conflicts",
         "credentials",
+        "results",
         "spark",
         "sync",
         "tables",

@@ -1,0 +1,69 @@
+"""What methods of `Repository` and `Session` return, for annotations, comparisons and `match`.
+
+The reports of upkeep are in `icechunk_async.upkeep`.
+"""
+
+from icechunk_async._runtime.progress import Progress, ProgressCallback
+from icechunk_async.engine.commit.publisher import SessionMode
+from icechunk_async.engine.history.diff import Diff
+from icechunk_async.engine.history.graph import AncestryGraph
+from icechunk_async.engine.tree.listing import ChunkBatch, ChunkType
+from icechunk_async.format.ids import ManifestId, NodeId
+from icechunk_async.format.operations_log import (
+    BranchCreated,
+    BranchDeleted,
+    BranchReset,
+    CommitAmended,
+    ConfigChanged,
+    DetachedSnapshotCreated,
+    ExpirationRan,
+    FeatureFlagChanged,
+    GarbageCollectionRan,
+    MetadataChanged,
+    NewCommit,
+    RepoInitialized,
+    RepoMigrated,
+    RepoStatusChanged,
+    TagCreated,
+    TagDeleted,
+    Update,
+    UpdateDetail,
+)
+from icechunk_async.format.repo_info import SnapshotInfo
+from icechunk_async.format.snapshot import ManifestFileInfo
+from icechunk_async.repository import FeatureFlag, RepoAvailability, RepoStatus
+
+__all__ = [
+    "AncestryGraph",
+    "BranchCreated",
+    "BranchDeleted",
+    "BranchReset",
+    "ChunkBatch",
+    "ChunkType",
+    "CommitAmended",
+    "ConfigChanged",
+    "DetachedSnapshotCreated",
+    "Diff",
+    "ExpirationRan",
+    "FeatureFlag",
+    "FeatureFlagChanged",
+    "GarbageCollectionRan",
+    "ManifestFileInfo",
+    "ManifestId",
+    "MetadataChanged",
+    "NewCommit",
+    "NodeId",
+    "Progress",
+    "ProgressCallback",
+    "RepoAvailability",
+    "RepoInitialized",
+    "RepoMigrated",
+    "RepoStatus",
+    "RepoStatusChanged",
+    "SessionMode",
+    "SnapshotInfo",
+    "TagCreated",
+    "TagDeleted",
+    "Update",
+    "UpdateDetail",
+]
