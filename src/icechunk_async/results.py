@@ -1,4 +1,4 @@
-"""What methods of `Repository` and `Session` return, for annotations, comparisons and `match`.
+"""Types of the values that methods of `Repository` and `Session` return.
 
 The reports of upkeep are in `icechunk_async.upkeep`.
 """
