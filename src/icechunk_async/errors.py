@@ -42,7 +42,8 @@
     │   ├── BranchNotFoundError
     │   ├── TagNotFoundError
     │   ├── SnapshotNotFoundError
-    │   └── NodeNotFoundError
+    │   ├── NodeNotFoundError
+    │   └── LeaseNotFoundError           no session with a lease has this id
     ├── AlreadyExistsError
     │   ├── RepositoryExistsError
     │   ├── BranchExistsError
@@ -59,6 +60,8 @@
     │   ├── FeatureDisabledError         a feature flag of the repository forbids it
     │   ├── InvalidMoveError
     │   ├── NothingToCommitError
+    │   ├── LeaseExpiredError            the session was idle for longer than its lease holds
+    │   ├── LeaseLostError               another process holds, committed or ended the session
     │   ├── IncompleteWriteError         tasks of a job did not report exactly once each
     │   └── MergeFailedError             forks clash; nothing was merged
     └── VirtualChunkError
@@ -379,6 +382,12 @@ class NodeNotFoundError(NotFoundError):
     kind = "node-not-found"
 
 
+class LeaseNotFoundError(NotFoundError):
+    """No session with a lease has this id. ``context`` holds ``session_id``."""
+
+    kind = "lease-not-found"
+
+
 class AlreadyExistsError(IcechunkError):
     """Something of this name already exists; nothing changed."""
 
@@ -484,6 +493,24 @@ class NothingToCommitError(SessionStateError):
     """The session has no changes."""
 
     kind = "nothing-to-commit"
+
+
+class LeaseExpiredError(SessionStateError):
+    """A leased session was idle for longer than its lease holds; nothing was written.
+
+    ``context`` holds ``session_id``.
+    """
+
+    kind = "lease-expired"
+
+
+class LeaseLostError(SessionStateError):
+    """Another process continued, committed or ended a leased session; nothing was written.
+
+    ``context`` holds ``session_id``, and ``snapshot_id`` if it was committed.
+    """
+
+    kind = "lease-lost"
 
 
 class IncompleteWriteError(SessionStateError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
@@ -16,6 +17,9 @@ from icechunk_async.engine.history import (
     check_online,
     state_for,
 )
+from icechunk_async.engine.leases.keeper import Lease, keep_alive
+from icechunk_async.engine.leases.record import LeaseRecord, default_owner, lease_duration_us
+from icechunk_async.engine.leases.register import as_session_id, end_session, leased_sessions
 from icechunk_async.engine.open import (
     Creation,
     Request,
@@ -27,7 +31,7 @@ from icechunk_async.engine.open import (
 from icechunk_async.engine.upkeep.survey import Limits
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.config import RepositoryConfig, merge
-from icechunk_async.format.ids import ManifestId, SnapshotId
+from icechunk_async.format.ids import ManifestId, SessionId, SnapshotId
 from icechunk_async.format.operations_log import Availability as RepoAvailability
 from icechunk_async.format.operations_log import RepoStatus as StoredStatus
 from icechunk_async.session import Session, SessionMode
@@ -35,7 +39,7 @@ from icechunk_async.session import Session, SessionMode
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
     from contextlib import AbstractAsyncContextManager
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.commit.conflicts import ConflictSolver
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.files.packs import Packing
     from icechunk_async.engine.history.diff import Diff
     from icechunk_async.engine.history.graph import AncestryGraph
+    from icechunk_async.engine.leases.register import LeasedSession
     from icechunk_async.engine.open import Engine, Location
     from icechunk_async.engine.upkeep.check import ReferenceReport
     from icechunk_async.engine.upkeep.collect import GarbageReport
@@ -326,20 +331,86 @@ class Repository:
         base = await self._engine.load(branch, tag, snapshot_id, as_of)
         return self._session(base, None, SessionMode.READONLY)
 
-    async def writable_session(self, branch: str) -> Session:
+    async def writable_session(
+        self, branch: str, *, lease: timedelta | bool = False, owner: str | None = None
+    ) -> Session:
         """Begin a transaction on a branch.
+
+        With a lease, `garbage_collect` and `expire_snapshots` of this library spare what the
+        session wrote and what it builds on, whatever time they are given. The session renews the
+        lease while it is used, for as long as the repository is open here. Once it was idle for
+        longer than the lease holds, it refuses to write and to commit. All of that goes by the
+        storage's clock and by how much time passed here; wrong clocks of machines do no harm.
+
+        Args:
+            branch: where to commit.
+            lease: how long the session may be idle, one minute to 7 days; True: 24 hours. False:
+                no lease, and only the age of what it wrote protects it.
+            owner: says for people whose session it is; by default the host and the process.
 
         Raises:
             BranchNotFoundError: there is no such branch.
             RepositoryReadOnlyError: the repository's status forbids changes.
             UnsafeStorageError: commits could be lost on this storage.
+            InvalidInputError: a lease of that length is not allowed.
 
-        Cost: one request for the branch, one for the snapshot unless it is cached.
+        Cost: one request for the branch, one for the snapshot unless it is cached; with a lease
+        three more, and one each minute while it is used.
+
+        Cancellation: a lease that nobody holds may be there; it expires.
         """
         check_safe(self.storage)
+        duration_us = None if lease is False else lease_duration_us(lease)
         base = await self._engine.load(branch)
         check_online(self._engine.history)
-        return self._session(base, branch, SessionMode.WRITABLE)
+        if duration_us is None:
+            return self._session(base, branch, SessionMode.WRITABLE)
+        record = LeaseRecord.begin(
+            SessionId.random(), owner or default_owner(), branch, base.id, duration_us
+        )
+        held = await Lease.begin(self.storage, record)
+        # A base that left the branch before the lease was there may be garbage by now.
+        while await self._engine.history.branch_tip(branch) != base.id:
+            base = await self._engine.load(branch)
+            await held.move_to(base.id)
+        return self._leased(base, branch, held)
+
+    def _leased(self, base: Snapshot, branch: str, lease: Lease) -> Session:
+        """Return a session that holds a lease, and see to its renewal."""
+        reference, seconds = weakref.ref(lease), lease.beat_seconds
+        self._engine.background.start(lambda: keep_alive(reference, seconds))
+        return self._session(base, branch, SessionMode.WRITABLE, lease)
+
+    async def sessions(self) -> list[LeasedSession]:
+        """Return the sessions with leases, also those that expired or ended lately; oldest first.
+
+        Sessions without a lease are known to nobody but their processes.
+
+        Raises:
+            FormatError: a lease is damaged.
+
+        Cost: one request if nobody has a lease; otherwise one for each, and three more.
+
+        Cancellation: an empty object that is not part of the repository may stay.
+        """
+        return await leased_sessions(self.storage, self._engine.assets.backend)
+
+    async def end_session(self, session_id: SessionId | str) -> None:
+        """Take the lease from a session and its holder. It can no longer write or commit.
+
+        Garbage collection stops sparing what it wrote. Nothing happens if it has ended already.
+
+        Raises:
+            LeaseNotFoundError: no session with a lease has this id.
+            FormatError: its lease is damaged.
+            StorageUnavailableError: its holder renewed the lease each time; nothing changed.
+
+        Cost: two requests.
+
+        Cancellation: it may have been ended.
+        """
+        check_safe(self.storage)
+        await end_session(self.storage, as_session_id(session_id))
 
     async def rearrange_session(self, branch: str) -> Session:
         """Begin a transaction on a branch that can move nodes (`Session.move`) and nothing else.
@@ -408,7 +479,9 @@ class Repository:
             unchanged=unchanged,
         )
 
-    def _session(self, base: Snapshot, branch: str | None, mode: SessionMode) -> Session:
+    def _session(
+        self, base: Snapshot, branch: str | None, mode: SessionMode, lease: Lease | None = None
+    ) -> Session:
         engine = self._engine
         return Session(
             engine.workspace(base, mode),
@@ -418,6 +491,7 @@ class Repository:
             mode=mode,
             default_metadata=self.default_commit_metadata,
             origin=engine.origin,
+            lease=lease,
         )
 
     # Branches and tags
@@ -849,9 +923,10 @@ class Repository:
     ) -> set[SnapshotId]:
         """Drop old snapshots from the history. Their files stay until garbage collection.
 
-        The first snapshot stays, and so do the tips of branches and tags unless those are to be
-        deleted; ``main`` always stays. A snapshot that stays and whose parent is dropped becomes
-        a child of the first one. In format 2 it remembers what the dropped commits touched, so
+        The first snapshot stays, and so do those that sessions with leases build on, and the tips
+        of branches and tags unless those are to be deleted; ``main`` always stays. A snapshot
+        that stays and whose parent is dropped becomes a child of the first one, or of one that a
+        session builds on. In format 2 it remembers what the dropped commits touched, so
         that diffs and rebases over the gap stay right; in format 1 that is lost.
 
         Args:
@@ -894,8 +969,9 @@ class Repository:
     ) -> GarbageReport:
         """Delete the objects that no branch and no tag leads to.
 
-        Choose a time before the beginning of every session that is still open anywhere: what an
-        open session wrote belongs to no branch yet, and only its age protects it. In format 1
+        Choose a time before the beginning of every session without a lease that is still open
+        anywhere: what it wrote belongs to no branch yet, and only its age protects it. Sessions
+        with leases are seen, and nothing younger than the oldest of them is deleted. In format 1
         nobody may create or reset branches and tags meanwhile; in format 2 they may.
 
         Args:

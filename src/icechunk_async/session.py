@@ -14,12 +14,14 @@ from icechunk_async.engine.commit.flush import Flusher
 from icechunk_async.engine.commit.forks import Forks, merge_apart
 from icechunk_async.engine.commit.publisher import Publisher, SessionMode
 from icechunk_async.engine.history.diff import diff_of_log
+from icechunk_async.engine.leases.record import LeaseState
 from icechunk_async.engine.open import Request, open_engine
 from icechunk_async.engine.tree import reshape as reshaping
 from icechunk_async.engine.tree.listing import Batches, ChunkBatch
 from icechunk_async.engine.tree.nodes import chunk_type, node_id, virtual_locations
 from icechunk_async.engine.tree.workspace import Closed, Workspace
 from icechunk_async.errors import SessionStateError
+from icechunk_async.format.ids import SessionId
 from icechunk_async.format.paths import check_path
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.files.packs import Packs
     from icechunk_async.engine.history import History
     from icechunk_async.engine.history.diff import Diff
+    from icechunk_async.engine.leases.keeper import Lease
     from icechunk_async.engine.open import Engine, Origin
     from icechunk_async.engine.tree.listing import ChunkType
     from icechunk_async.engine.tree.reshape import MoveChunk, MoveChunks
@@ -417,16 +420,32 @@ class Session(_Hierarchy):
         mode: SessionMode,
         default_metadata: Mapping[str, JSON],
         origin: Origin | None,
+        lease: Lease | None = None,
     ) -> None:
-        """Stand on the workspace's base; ``origin`` says how others can open the repository."""
+        """Stand on the workspace's base.
+
+        Args:
+            workspace: the hierarchy.
+            history: where the session is published.
+            options: how manifests are written.
+            branch: where it commits.
+            mode: what may be done.
+            default_metadata: properties of each commit.
+            origin: how others can open the repository.
+            lease: of a leased session.
+        """
         self._workspace = workspace
         self._publisher = Publisher(
             workspace, history, options, branch=branch, mode=mode, default_metadata=default_metadata
         )
         self._session_forks = Forks(
-            workspace, self._publisher.flusher, distrust=self._publisher.guard.distrust
+            workspace,
+            self._publisher.flusher,
+            session_id=None if lease is None else lease.session_id,
+            distrust=self._publisher.guard.distrust,
         )
         self._origin = origin
+        self._lease = workspace.lease = self._publisher.lease = lease
 
     def __reduce__(self) -> str:
         """Refuse to pickle, and say what to send instead."""
@@ -470,6 +489,22 @@ class Session(_Hierarchy):
     def branch(self) -> str | None:
         """The branch that a writable session commits to."""
         return self._publisher.branch
+
+    @property
+    def session_id(self) -> SessionId:
+        """Names the session and its forks; with a lease also in ``Repository.sessions``."""
+        return SessionId(self._session_forks.session_id)
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether garbage collection spares what the session writes, see `writable_session`."""
+        return self._lease is not None
+
+    async def _close_lease(self, snapshot_id: SnapshotId) -> SnapshotId:
+        """Say in the lease that the session was published, which failing does not undo."""
+        if self._lease is not None:
+            await self._lease.close(LeaseState.COMMITTED, snapshot_id)
+        return snapshot_id
 
     @property
     def outcome_unknown(self) -> bool:
@@ -534,6 +569,8 @@ class Session(_Hierarchy):
             ReadOnlyError, RepositoryReadOnlyError, BranchNotFoundError: nothing was published.
             ChunksCollectedError: garbage collection deleted chunks of this session, because its
                 cutoff was younger. Nothing was published; see ``collected_chunks``.
+            LeaseExpiredError: a session with a lease was idle for too long. Nothing was published.
+            LeaseLostError: another process continued, committed or ended it. Nothing was published.
             SnapshotNotFoundError: chunks were shifted or reindexed, the session was rebased,
                 and the snapshot that it stood on has expired since. Nothing was published.
             OutcomeUnknownError: the storage never answered, or not in time. Committing again
@@ -547,11 +584,12 @@ class Session(_Hierarchy):
         collected since the session began, one listing more; and if the cutoff can reach what the
         session wrote, a request for each of its chunk objects, or one listing of all chunk
         objects if it has more than 32. With format version 1 the first listing is made always,
-        beside the other requests. With ``once``, a
+        beside the other requests. A session with a lease
+        makes two requests more: it renews the lease before and closes it after. With ``once``, a
         walk along the history where the session's base records no transaction: one request, or
         with format version 1 one for each commit back to the nearest record.
         """
-        return await self._publisher.commit(
+        snapshot_id = await self._publisher.commit(
             message,
             metadata,
             rebase_with=rebase_with,
@@ -561,6 +599,7 @@ class Session(_Hierarchy):
             once=once,
             unchanged=unchanged,
         )
+        return await self._close_lease(snapshot_id)
 
     async def amend(
         self,
@@ -584,7 +623,8 @@ class Session(_Hierarchy):
 
         Cancellation: the amendment may have been published.
         """
-        return await self._publisher.amend(message, metadata, allow_empty=allow_empty)
+        snapshot_id = await self._publisher.amend(message, metadata, allow_empty=allow_empty)
+        return await self._close_lease(snapshot_id)
 
     async def flush(self, message: str, metadata: Mapping[str, JSON] | None = None) -> SnapshotId:
         """Publish a snapshot of the session's changes that no branch holds, even an empty one.
@@ -599,7 +639,7 @@ class Session(_Hierarchy):
 
         Cancellation: the snapshot may exist.
         """
-        return await self._publisher.flush(message, metadata)
+        return await self._close_lease(await self._publisher.flush(message, metadata))
 
     async def rebase(self, solver: ConflictSolver) -> None:
         """Replay the session's changes on top of the newer commits of its branch.

@@ -10,6 +10,7 @@ _ENUM: Final = "is a Python enum: called with a value, iterable, hashable, pickl
 _PLAIN: Final = "is a plain value that can be made, for tests and for other programs"
 _DEFAULTS: Final = "has the defaults that the official type stubs promise"
 _MORE: Final = "takes `once`, `unchanged` and `timeout_seconds` as well, see `Session.commit`"
+_LEASE: Final = "takes `lease` and `owner` as well, for sessions that garbage collection spares"
 _ABSTRACT: Final = "cannot be made either; its subclasses take arguments"
 
 DIFFERENT: Final = {
@@ -36,6 +37,8 @@ DIFFERENT: Final = {
     "ObjectStoreConfig.Http": _DEFAULTS,
     "RepoAvailability": _ENUM,
     "Repository.transaction": _MORE,
+    "Repository.writable_session": _LEASE,
+    "Repository.writable_session_async": _LEASE,
     "S3Credentials.Refreshable": _DEFAULTS,
     "Session.commit": _MORE,
     "Session.commit_async": _MORE,

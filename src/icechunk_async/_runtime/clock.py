@@ -6,7 +6,7 @@ import secrets
 import time
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Clock",
     "SystemClock",
+    "Ticker",
+    "elapsed_us",
     "from_us",
     "now_us",
     "random_bytes",
@@ -37,6 +39,15 @@ class Clock(Protocol):
         ...
 
 
+@runtime_checkable
+class Ticker(Protocol):
+    """A clock of a test that also measures the lapse of time; others leave that to the machine."""
+
+    def elapsed_us(self) -> int:
+        """Return microseconds since some fixed moment."""
+        ...
+
+
 class SystemClock:
     """The machine's clock and its source of randomness."""
 
@@ -51,10 +62,23 @@ class SystemClock:
 
 _clock: Clock = SystemClock()
 
+_STEADY: Final = getattr(time, "CLOCK_BOOTTIME", None)
+"""Goes on while the machine sleeps, where the system has such a clock."""
+
 
 def now_us() -> int:
     """Return microseconds since the Unix epoch, UTC."""
     return _clock.now_us()
+
+
+def elapsed_us() -> int:
+    """Return microseconds since some moment, the same as long as the process lives.
+
+    Nobody sets this clock: it measures how long something took, however wrong the date is.
+    """
+    if isinstance(_clock, Ticker):
+        return _clock.elapsed_us()
+    return (time.monotonic_ns() if _STEADY is None else time.clock_gettime_ns(_STEADY)) // 1000
 
 
 def random_bytes(size_bytes: int) -> bytes:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from icechunk_async.cli import administration, contents, copies, history, refs, upkeep
+from icechunk_async.cli import administration, contents, copies, history, refs, sessions, upkeep
 from icechunk_async.cli.demo import command as demo
 
 __all__ = ["app"]
@@ -53,6 +53,7 @@ def _common(
 history.register(app)
 contents.register(app)
 refs.register(app)
+sessions.register(app)
 administration.register(app)
 upkeep.register(app)
 copies.register(app)

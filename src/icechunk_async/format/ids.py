@@ -14,6 +14,7 @@ __all__ = [
     "ChunkId",
     "ManifestId",
     "NodeId",
+    "SessionId",
     "SnapshotId",
 ]
 
@@ -95,6 +96,10 @@ class ChunkId(_ObjectId):
 
 class BackupId(_ObjectId):
     """The random part of a backup's name."""
+
+
+class SessionId(_ObjectId):
+    """Names one session and all of its forks; of leased sessions, also in the storage."""
 
 
 class NodeId(_ObjectId):

@@ -1,4 +1,7 @@
-"""Keys of the objects of a repository (spec, "File layout")."""
+"""Keys of the objects of a repository (spec, "File layout"), and of what only this library keeps.
+
+The official engine lists neither ``leases/`` nor anything else that it did not write.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ from icechunk_async._runtime import clock
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, BackupId
 
 if TYPE_CHECKING:
-    from icechunk_async.format.ids import ChunkId, ManifestId, SnapshotId
+    from icechunk_async.format.ids import ChunkId, ManifestId, SessionId, SnapshotId
 
 __all__ = [
     "BRANCH_PREFIX",
     "CHUNKS",
     "COLLECTIONS",
     "CONFIG",
+    "LEASED_SESSIONS",
     "REFS",
     "REPO_INFO",
     "SUMS",
@@ -24,9 +28,11 @@ __all__ = [
     "chunk_key",
     "digests_key",
     "is_immutable",
+    "lease_key",
     "manifest_key",
     "new_backup_name",
     "snapshot_key",
+    "spill_prefix",
     "sums_key",
     "tag_key",
     "tombstone_key",
@@ -41,6 +47,8 @@ TAG_PREFIX: Final = "tag."
 CHUNKS: Final = "chunks"
 COLLECTIONS: Final = "collections/"
 """Notes that this library leaves about garbage collections. No other engine reads or lists them."""
+LEASED_SESSIONS: Final = "leases/sessions/"
+_SPILLS: Final = "leases/spills/"
 
 SUMS: Final = "sums/"
 """Objects that only this library writes: a sidecar with checksums for each manifest, and a list of
@@ -122,6 +130,16 @@ def tag_key(name: str) -> str:
 def tombstone_key(name: str) -> str:
     """Return the key of the object that marks a tag as deleted (spec 1)."""
     return f"{tag_key(name)}.deleted"
+
+
+def lease_key(session_id: SessionId) -> str:
+    """Return the key of the lease of a session."""
+    return f"{LEASED_SESSIONS}{session_id}"
+
+
+def spill_prefix(session_id: SessionId) -> str:
+    """Return the beginning of the keys of what a leased session spilled."""
+    return f"{_SPILLS}{session_id}/"
 
 
 def new_backup_name(base: str) -> str:

@@ -354,6 +354,7 @@ _KINDS: Final[Mapping[type[native.IcechunkError], ErrorKind]] = {
     native.TagNotFoundError: ErrorKind.REF_NOT_FOUND,
     native.SnapshotNotFoundError: ErrorKind.SNAPSHOT_NOT_FOUND,
     native.NodeNotFoundError: ErrorKind.NODE_NOT_FOUND,
+    native.LeaseNotFoundError: ErrorKind.KEY_NOT_FOUND,
     native.AlreadyExistsError: ErrorKind.NODE_ALREADY_EXISTS,
     native.RepositoryExistsError: ErrorKind.PARENT_DIRECTORY_NOT_CLEAN,
     native.BranchExistsError: ErrorKind.BRANCH_ALREADY_EXISTS,

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         Iterable,
         Iterator,
     )
-    from datetime import datetime
+    from datetime import datetime, timedelta
     from types import TracebackType
 
     from icechunk_async.engine.commit.once import Transaction
@@ -356,8 +356,10 @@ class Repository(Displayed):
         )
 
     @twin_of(AsyncRepository.writable_session)
-    async def writable_session_async(self, branch: str) -> Session:
-        return await self._begin(lambda it: it.writable_session(branch))
+    async def writable_session_async(
+        self, branch: str, *, lease: timedelta | bool = False, owner: str | None = None
+    ) -> Session:
+        return await self._begin(lambda it: it.writable_session(branch, lease=lease, owner=owner))
 
     @twin_of(AsyncRepository.rearrange_session)
     async def rearrange_session_async(self, branch: str) -> Session:
@@ -399,6 +401,10 @@ class Repository(Displayed):
 
     readonly_session = blocking(readonly_session_async)
     writable_session = blocking(writable_session_async)
+    sessions_async = asked(AsyncRepository.sessions)
+    sessions = blocking(sessions_async)
+    end_session_async = asked(AsyncRepository.end_session)
+    end_session = blocking(end_session_async)
     rearrange_session = blocking(rearrange_session_async)
 
     # Branches and tags

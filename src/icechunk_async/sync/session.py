@@ -97,6 +97,17 @@ class Session(Displayed):
         return self.handle.branch
 
     @property
+    def session_id(self) -> str:
+        """Names the session in `Repository.sessions`, if it has a lease.
+
+        An addition to the official properties.
+
+        Raises:
+            SessionStateError: the session only reads.
+        """
+        return self.handle.session_id
+
+    @property
     def has_uncommitted_changes(self) -> bool:
         """Whether a commit would change anything."""
         return self.handle.has_uncommitted_changes

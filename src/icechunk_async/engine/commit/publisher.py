@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.commit.flush import Flushed, ManifestOptions
     from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.history import History, Publication
+    from icechunk_async.engine.leases.keeper import Lease
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.transaction_log import TransactionLog
@@ -92,6 +93,8 @@ class Publisher:
         self.guard = SessionGuard(workspace, history, self.flusher)
         self._history = history
         self._default_metadata = default_metadata
+        self.lease: Lease | None = None
+        """Renewed before anything is published; None for a session without one."""
         self._given_log = log
         self._busy = False
         self._doubtful: dict[SnapshotId, Snapshot] = {}
@@ -333,6 +336,8 @@ class Publisher:
             **(metadata or {}),
             **(recorded or {}),
         }
+        if self.lease is not None:
+            extra = {**(extra if isinstance(extra, dict) else {}), **self.lease.marks()}
         if isinstance(extra, dict):
             reserved = properties.get(_RESERVED)
             properties[_RESERVED] = {**(reserved if isinstance(reserved, dict) else {}), **extra}
@@ -351,6 +356,8 @@ class Publisher:
         """Store a snapshot with all it needs, and make it known."""
         assets, snapshot = self.workspace.assets, publication.snapshot
         publication = replace(publication, sources=self.workspace.changes.sources)
+        if self.lease is not None:  # without it nothing may be published
+            await self.lease.renew()
 
         async def store() -> None:  # before it is done nothing can be published
             try:
@@ -364,6 +371,8 @@ class Publisher:
                     f"A file of the new snapshot may not be stored: {error} Nothing was "
                     "published and no change was lost; commit again."
                 ) from error
+            if self.lease is not None:  # storing may have taken long
+                self.lease.check()
             self._doubtful[snapshot.id] = snapshot
 
         try:
@@ -389,15 +398,17 @@ class Publisher:
 
         It is that of an earlier try of unknown outcome, or one that records ``once``.
         """
-        if not self._doubtful and once is None:
+        if not self._doubtful and once is None and self.lease is None:
             return None
         tip = await self._history.branch_tip(branch)
-        if self._doubtful:
+        if self._doubtful or self.lease is not None:
             async for info in self._history.ancestry(tip):
                 if info.id in self._doubtful:
                     return self._doubtful[info.id]
                 if info.id == self.workspace.base.id:
                     break
+                if self.lease is not None:
+                    self.lease.check_not_committed(info.id, info.metadata.get(_RESERVED))
         if once is None:
             return None
         return await self._recorded(once, await record_of(self._history, tip, self._record))

@@ -102,6 +102,8 @@ class Expiration:
     """By the writers' clocks; microseconds since the epoch."""
     delete_branches: bool = False
     delete_tags: bool = False
+    keep: frozenset[SnapshotId] = frozenset()
+    """Stay whatever their age, and stay in the ancestry of what builds on them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
@@ -126,6 +126,17 @@ REFUSALS: Final = {
 }
 
 
+class Leased(Protocol):
+    """The lease of a session, as far as its hierarchy asks for it."""
+
+    used: bool
+    """Whether the session was used since somebody looked last."""
+
+    def check(self) -> None:
+        """Note that the session is used; raise if it may not be changed any more."""
+        ...
+
+
 class Workspace:
     """The hierarchy of one session."""
 
@@ -158,6 +169,8 @@ class Workspace:
         self._rearranging = rearranging
         self.packs = packs
         """Where small chunks go; None if every chunk gets a separate object."""
+        self.lease: Leased | None = None
+        """Refuses changes once the session may have lost what it wrote; None without a lease."""
         self.is_fixed = read_only
         """Whether nothing of it ever changes, so that reading needs no lock."""
 
@@ -174,12 +187,19 @@ class Workspace:
             self.tree = WorkingTree(base.nodes, changes)
 
     def check_open(self) -> None:
-        """Refuse if no change of any kind is allowed at present."""
+        """Refuse if no change of any kind is allowed at present.
+
+        Raises:
+            ReadOnlyError: it only reads, or not at present.
+            LeaseExpiredError, LeaseLostError: the session had a lease.
+        """
         if self.closed is not None:
             again = "rearrange_session" if self._rearranging else "writable_session"
             raise ReadOnlyError(
                 f"{REFUSALS[self.closed]} Begin a new session with Repository.{again}."
             )
+        if self.lease is not None:
+            self.lease.check()
 
     def check_writable(self) -> None:
         """Refuse if nodes and chunks cannot be written at present."""
@@ -212,6 +232,8 @@ class Workspace:
         if self.is_fixed:
             return self.base.nodes.get(path)
         with self.lock:
+            if self.lease is not None:
+                self.lease.used = True
             return self.tree.get(path)
 
     def array(self, path: str) -> Node:
@@ -381,6 +403,8 @@ class Workspace:
                 return None
             return self._find_in_base(base, node, coords)
         with self.lock:
+            if self.lease is not None:
+                self.lease.used = True
             node = self.tree.get(path)
             if node is None or node.array is None or not in_grid(coords, node.array):
                 return None

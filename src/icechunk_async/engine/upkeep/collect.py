@@ -1,7 +1,8 @@
 """Expiration and garbage collection: drop old history, then delete what nothing needs.
 
 Collection does not disturb other writers if the cutoff lies before the beginning of every session
-that is still open: what those wrote is younger. What they build on is in the history, or they can
+that is still open: what those wrote is younger. Sessions with leases are seen, and the cutoff is
+moved to before the oldest of them. What open sessions build on is in the history, or they can
 no longer commit. So first what goes is dropped from the history, in one atomic step; then
 everything that is still part of it is marked; then the rest is deleted. A commit that lands before
 that step is part of the history that is marked. One that comes after it sees that a collection ran,
@@ -11,12 +12,13 @@ and refuses if the session wrote something before the cutoff (`engine/commit/gua
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.progress import no_progress
+from icechunk_async.engine.leases.register import Spared, remove_dead, spared
 from icechunk_async.engine.open import check_safe
 from icechunk_async.engine.upkeep.storage_clock import checked_by_storage
 from icechunk_async.engine.upkeep.survey import Survey
@@ -29,7 +31,7 @@ from icechunk_async.engine.upkeep.sweep import (
     object_name,
     pages,
 )
-from icechunk_async.errors import InvalidInputError
+from icechunk_async.errors import InvalidInputError, SnapshotNotFoundError
 from icechunk_async.format.id_set import parse_ids
 from icechunk_async.format.ids import SnapshotId
 
@@ -48,6 +50,7 @@ __all__ = [
     "collect_garbage",
     "expire_snapshots",
     "old_snapshots",
+    "pinned_bases",
     "release",
 ]
 
@@ -82,6 +85,7 @@ async def expire_snapshots(engine: Engine, rule: Expiration, *, dry_run: bool) -
     if not dry_run:
         check_safe(engine.storage)
     with telemetry.span("expire", dry_run=dry_run):
+        rule = replace(rule, keep=(await spared(engine.storage, engine.assets.backend)).bases)
         released = set(await engine.history.expire(rule, dry_run=dry_run))
     _log.info("%d snapshot(s) expired%s", len(released), " (dry run)" * dry_run)
     return released
@@ -137,15 +141,25 @@ async def _collect(
             chunks.add(part)
 
     survey = Survey(engine.assets, chunk_ids, absorb, limits=limits, progress=progress)
+    leases = await spared(engine.storage, engine.assets.backend)
+    cutoff = leases.cutoff(cutoff)
     old, newest = await old_snapshots(engine.storage, cutoff)
+    old -= leases.bases
     # Everything is read before anything changes: a damaged repository stays unchanged.
     kept = await engine.history.release(old, survey.parent_of, cutoff=None)
     await survey.cover(kept.snapshots)
+    pinned = await pinned_bases(leases, kept, survey.parent_of)
+    await survey.cover(pinned)
     if not dry_run:
         kept, cutoff = await release(engine, cutoff, old, newest, survey.parent_of)
         await survey.cover(kept.snapshots)  # those published meanwhile; later ones are young
     await engine.assets.compute(lambda: len(chunks), size_bytes=chunks.size_bytes)  # sorts them
-    keep = (id_set(kept.snapshots), id_set(kept.logs), id_set(survey.manifests), chunks)
+    keep = (
+        id_set(kept.snapshots | pinned),
+        id_set(kept.logs | pinned),
+        id_set(survey.manifests),
+        chunks,
+    )
     sweep = Sweep(
         engine.storage,
         cutoff,
@@ -161,6 +175,8 @@ async def _collect(
         if tallies[folder].failures:
             skipped = FOLDERS[place + 1 :]
             break
+    if not dry_run:
+        await remove_dead(engine.storage, leases.dead)
     return GarbageReport(
         bytes_deleted=sum(it.size_bytes for it in tallies.values()),
         chunks_deleted=tallies["chunks"].count,
@@ -170,6 +186,18 @@ async def _collect(
         failures=tuple(failure for it in tallies.values() for failure in it.failures),
         skipped_phases=skipped,
     )
+
+
+async def pinned_bases(leases: Spared, kept: Kept, parent_of: ParentOf) -> frozenset[SnapshotId]:
+    """Return the bases of live sessions that the history lost but whose files are still there."""
+    found: set[SnapshotId] = set()
+    for base_id in leases.bases - kept.snapshots:
+        try:
+            await parent_of(base_id)
+        except SnapshotNotFoundError:  # another engine collected it; nothing is left to spare
+            continue
+        found.add(base_id)
+    return frozenset(found)
 
 
 async def release(

@@ -10,13 +10,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-import anyio
-
 from icechunk_async._runtime import clock
-from icechunk_async.errors import InvalidInputError, StorageError, StorageFullError
-from icechunk_async.format.ids import BackupId
-from icechunk_async.storage import ObjectInfo
-from icechunk_async.storage.extensions import TellsTime
+from icechunk_async.engine.leases.times import storage_time, told_time
+from icechunk_async.errors import InvalidInputError, StorageFullError
 
 if TYPE_CHECKING:
     from icechunk_async.storage import Storage
@@ -27,7 +23,6 @@ MOST_AHEAD: Final = timedelta(minutes=5)
 """How far this machine's clock may be ahead. A cutoff that counts back from a clock further ahead
 would protect less than it says."""
 
-_CLEANUP_SECONDS: Final = 15
 _COARSENESS: Final = timedelta(seconds=1)
 """Stores truncate times to seconds, and file systems to some milliseconds."""
 
@@ -56,7 +51,7 @@ async def checked_by_storage(
     Cancellation: waits some seconds for the deletion. An object that stays is not part of the
     repository and does no harm.
     """
-    now = await _told(backend)
+    now = await told_time(backend)
     if now is None:
         if cutoff < newest:
             return cutoff
@@ -81,34 +76,13 @@ async def checked_by_storage(
     return cutoff if now.microsecond == 0 else min(cutoff, now)
 
 
-async def _told(backend: object) -> datetime | None:
-    if not isinstance(backend, TellsTime):
-        return None
-    try:
-        return await backend.current_time()
-    except StorageError:
-        return None
-
-
 async def _tried(storage: Storage, newest: datetime) -> datetime:
     """Return the time of an empty object that is written now."""
-    from icechunk_async.storage.probe import PROBE_PREFIX  # noqa: PLC0415 -- not without need
-
-    key = f"{PROBE_PREFIX}{BackupId.random()}"
     try:
-        await storage.put(key, b"")
-        times = [
-            entry.last_modified
-            async for entry in storage.list_prefix(key)
-            if isinstance(entry, ObjectInfo)
-        ]
+        return await storage_time(storage)
     except StorageFullError as error:
         raise StorageFullError(
             "The storage has no room for the empty object by which its clock is read, so nothing "
             f"was collected. Name a cutoff before {newest.isoformat()}, when the newest snapshot "
             "was written: that needs no reading of the clock. Or make room."
         ) from error
-    finally:
-        with anyio.move_on_after(_CLEANUP_SECONDS, shield=True):
-            await storage.delete([key])
-    return min(times, default=newest)

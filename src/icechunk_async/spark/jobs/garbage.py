@@ -19,12 +19,15 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_async._runtime import clock
+from icechunk_async.engine.history.protocol import Kept
+from icechunk_async.engine.leases.register import Spared, remove_dead, spared
 from icechunk_async.engine.open import check_safe
 from icechunk_async.engine.upkeep.collect import (
     FOLDERS,
     GarbageReport,
     checked_cutoff,
     old_snapshots,
+    pinned_bases,
     release,
 )
 from icechunk_async.engine.upkeep.survey import Limits, Survey
@@ -56,7 +59,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from icechunk_async._runtime.progress import ProgressCallback
-    from icechunk_async.engine.history.protocol import Kept
     from icechunk_async.format.id_set import Ids
     from icechunk_async.format.ids import ManifestId, SnapshotId
     from icechunk_async.repository import Repository as AsyncRepository
@@ -155,6 +157,7 @@ class _Collection:
     dry_run: bool
     tasks: int | None
     progress: ProgressCallback | None
+    leases: Spared = field(default_factory=Spared)
     chunks: IdSet = field(default_factory=IdSet)
     manifests: set[ManifestId] = field(default_factory=set["ManifestId"])
 
@@ -166,8 +169,13 @@ class _Collection:
             nonlocal survey
             opened = native.engine
             survey = Survey(opened.assets, lambda _: None, lambda _: None, limits=Limits())
+            self.leases = await spared(opened.storage, opened.assets.backend)
+            self.cutoff = self.leases.cutoff(self.cutoff)
             old, newest = await old_snapshots(opened.storage, self.cutoff)
+            old -= self.leases.bases
             kept = await opened.history.release(old, survey.parent_of, cutoff=None)
+            pinned = await pinned_bases(self.leases, kept, survey.parent_of)
+            kept = Kept(kept.snapshots | pinned, kept.logs | pinned)
             return _Begun(old, newest, kept, await survey.discover(kept.snapshots))
 
         begun = self.shared.ask(begin)
@@ -180,6 +188,8 @@ class _Collection:
             settled, self.cutoff = await release(
                 native.engine, self.cutoff, begun.old, begun.newest, survey.parent_of
             )
+            pinned = self.leases.bases & begun.kept.snapshots
+            settled = Kept(settled.snapshots | pinned, settled.logs | pinned)
             return settled, await survey.discover(settled.snapshots)
 
         kept, more = self.shared.ask(settle)
@@ -233,6 +243,8 @@ class _Collection:
             if failed:
                 skipped = FOLDERS[place + 1 :]
                 break
+        if not self.dry_run:
+            self.shared.ask(lambda it: remove_dead(it.engine.storage, self.leases.dead))
         left: dict[str, str] = dict.fromkeys(
             skipped, "Not tried, since objects that refer to it could not be deleted."
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from icechunk_async._runtime.concurrency import SingleFlight
 from icechunk_async._runtime.processes import generation
 from icechunk_async.errors import SessionStateError
+from icechunk_async.format.ids import SessionId
 from icechunk_async.session import ForkSession as AsyncForkSession
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.errors import ErrorKind, refusal, translated
@@ -93,6 +94,20 @@ class SessionHandle:
             return str(self._session.snapshot_id)
         assert self._snapshot_id is not None
         return self._snapshot_id
+
+    @property
+    def session_id(self) -> str:
+        """The name of a session that can write, and of its forks.
+
+        Raises:
+            SessionStateError: the session only reads.
+        """
+        if self._session is None:
+            raise refusal(
+                SessionStateError("A session that was unpickled to read has no id."),
+                ErrorKind.NOT_ALLOWED,
+            )
+        return str(SessionId(self._session.session_id))
 
     @property
     def branch(self) -> str | None:

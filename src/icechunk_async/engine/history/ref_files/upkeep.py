@@ -45,7 +45,10 @@ class Cut:
 
 
 def cut_history(
-    tips: Iterable[SnapshotId], infos: Mapping[SnapshotId, SnapshotInfo], older_than_us: int
+    tips: Iterable[SnapshotId],
+    infos: Mapping[SnapshotId, SnapshotInfo],
+    older_than_us: int,
+    keep: frozenset[SnapshotId] = frozenset(),
 ) -> Cut:
     """Decide how to shorten the histories of refs.
 
@@ -56,13 +59,14 @@ def cut_history(
         tips: where branches and tags point, in the order in which they are looked at.
         infos: all that the tips lead to.
         older_than_us: what is old.
+        keep: what counts as recent whatever its age.
     """
     parents: dict[SnapshotId, SnapshotId] = {}
     released: set[SnapshotId] = set()
     for tip in tips:
         line = list(line_of(tip, infos, parents))
         root = line[-1]
-        recent = [it for it in line if infos[it].flushed_at >= older_than_us]
+        recent = [it for it in line if it in keep or infos[it].flushed_at >= older_than_us]
         last = recent[-1] if recent else tip
         between = line[line.index(last) + 1 : -1]
         if between:
@@ -108,7 +112,7 @@ async def expire(
         return it.parent_id
 
     await _walk(tips, parent_of)
-    cut = cut_history(tips, infos, rule.older_than_us)
+    cut = cut_history(tips, infos, rule.older_than_us, rule.keep)
     if dry_run:
         return cut.released
 
@@ -131,7 +135,9 @@ def _old_refs(
     refs: Mapping[str, SnapshotId], infos: Mapping[SnapshotId, SnapshotInfo], rule: Expiration
 ) -> list[str]:
     return [
-        name for name, tip in sorted(refs.items()) if infos[tip].flushed_at < rule.older_than_us
+        name
+        for name, tip in sorted(refs.items())
+        if infos[tip].flushed_at < rule.older_than_us and tip not in rule.keep
     ]
 
 

@@ -393,7 +393,7 @@ def expire(info: RepoInfo, rule: Expiration) -> tuple[RepoInfo, frozenset[Snapsh
         it.id
         for it in info.snapshots.values()
         if it.parent_id is not None and it.flushed_at < rule.older_than_us
-    }
+    } - rule.keep
     tags, branches = info.tags, info.branches
     if rule.delete_tags:
         tags = {name: tip for name, tip in tags.items() if tip not in old}
@@ -404,35 +404,50 @@ def expire(info: RepoInfo, rule: Expiration) -> tuple[RepoInfo, frozenset[Snapsh
     dropped = frozenset(old - {*tags.values(), *branches.values()})
     deleted = info.deleted_tags | (info.tags.keys() - tags.keys())
     kept_refs = replace(info, tags=tags, branches=branches, deleted_tags=deleted)
-    return _drop(kept_refs, dropped, to_root=True), dropped
+    return _drop(kept_refs, dropped, to_root=True, anchors=rule.keep), dropped
 
 
-def _drop(info: RepoInfo, dropped: Collection[SnapshotId], *, to_root: bool) -> RepoInfo:
+def _drop(
+    info: RepoInfo,
+    dropped: Collection[SnapshotId],
+    *,
+    to_root: bool,
+    anchors: frozenset[SnapshotId] = frozenset(),
+) -> RepoInfo:
     """Leave snapshots out; those whose parent is among them get another.
 
     Args:
         info: the history; no ref points at what is dropped.
         dropped: what to leave out.
         to_root: make the root their parent, not the nearest ancestor that is kept.
+        anchors: ancestors that are made the parent even so.
     """
     kept: dict[SnapshotId, SnapshotInfo] = {}
     for it in info.snapshots.values():
         if it.id in dropped:
             continue
         adopt = it.parent_id in dropped
-        kept[it.id] = _with_other_parent(info, it, dropped, to_root=to_root) if adopt else it
+        kept[it.id] = (
+            _with_other_parent(info, it, dropped, to_root=to_root, anchors=anchors) if adopt else it
+        )
     return replace(info, snapshots=kept)
 
 
 def _with_other_parent(
-    info: RepoInfo, orphan: SnapshotInfo, dropped: Collection[SnapshotId], *, to_root: bool
+    info: RepoInfo,
+    orphan: SnapshotInfo,
+    dropped: Collection[SnapshotId],
+    *,
+    to_root: bool,
+    anchors: frozenset[SnapshotId],
 ) -> SnapshotInfo:
     """Give a snapshot another parent; it remembers the logs of all between, oldest first."""
     _, *passed = info.ancestry(orphan.id)
     places = [place for place, it in enumerate(passed) if it.id not in dropped]
     parent = None
     if places:
-        place = places[-1 if to_root else 0]
+        anchored = (place for place in places if passed[place].id in anchors)
+        place = next(anchored, places[-1]) if to_root else places[0]
         parent, passed = passed[place].id, passed[:place]
     logs = [log for it in reversed(passed) for log in (*it.pruned_ancestor_logs, it.id)]
     logs += orphan.pruned_ancestor_logs

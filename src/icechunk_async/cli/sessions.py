@@ -1,0 +1,131 @@
+"""`sessions` and `end-session`: look at sessions with leases, and end one by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from icechunk_async.cli.commands import repository_command
+from icechunk_async.cli.console import BRANCH, SNAPSHOT, make_table, plain, time_of
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from rich.console import Console
+
+    from icechunk_async import Repository
+
+__all__ = ["register"]
+
+_SessionId = Annotated[str, typer.Argument(metavar="SESSION", help="The id of the session.")]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLine:
+    """A session with a lease. Times are the storage's."""
+
+    session_id: str
+    state: str
+    """``live``, ``expired``, ``committed`` or ``ended``."""
+    branch: str
+    base_snapshot_id: str
+    began_at: datetime
+    heartbeat_at: datetime
+    expires_at: datetime
+    age_seconds: float
+    owner: str
+    snapshot_id: str | None
+    """The commit of a session that was committed."""
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionList:
+    """The document of `sessions`, oldest first."""
+
+    sessions: list[SessionLine] = field(default_factory=list[SessionLine])
+
+
+@dataclass(frozen=True, slots=True)
+class EndedSession:
+    """The document of `end-session`."""
+
+    session_id: str
+
+
+async def sessions(repository: Repository) -> SessionList:
+    """List the sessions with leases: those that live, and those that expired or ended lately.
+
+    JSON keys: sessions (each: session_id, state, branch, base_snapshot_id, began_at,
+    heartbeat_at, expires_at, age_seconds, owner, snapshot_id, segments).
+    """
+    found = await repository.sessions()
+    return SessionList(
+        [
+            SessionLine(
+                str(it.session_id),
+                it.state.value,
+                it.branch,
+                str(it.base_id),
+                it.began_at,
+                it.heartbeat_at,
+                it.expires_at,
+                it.age.total_seconds(),
+                it.owner,
+                None if it.snapshot_id is None else str(it.snapshot_id),
+                it.segments,
+            )
+            for it in found
+        ]
+    )
+
+
+async def end_session(repository: Repository, session: _SessionId) -> EndedSession:
+    """Take the lease from SESSION. It can no longer write or commit, wherever it runs.
+
+    JSON keys: session_id.
+    """
+    await repository.end_session(session)
+    return EndedSession(session)
+
+
+def _show_sessions(document: SessionList, console: Console) -> None:
+    if not document.sessions:
+        console.print(Text("No session has a lease."))
+        return
+    table = make_table(
+        "SESSION", "STATE", "BRANCH", "BASE", "HEARTBEAT (UTC)", "EXPIRES (UTC)", "AGE", "OWNER"
+    )
+    for it in document.sessions:
+        table.add_row(
+            plain(it.session_id),
+            plain(it.state),
+            plain(it.branch, BRANCH),
+            plain(it.base_snapshot_id, SNAPSHOT),
+            time_of(it.heartbeat_at),
+            time_of(it.expires_at),
+            plain(_age(it.age_seconds)),
+            plain(it.owner),
+        )
+    console.print(table)
+
+
+def _age(seconds: float) -> str:
+    """Return a duration in the largest unit that it has two of."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def _show_ended(document: EndedSession, console: Console) -> None:
+    console.print(Text.assemble("Ended session ", document.session_id, "."))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(repository_command(sessions, _show_sessions))
+    app.command("end-session")(repository_command(end_session, _show_ended))

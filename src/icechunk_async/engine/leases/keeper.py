@@ -1,0 +1,295 @@
+"""Hold the lease of one session: renew it, notice that it expired or was lost, and end it.
+
+The holder trusts no clock for this: it measures how long ago it sent the last renewal that landed,
+which cannot be later than the storage noted it. Everybody else compares times of modification, all
+of the storage's clock. So wrong clocks, here or there, change nothing.
+
+Every change is a conditional write on the last one. Of two processes that continue one session, one
+lands; the other finds another holder in what it reads back, and can no longer renew. Since a commit
+renews first, it can no longer commit either.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, cast
+
+import anyio
+
+from icechunk_async._runtime import clock
+from icechunk_async.engine.leases.record import (
+    LeaseRecord,
+    LeaseState,
+    decode_lease,
+    encode_lease,
+)
+from icechunk_async.engine.leases.times import modified_at
+from icechunk_async.errors import (
+    LeaseExpiredError,
+    LeaseLostError,
+    ObjectNotFoundError,
+    OutcomeUnknownError,
+    PreconditionFailedError,
+    SessionStateError,
+    StorageError,
+    StorageUnavailableError,
+)
+from icechunk_async.format.layout import lease_key
+from icechunk_async.storage import ABSENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+    from weakref import ref
+
+    from icechunk_async.format.ids import SessionId, SnapshotId
+    from icechunk_async.format.json.metadata import JSON
+    from icechunk_async.storage import Expected, Storage
+
+    type Edit = Callable[[LeaseRecord], LeaseRecord]
+
+__all__ = ["Lease", "keep_alive"]
+
+_log = logging.getLogger(__name__)
+
+_TRIES: Final = 20
+_BEATS: Final = 10
+_LONGEST_BEAT_SECONDS: Final = 60.0
+_SESSION: Final = "session"
+_TURN: Final = "session_turn"
+
+
+class Lease:
+    """The lease of one session, in the process that holds it. Usable from any thread and loop."""
+
+    def __init__(
+        self, storage: Storage, record: LeaseRecord, version: Expected, renewed_us: int
+    ) -> None:
+        """Use `begin`.
+
+        Args:
+            storage: where the lease is.
+            record: the lease as last written.
+            version: of the object then.
+            renewed_us: before that was sent, by ``clock.elapsed_us``.
+        """
+        self._storage = storage
+        self._key = lease_key(record.session_id)
+        self._lock = threading.Lock()  # held over no await
+        self._record = record
+        self._version = version
+        self._renewed_us = renewed_us
+        self._over: SessionStateError | None = None
+        self.used = False
+        """Whether the session was used since the last renewal."""
+
+    @classmethod
+    async def begin(cls, storage: Storage, record: LeaseRecord) -> Lease:
+        """Store the lease of a new session.
+
+        Raises:
+            StorageError: there may be a lease that nobody holds; it expires.
+
+        Cost: two requests in a row.
+        """
+        lease = cls(storage, record, ABSENT, clock.elapsed_us())
+        await lease.renew()
+        lease._noted(await modified_at(storage, lease._key))
+        return lease
+
+    @property
+    def session_id(self) -> SessionId:
+        """The session."""
+        return self._record.session_id
+
+    @property
+    def record(self) -> LeaseRecord:
+        """The lease as last written."""
+        return self._record
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it expired, was lost or was ended."""
+        return self._over is not None or self._record.state is not LeaseState.OPEN
+
+    @property
+    def beat_seconds(self) -> float:
+        """How long a session in use waits before it renews its lease again."""
+        return min(self._record.duration_us / _BEATS / 1e6, _LONGEST_BEAT_SECONDS)
+
+    def check(self) -> None:
+        """Note that the session is used, and raise unless it may be.
+
+        Raises:
+            LeaseExpiredError: it was idle for too long.
+            LeaseLostError: another process holds, committed or ended it.
+        """
+        self.used = True
+        if self._over is not None:
+            raise type(self._over)(self._over.message, **self._over.context)
+        idle_us = clock.elapsed_us() - self._renewed_us
+        if idle_us >= self._record.duration_us:
+            raise self._expired(idle_us)
+
+    async def renew(self, edit: Edit = lambda record: record) -> None:
+        """Let the lease hold for its whole time from now on.
+
+        Args:
+            edit: what else to change; perhaps called more than once.
+
+        Raises:
+            LeaseExpiredError, LeaseLostError: as `check`; the session is over.
+            StorageError: the lease may have been renewed; it holds at least as long as before.
+
+        Cancellation: as a StorageError.
+
+        Cost: one request, and two more for each reply that was lost.
+        """
+        for _ in range(_TRIES):
+            self.check()
+            with self._lock:
+                record, version = edit(self._record).renewed(), self._version
+            sent_us = clock.elapsed_us()
+            try:
+                found = await self._storage.put(self._key, encode_lease(record), if_version=version)
+            except (PreconditionFailedError, OutcomeUnknownError):
+                if await self._settle(record, sent_us):
+                    return
+            else:
+                self._wrote(record, found, sent_us)
+                return
+        raise StorageUnavailableError(
+            f"The lease of session {self.session_id} could not be renewed: each time somebody "
+            "else in this process changed it. Try again."
+        )
+
+    async def beat(self) -> None:
+        """Renew the lease if the session was used since it was renewed last; errors as `renew`."""
+        if self.used:
+            await self.renew()
+
+    async def move_to(self, base_id: SnapshotId) -> None:
+        """Say that the session builds on another snapshot; errors as `renew`."""
+        await self.renew(lambda record: replace(record, base_id=base_id))
+
+    def marks(self) -> Mapping[str, JSON]:
+        """Return the properties of a snapshot that show which session it is a commit of."""
+        return {_SESSION: str(self.session_id), _TURN: self._record.turn}
+
+    def check_not_committed(self, snapshot_id: SnapshotId, marks: object) -> None:
+        """Refuse if a snapshot is the commit of this session by another of its holders.
+
+        Raises:
+            LeaseLostError: it is.
+        """
+        found = cast("dict[str, JSON]", marks) if isinstance(marks, dict) else {}
+        if found.get(_SESSION) == str(self.session_id) and found.get(_TURN) != self._record.turn:
+            raise self._lost(_committed(self._record, snapshot_id), snapshot_id)
+
+    async def close(self, state: LeaseState, snapshot_id: SnapshotId | None = None) -> None:
+        """Write down that the session came to its end; failing at that does no harm.
+
+        The lease then expires by itself.
+        """
+
+        def closed(record: LeaseRecord) -> LeaseRecord:
+            return replace(record, state=state, snapshot_id=snapshot_id)
+
+        try:
+            await self.renew(closed)
+        except (StorageError, SessionStateError) as error:
+            _log.info("the lease of session %s stays until it expires: %s", self.session_id, error)
+
+    def _noted(self, began_at: datetime) -> None:
+        began_us = clock.to_us(began_at)
+        with self._lock:
+            self._record = replace(self._record, began_us=began_us)
+
+    def _wrote(self, record: LeaseRecord, version: Expected, sent_us: int) -> None:
+        with self._lock:
+            self._record, self._version = record, version
+            self._renewed_us = max(self._renewed_us, sent_us)
+        self.used = False
+
+    async def _settle(self, written: LeaseRecord, sent_us: int) -> bool:
+        """Read what is stored after a write that may have landed; return whether it did.
+
+        Raises:
+            LeaseLostError: another process was first.
+        """
+        try:
+            found = await self._storage.get(self._key)
+        except ObjectNotFoundError:  # it was deleted; the session itself is as good as before
+            with self._lock:
+                self._version = ABSENT
+            return False
+        record = decode_lease(found.data, self.session_id, self._key)
+        if record.serial == written.serial:
+            self._wrote(record, found.version, sent_us)
+            return True
+        if record.holder != written.holder or record.state is not LeaseState.OPEN:
+            raise self._lost(_why(record), record.snapshot_id)
+        with self._lock:  # another task of this process renewed it, or the write is yet to land
+            self._record, self._version = record, found.version
+        return False
+
+    def _expired(self, idle_us: int) -> LeaseExpiredError:
+        holds = self._record.duration_us / 1e6
+        self._over = LeaseExpiredError(
+            f"The lease of session {self.session_id} has expired: it holds for {holds:.0f} s, and "
+            f"was renewed last {idle_us / 1e6:.0f} s ago. Garbage collection may have deleted what "
+            "the session wrote, so it can be neither written nor committed. Begin a new session; "
+            "a longer lease holds longer without use.",
+            session_id=str(self.session_id),
+        )
+        return self._over
+
+    def _lost(self, why: str, snapshot_id: SnapshotId | None) -> LeaseLostError:
+        context = {} if snapshot_id is None else {"snapshot_id": str(snapshot_id)}
+        error = LeaseLostError(
+            f"This session is over here: {why}", session_id=str(self.session_id), **context
+        )
+        self._over = error
+        return error
+
+
+def _committed(record: LeaseRecord, snapshot_id: SnapshotId) -> str:
+    return f"another of its holders committed session {record.session_id} as {snapshot_id}."
+
+
+def _why(record: LeaseRecord) -> str:
+    """Return the reason why this process no longer holds a session."""
+    match record.state:
+        case LeaseState.COMMITTED if record.snapshot_id is not None:
+            return _committed(record, record.snapshot_id)
+        case LeaseState.OPEN:
+            return (
+                f"{record.owner!r} continues session {record.session_id}. What was not spilled "
+                "before is only here."
+            )
+        case _:
+            return f"session {record.session_id} was ended. Begin a new one."
+
+
+async def keep_alive(reference: ref[Lease], seconds: float) -> None:
+    """Renew a lease again and again while its session is used, until either is gone.
+
+    Args:
+        reference: the lease; a session that nobody refers to any more lets it expire.
+        seconds: the time in between.
+    """
+    while True:
+        await anyio.sleep(seconds)
+        lease = reference()
+        if lease is None or lease.is_over:
+            return
+        try:
+            await lease.beat()
+        except StorageError as error:  # the next one may be luckier; until then the lease holds
+            _log.warning("the lease of session %s was not renewed: %s", lease.session_id, error)
+        except SessionStateError as error:  # its next use says so
+            _log.warning("%s", error)
+            return
+        del lease

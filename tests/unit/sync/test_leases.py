@@ -1,0 +1,44 @@
+"""Leases through the facade."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+import zarr
+
+from icechunk_async import sync as icechunk
+from tests.helpers import memory_url
+
+
+def test_leased_sessions_are_listed_spared_and_ended() -> None:
+    """Also from code that blocks."""
+    repository = icechunk.Repository.create(memory_url())
+    session = repository.writable_session("main", lease=timedelta(hours=1), owner="me")
+    (listed,) = repository.sessions()
+    assert (str(listed.session_id), listed.owner) == (session.session_id, "me")
+    array = zarr.create_array(session.store, name="a", shape=(2000,), chunks=(1000,), dtype="f8")
+    array[:] = 1.5
+    repository.garbage_collect(datetime.now(UTC))
+    session.commit("kept")
+    read = zarr.open_array(repository.readonly_session("main").store, path="a", mode="r")
+    assert np.array_equal(np.asarray(read[:]), np.full(2000, 1.5))
+    other = repository.writable_session("main", lease=True)
+    repository.end_session(other.session_id)
+    zarr.create_array(other.store, name="b", shape=(1,), dtype="f8")
+    with pytest.raises(icechunk.SessionStateError, match="was ended"):
+        other.commit("ended")
+    with pytest.raises(icechunk.NotFoundError):
+        repository.end_session("0" * 20)
+    repository.close()
+
+
+async def test_the_awaitable_twins_do_the_same() -> None:
+    """On any loop."""
+    repository = await icechunk.Repository.create_async(memory_url())
+    session = await repository.writable_session_async("main", lease=True)
+    (listed,) = await repository.sessions_async()
+    await repository.end_session_async(session.session_id)
+    assert str(listed.session_id) == session.session_id
+    assert (await repository.sessions_async())[0].state.value == "ended"
