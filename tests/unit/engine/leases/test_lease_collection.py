@@ -322,12 +322,14 @@ async def test_on_a_full_storage_collection_spares_leases_as_if_all_were_live(sp
         garbage = await repository.writable_session("main")
         await write(garbage, "a/c/1", CHUNK)
         world.wait(DAY)
+        with world.clock_wrong_by(timedelta(0)):
+            await _line(repository, world, 1)
         async with process(plain, lease=HOUR) as (_, session):
             await write(session, "a/c/2", CHUNK)
             world.wait(DAY)
             full = _Full(plain)
-            await _collect(full, world, world.now - DAY - HOUR)
-            assert await _chunks(plain) == 2
+            await _collect(full, world, world.now - DAY - MINUTE)
+            assert await _chunks(plain) == 3
 
 
 class _Full(WrappedStorage):
