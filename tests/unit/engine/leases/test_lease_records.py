@@ -44,7 +44,7 @@ def test_damage_is_a_format_error(seed: int) -> None:
         damaged = bytearray(data)
         damaged[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         with pytest.raises(FormatError):
-            decode_lease(damaged, RECORD.session_id, "leases/x")
+            decode_lease(bytes(damaged), RECORD.session_id, "leases/x")
         with pytest.raises(FormatError):
             decode_lease(data[: chance.randrange(len(data))], RECORD.session_id, "leases/x")
     with pytest.raises(FormatError, match="is the lease of session"):
