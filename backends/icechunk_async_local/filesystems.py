@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from icechunk_async.errors import InvalidURLError, StorageUnavailableError
 from icechunk_async.storage import Capabilities
 from icechunk_async_local.paths import RESERVED_PREFIX
+from icechunk_async_local.versions import disk_time_us
 
 if sys.platform != "win32":
     import fcntl
@@ -288,26 +289,30 @@ def probe(
             if identity is not None and found == _Findings():
                 _fine.add(identity)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return _read_only(place, f"a trial failed with: {error.strerror}")
+        if opens_without_requests(place):
+            found = _Findings()  # these kinds keep every promise; and garbage makes room
+        else:
             full = "the disk is full, so it could not be tried. Make room and open it again"
             found = _Findings(full, full, full)
-        else:
-            return _read_only(place, f"a trial failed with: {error.strerror}")
     abilities = Abilities(found.links is None, found.locks is None, found.times is None)
     return abilities, _capabilities(found)
 
 
 def remove_abandoned(root: Path) -> None:
-    """Remove old unfinished files directly below the root, if it has few entries.
+    """Remove unfinished files directly below the root that are a day old, if it has few entries.
 
-    Those of killed writers in other folders stay, because finding them would require listing every
-    chunk. They are hidden from listings and may be deleted when they are a day old.
+    Those of killed writers in other folders stay until garbage is collected, because finding them
+    requires listing every chunk. No listing shows them.
     """
-    oldest = time.time_ns() - _ABANDONED_AFTER_SECONDS * 10**9
     with suppress(OSError), os.scandir(root) as entries:
-        for entry in islice(entries, _MOST_LOOKED_AT):
-            if not entry.name.startswith(_RESERVED):
-                continue
+        found = [it for it in islice(entries, _MOST_LOOKED_AT) if it.name.startswith(_RESERVED)]
+        if not found:
+            return
+        with _opened(root) as fd:
+            oldest = disk_time_us(fd) * 1000 - _ABANDONED_AFTER_SECONDS * 10**9
+        for entry in found:
             with suppress(OSError):
                 if entry.stat(follow_symlinks=False).st_mtime_ns >= oldest:
                     continue
@@ -315,6 +320,15 @@ def remove_abandoned(root: Path) -> None:
                     _remove_folder(root / entry.name)
                 else:
                     (root / entry.name).unlink()
+
+
+@contextmanager
+def _opened(directory: Path) -> Generator[int]:
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _capabilities(found: _Findings) -> Capabilities:

@@ -115,7 +115,7 @@ class Publisher:
         """
         if expected is None:
             with self.lock(finished.folder, place, exclusive=False):
-                self._rename(finished, place)
+                self._rename(finished, place, repeatable=True)
                 return version_of(finished.state)
         if expected is ABSENT and self._abilities.links and self._link(finished, place):
             return version_of(finished.state)
@@ -148,7 +148,7 @@ class Publisher:
             timeout_seconds=self._lock_timeout_seconds,
         )
 
-    def _rename(self, finished: Draft, place: Place) -> None:
+    def _rename(self, finished: Draft, place: Place, *, repeatable: bool = False) -> None:
         folder = finished.folder
         try:
             try:
@@ -157,6 +157,11 @@ class Publisher:
                 _clear_the_way(folder, place)
                 os.rename(finished.name, place.name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as error:
+            # A file that is gone was removed with the garbage, since its writer was stopped for so
+            # long. Or NFS repeated a request that was carried out, so only plain writes continue.
+            gone = repeatable and _state_of(folder, finished.name) is None
+            if gone and error.errno == errno.ENOENT:
+                raise
             if error.errno in _NOTHING_HAPPENED:
                 raise
             raise _unknown(place, error) from error

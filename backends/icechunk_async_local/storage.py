@@ -25,6 +25,7 @@ from icechunk_async_local.filesystems import probe, remove_abandoned
 from icechunk_async_local.listing import PAGE_ENTRIES, next_page, states_in, walk
 from icechunk_async_local.paths import Tree, is_plain, place_of, root_of
 from icechunk_async_local.publishing import Publisher
+from icechunk_async_local.unfinished import unfinished_files
 from icechunk_async_local.versions import disk_time_us, modified_at_us
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
         Retrieved,
         Version,
     )
-    from icechunk_async.storage.extensions import ObjectStates
+    from icechunk_async.storage.extensions import ObjectStates, Unfinished
     from icechunk_async_local.filesystems import Abilities
     from icechunk_async_local.paths import Place
 
@@ -263,6 +264,13 @@ class LocalStorage:
         self._check_open()
         return await self._readers.hop(self._disk_time)
 
+    async def unfinished(
+        self, older_than: datetime | None = None, *, remove: bool = False
+    ) -> Unfinished:
+        """Count unfinished files of any folder, or remove them, with one hop."""
+        self._check_open()
+        return await self._readers.hop(partial(self._unfinished, older_than, remove))
+
     async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
         """Copy a file."""
         places = self._place(source), self._place(target)
@@ -335,6 +343,14 @@ class LocalStorage:
             return []
         except OSError as error:
             raise explain(error, f"list {place.key!r} in", self._files.tree.path(())) from error
+
+    def _unfinished(self, older_than: datetime | None, remove: bool) -> Unfinished:  # noqa: FBT001
+        try:
+            return unfinished_files(self._files.tree, older_than, remove=remove)
+        except OSError as error:
+            raise explain(
+                error, "look for unfinished files in", self._files.tree.path(())
+            ) from error
 
     def _disk_time(self) -> datetime:
         try:

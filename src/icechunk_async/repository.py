@@ -995,6 +995,8 @@ class Repository:
                 missing; nothing was deleted.
             ConflictError: other writers changed the repository at every try to update its history;
                 nothing was deleted.
+            StorageFullError: there is no room for two small objects, and no garbage that could be
+                deleted before the history says that a collection ran.
             StorageError: listing failed; what was deleted until then was garbage.
 
         Cost: every snapshot and manifest in use is read; every object is listed, and garbage
@@ -1088,7 +1090,8 @@ class Repository:
         Raises:
             FormatError, SnapshotNotFoundError: a file is damaged or missing.
 
-        Cost: every snapshot and manifest in use is read; 32 bytes of memory for each range.
+        Cost: every snapshot and manifest in use is read; 32 bytes of memory for each range. On a
+        local disk all folders are listed, for files of killed writers.
 
         Cancellation: no effect.
         """

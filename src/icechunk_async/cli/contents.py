@@ -164,6 +164,8 @@ class Volume:
     native_bytes: int
     virtual_bytes: int
     inline_bytes: int
+    unfinished_bytes: int
+    """Of files that killed writers left on a local disk."""
 
 
 async def tree(repository: Repository, ref: Ref = "main", *, as_of: AsOf = None) -> Hierarchy:
@@ -344,7 +346,7 @@ async def stats(repository: Repository) -> Volume:
     """Show how much all chunks take that a branch or tag leads to, each counted once.
 
     JSON keys: url, spec_version, branches, tags, snapshots, native_bytes, virtual_bytes,
-    inline_bytes.
+    inline_bytes, unfinished_bytes (left by killed writers on a local disk; gc removes them).
     """
     branches, tags = await repository.branches(), await repository.tags()
     known: set[SnapshotId] = set()
@@ -363,6 +365,7 @@ async def stats(repository: Repository) -> Volume:
         found.native_bytes,
         found.virtual_bytes,
         found.inlined_bytes,
+        found.unfinished_bytes,
     )
 
 
@@ -463,6 +466,8 @@ def _show_volume(document: Volume, console: Console) -> None:
     table.add_row("native chunks", decimal(document.native_bytes))
     table.add_row("virtual chunks", decimal(document.virtual_bytes))
     table.add_row("inline chunks", decimal(document.inline_bytes))
+    if document.unfinished_bytes:
+        table.add_row("of killed writers", decimal(document.unfinished_bytes))
     console.print(table)
 
 

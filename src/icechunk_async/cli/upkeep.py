@@ -84,6 +84,8 @@ class Collected:
     manifests_deleted: int
     snapshots_deleted: int
     transaction_logs_deleted: int
+    unfinished_deleted: int
+    """Files of killed writers on a local disk."""
     failures: list[FailedDeletion]
 
 
@@ -187,7 +189,8 @@ async def gc(
     Exit code 1 if some objects could not be deleted.
 
     JSON keys: dry_run, older_than, bytes_deleted, chunks_deleted, manifests_deleted,
-    snapshots_deleted, transaction_logs_deleted, failures (each: key, reason).
+    snapshots_deleted, transaction_logs_deleted, unfinished_deleted (files that killed writers left
+    on a local disk), failures (each: key, reason).
     """
     with showing_progress() as progress:
         found = await repository.garbage_collect(older_than, dry_run=dry_run, progress=progress)
@@ -199,6 +202,7 @@ async def gc(
         found.manifests_deleted,
         found.snapshots_deleted,
         found.transaction_logs_deleted,
+        found.unfinished_deleted,
         [FailedDeletion(it.key, str(it.error)) for it in found.failures],
     )
 
@@ -335,6 +339,8 @@ def _show_collected(document: Collected, console: Console) -> None:
     table.add_row("manifests", f"{document.manifests_deleted:,}")
     table.add_row("snapshots", f"{document.snapshots_deleted:,}")
     table.add_row("transaction logs", f"{document.transaction_logs_deleted:,}")
+    if document.unfinished_deleted:
+        table.add_row("files of killed writers", f"{document.unfinished_deleted:,}")
     console.print(table)
     for it in document.failures:
         text = Text.assemble(("Could not delete ", REMOVED), plain(it.key), ": ", plain(it.reason))

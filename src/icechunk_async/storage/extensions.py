@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["ByteReads", "FolderListing", "ObjectStates", "PlacedRange", "TellsTime", "room"]
+__all__ = [
+    "ByteReads",
+    "FolderListing",
+    "ObjectStates",
+    "PlacedRange",
+    "TellsTime",
+    "Unfinished",
+    "UnfinishedWrites",
+    "room",
+]
 
 
 _MOST_BYTES: Final = 256 << 20
@@ -104,6 +113,39 @@ class FolderListing(Protocol):
         """Return the states of objects directly in a folder.
 
         Cancellation: no effect.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """The leftovers of writers that were killed before their object had its name."""
+
+    count: int = 0
+    size_bytes: int = 0
+
+
+@runtime_checkable
+class UnfinishedWrites(Protocol):
+    """An optional operation: finding what killed writers left, which no listing shows.
+
+    An addition to `Storage`, for those where it stays until somebody removes it.
+    """
+
+    async def unfinished(
+        self, older_than: datetime | None = None, *, remove: bool = False
+    ) -> Unfinished:
+        """Count what writers did not finish, or remove it.
+
+        Args:
+            older_than: leave alone what was changed at this time or later, by the storage's clock.
+                A writer whose unfinished object is removed writes it once more.
+            remove: remove it. What cannot be removed is not counted then.
+
+        Raises:
+            StorageError: it could not be looked for.
+
+        Cancellation: some of it may be removed. Cost: all folders are listed.
         """
         ...
 

@@ -12,7 +12,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -253,11 +253,11 @@ def test_no_write_comes_between_check_and_update(
             outcome.append("refused")
         finished.set()
 
-    def slow_rename(self: publishing.Publisher, draft: Draft, place: object) -> None:
+    def slow_rename(self: Any, draft: Draft, place: Any, **more: Any) -> None:
         if threading.current_thread() is not thread:
             interrupted.set()
             assert not finished.wait(0.1) or change == "create"
-        rename(self, draft, place)  # type: ignore[arg-type]
+        rename(self, draft, place, **more)
 
     thread = threading.Thread(target=other)
     monkeypatch.setattr(publishing.Publisher, "_rename", slow_rename)

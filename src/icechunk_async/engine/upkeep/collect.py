@@ -20,6 +20,7 @@ from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.leases.register import Spared, remove_dead, spared
 from icechunk_async.engine.open import check_safe
+from icechunk_async.engine.upkeep.room import remove_unfinished, with_room
 from icechunk_async.engine.upkeep.storage_clock import checked_by_storage
 from icechunk_async.engine.upkeep.survey import Survey
 from icechunk_async.engine.upkeep.sweep import (
@@ -78,6 +79,8 @@ class GarbageReport:
     """Each object that could not be deleted, with its key and the reason."""
     skipped_phases: tuple[str, ...] = ()
     """Folders that were left to the next run because of the failures."""
+    unfinished_deleted: int = 0
+    """Files of killed writers on a local disk that never became objects."""
 
 
 async def expire_snapshots(engine: Engine, rule: Expiration, *, dry_run: bool) -> set[SnapshotId]:
@@ -177,14 +180,16 @@ async def _collect(
             break
     if not dry_run:
         await remove_dead(engine.storage, leases.dead)
+    unfinished = await remove_unfinished(engine, cutoff, dry_run=dry_run)
     return GarbageReport(
-        bytes_deleted=sum(it.size_bytes for it in tallies.values()),
+        bytes_deleted=sum(it.size_bytes for it in (*tallies.values(), unfinished)),
         chunks_deleted=tallies["chunks"].count,
         manifests_deleted=tallies["manifests"].count,
         snapshots_deleted=tallies[_SNAPSHOTS].count,
         transaction_logs_deleted=tallies["transactions"].count,
         failures=tuple(failure for it in tallies.values() for failure in it.failures),
         skipped_phases=skipped,
+        unfinished_deleted=unfinished.count,
     )
 
 
@@ -225,11 +230,15 @@ async def release(
             clock is far ahead of it; nothing changed.
         RepositoryReadOnlyError, ConflictError: nothing changed.
     """
-    cutoff = await checked_by_storage(engine.storage, engine.assets.backend, cutoff, newest)
-    kept = await engine.history.release(old, parent_of, cutoff=cutoff)
+    past = await checked_by_storage(engine.storage, engine.assets.backend, cutoff, newest)
+
+    async def drop() -> Kept:
+        return await engine.history.release(old, parent_of, cutoff=past)
+
+    kept = await with_room(engine, past, drop)
     for gone in old - kept.snapshots:
         engine.assets.forget_snapshot(gone)
-    return kept, cutoff
+    return kept, past
 
 
 async def old_snapshots(

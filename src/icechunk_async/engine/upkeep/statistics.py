@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from icechunk_async.engine.upkeep.room import count_unfinished
 from icechunk_async.engine.upkeep.survey import Survey
 from icechunk_async.format.manifest.refs import Kind
 
@@ -139,13 +140,15 @@ class ChunkStorageStats:
     """In virtual objects. A byte that several chunks share counts once."""
     inlined_bytes: int
     """Inside manifests, decompressed; a chunk that is in several manifests counts in each."""
+    unfinished_bytes: int = 0
+    """In files of killed writers on a local disk, which garbage collection removes. No chunks."""
 
     def non_virtual_bytes(self) -> int:
         """Count what the repository itself stores."""
         return self.native_bytes + self.inlined_bytes
 
     def total_bytes(self) -> int:
-        """Count all."""
+        """Count all chunks."""
         return self.native_bytes + self.virtual_bytes + self.inlined_bytes
 
 
@@ -188,7 +191,8 @@ async def measure_chunks(
     tally = ChunkTally()
     survey = Survey(engine.assets, contribution, tally.absorb, limits=limits, progress=progress)
     await survey.cover(await engine.history.reachable(survey.parent_of))
-    return tally.stats()
+    unfinished = await count_unfinished(engine)
+    return replace(tally.stats(), unfinished_bytes=unfinished.size_bytes)
 
 
 def contribution(manifest: Manifest) -> ChunkPart:

@@ -30,6 +30,7 @@ from icechunk_async.engine.upkeep.collect import (
     pinned_bases,
     release,
 )
+from icechunk_async.engine.upkeep.room import remove_unfinished
 from icechunk_async.engine.upkeep.survey import Limits, Survey
 from icechunk_async.engine.upkeep.sweep import (
     BATCH,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import ManifestId, SnapshotId
     from icechunk_async.repository import Repository as AsyncRepository
     from icechunk_async.spark.tasks import JobReport
+    from icechunk_async.storage.extensions import Unfinished
     from icechunk_async.sync import Repository
 
 __all__ = ["garbage_collect"]
@@ -252,8 +254,9 @@ class _Collection:
         sizes: list[int] = plan.column("size_bytes").to_pylist()
         gone = np.array([reason is None for reason in rows], bool)
         counts = {it: int(np.count_nonzero(gone & (folders == it))) for it in FOLDERS}
+        unfinished = self.shared.ask(self._remove_unfinished)
         result = GarbageReport(
-            bytes_deleted=int(np.array(sizes, np.int64)[gone].sum()),
+            bytes_deleted=int(np.array(sizes, np.int64)[gone].sum()) + unfinished.size_bytes,
             chunks_deleted=counts["chunks"],
             manifests_deleted=counts["manifests"],
             snapshots_deleted=counts["snapshots"],
@@ -262,6 +265,7 @@ class _Collection:
                 DeleteFailure(key, StorageError(reason)) for key, reason in reasons.items()
             ),
             skipped_phases=skipped,
+            unfinished_deleted=unfinished.count,
         )
         columns = {
             "folder": folders.tolist(),
@@ -273,6 +277,9 @@ class _Collection:
         }
         batch = pa.RecordBatch.from_pydict(columns, _REPORT)
         return reported(self.spark, result, pa.Table.from_batches([batch], _REPORT))
+
+    async def _remove_unfinished(self, repository: AsyncRepository) -> Unfinished:
+        return await remove_unfinished(repository.engine, self.cutoff, dry_run=self.dry_run)
 
     def _delete(self, keys: list[str], folder: str) -> dict[str, str]:
         """Delete objects of one folder, a few without a job; return reasons for those left."""

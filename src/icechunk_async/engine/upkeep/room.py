@@ -1,0 +1,123 @@
+"""Collection on a full storage: make the room that it needs, and remove what killed writers left.
+
+Dropping snapshots from the history writes two objects, a backup and the repo info. On a full
+storage some garbage is deleted before: objects that no snapshot needs which the history lists,
+reachable or not. Until the history says that a collection ran, an open session cannot notice that
+it lost something to it, so no more is deleted than the two objects need.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async._runtime.concurrency import closing
+from icechunk_async.engine.leases.register import spared
+from icechunk_async.engine.upkeep.survey import Limits, Survey
+from icechunk_async.engine.upkeep.sweep import chunk_ids, delete_batch, garbage_in, id_set, pages
+from icechunk_async.errors import SnapshotNotFoundError, StorageFullError
+from icechunk_async.storage.extensions import Unfinished, UnfinishedWrites
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from datetime import datetime
+
+    from icechunk_async.engine.open import Engine
+    from icechunk_async.format.id_set import Ids, IdSet
+    from icechunk_async.format.ids import SnapshotId
+
+__all__ = ["count_unfinished", "remove_unfinished", "with_room"]
+
+_log = logging.getLogger(__name__)
+
+_ROOM_BYTES: Final = 1 << 20
+_MORE: Final = 8
+"""The factor by which more is deleted if that was not enough."""
+
+
+async def count_unfinished(engine: Engine) -> Unfinished:
+    """Count what writers are writing at this moment, or left when they were killed."""
+    backend = engine.assets.backend
+    return await backend.unfinished() if isinstance(backend, UnfinishedWrites) else Unfinished()
+
+
+async def remove_unfinished(engine: Engine, cutoff: datetime, *, dry_run: bool) -> Unfinished:
+    """Remove what writers left that were killed before the cutoff; only count it in a dry run."""
+    backend = engine.assets.backend
+    if not isinstance(backend, UnfinishedWrites):
+        return Unfinished()
+    return await backend.unfinished(cutoff, remove=not dry_run)
+
+
+async def with_room[T](engine: Engine, cutoff: datetime, change: Callable[[], Awaitable[T]]) -> T:
+    """Make a change of the history; if there is no room for it, delete garbage and try again.
+
+    Args:
+        engine: the repository.
+        cutoff: what was written at this time or later stays; the storage's clock has passed it.
+        change: writes all or nothing.
+
+    Raises:
+        StorageFullError: there is no garbage that can be deleted before the change.
+    """
+    needed = _ROOM_BYTES
+    while True:
+        try:
+            return await change()
+        except StorageFullError as error:
+            freed = (await remove_unfinished(engine, cutoff, dry_run=False)).size_bytes
+            if freed < needed:
+                freed += await _delete_some(engine, cutoff, needed - freed)
+            _log.warning("the storage is full; %d bytes of garbage were deleted first", freed)
+            if freed == 0:
+                error.add_note(
+                    "Dropping snapshots from the history needs room for two small objects, and "
+                    "there is no garbage that could be deleted before. Make some room."
+                )
+                raise
+            needed *= _MORE
+
+
+async def _delete_some(engine: Engine, cutoff: datetime, needed: int) -> int:
+    """Delete old objects that no listed snapshot needs; return how many bytes they had."""
+    chunks = id_set(())
+
+    def absorb(parts: list[Ids]) -> None:
+        for part in parts:
+            chunks.add(part)
+
+    survey = Survey(engine.assets, chunk_ids, absorb, limits=Limits())
+    listed = await engine.history.release(frozenset(), survey.parent_of, cutoff=None)
+    pinned = await _bases(engine, survey, listed.snapshots)
+    await survey.cover(listed.snapshots | pinned)
+    kept: dict[str, IdSet] = {
+        "snapshots": id_set(listed.snapshots | pinned),
+        "transactions": id_set(listed.logs | pinned),
+        "manifests": id_set(survey.manifests),
+        "chunks": chunks,
+    }
+    freed = 0
+    for folder, keep in kept.items():
+        found = pages(engine.storage, f"{folder}/")
+        async with closing(found):
+            async for page in found:
+                garbage = garbage_in(page, keep, cutoff)
+                for it in garbage:
+                    if freed >= needed:
+                        return freed
+                    if not await delete_batch(engine.storage, [it.key]):
+                        freed += it.size_bytes
+    return freed
+
+
+async def _bases(
+    engine: Engine, survey: Survey[Ids], listed: frozenset[SnapshotId]
+) -> frozenset[SnapshotId]:
+    """Return the bases of live leases that the history lost but whose files are still there."""
+    found: set[SnapshotId] = set()
+    for base_id in (await spared(engine.storage, engine.assets.backend)).bases - listed:
+        with suppress(SnapshotNotFoundError):  # another engine collected it
+            await survey.parent_of(base_id)
+            found.add(base_id)
+    return frozenset(found)
