@@ -182,7 +182,7 @@ async def _collect(
         await remove_dead(engine.storage, leases.dead)
     unfinished = await remove_unfinished(engine, cutoff, dry_run=dry_run)
     return GarbageReport(
-        bytes_deleted=sum(it.size_bytes for it in (*tallies.values(), unfinished)),
+        bytes_deleted=sum(it.size_bytes for it in tallies.values()) + unfinished.size_bytes,
         chunks_deleted=tallies["chunks"].count,
         manifests_deleted=tallies["manifests"].count,
         snapshots_deleted=tallies[_SNAPSHOTS].count,

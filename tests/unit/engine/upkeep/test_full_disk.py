@@ -69,7 +69,7 @@ async def test_garbage_is_collected_on_a_full_disk(small_disk: Path, spec: int) 
             await commit(repository, 1, "no room")
     async with Repository.open(root) as repository:
         report = await repository.garbage_collect(now())
-        assert report.chunks_deleted == 199 or spec == 2  # some were deleted to make room
+        assert report.chunks_deleted > 0  # others were deleted before, to make room
         assert report.failures == ()
         again = await repository.garbage_collect(now())
         assert again.chunks_deleted == 0
@@ -88,7 +88,9 @@ async def test_without_garbage_a_full_disk_is_left_as_it_is(small_disk: Path) ->
         with pytest.raises(StorageFullError) as caught:
             await repository.garbage_collect(now())
         assert "Make some room" in "".join(caught.value.__notes__)
-        assert await objects(repository.storage) == before
+        after = await objects(repository.storage)
+        notes = {key for key in after if key.startswith("collections/")}  # to other sessions
+        assert after.keys() - notes == before.keys()
 
 
 class Full(WrappedStorage):
@@ -117,12 +119,9 @@ async def test_a_storage_that_stays_full_loses_garbage_only(spec: int) -> None:
             with pytest.raises(StorageFullError, match="Name a cutoff before"):
                 await repository.garbage_collect(now())  # nothing tells whether that is past
             assert (await folders(plain))["chunks"] == count
-            if spec == 2:  # all that is no matter of the history was deleted, in growing steps
-                with pytest.raises(StorageFullError) as caught:
-                    await repository.garbage_collect(cutoff)
-                assert "Make some room" in "".join(caught.value.__notes__)
-            else:
+            with pytest.raises(StorageFullError) as caught:  # after all that may go before
                 await repository.garbage_collect(cutoff)
+            assert "Make some room" in "".join(caught.value.__notes__)
             assert (await folders(plain))["chunks"] < count
             assert await read_all(url) == before
             full.is_full = False
