@@ -37,7 +37,15 @@ from icechunk_async.format.operations_log import RepoStatus as StoredStatus
 from icechunk_async.session import Session, SessionMode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Mapping
+    import os
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Collection,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime, timedelta
 
@@ -53,6 +61,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.upkeep.collect import GarbageReport
     from icechunk_async.engine.upkeep.compact import CompactReport
     from icechunk_async.engine.upkeep.copying.copy import CopyReport
+    from icechunk_async.engine.upkeep.integrity.report import VerifyReport
     from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
     from icechunk_async.engine.virtual.chunks import VirtualAccess
     from icechunk_async.format.json.metadata import JSON
@@ -1109,28 +1118,93 @@ class Repository:
     ) -> ReferenceReport:
         """Check that every object exists that branches and tags lead to, and is long enough.
 
-        Snapshots and manifests are read; transaction logs and chunks are looked up. The state of
-        each virtual object is compared with what its references are guarded with. Chunks are not
-        read: their contents are not checked.
+        It is `verify` at the level *length*: references, snapshots, transaction logs and
+        manifests are read, chunk objects are looked up. The state of each virtual object is
+        compared with what its references are guarded with. Chunks are not read: their contents
+        are not checked.
 
         Args:
             progress: called with each step.
 
         Returns:
-            What was looked up, and each object that is missing, too short, changed, damaged or
-            unreachable. Virtual objects of containers that were not authorised are counted.
+            What was looked up, each object that is missing, too short, changed or damaged, and
+            what was not looked at. Virtual objects of containers that were not authorised are
+            counted.
 
         Raises:
             StorageError: a listing failed.
 
-        Cost: every snapshot and manifest in use is read, and all objects are listed; a request
-        for each virtual object. Memory: some 40 bytes for each chunk object in use.
+        Cost: every snapshot, transaction log and manifest in use is read, and all chunk objects
+        are listed; a request for each virtual object. Memory: some 60 bytes for each chunk object
+        in use.
 
         Cancellation: no effect.
         """
         from icechunk_async.engine.upkeep.check import check_references  # noqa: PLC0415 -- slow to import
 
         return await check_references(self._engine, progress)
+
+    async def verify(
+        self,
+        level: Literal["structure", "existence", "length", "sums", "decode"] = "decode",
+        *,
+        refs: Sequence[str] | None = None,
+        ancestry: bool = True,
+        sample: float | None = None,
+        seed: int = 0,
+        state: str | os.PathLike[str] | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> VerifyReport:
+        """Look whether the repository is what it should be, as closely as ``level`` says.
+
+        Each level includes those before it. *structure*: references, operations log, snapshots,
+        transaction logs and manifests can be read and agree. *existence*: the objects with chunks
+        are there, and virtual sources are in the state that references are guarded with.
+        *length*: they are as long as needed. *sums*: chunks have the checksums that were stored
+        when they were written. *decode*: the codecs of their arrays accept them.
+
+        Every file is read from the storage, whatever a cache holds. Each object is looked at once,
+        however many snapshots need it. Writers need not stop; what they commit meanwhile is not
+        looked at.
+
+        Args:
+            level: how closely to look.
+            refs: names of branches and tags, or ids of snapshots; None: all branches and tags.
+            ancestry: also look at the snapshots before those that the refs name.
+            sample: the share of the chunks to look at (a float above 0, at most 1), or their
+                number (an int); None: all. Structure is always looked at as a whole.
+            seed: draws another sample of the same size.
+            state: a file that keeps how far the run is. If it exists, the run that left it is
+                continued: the snapshots that it began with, and of their chunks those that were
+                not read. It is removed at the end.
+            progress: called with each step.
+
+        Returns:
+            What was looked at, what is damaged, and what was not looked at. Damage raises nothing.
+
+        Raises:
+            InvalidInputError: an argument makes no sense, or the file holds the state of a run with
+                other arguments.
+            NotFoundError: a ref does not exist.
+            StorageError: the storage failed; the state is kept.
+
+        Cost: every snapshot, transaction log and manifest in use is read; all chunk objects are
+        listed, or for a small sample asked for one by one; a request for each virtual object. At
+        *sums* and *decode* chunks are read, those that lie together in one object with one
+        request. Memory: some 60 bytes for each different chunk at these levels, for each chunk
+        object below; and 64 MiB of chunks.
+
+        Cancellation: no effect but on the file of the state.
+        """
+        from icechunk_async.engine.upkeep.integrity.report import as_level  # noqa: PLC0415 -- slow to import
+        from icechunk_async.engine.upkeep.integrity.state import StateFile  # noqa: PLC0415
+        from icechunk_async.engine.upkeep.integrity.verify import VerifyOptions, verify  # noqa: PLC0415
+        from icechunk_async.zarr.decoding import ZarrDecoder  # noqa: PLC0415
+
+        named = None if refs is None else tuple(refs)
+        options = VerifyOptions(as_level(level), named, ancestry, sample, seed)
+        file = None if state is None else StateFile(state)
+        return await verify(self._engine, options, ZarrDecoder(), file=file, progress=progress)
 
     async def copy_to(
         self,

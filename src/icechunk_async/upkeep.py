@@ -1,12 +1,17 @@
-"""The reports of upkeep, and the upgrade of a repository's format.
+"""The reports of upkeep, and what is done to repositories that are not open.
 
-The operations are methods of `Repository`.
+Most operations are methods of `Repository`.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
 
 from icechunk_async.engine.upkeep.check import BrokenReference, ReferenceReport
 from icechunk_async.engine.upkeep.collect import GarbageReport
 from icechunk_async.engine.upkeep.compact import CompactReport
 from icechunk_async.engine.upkeep.copying.copy import CopyReport, RefChange
+from icechunk_async.engine.upkeep.integrity.report import Finding, NotLookedAt, VerifyReport
 from icechunk_async.engine.upkeep.migrate import MigrationReport, upgrade
 from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
 
@@ -15,9 +20,69 @@ __all__ = [
     "ChunkStorageStats",
     "CompactReport",
     "CopyReport",
+    "Finding",
     "GarbageReport",
     "MigrationReport",
+    "NotLookedAt",
     "RefChange",
     "ReferenceReport",
+    "VerifyReport",
     "upgrade",
+    "verify",
 ]
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from icechunk_async._runtime.progress import ProgressCallback
+    from icechunk_async.engine.open import Location
+    from icechunk_async.engine.virtual.chunks import VirtualAccess
+
+
+async def verify(
+    location: Location,
+    level: Literal["structure", "existence", "length", "sums", "decode"] = "decode",
+    *,
+    storage_options: Mapping[str, object] | None = None,
+    authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
+    refs: Sequence[str] | None = None,
+    ancestry: bool = True,
+    sample: float | None = None,
+    seed: int = 0,
+    state: str | os.PathLike[str] | None = None,
+    progress: ProgressCallback | None = None,
+) -> VerifyReport:
+    """Verify a repository as `Repository.verify` does, also one that cannot be opened.
+
+    If the object that makes it a repository is missing or damaged, the report says so and that
+    nothing else was looked at.
+
+    Args:
+        location: a path, a URL, or an open storage, which is left open.
+        level: see `Repository.verify`, and so for the arguments that are not explained here.
+        storage_options: the backend's options, if ``location`` is a path or URL.
+        authorize_virtual_chunk_access: see `Repository.open`.
+        refs: names of branches and tags, or ids of snapshots.
+        ancestry: also look at the snapshots before those.
+        sample: a share or a number of chunks.
+        seed: draws another sample.
+        state: the file of an interrupted run.
+        progress: called with each step.
+
+    Raises:
+        RepositoryNotFoundError: there is nothing like a repository.
+    """
+    from icechunk_async.engine.open import Request  # noqa: PLC0415 -- slow to import
+    from icechunk_async.engine.upkeep.integrity.closed import verify_location  # noqa: PLC0415
+    from icechunk_async.engine.upkeep.integrity.report import as_level  # noqa: PLC0415
+    from icechunk_async.engine.upkeep.integrity.state import StateFile  # noqa: PLC0415
+    from icechunk_async.engine.upkeep.integrity.verify import VerifyOptions  # noqa: PLC0415
+    from icechunk_async.zarr.decoding import ZarrDecoder  # noqa: PLC0415
+
+    access = dict(authorize_virtual_chunk_access or {})
+    request = Request(location, dict(storage_options or {}), None, access)
+    named = None if refs is None else tuple(refs)
+    options = VerifyOptions(as_level(level), named, ancestry, sample, seed)
+    file = None if state is None else StateFile(state)
+    return await verify_location(request, options, ZarrDecoder(), file=file, progress=progress)

@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from icechunk_async.cli import administration, contents, copies, history, refs, sessions, upkeep
+from icechunk_async.cli import (
+    administration,
+    contents,
+    copies,
+    history,
+    integrity,
+    refs,
+    sessions,
+    upkeep,
+)
 from icechunk_async.cli.demo import command as demo
 
 __all__ = ["app"]
@@ -15,7 +24,8 @@ _EPILOG = (
     "URL is a path or a URL such as memory://name or file:///data/repository. REF is a branch, a "
     "tag or a snapshot id, looked for in this order. Every command takes --json (one document on "
     "standard output and nothing else; its keys are in the command's help) and --debug. Exit "
-    "codes: 0 fine, 1 it cannot be done, 2 wrong usage, 130 interrupted."
+    "codes: 0 fine, 1 it cannot be done, 2 wrong usage, 130 interrupted; those of verify are in "
+    "its help."
 )
 
 app = typer.Typer(
@@ -57,4 +67,5 @@ sessions.register(app)
 administration.register(app)
 upkeep.register(app)
 copies.register(app)
+integrity.register(app)
 demo.register(app)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsJson",
     "AsOf",
+    "Authorize",
     "Debug",
     "DryRun",
     "OlderThan",
@@ -143,7 +144,7 @@ _Options = Annotated[
         help="An option of the storage backend, such as durability=none. May be repeated.",
     ),
 ]
-_Authorize = Annotated[
+Authorize = Annotated[
     list[str] | None,
     typer.Option(
         "--authorize",
@@ -183,7 +184,7 @@ def repository_command[D](
 
     parameters = _parameters_of(function)[1:]
     if authorizes:
-        parameters.append(_keyword("authorize", _Authorize))
+        parameters.append(_keyword("authorize", Authorize))
     return _command(function, work, parameters, show, has_failed)
 
 
@@ -192,12 +193,15 @@ def url_command[D](
     show: Callable[[D, Console], None],
     *,
     has_failed: Callable[[D], bool] | None = None,
+    error_code: int = 1,
 ) -> Callable[..., None]:
     """Return a command that calls a function with a URL and the options of its storage.
 
     The other parameters of the function are those of the command; see `repository_command`.
+    ``error_code`` is the exit code if it cannot be done.
     """
-    return _command(function, function, _parameters_of(function)[2:], show, has_failed)
+    parameters = _parameters_of(function)[2:]
+    return _command(function, function, parameters, show, has_failed, error_code=error_code)
 
 
 def _command[D](
@@ -206,6 +210,8 @@ def _command[D](
     parameters: list[inspect.Parameter],
     show: Callable[[D, Console], None],
     has_failed: Callable[[D], bool] | None,
+    *,
+    error_code: int = 1,
 ) -> Callable[..., None]:
     def run(
         *,
@@ -216,7 +222,11 @@ def _command[D](
         **arguments: Any,
     ) -> None:
         document = run_and_show(
-            lambda: work(url, dict(option or ()), **arguments), show, as_json=as_json, debug=debug
+            lambda: work(url, dict(option or ()), **arguments),
+            show,
+            as_json=as_json,
+            debug=debug,
+            error_code=error_code,
         )
         if has_failed is not None and has_failed(document):
             raise typer.Exit(1)
@@ -245,8 +255,8 @@ def _keyword(name: str, annotation: object, default: object = None) -> inspect.P
 
 def _parameters_of(function: Callable[..., object]) -> list[inspect.Parameter]:
     """Return the parameters of a function, with annotations evaluated for Typer."""
-    # Importing the class takes long, and Typer is not told of this parameter.
-    names = {"Repository": object}
+    # Importing these classes takes long, and Typer is told of neither.
+    names = {"Repository": object, str(function.__annotations__.get("return")): object}
     signature = inspect.signature(function, locals=names, eval_str=True)
     return list(signature.parameters.values())
 
@@ -257,6 +267,7 @@ def run_and_show[D](
     *,
     as_json: bool,
     debug: bool,
+    error_code: int = 1,
 ) -> D:
     """Do the work of a command, print its document and return it.
 
@@ -265,11 +276,12 @@ def run_and_show[D](
         show: prints the document for people.
         as_json: print it as JSON instead.
         debug: print the traceback of an error.
+        error_code: the exit code after an error of this library.
 
     Raises:
         typer.Exit: with the exit code if the command failed.
     """
-    with _reporting(debug=debug):
+    with _reporting(debug=debug, error_code=error_code):
         document = asyncio.run(work())
         if as_json:
             typer.echo(_to_json(document))
@@ -280,7 +292,7 @@ def run_and_show[D](
 
 
 @contextmanager
-def _reporting(*, debug: bool) -> Generator[None]:
+def _reporting(*, debug: bool, error_code: int) -> Generator[None]:
     """Turn errors of the block into one sentence and an exit code."""
     try:
         yield
@@ -291,7 +303,7 @@ def _reporting(*, debug: bool) -> Generator[None]:
             sentence = f" ({error.kind}): {one_line(str(error))}"
             complaint = Text.assemble(("Error", "bold red"), sentence)
             make_console(stderr=True).print(complaint, soft_wrap=True)
-        raise typer.Exit(1) from None
+        raise typer.Exit(error_code) from None
     except BrokenPipeError:
         # The reader has enough. Nothing may be flushed into the pipe when the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

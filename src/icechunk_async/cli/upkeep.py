@@ -137,6 +137,7 @@ class Checked:
     virtual_objects: int
     virtual_not_authorized: int
     broken: list[Broken]
+    not_looked_at: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +270,12 @@ async def check(repository: Repository) -> Checked:
     """Check that every object is there that branches and tags lead to.
 
     Virtual objects are looked at in the containers that --authorize names. Exit code 1 if
-    something is missing, too short or changed. The contents of chunks are not read.
+    something is missing, damaged, too short or changed. It is verify at the level length: the
+    contents of chunks are not read.
 
     JSON keys: snapshots, transaction_logs, manifests, chunk_objects, virtual_objects,
-    virtual_not_authorized (counts), broken (each: kind, location, problem, detail, references).
+    virtual_not_authorized (counts), broken (each: kind, location, problem, detail, references),
+    not_looked_at (sentences).
     """
     with showing_progress() as progress:
         found = await repository.check_references(progress=progress)
@@ -284,6 +287,7 @@ async def check(repository: Repository) -> Checked:
         found.virtual_objects,
         found.virtual_not_authorized,
         [Broken(it.kind, it.location, it.problem, it.detail, it.references) for it in found.broken],
+        list(found.not_looked_at),
     )
 
 
@@ -398,7 +402,9 @@ def _show_checked(document: Checked, console: Console) -> None:
             f"{document.virtual_not_authorized:,} virtual object(s) were not looked at. If you "
             "trust their containers, add --authorize with their URL prefixes."
         )
-    console.print("Something is broken." if document.broken else "Nothing is missing.")
+    verdict = "Something is broken." if document.broken else "Nothing is missing."
+    left = "; ".join(document.not_looked_at)
+    console.print(Text.assemble(verdict, " Not looked at: ", plain(left), "."), soft_wrap=True)
 
 
 def _show_migrated(document: Migrated, console: Console) -> None:

@@ -61,6 +61,7 @@ __all__ = [
     "Request",
     "as_snapshot_id",
     "check_safe",
+    "early",
     "find_at",
     "open_engine",
     "open_location",

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         ingested_files,
         list_sources,
     )
-    from icechunk_async.spark.jobs.check import check_references
     from icechunk_async.spark.jobs.garbage import garbage_collect
     from icechunk_async.spark.jobs.manifests import rewrite_manifests, storage_statistics
+    from icechunk_async.spark.jobs.verify import check_references, verify
     from icechunk_async.spark.read.reader import PlannedRead
     from icechunk_async.spark.source import IcechunkSource, register, watch_reads
     from icechunk_async.spark.tasks import JobReport
@@ -65,6 +65,7 @@ __all__ = [
     "rewrite_manifests",
     "run_tasks",
     "storage_statistics",
+    "verify",
     "watch_reads",
     "write_region",
     "write_rows",
@@ -72,9 +73,9 @@ __all__ = [
 
 _NAMES: Final = {
     "ingest.ingest": ("Ingested", "ingest_virtual", "ingested_files", "list_sources"),
-    "jobs.check": ("check_references",),
     "jobs.garbage": ("garbage_collect",),
     "jobs.manifests": ("rewrite_manifests", "storage_statistics"),
+    "jobs.verify": ("check_references", "verify"),
     "read.reader": ("PlannedRead",),
     "source": ("IcechunkSource", "register", "watch_reads"),
     "tasks": ("JobReport",),

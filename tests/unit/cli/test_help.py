@@ -34,6 +34,7 @@ COMMANDS = {
     ("compact",): "{copy}",
     ("rewrite-manifests",): "{copy}",
     ("check",): "{sample}",
+    ("verify",): "{sample}",
     ("copy",): "{sample} {new}",
     ("sync",): "{sample} {new}",
     ("migrate",): "{copy}",

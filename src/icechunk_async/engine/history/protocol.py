@@ -28,9 +28,11 @@ __all__ = [
     "MAIN",
     "MOVE_NODE",
     "Amend",
+    "Audit",
     "Commit",
     "Detach",
     "Expiration",
+    "Fault",
     "FeatureFlag",
     "History",
     "Kept",
@@ -114,6 +116,31 @@ class Kept:
     """These, and all files that they refer to."""
     logs: frozenset[SnapshotId]
     """The snapshots whose transaction logs are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An object of references or repository state that is not as it must be."""
+
+    kind: str
+    """``repo``, ``ref``, ``config`` or ``operations log``."""
+    key: str
+    problem: str
+    """``missing``, ``unreadable`` or ``disagrees``."""
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What the objects of references say, read anew, however damaged some of them are."""
+
+    refs: Mapping[str, SnapshotId]
+    """By ``branch.`` or ``tag.`` and the name; without those that cannot be read."""
+    infos: Mapping[SnapshotId, SnapshotInfo] | None = None
+    """The place in history of each snapshot; None if only the snapshots' own files tell."""
+    faults: tuple[Fault, ...] = ()
+    unread: tuple[str, ...] = ()
+    """What could not be looked at without being damaged, as sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +408,14 @@ class History(Protocol):
             RepositoryReadOnlyError: the repository's status forbids changes.
 
         Cancellation: all of it may have happened; in format 1, part of it.
+        """
+        ...
+
+    async def audit(self) -> Audit:
+        """Read all references and the repository's state anew, and report what is damaged.
+
+        Raises:
+            StorageError: the storage did not reply; damage is no error here.
         """
         ...
 

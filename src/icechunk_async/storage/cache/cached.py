@@ -183,6 +183,11 @@ class Cached:
             return replace(self._statistics, memory_bytes=self._memory.held_bytes)
 
     @property
+    def storage(self) -> Storage:
+        """The storage without the cache, for those who must see what is stored."""
+        return self._storage
+
+    @property
     def capabilities(self) -> Capabilities:
         """Those of the wrapped storage."""
         return self._storage.capabilities

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from icechunk_async import Repository, RepositoryConfig
 from icechunk_async.config import LocalFileSystemStore, VirtualChunkContainer
 from icechunk_async.credentials import LocalFileSystemAccess
-from icechunk_async.engine.upkeep.check import NeededChunks
-from icechunk_async.format.id_set import IdSet
 from icechunk_async.storage import Capabilities, open_storage
 from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import make_array, memory_url, write
@@ -152,29 +149,3 @@ async def test_virtual_objects_are_compared_with_their_guards(tmp_path: Path) ->
         report = await repository.check_references()
         assert (report.virtual_objects, report.virtual_not_authorized) == (4, 4)
         assert report.is_whole
-
-
-def test_needed_chunks_are_joined_by_id() -> None:
-    """The largest size and the sum of the counts, in the order of the ids."""
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, 256, (50, 12), np.uint8)
-    rows = rng.integers(0, 50, 400)
-    sizes = rng.integers(1, 1000, 400).astype(np.uint64)
-    parts = [
-        NeededChunks(ids[some], sizes[at : at + 40], np.ones(40, np.int64))
-        for at in range(0, 400, 40)
-        for some in [rows[at : at + 40]]
-    ]
-    joined = NeededChunks.joined(parts)
-    expected = {
-        ids[row].tobytes(): (int(sizes[rows == row].max()), int((rows == row).sum()))
-        for row in np.unique(rows)
-    }
-    found = zip(joined.ids, joined.sizes.tolist(), joined.counts.tolist(), strict=True)
-    assert [(it.tobytes(), *rest) for it, *rest in found] == [
-        (key, *expected[key]) for key in sorted(expected)
-    ]
-    everything = IdSet()
-    everything.add(joined.ids)
-    np.testing.assert_array_equal(everything.find(joined.ids), np.arange(len(joined.ids)))
-    assert everything.find(np.zeros((1, 12), np.uint8)).tolist() == [-1]

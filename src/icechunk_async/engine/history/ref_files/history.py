@@ -24,6 +24,7 @@ from icechunk_async.engine.history.protocol import (
     StoredConfig,
 )
 from icechunk_async.engine.history.ref_files import upkeep
+from icechunk_async.engine.history.ref_files.audit import audit
 from icechunk_async.engine.history.refusals import (
     branch_exists,
     branch_moved,
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.engine.history.collections import Collection, Guard
-    from icechunk_async.engine.history.protocol import Expiration, ParentOf, Publication
+    from icechunk_async.engine.history.protocol import Audit, Expiration, ParentOf, Publication
     from icechunk_async.engine.history.way import HistorySettings
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.ids import SnapshotId
@@ -349,6 +350,13 @@ class RefFilesHistory:
     async def expire(self, rule: Expiration, *, dry_run: bool) -> frozenset[SnapshotId]:
         """Drop old snapshots. Cost: reads all there are, and writes one for each ref."""
         return await upkeep.expire(self, self._storage, self._assets, rule, dry_run=dry_run)
+
+    async def audit(self) -> Audit:
+        """Read all refs and the configuration anew, and report what is damaged.
+
+        Cost: a listing, one request for each branch and two for each tag.
+        """
+        return await audit(self._storage)
 
     async def reachable(self, parent_of: ParentOf) -> frozenset[SnapshotId]:
         """Return every snapshot that a branch or tag leads to. Cost: reads them all."""

@@ -17,6 +17,7 @@ from icechunk_async.engine.history.outcomes import create_object, read_if_there
 from icechunk_async.engine.history.protocol import MAIN, Amend, Commit, Detach, Kept, StoredConfig
 from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.repo_info import edits
+from icechunk_async.engine.history.repo_info.audit import audit
 from icechunk_async.engine.history.repo_info.file import RepoInfoFile, Seen, read_info
 from icechunk_async.engine.history.repo_info.past import PastTip
 from icechunk_async.engine.history.way import Found, Way
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.engine.history.collections import Guard
     from icechunk_async.engine.history.protocol import (
+        Audit,
         Expiration,
         FeatureFlag,
         ParentOf,
@@ -291,6 +293,10 @@ class RepoInfoHistory:
 
         await (self._file.preview(edit) if dry_run else self._file.update(edit))
         return expired
+
+    async def audit(self) -> Audit:
+        """Read the repo info anew, and report what is damaged."""
+        return await audit(self._storage)
 
     async def reachable(self, parent_of: ParentOf) -> frozenset[SnapshotId]:
         """Return every snapshot that a branch or tag leads to. Cost: a conditional request."""

@@ -1,0 +1,149 @@
+"""Integrity: `verify`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.filesize import decimal
+from rich.text import Text
+
+from icechunk_async.cli.commands import Authorize, url_command
+from icechunk_async.cli.console import REMOVED, make_table, plain, showing_progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from icechunk_async.upkeep import VerifyReport
+
+__all__ = ["register"]
+
+_Levels = Literal["structure", "existence", "length", "sums", "decode"]
+_Level = Annotated[
+    _Levels, typer.Option("--level", help="How closely to look; each includes those before it.")
+]
+_Refs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ref",
+        metavar="REF",
+        help="A branch, a tag or a snapshot id. May be repeated. Default: all branches and tags.",
+    ),
+]
+_TipsOnly = Annotated[
+    bool, typer.Option("--tips-only", help="Leave out the snapshots before those of the refs.")
+]
+_Sample = Annotated[
+    str | None,
+    typer.Option(
+        "--sample",
+        metavar="SHARE|NUMBER",
+        help="Look at some chunks only: a share such as 0.05 or 5%, or a number such as 1000.",
+    ),
+]
+_Seed = Annotated[int, typer.Option("--seed", help="Draws another sample.")]
+_State = Annotated[
+    str | None,
+    typer.Option(
+        "--state",
+        metavar="FILE",
+        help="Keep here how far it is; if the file exists, continue the run that left it.",
+    ),
+]
+
+
+def _sample(text: str | None) -> float | None:
+    """Read a share or a number of chunks.
+
+    Raises:
+        typer.BadParameter: it is neither.
+    """
+    if text is None:
+        return None
+    try:
+        if text.endswith("%"):
+            return float(text[:-1]) / 100
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is neither a share such as 0.05 or 5% nor a number of chunks"
+        ) from None
+
+
+async def verify(
+    url: str,
+    options: dict[str, Any],
+    *,
+    level: _Level = "decode",
+    ref: _Refs = None,
+    tips_only: _TipsOnly = False,
+    sample: _Sample = None,
+    seed: _Seed = 0,
+    state: _State = None,
+    authorize: Authorize = None,
+) -> VerifyReport:
+    """Look whether a repository is what it should be, down to the contents of chunks.
+
+    Levels: structure (references, snapshots, logs and manifests agree), existence (objects are
+    there), length (they are long enough), sums (chunks have their stored checksums), decode (the
+    codecs of their arrays accept them). Virtual objects are looked at in the containers that
+    --authorize names.
+
+    Exit code 0 if all that was looked at is healthy, 1 if something is damaged, 2 if it was not
+    possible to look.
+
+    JSON keys: schema, url, spec_version, level, sample, seed, refs, counts (snapshots,
+    transaction_logs, manifests, chunks, chunk_objects, virtual_objects, virtual_not_authorized,
+    chunks_read, bytes_read), findings (each: kind, location, problem, level, detail, references,
+    offset, length, array, coordinates), not_looked_at (each: what, count).
+    """
+    from icechunk_async import upkeep  # noqa: PLC0415  # slow to import
+
+    with showing_progress() as progress:
+        return await upkeep.verify(
+            url,
+            level,
+            storage_options=options,
+            authorize_virtual_chunk_access=dict.fromkeys(authorize or ()),
+            refs=ref,
+            ancestry=not tips_only,
+            sample=_sample(sample),
+            seed=seed,
+            state=state,
+            progress=progress,
+        )
+
+
+def _show_verified(report: VerifyReport, console: Console) -> None:
+    table = make_table("", "", header=False)
+    table.columns[1].justify = "right"
+    table.add_row("snapshots", f"{report.snapshots:,}")
+    table.add_row("transaction logs", f"{report.transaction_logs:,}")
+    table.add_row("manifests", f"{report.manifests:,}")
+    table.add_row("chunk objects", f"{report.chunk_objects:,}")
+    table.add_row("virtual objects", f"{report.virtual_objects:,}")
+    table.add_row("chunks read", f"{report.chunks_read:,}, {decimal(report.bytes_read)}")
+    console.print(table)
+    for it in report.findings:
+        where = f" ({it.array} {it.coordinates})" if it.array is not None else ""
+        parts = (
+            (f"{it.problem} ", REMOVED),
+            plain(it.kind),
+            ": ",
+            plain(it.location),
+            plain(where),
+        )
+        console.print(Text.assemble(*parts, ": ", plain(it.detail)), soft_wrap=True)
+    for left in report.not_looked_at:
+        count = "" if left.count is None else f"{left.count:,} "
+        console.print(Text.assemble("Not looked at: ", count, plain(left.what)), soft_wrap=True)
+    found = len(report.findings)
+    verdict = f"{found:,} damaged." if found else "Healthy, as far as it was looked at."
+    console.print(f"Level {report.level}: {verdict}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(
+        url_command(verify, _show_verified, has_failed=lambda it: not it.is_healthy, error_code=2)
+    )

@@ -1,0 +1,168 @@
+"""What a verification looked at, what it found, and what it did not look at."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, Self, cast
+
+from icechunk_async.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from icechunk_async.format.json.metadata import JSON
+
+__all__ = ["Finding", "Level", "NotLookedAt", "VerifyReport", "as_level"]
+
+_SCHEMA: Final = "icechunk-async verify report 1"
+
+
+class Level(IntEnum):
+    """How closely to look; each level includes those before it."""
+
+    STRUCTURE = 1
+    """References, operations log, snapshots, transaction logs and manifests agree."""
+    EXISTENCE = 2
+    """Every object that holds chunks is there; virtual sources are in the state referred to."""
+    LENGTH = 3
+    """Objects are as long as the references to them need."""
+    SUMS = 4
+    """Chunks have the checksums that were stored when they were written."""
+    DECODE = 5
+    """Chunks can be decoded with the codecs of their arrays."""
+
+
+_NEXT: Final = {
+    Level.STRUCTURE: "whether the objects exist that manifests refer to",
+    Level.EXISTENCE: "whether these objects are long enough",
+    Level.LENGTH: "what is in them: chunks were not compared with checksums",
+    Level.SUMS: "whether chunks can be decoded",
+}
+
+
+def as_level(given: Level | str) -> Level:
+    """Return a level by its name.
+
+    Raises:
+        InvalidInputError: there is no such level.
+    """
+    if isinstance(given, Level):
+        return given
+    try:
+        return Level[given.upper()]
+    except KeyError:
+        names = ", ".join(it.name.lower() for it in Level)
+        raise InvalidInputError(f"There is no level {given!r}. The levels are: {names}.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """An object, or a range of bytes in one, that is not as it must be."""
+
+    kind: str
+    """``repo``, ``ref``, ``config``, ``operations log``, ``snapshot``, ``transaction log``,
+    ``manifest``, ``sums``, ``chunk`` or ``virtual``."""
+    location: str
+    """Its key in the repository, or its URL if it is virtual."""
+    problem: str
+    """``missing``, ``unreadable``, ``disagrees``, ``too short``, ``changed``, ``wrong sum`` or
+    ``undecodable``."""
+    level: str
+    """The level that found it."""
+    detail: str
+    references: int = 0
+    """The number of chunk references to it in all manifests, each manifest once; 0 for an object
+    without chunks."""
+    offset: int | None = None
+    """First byte of the chunk in the object; None if the whole object is meant."""
+    length: int | None = None
+    """Bytes of the chunk."""
+    array: str | None = None
+    """The path of one array that needs it."""
+    coordinates: tuple[int, ...] | None = None
+    """One chunk in that array."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotLookedAt:
+    """Something that was in question and was not looked at."""
+
+    what: str
+    count: int | None = None
+    """How many; None if unknown or meaningless."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """The outcome of a verification.
+
+    It is healthy as far as it was looked at: `not_looked_at` is part of the result.
+    """
+
+    url: str
+    spec_version: int
+    level: str
+    sample: float | None
+    """A share or a number of chunks that were drawn; None: all."""
+    seed: int
+    refs: tuple[str, ...]
+    """The branches and tags that were looked at, as ``branch.main``."""
+    snapshots: int = 0
+    transaction_logs: int = 0
+    manifests: int = 0
+    chunks: int = 0
+    """Different ranges of bytes in chunk objects; at a level below *sums*, 0."""
+    chunk_objects: int = 0
+    """Of the repository."""
+    virtual_objects: int = 0
+    """Outside of the repository. An object with references to several states counts for each."""
+    virtual_not_authorized: int = 0
+    """Virtual objects in containers that were not authorised."""
+    chunks_read: int = 0
+    bytes_read: int = 0
+    findings: tuple[Finding, ...] = ()
+    """References first, then snapshots, what they refer to, and so on."""
+    not_looked_at: tuple[NotLookedAt, ...] = ()
+    schema: str = _SCHEMA
+
+    @property
+    def is_healthy(self) -> bool:
+        """Return whether nothing that was looked at is damaged."""
+        return not self.findings
+
+    def to_json(self) -> dict[str, JSON]:
+        """Return plain data; `from_json` reads it back."""
+        return cast("dict[str, JSON]", asdict(self))
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Read what `to_json` returned, or what ``icechunk-async verify --json`` printed.
+
+        Raises:
+            InvalidInputError: it is no report, or of another version.
+        """
+        if document.get("schema") != _SCHEMA:
+            raise InvalidInputError(
+                f"This is no report of a verification: its schema is {document.get('schema')!r}, "
+                f"not {_SCHEMA!r}."
+            )
+        try:
+            known = {it.name for it in fields(cls)}
+            plain = {key: value for key, value in document.items() if key in known}
+            plain["refs"] = tuple(plain["refs"])
+            plain["findings"] = tuple(_finding(it) for it in plain["findings"])
+            plain["not_looked_at"] = tuple(NotLookedAt(**it) for it in plain["not_looked_at"])
+            return cls(**plain)
+        except (KeyError, TypeError) as error:
+            raise InvalidInputError(f"The report of a verification is damaged: {error}.") from error
+
+
+def _finding(document: Mapping[str, Any]) -> Finding:
+    at = document.get("coordinates")
+    return Finding(**{**document, "coordinates": None if at is None else tuple(at)})
+
+
+def beyond(level: Level) -> list[NotLookedAt]:
+    """Return what levels above one would have looked at."""
+    return [NotLookedAt(_NEXT[it]) for it in Level if it >= level and it in _NEXT]

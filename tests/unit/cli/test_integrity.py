@@ -1,0 +1,57 @@
+"""`verify` from the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from icechunk_async.upkeep import VerifyReport
+from tests.unit.cli.conftest import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.cli.conftest import Sample
+
+
+def test_exit_code_says_healthy_damaged_or_could_not_look(
+    sample: Sample, repository: Path, tmp_path: Path
+) -> None:
+    """0, 1 and 2; the JSON document is a report."""
+    fine = run("verify", repository, "--json")
+    assert fine.exit_code == 0
+    report = VerifyReport.from_json(fine.json)
+    assert (report.level, report.snapshots, report.is_healthy) == ("decode", 3, True)
+    shown = run("verify", repository, "--level", "structure").stdout
+    assert "Not looked at: whether the objects exist that manifests refer to" in shown
+    assert shown.rstrip().endswith("Level structure: Healthy, as far as it was looked at.")
+    (repository / "transactions" / sample.tip).unlink()
+    damaged = run("verify", repository)
+    assert damaged.exit_code == 1
+    assert f"missing transaction log: transactions/{sample.tip}" in damaged.stdout
+    assert run("verify", tmp_path / "nothing").exit_code == 2
+    assert run("verify", repository, "--ref", "nobody").exit_code == 2
+
+
+def test_damaged_repo_object_is_damage_and_not_a_failure(repository: Path) -> None:
+    """The repository cannot be opened; the command says why, with exit code 1."""
+    for damage in (lambda it: it.write_bytes(it.read_bytes()[:50]), lambda it: it.unlink()):
+        damage(repository / "repo")
+        done = run("verify", repository, "--json")
+        assert done.exit_code == 1
+        (found,) = done.json["findings"]
+        assert (found["kind"], found["location"]) == ("repo", "repo")
+        assert "cannot be opened" in done.json["not_looked_at"][0]["what"]
+
+
+def test_samples_and_states(repository: Path, tmp_path: Path) -> None:
+    """A share, a number, nonsense; a state is removed at the end."""
+    state = tmp_path / "state.json"
+    for sample in ("50%", "0.5", "1"):
+        done = run("verify", repository, "--sample", sample, "--state", state, "--json")
+        assert (done.exit_code, state.exists()) == (0, False)
+    assert run("verify", repository, "--sample", "some").exit_code == 2
+    state.write_text(json.dumps({"schema": "mine"}))
+    refused = run("verify", repository, "--state", state)
+    assert refused.exit_code == 2
+    assert "not the state of a verification" in " ".join(refused.stderr.split())
