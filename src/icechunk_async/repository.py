@@ -1172,7 +1172,8 @@ class Repository:
             refs: names of branches and tags, or ids of snapshots; None: all branches and tags.
             ancestry: also look at the snapshots before those that the refs name.
             sample: the share of the chunks to look at (a float above 0, at most 1), or their
-                number (an int); None: all. Structure is always looked at as a whole.
+                number (an int; chunks inside manifests are drawn from each manifest); None: all.
+                Structure is always looked at as a whole.
             seed: draws another sample of the same size.
             state: a file that keeps how far the run is. If it exists, the run that left it is
                 continued: the snapshots that it began with, and of their chunks those that were

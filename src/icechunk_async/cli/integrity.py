@@ -138,7 +138,7 @@ def _show_verified(report: VerifyReport, console: Console) -> None:
         count = "" if left.count is None else f"{left.count:,} "
         console.print(Text.assemble("Not looked at: ", count, plain(left.what)), soft_wrap=True)
     found = len(report.findings)
-    verdict = f"{found:,} damaged." if found else "Healthy, as far as it was looked at."
+    verdict = f"{found:,} damaged." if found else "Nothing that was looked at is damaged."
     console.print(f"Level {report.level}: {verdict}")
 
 

@@ -803,6 +803,9 @@ class Repository(Displayed):
         )
         return _native_bytes(stats)
 
+    verify_async = asked(AsyncRepository.verify)
+
+    verify = blocking(verify_async)
     expire_snapshots = blocking(expire_snapshots_async)
     rewrite_manifests = blocking(rewrite_manifests_async)
     compact = blocking(compact_async)

@@ -36,7 +36,7 @@ class ZarrDecoder:
         self._forms: dict[bytes, _Form | str] = {}
 
     async def decode(self, document: bytes, data: bytes | memoryview) -> str | None:
-        """Return what is wrong with an encoded chunk, or None.
+        """Return a sentence about an undecodable chunk, or None.
 
         Raises:
             Undecided: the array uses a codec, a data type or a grid that is not supported here.

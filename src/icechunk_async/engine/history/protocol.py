@@ -132,7 +132,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What the objects of references say, read anew, however damaged some of them are."""
+    """The contents of all references, read anew, however damaged some of them are."""
 
     refs: Mapping[str, SnapshotId]
     """By ``branch.`` or ``tag.`` and the name; without those that cannot be read."""
@@ -140,7 +140,7 @@ class Audit:
     """The place in history of each snapshot; None if only the snapshots' own files tell."""
     faults: tuple[Fault, ...] = ()
     unread: tuple[str, ...] = ()
-    """What could not be looked at without being damaged, as sentences."""
+    """Sentences about parts that were not looked at."""
 
 
 @dataclass(frozen=True, slots=True)

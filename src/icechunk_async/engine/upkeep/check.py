@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["CHECK", "BrokenReference", "ReferenceReport", "check_references"]
 
 CHECK: Final = VerifyOptions(Level.LENGTH)
-"""What a check looks at."""
+"""The level of a check, of all refs and chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class ReferenceReport:
     broken: tuple[BrokenReference, ...] = ()
     """References first, then snapshots, what they refer to, and so on."""
     not_looked_at: tuple[str, ...] = ()
-    """What was in question and was not looked at."""
+    """Sentences about parts that were in question and not looked at."""
 
     @property
     def is_whole(self) -> bool:

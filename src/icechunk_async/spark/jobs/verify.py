@@ -286,8 +286,11 @@ def _loaded(table: pa.Table, column: str) -> list[Any]:
     return [pickle.loads(it) for it in table.column(column).to_pylist()]  # noqa: S301 -- our own
 
 
-def _add(total: Contents, counts: tuple[int, int, int, dict[str, int], dict[str, int]]) -> None:
-    chunks, size_bytes, without_sum, undecided, unread = counts
+def _add(
+    total: Contents, counts: tuple[int, int, int, int, dict[str, int], dict[str, int]]
+) -> None:
+    chunks, size_bytes, without_sum, not_drawn, undecided, unread = counts
+    total.not_drawn += not_drawn
     total.chunks_read += chunks
     total.bytes_read += size_bytes
     total.without_sum += without_sum
@@ -321,12 +324,12 @@ def _contents(
 
 
 def _counted(it: Contents) -> bytes:
-    counts = (it.chunks_read, it.bytes_read, it.without_sum, it.undecided, it.unread)
-    return pickle.dumps(counts)
+    numbers = (it.chunks_read, it.bytes_read, it.without_sum, it.not_drawn)
+    return pickle.dumps((*numbers, it.undecided, it.unread))
 
 
 async def _examine(repository: AsyncRepository, part: _Manifests) -> Mapping[str, Sequence[Any]]:
-    """Return what manifests refer to, and what is wrong with them."""
+    """Return the objects that manifests refer to, and findings about the manifests."""
     contents = _contents(repository, part.options, part.codecs)
     needed, findings = await examine(uncached(repository.engine), part.uses, part.options, contents)
     row = (pickle.dumps(needed, protocol=5), pickle.dumps(findings), _counted(contents))

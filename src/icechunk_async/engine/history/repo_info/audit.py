@@ -49,7 +49,7 @@ def _fault(problem: str, detail: str, kind: str = "repo") -> Fault:
 
 
 def _faults_of(info: RepoInfo) -> Iterator[Fault]:
-    """Return what is wrong within one repo info."""
+    """Return the faults within one repo info."""
     if MAIN not in info.branches:
         yield _fault("disagrees", f"It has no branch {MAIN!r}, which every repository has.")
     try:

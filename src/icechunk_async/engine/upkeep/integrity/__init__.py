@@ -2,5 +2,5 @@
 
 `verify` runs the levels in order: `structure` reads references, snapshots, logs and manifests,
 `objects` looks for what they refer to, `contents` reads chunks. `report` is what all of them fill
-in, and `state` lets an interrupted run go on.
+in, and `state` lets an interrupted run continue.
 """

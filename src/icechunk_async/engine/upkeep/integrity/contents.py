@@ -77,6 +77,8 @@ class Contents:
     chunks_read: int = 0
     bytes_read: int = 0
     without_sum: int = 0
+    not_drawn: int = 0
+    """Chunks inside manifests that a sample left out."""
     undecided: dict[str, int] = field(default_factory=dict[str, int])
     """Chunks that could not be judged, by reason."""
     unread: dict[str, int] = field(default_factory=dict[str, int])
@@ -135,7 +137,7 @@ class Contents:
     async def _judge(
         self, data: bytes | memoryview, expected: int, codecs: int
     ) -> tuple[str, Level, str] | None:
-        """Return what is wrong with the bytes of a chunk."""
+        """Return the problem of a chunk: its name, its level and a sentence."""
         if expected == NO_SUM:
             self.without_sum += 1
         elif (found := sum_of(data)) != expected:

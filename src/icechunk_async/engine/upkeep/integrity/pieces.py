@@ -72,7 +72,7 @@ class Pieces:
 
     @classmethod
     def of(cls, refs: ChunkRefs, *, codec: int, manifest: int, first_row: int) -> Self:
-        """Return the native references of an array, as they are.
+        """Return the native references of an array, repeated ones included.
 
         Args:
             refs: the references.
@@ -284,14 +284,14 @@ def guarded(it: VirtualObject, offset: int = 0, length: int = 0) -> VirtualChunk
 
 @dataclass(frozen=True, slots=True)
 class NeededObjects:
-    """What manifests refer to."""
+    """The objects that manifests refer to."""
 
     native: Pieces
     virtual: VirtualPieces
 
     @classmethod
     def joined(cls, parts: Sequence[NeededObjects]) -> Self:
-        """Return what all parts refer to, each piece once."""
+        """Return the objects of all parts, each piece once."""
         return cls(
             Pieces.joined([it.native for it in parts]),
             VirtualPieces.joined([it.virtual for it in parts]),

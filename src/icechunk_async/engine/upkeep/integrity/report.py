@@ -1,4 +1,4 @@
-"""What a verification looked at, what it found, and what it did not look at."""
+"""The report of a verification: findings, counts, and parts that were not looked at."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.json.metadata import JSON
 
-__all__ = ["Finding", "Level", "NotLookedAt", "VerifyReport", "as_level"]
+__all__ = [
+    "Finding",
+    "Level",
+    "NotLookedAt",
+    "VerifyReport",
+    "as_level",
+    "beyond",
+    "finding_of",
+]
 
 _SCHEMA: Final = "icechunk-async verify report 1"
 
@@ -90,14 +98,14 @@ class NotLookedAt:
 
     what: str
     count: int | None = None
-    """How many; None if unknown or meaningless."""
+    """The number of them; None if unknown or meaningless."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
     """The outcome of a verification.
 
-    It is healthy as far as it was looked at: `not_looked_at` is part of the result.
+    A repository is healthy only in those parts that were looked at, see `not_looked_at`.
     """
 
     url: str
@@ -151,18 +159,21 @@ class VerifyReport:
             known = {it.name for it in fields(cls)}
             plain = {key: value for key, value in document.items() if key in known}
             plain["refs"] = tuple(plain["refs"])
-            plain["findings"] = tuple(_finding(it) for it in plain["findings"])
+            plain["findings"] = tuple(finding_of(it) for it in plain["findings"])
             plain["not_looked_at"] = tuple(NotLookedAt(**it) for it in plain["not_looked_at"])
             return cls(**plain)
         except (KeyError, TypeError) as error:
             raise InvalidInputError(f"The report of a verification is damaged: {error}.") from error
 
 
-def _finding(document: Mapping[str, Any]) -> Finding:
-    at = document.get("coordinates")
-    return Finding(**{**document, "coordinates": None if at is None else tuple(at)})
+def finding_of(document: Mapping[str, Any]) -> Finding:
+    """Return a finding from plain data."""
+    plain: dict[str, Any] = dict(document)
+    at = plain.get("coordinates")
+    plain["coordinates"] = None if at is None else tuple(at)
+    return Finding(**plain)
 
 
 def beyond(level: Level) -> list[NotLookedAt]:
-    """Return what levels above one would have looked at."""
+    """Return the parts that only higher levels look at."""
     return [NotLookedAt(_NEXT[it]) for it in Level if it >= level and it in _NEXT]

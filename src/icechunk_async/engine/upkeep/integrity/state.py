@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio.to_thread
 
-from icechunk_async.engine.upkeep.integrity.report import Finding
+from icechunk_async.engine.upkeep.integrity.report import Finding, finding_of
 from icechunk_async.errors import InvalidInputError
 
 __all__ = ["StateFile", "VerifyState"]
@@ -52,10 +52,7 @@ class VerifyState:
         try:
             document: Any = json.loads(text)
             schema = document.pop("schema")
-            found = [
-                Finding(**{**it, "coordinates": it["coordinates"] and tuple(it["coordinates"])})
-                for it in document.pop("findings")
-            ]
+            found = [finding_of(it) for it in document.pop("findings")]
             parsed = cls(**document, findings=found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _foreign(source) from error
@@ -64,7 +61,7 @@ class VerifyState:
         return parsed
 
     def text(self) -> str:
-        """Return what `parse` reads."""
+        """Return the text that `parse` reads."""
         return json.dumps({"schema": _SCHEMA, **asdict(self)})
 
 

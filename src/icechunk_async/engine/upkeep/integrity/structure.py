@@ -66,7 +66,7 @@ _PARTS: Final = {
 
 
 def uncached(engine: Engine) -> Assets:
-    """Return the files of a repository as they are stored, whatever a cache holds."""
+    """Return the files of a repository as stored, whatever a cache holds."""
     return Assets(
         engine.storage if engine.cache is None else engine.cache.storage,
         spec_version=engine.assets.spec_version,
@@ -92,7 +92,7 @@ class ManifestUse:
 
 @dataclass(slots=True)
 class Structure:
-    """What the snapshots refer to."""
+    """The manifests of some snapshots, and findings on the way."""
 
     snapshots: int = 0
     logs: int = 0
@@ -166,7 +166,7 @@ class _Walk:
         await bounded_map(climb, sorted(set(tips)), limit=_AT_ONCE)
 
     def finish(self) -> Structure:
-        """Return what was found."""
+        """Return the result."""
         found = self._found
         numbers: dict[frozenset[int], int] = {}
         for (manifest_id, node_id), users in self._users.items():
@@ -260,7 +260,7 @@ class _Walk:
             self._users[info.id, node.id] = known | {encoding}
 
     def _document_problem(self, node: Node) -> str | None:
-        """Return what is wrong with a node's metadata document, looking once at each."""
+        """Return the problem of a node's metadata document, looking once at each."""
         dimensions = None if node.array is None else node.array.dimensions
         state = (node.id, hash((node.user_data, dimensions)))
         if state in self._sound:
@@ -290,7 +290,7 @@ def _document_problem(node: Node) -> str | None:
 
 
 def _log_problem(log: TransactionLog, snapshot: Snapshot) -> str | None:
-    """Return what a log says that its snapshot contradicts.
+    """Return the statement of a log that its snapshot contradicts.
 
     Amended commits may list a node as new, changed and deleted.
     """
@@ -343,7 +343,7 @@ async def walk(
 async def examine_manifest(
     assets: Assets, use: ManifestUse, number: int, level: Level
 ) -> tuple[NeededObjects, list[Finding], Manifest | None]:
-    """Read a manifest, and return what it refers to and what is wrong with it.
+    """Read a manifest; return the objects that it refers to, and findings about it.
 
     Args:
         assets: where the files are.
@@ -381,7 +381,7 @@ async def examine_manifest(
 async def _with_known_sums(
     assets: Assets, manifest: Manifest, data: bytes | memoryview
 ) -> tuple[Manifest, list[Finding]]:
-    """Return a manifest with the sums of its chunks, as far as they are stored."""
+    """Return a manifest with those sums of its chunks that are stored."""
     key = sums_key(manifest.id)
     try:
         sums = await assets.sums.read(manifest.id)
@@ -447,7 +447,7 @@ def _manifest_problems(manifest: Manifest, use: ManifestUse, size_bytes: int) ->
 def needed_by(
     manifest: Manifest, use: ManifestUse, number: int, *, whole_objects: bool
 ) -> NeededObjects:
-    """Return what a manifest refers to, in arrays of any rank."""
+    """Return the objects that a manifest refers to, in arrays of any rank."""
     native: list[Pieces] = []
     virtual: list[VirtualPieces] = []
     first_row = 0

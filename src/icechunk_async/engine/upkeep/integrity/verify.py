@@ -90,7 +90,7 @@ _VIRTUAL_AT_ONCE: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """What to look at."""
+    """The arguments of a verification."""
 
     level: Level
     refs: tuple[str, ...] | None = None
@@ -266,9 +266,12 @@ async def _inline(
         rows = np.flatnonzero(refs.kinds == Kind.INLINE)
         if codecs == NO_CODECS or not len(rows):
             continue
-        if isinstance(options.sample, float):
-            draws = np.array([zlib.crc32(b"%d %d" % (row, options.seed), 7) for row in rows])
-            rows = rows[draws < options.sample * (1 << 32)]
+        if options.sample is not None:
+            names = [b"%b %d %d" % (use.id, row, options.seed) for row in rows.tolist()]
+            hashes = np.array([zlib.crc32(it) << 32 for it in names], np.uint64)
+            drawn = rows[_lowest(hashes, options.sample)]
+            contents.not_drawn += len(rows) - len(drawn)
+            rows = drawn
         for row in rows.tolist():
             start = int(refs.offsets[row])
             data = refs.inline[start : start + int(refs.lengths[row])]
@@ -284,7 +287,7 @@ async def _inline(
 
 @dataclass(slots=True)
 class Drawn:
-    """What is looked at of all that is needed."""
+    """The pieces to look at, of all that are needed."""
 
     native: Pieces
     virtual: VirtualPieces
@@ -360,7 +363,7 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class Looked:
-    """What was found at objects and in them."""
+    """Findings about objects and their contents."""
 
     findings: list[tuple[Place | None, Finding]] = field(
         default_factory=list[tuple["Place | None", Finding]]
@@ -557,7 +560,7 @@ def _continue(contents: Contents, state: VerifyState) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was drawn, found, and read."""
+    """All that a report needs besides findings."""
 
     drawn: Drawn
     looked: Looked
@@ -574,6 +577,10 @@ def report_of(
     """Put a report together."""
     drawn, looked, contents = outcome.drawn, outcome.looked, outcome.contents
     unread = [*begun.unread, *drawn.unread, *beyond(options.level)]
+    if contents.not_drawn:
+        unread.append(
+            NotLookedAt("chunks inside manifests that were not drawn", contents.not_drawn)
+        )
     if looked.unauthorized:
         what = "virtual objects in containers that were not authorised"
         unread.append(NotLookedAt(what, looked.unauthorized))

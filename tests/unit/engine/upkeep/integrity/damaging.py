@@ -36,7 +36,7 @@ LEVELS = ("structure", "existence", "length", "sums", "decode")
 async def healthy(seed: int, spec: int) -> dict[str, bytes]:
     """Return the objects of a repository with branches, tags, packs, and chunks inside manifests.
 
-    The chunks of its arrays have checksums of their own.
+    The codecs of its arrays add checksums to chunks.
     """
     dice = random.Random(seed)
     url = memory_url()

@@ -60,7 +60,7 @@ class Counting(WrappedStorage):
 
 
 async def checked(url: str, *, packing: Packing | None = None, commits: int = 1) -> None:
-    """Create a repository whose chunks have checksums of their own."""
+    """Create a repository whose codec adds checksums to chunks."""
     async with Repository.create(url, packing=packing) as repository:
         session = await repository.writable_session("main")
         array = await za.create_array(
@@ -111,6 +111,7 @@ async def test_each_object_is_read_once_however_many_snapshots_need_it() -> None
         "snapshots": 11,
         "transactions": 11,
         "manifests": 10,
+        "sums": 10,
         "chunks": CHUNKS + 9,
     }
 
@@ -185,7 +186,7 @@ def test_draws_are_spread_evenly() -> None:
     none = np.zeros(1000, np.uint64)
     few, many = none.astype(np.uint32), none.astype(np.int64)
     offsets = np.arange(1000, dtype=np.uint64) * np.uint64(600)
-    pieces = Pieces(ids, offsets, none, few, many, many, few, few)
+    pieces = Pieces(ids, offsets, none, few, none, many, few, few)
     draws = pieces.draws(5)
     assert len(np.unique(draws)) == 1000
     assert 180 < int((draws < np.uint64(1 << 62)).sum()) < 320
@@ -193,7 +194,7 @@ def test_draws_are_spread_evenly() -> None:
 
 
 async def test_an_interrupted_run_is_continued(tmp_path: Path, monkeypatch: Any) -> None:
-    """What was read is not read again, and what was found before is in the report."""
+    """Chunks read before are not read again; earlier findings are in the report."""
     monkeypatch.setattr("icechunk_async.engine.upkeep.integrity.contents._PORTION_BYTES", 3000)
     url, state = memory_url(), tmp_path / "state.json"
     await checked(url)
@@ -228,7 +229,7 @@ async def commit_later(url: str) -> None:
 
 
 async def test_another_file_is_not_taken_for_a_state(tmp_path: Path) -> None:
-    """It is left as it is."""
+    """It is left unchanged."""
     url, state = memory_url(), tmp_path / "state.json"
     await checked(url)
     async with Repository.open(url) as repository:
@@ -305,7 +306,7 @@ async def test_report_is_plain_data_and_back() -> None:
 
 
 async def test_unknown_codecs_are_not_called_damage() -> None:
-    """What cannot be judged here is counted."""
+    """Chunks that cannot be judged here are counted."""
     url = memory_url()
     async with Repository.create(url) as repository:
         session = await repository.writable_session("main")
