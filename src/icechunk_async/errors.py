@@ -19,7 +19,8 @@
     │   ├── StorageClosedError
     │   └── UnsafeStorageError           the storage lacks a promise that the engine needs
     ├── FormatError                      stored bytes are damaged, hostile or not Icechunk
-    │   └── UnsupportedSpecVersionError
+    │   ├── UnsupportedSpecVersionError
+    │   └── ChunkDamagedError            a chunk's bytes are not those that were written
     ├── InvalidInputError (ValueError)   the call itself is wrong; fix it
     │   ├── InvalidURLError
     │   ├── UnknownSchemeError
@@ -224,6 +225,16 @@ class UnsupportedSpecVersionError(FormatError):
     """A file was written to a version of the format that this library does not know."""
 
     kind = "unsupported-spec-version"
+
+
+class ChunkDamagedError(FormatError):
+    """The bytes of a chunk are not those that were written: their checksum is another one.
+
+    The context has ``path``, ``coords``, ``object``, ``offset``, ``length``, and the sums
+    ``expected`` and ``found``.
+    """
+
+    kind = "chunk-damaged"
 
 
 class InvalidInputError(IcechunkError, ValueError):

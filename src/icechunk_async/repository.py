@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import gather
-from icechunk_async.engine.files.packs import METADATA_NAME, stored_item, with_packing
+from icechunk_async.engine.files.settings import METADATA_NAME, OwnSettings, stored_item
 from icechunk_async.engine.history import (
     Expiration,
     FeatureFlag,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.commit.conflicts import ConflictSolver
     from icechunk_async.engine.commit.once import Transaction
+    from icechunk_async.engine.files.checks import VerifiedReads
     from icechunk_async.engine.files.packs import Packing
     from icechunk_async.engine.history.diff import Diff
     from icechunk_async.engine.history.graph import AncestryGraph
@@ -120,6 +121,8 @@ class Repository:
         cache: CacheOptions | None = None,
         hedge: HedgePolicy | None = None,
         packing: Packing | None = None,
+        sums: bool | None = None,
+        verify_reads: bool = False,
         check_clean_root: bool = True,
         probe: bool | None = None,
     ) -> AbstractAsyncContextManager[Repository]:
@@ -134,6 +137,9 @@ class Repository:
             cache: see `open`.
             hedge: see `open`.
             packing: which chunks share objects; format version 2 stores it with the repository.
+            sums: keep a checksum of each chunk, see `save_sums`; format version 2 stores this
+                setting with the repository.
+            verify_reads: see `open`.
             check_clean_root: refuse a location that holds anything.
             probe: try the storage's promises first, see `icechunk_async.storage.probe`. None:
                 unless the backend verifies them itself, as memory and local disks do. False
@@ -147,7 +153,10 @@ class Repository:
         Cancellation: the repository may have been created.
         """
         request = _request(location, storage_options, config, authorize_virtual_chunk_access)
-        request = replace(request, cache=cache, hedge=hedge, packing=packing)
+        settings = OwnSettings(packing, sums)
+        request = replace(
+            request, cache=cache, hedge=hedge, settings=settings, verify_reads=verify_reads
+        )
         return _open(cls, request, Creation(spec_version, check_clean_root, probe))
 
     @classmethod
@@ -161,6 +170,8 @@ class Repository:
         cache: CacheOptions | None = None,
         hedge: HedgePolicy | None = None,
         packing: Packing | None = None,
+        sums: bool | None = None,
+        verify_reads: bool = False,
     ) -> AbstractAsyncContextManager[Repository]:
         """Open a repository of either format version.
 
@@ -177,6 +188,9 @@ class Repository:
             hedge: send a slow read of an immutable object a second time and take the first
                 reply. None: never. Memory and local disks ignore it.
             packing: which chunks of new sessions share objects; None: as stored.
+            sums: keep a checksum of each chunk that is written; None: as stored.
+            verify_reads: compare each native chunk that is read whole with its checksum before its
+                bytes are returned. See `verified_reads`.
 
         Raises:
             RepositoryNotFoundError: there is no repository.
@@ -186,7 +200,11 @@ class Repository:
         Cost: three requests at once.
         """
         request = _request(location, storage_options, config, authorize_virtual_chunk_access)
-        return _open(cls, replace(request, cache=cache, hedge=hedge, packing=packing))
+        settings = OwnSettings(packing, sums)
+        request = replace(
+            request, cache=cache, hedge=hedge, settings=settings, verify_reads=verify_reads
+        )
+        return _open(cls, request)
 
     @classmethod
     def open_or_create(
@@ -200,6 +218,8 @@ class Repository:
         cache: CacheOptions | None = None,
         hedge: HedgePolicy | None = None,
         packing: Packing | None = None,
+        sums: bool | None = None,
+        verify_reads: bool = False,
         check_clean_root: bool = True,
         probe: bool | None = None,
     ) -> AbstractAsyncContextManager[Repository]:
@@ -209,7 +229,10 @@ class Repository:
         repository that is created.
         """
         request = _request(location, storage_options, config, authorize_virtual_chunk_access)
-        request = replace(request, cache=cache, hedge=hedge, packing=packing)
+        settings = OwnSettings(packing, sums)
+        request = replace(
+            request, cache=cache, hedge=hedge, settings=settings, verify_reads=verify_reads
+        )
         creation = Creation(spec_version, check_clean_root, probe)
         return _open(cls, request, creation, or_open=True)
 
@@ -308,6 +331,23 @@ class Repository:
     def packing(self) -> Packing:
         """Which chunks share objects: as given at opening, otherwise as stored."""
         return self._engine.packing
+
+    @property
+    def sums(self) -> bool:
+        """Whether checksums of chunks are kept: as given at opening, otherwise as stored."""
+        return self._engine.assets.keeps_sums
+
+    @property
+    def verified_reads(self) -> VerifiedReads | None:
+        """Counts of chunks that were read; None unless opened with ``verify_reads``.
+
+        A chunk whose bytes are damaged raises `ChunkDamagedError`, after a second try past all
+        caches. Chunks without a sum are returned unverified, and so are parts of chunks, as
+        of one inner chunk of a shard; both are counted. Chunks in manifests are not looked
+        at, and virtual chunks are guarded by their sources' ETags or times.
+        """
+        checks = self._engine.assets.checks
+        return None if checks is None else checks.counts
 
     # Sessions
 
@@ -751,7 +791,22 @@ class Repository:
         Cancellation: it may have been stored.
         """
         await self._engine.state_to_change("metadata").merge_metadata(
-            lambda info: {METADATA_NAME: with_packing(stored_item(info), self.packing)}
+            lambda info: {
+                METADATA_NAME: OwnSettings(packing=self.packing).laid_over(stored_item(info))
+            }
+        )
+
+    async def save_sums(self) -> None:
+        """Store whether checksums are kept, for everyone who opens the repository from now on.
+
+        Where they are, every commit of this library stores beside each manifest the checksums
+        (CRC-32C) of its chunks, and records in the snapshot a digest of all it consists of. Chunks
+        that the official engine writes have no sums, nor have those from before; see `add_sums`.
+
+        Errors, cancellation and where it is stored are those of `save_packing`.
+        """
+        await self._engine.state_to_change("metadata").merge_metadata(
+            lambda info: {METADATA_NAME: OwnSettings(sums=self.sums).laid_over(stored_item(info))}
         )
 
     async def get_status(self) -> RepoStatus:

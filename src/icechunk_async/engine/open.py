@@ -22,6 +22,7 @@ from icechunk_async.engine.commit.publisher import SessionMode
 from icechunk_async.engine.files.assets import Assets
 from icechunk_async.engine.files.packs import Packing, Packs
 from icechunk_async.engine.files.preload import preload
+from icechunk_async.engine.files.settings import OwnSettings
 from icechunk_async.engine.history import MAIN, opening, state_for
 from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.way import HistorySettings
@@ -81,7 +82,8 @@ class Origin:
         default_factory=dict[str, "Credential | Mapping[str, object] | None"], repr=False
     )
     """Virtual chunk containers that may be read, without those that the caller opened."""
-    packing: Packing | None = None
+    settings: OwnSettings = field(default_factory=OwnSettings)
+    verify_reads: bool = False
 
     @classmethod
     def of(cls, request: Request, storage: Storage) -> Self:
@@ -93,7 +95,12 @@ class Origin:
             if access is None or isinstance(access, Mapping | Credential)
         }
         return cls(
-            description.url, dict(description.options), request.config, plain, request.packing
+            description.url,
+            dict(description.options),
+            request.config,
+            plain,
+            request.settings,
+            request.verify_reads,
         )
 
     def request(
@@ -101,9 +108,14 @@ class Origin:
     ) -> Request:
         """Return the request that opens it, from an open storage if one is given."""
         access = self.authorized if authorized is None else authorized
-        if storage is not None:
-            return Request(storage, {}, self.config, access, packing=self.packing)
-        return Request(self.url, self.storage_options, self.config, access, packing=self.packing)
+        return Request(
+            self.url if storage is None else storage,
+            self.storage_options if storage is None else {},
+            self.config,
+            access,
+            settings=self.settings,
+            verify_reads=self.verify_reads,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +127,10 @@ class Request:
     config: RepositoryConfig | None
     authorized: Mapping[str, VirtualAccess] = field(repr=False)
     cache: CacheOptions | None = None
-    packing: Packing | None = None
-    """None: as the repository says."""
+    settings: OwnSettings = field(default_factory=OwnSettings)
+    """Those that are None are as the repository says."""
     hedge: HedgePolicy | None = None
+    verify_reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,9 +406,12 @@ async def _assemble(
         chunk_refs=caching.effective_num_chunk_refs,
         backend=storage,
         bypass=cache is None and not telemetry.is_listening(),
+        verify_reads=request.verify_reads,
     )
+    given = request.settings
     if found is None:
-        found = await opening.create(limited, assets, spec_version, request.config, request.packing)
+        found = await opening.create(limited, assets, spec_version, request.config, given)
+    assets.keeps_sums = bool(found.settings.sums if given.sums is None else given.sums)
     history = found.open(limited, assets, history_settings(config))
     async with AsyncExitStack() as stack:
         if cache is not None:
@@ -410,7 +426,7 @@ async def _assemble(
         )
         options = manifest_options(config, spec_version)
         background = await stack.enter_async_context(Background())
-        packing = request.packing or found.packing or Packing.off()
+        packing = given.packing or found.settings.packing or Packing.off()
         yield Engine(
             request,
             limited,

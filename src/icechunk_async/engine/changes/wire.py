@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.format.manifest.locations import StringPool
+    from icechunk_async.format.sums import Codes
 
 __all__ = ["ForkState", "decode_fork", "encode_fork"]
 
@@ -104,7 +105,7 @@ def _columns(refs: ChunkRefs) -> dict[str, object]:
     guarded = virtual & (refs.etags >= 0)
     locations, location_of = _sorted_pool(refs.locations, refs.objects[virtual])
     etags, etag_of = _sorted_pool(refs.etag_pool, refs.etags[guarded])
-    return {
+    document: dict[str, object] = {
         "coords": [_column(axis, "<u4") for axis in refs.coords.T],
         "count": len(refs),
         "kinds": _column(refs.kinds, "u1"),
@@ -119,6 +120,9 @@ def _columns(refs: ChunkRefs) -> dict[str, object]:
         "modified": _column(np.where(virtual, refs.modified, 0), "<u4"),
         "inline": _inline_bytes(refs, inline),
     }
+    if refs.sums is not None and refs.sums[native].any():
+        document["sums"] = _column(np.where(native, refs.sums, 0), "<u8")
+    return document
 
 
 def _column(values: npt.NDArray[Any], dtype: str) -> int | bytes:
@@ -336,9 +340,21 @@ def _refs(document: dict[str, object], rank: int) -> ChunkRefs:
         locations=locations,
         etag_pool=etag_pool,
         inline=memoryview(data),
+        sums=_sums(columns, native),
     )
     refs.check_sorted()
     return refs
+
+
+def _sums(columns: _Columns, native: npt.NDArray[np.bool_]) -> Codes | None:
+    """Return the codes of checksums; None if the fork knows of none."""
+    if "sums" not in columns.columns:
+        return None
+    codes: Codes = columns.named("sums", "<u8")
+    known = codes != 0
+    if np.any(known & ~native) or np.any(codes[known] >> np.uint64(32) != 1):
+        raise FormatError("A fork holds a checksum that cannot be.")
+    return codes
 
 
 def _check_count(columns: _Columns, axes: list[object]) -> None:

@@ -6,36 +6,54 @@ here is visible to other sessions: a commit stores the files and then moves a re
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet, WorkingTree
 from icechunk_async.engine.changes.splitting import plan_manifests, split_sizes
+from icechunk_async.engine.files.digests import digests_of, listed
 from icechunk_async.errors import FormatError
+from icechunk_async.format.digests import CONTENT_ROOT, DigestList
 from icechunk_async.format.ids import ManifestId
+from icechunk_async.format.manifest.reading import Manifest
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.manifest.row_index import rows_in
 from icechunk_async.format.manifest.seekable.patching import MAX_PATCHED_REFS, patch_manifest
 from icechunk_async.format.manifest.writing import encode_manifest
 from icechunk_async.format.snapshot import ManifestFileInfo, ManifestRef, Nodes
+from icechunk_async.format.sums import ArraySums, ManifestSums, SumsHead, without_sum
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Coroutine, Mapping, Sequence
+    from typing import Any
 
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.changes.splitting import CellPlan, SplitPlan
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.format.config import ManifestSplittingConfig
-    from icechunk_async.format.ids import NodeId
+    from icechunk_async.format.digests import Listed
+    from icechunk_async.format.ids import NodeId, SnapshotId
+    from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.manifest.refs import Extents
+    from icechunk_async.format.manifest.seekable.patching import PatchedManifest
     from icechunk_async.format.manifest.writing import LocationDictionary
     from icechunk_async.format.snapshot import ArrayData, Node, Snapshot
 
-__all__ = ["Flushed", "Flusher", "ManifestOptions", "Written"]
+__all__ = [
+    "Flushed",
+    "Flusher",
+    "ManifestOptions",
+    "Sidecar",
+    "Written",
+    "put_digests",
+    "root_of",
+    "with_digests",
+]
 
 _CONCURRENT_MANIFESTS: Final = 16
 _CONCURRENT_REWRITES: Final = 4
@@ -60,6 +78,19 @@ class Flushed:
     files: Mapping[ManifestId, ManifestFileInfo]
     manifests: dict[ManifestId, bytes]
     """Encoded manifests that are not stored yet."""
+    sums: dict[ManifestId, Sidecar] = field(default_factory=dict[ManifestId, "Sidecar"])
+    """Checksums with all manifests that were made for it; empty if none are kept."""
+    digests: DigestList | None = None
+    """The digests of what the snapshot uses; None if no sums are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecar:
+    """The encoded checksums of a new manifest's chunks."""
+
+    data: bytes
+    """Empty once it is stored."""
+    digests: Listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +102,18 @@ class Written:
         default_factory=dict[ManifestId, ManifestFileInfo]
     )
     packed: dict[ManifestId, bytes] = field(default_factory=dict[ManifestId, bytes])
+    sums: dict[ManifestId, Sidecar] = field(default_factory=dict[ManifestId, Sidecar])
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """The manifest of one cell."""
+
+    ref: ManifestRef
+    info: ManifestFileInfo
+    packed: bytes
+    """Empty once it is stored."""
+    sums: Sidecar | None
 
 
 type _Recipe = tuple[tuple[ManifestRef, ...], tuple[int, ...], int]
@@ -157,6 +200,9 @@ class Flusher:
             Written(
                 tuple(ref for it in written.get(node.id, ()) for ref in it.refs),
                 {key: info for it in written.get(node.id, ()) for key, info in it.files.items()},
+                sums={
+                    key: sums for it in written.get(node.id, ()) for key, sums in it.sums.items()
+                },
             )
             for node in arrays
         ]
@@ -192,17 +238,23 @@ class Flusher:
             for manifest_id, data in made.packed.items()
             if manifest_id not in self._stored
         }
-        return Flushed(Nodes(result), files, packed)
+        sums = {key: sidecar for made in written for key, sidecar in made.sums.items()}
+        return Flushed(Nodes(result), files, packed, sums)
 
     async def store(self, flushed: Flushed) -> None:
-        """Store the manifests that are not stored yet, several at a time."""
+        """Store the manifests that are not stored yet, several at a time, and their sidecars."""
 
-        async def put(manifest_id: ManifestId) -> None:
+        async def store(manifest_id: ManifestId) -> None:
             packed = flushed.manifests[manifest_id]
-            await self._assets.manifests.put(manifest_id, packed, keep=True)
+            sidecar = flushed.sums.get(manifest_id)
+            put = self._assets.manifests.put(manifest_id, packed, keep=True)
+            if sidecar is None:
+                await put
+            else:
+                await gather(put, self._assets.sums.put(manifest_id, sidecar.data))
             self._stored.add(manifest_id)
 
-        await bounded_map(put, list(flushed.manifests), limit=_CONCURRENT_MANIFESTS)
+        await bounded_map(store, list(flushed.manifests), limit=_CONCURRENT_MANIFESTS)
 
     @staticmethod
     def _is_changed(node: Node, tree: WorkingTree) -> bool:
@@ -257,21 +309,25 @@ class Flusher:
     ) -> Written:
         """Build the manifests of some cells; ``store`` each when it is made."""
 
-        async def build(cell: CellPlan) -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
+        async def build(cell: CellPlan) -> _Made | None:
             made = await self._build(node_id, cell, columns, changes, base)
             if not store or made is None:
                 return made
-            ref, info, packed = made
-            await self._assets.manifests.put(info.id, packed)
-            self._stored.add(info.id)
-            return ref, info, b""
+            await self._assets.manifests.put(made.info.id, made.packed)
+            sidecar = made.sums
+            if sidecar is not None:
+                await self._assets.sums.put(made.info.id, sidecar.data)
+                sidecar = replace(sidecar, data=b"")
+            self._stored.add(made.info.id)
+            return replace(made, packed=b"", sums=sidecar)
 
         limit = _CONCURRENT_REWRITES if store else _CONCURRENT_MANIFESTS
         made = [it for it in await bounded_map(build, cells, limit=limit) if it is not None]
         return Written(
-            tuple(ref for ref, _, _ in made),
-            {info.id: info for _, info, _ in made},
-            {info.id: packed for _, info, packed in made},
+            tuple(it.ref for it in made),
+            {it.info.id: it.info for it in made},
+            {it.info.id: it.packed for it in made},
+            {it.info.id: it.sums for it in made if it.sums is not None},
         )
 
     async def _build(
@@ -281,19 +337,21 @@ class Flusher:
         columns: ChunkRefs,
         changes: ArrayChanges,
         base: Snapshot,
-    ) -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
+    ) -> _Made | None:
         """Build one cell's manifest; None if no reference is left in it."""
         patched = await self._patch(node_id, cell, columns, changes, base)
         if patched is not None:
             return patched
         parts: list[ChunkRefs] = []
+        manifests = self._assets.manifests
+        get = manifests.get_with_sums if self._assets.keeps_sums else manifests.get
         for source in cell.sources:
             info = base.manifests.get(source.manifest_id)
             size_bytes = info.size_bytes if info is not None else 0
-            manifest = await self._assets.manifests.get(source.manifest_id, size_bytes)
+            manifest = await get(source.manifest_id, size_bytes)
             parts.append(manifest.refs(node_id, columns.rank))
 
-        def encode() -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
+        def encode() -> _Made | None:
             return self._encode(node_id, cell, parts, columns, changes)
 
         count = sum(map(len, parts)) + len(cell.changes)
@@ -306,7 +364,7 @@ class Flusher:
         columns: ChunkRefs,
         changes: ArrayChanges,
         base: Snapshot,
-    ) -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
+    ) -> _Made | None:
         """Build a cell's manifest from the bytes of the old one, where only little changes."""
         source = cell.sources[0] if len(cell.sources) == 1 else None
         info = None if source is None else base.manifests.get(source.manifest_id)
@@ -323,23 +381,32 @@ class Flusher:
         if data is None:
             return None
         manifest_id = ManifestId.random()
-        packed = await self._assets.compute(
-            lambda: patch_manifest(
+        changed = ours.sort()
+        old_sums = await self._assets.sums.load(info.id) if self._assets.keeps_sums else None
+
+        def work() -> tuple[bytes, Sidecar | None] | None:
+            patched = patch_manifest(
                 data,
                 (info.id, manifest_id),
                 node_id,
-                ours.sort(),
+                changed,
                 self._assets.spec_version,
                 level=self._assets.compression_level,
-            ),
-            size_bytes=len(data),
-        )
-        if packed is None:
+            )
+            if patched is None:
+                return None
+            if not self._assets.keeps_sums:
+                return patched.data, None
+            return patched.data, _patched_sums(manifest_id, node_id, patched, changed, old_sums)
+
+        made = await self._assets.compute(work, size_bytes=len(data))
+        if made is None:
             # Patching failed, so the next step reads the whole manifest: do not fetch it twice.
             await self._assets.manifests.keep(info.id, data)
             return None
+        packed, sidecar = made
         new = ManifestFileInfo(manifest_id, len(packed), info.num_chunk_refs)
-        return ManifestRef(manifest_id, source.extents), new, packed
+        return _Made(ManifestRef(manifest_id, source.extents), new, packed, sidecar)
 
     def _encode(
         self,
@@ -348,7 +415,7 @@ class Flusher:
         parts: list[ChunkRefs],
         columns: ChunkRefs,
         changes: ArrayChanges,
-    ) -> tuple[ManifestRef, ManifestFileInfo, bytes] | None:
+    ) -> _Made | None:
         box = cell.box
         if changes.kept_grid is not None:
             box = tuple((a, min(b, c)) for (a, b), c in zip(box, changes.kept_grid, strict=True))
@@ -371,7 +438,62 @@ class Flusher:
         )
         packed = self._assets.manifests.pack(payload, seconds_cut=refs.has_cut_seconds)
         info = ManifestFileInfo(manifest_id, len(packed), len(refs))
-        return ManifestRef(manifest_id, refs.extents()), info, packed
+        sidecar = _sidecar(manifest_id, node_id, refs, packed) if self._assets.keeps_sums else None
+        return _Made(ManifestRef(manifest_id, refs.extents()), info, packed, sidecar)
+
+
+async def with_digests(assets: Assets, flushed: Flushed, base_list: DigestList | None) -> Flushed:
+    """Return a hierarchy with the list of its digests; ``base_list`` is that of its base."""
+    new = {manifest_id: sidecar.digests for manifest_id, sidecar in flushed.sums.items()}
+    found = await digests_of(flushed.files, new, base_list, assets.sums)
+    return replace(flushed, digests=DigestList.of(flushed.nodes.values(), found))
+
+
+def root_of(flushed: Flushed) -> dict[str, JSON]:
+    """Return the property of a snapshot that vouches for what it consists of.
+
+    Empty if a manifest's digest is unknown: the root would not vouch for it.
+    """
+    digests = flushed.digests
+    return {} if digests is None or not digests.is_complete else {CONTENT_ROOT: digests.root}
+
+
+def put_digests(
+    assets: Assets, snapshot_id: SnapshotId, flushed: Flushed
+) -> list[Coroutine[Any, Any, None]]:
+    """Return the coroutines that store the list of a new snapshot's digests: at most one."""
+    digests = flushed.digests
+    return [] if digests is None else [assets.digests.put(snapshot_id, digests)]
+
+
+def _sidecar(manifest_id: ManifestId, node_id: NodeId, refs: ChunkRefs, packed: bytes) -> Sidecar:
+    """Return the checksums of a manifest of one array."""
+    digest = hashlib.sha256(packed).digest()
+    return _encoded(ManifestSums.of(Manifest(manifest_id, {node_id: refs}), digest))
+
+
+def _patched_sums(
+    manifest_id: ManifestId,
+    node_id: NodeId,
+    patched: PatchedManifest,
+    changed: ChunkRefs,
+    old: ManifestSums | None,
+) -> Sidecar:
+    """Return the checksums of a manifest in which some references of another one changed."""
+    key = (node_id, changed.rank)
+    sums = None if old is None else old.arrays.get(key)
+    fits = sums is not None and sums.count == patched.count
+    codes = sums.codes() if sums is not None and fits else np.zeros(patched.count, np.uint64)
+    # A place without a sum before is of any kind, so whether all are known cannot be said.
+    complete = fits and old is not None and old.head.is_complete and not without_sum(changed).any()
+    codes[patched.rows] = 0 if changed.sums is None else changed.sums
+    head = SumsHead(manifest_id, hashlib.sha256(patched.data).digest(), complete)
+    return _encoded(ManifestSums(head, {key: ArraySums.of(codes)}))
+
+
+def _encoded(sums: ManifestSums) -> Sidecar:
+    data = sums.encode()
+    return Sidecar(data, listed(sums, data))
 
 
 def _within(extents: Extents, box: Extents) -> bool:

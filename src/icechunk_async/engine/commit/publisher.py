@@ -15,7 +15,7 @@ from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.backoff import Turns
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async.engine.changes.change_set import ChangeSet
-from icechunk_async.engine.commit.flush import Flusher
+from icechunk_async.engine.commit.flush import Flusher, put_digests, root_of, with_digests
 from icechunk_async.engine.commit.guard import SessionGuard
 from icechunk_async.engine.commit.inputs import Inputs
 from icechunk_async.engine.commit.once import Record, newest_versions, record_of, repeated
@@ -325,16 +325,17 @@ class Publisher:
             await check_moves_allowed(self._history)
         await workspace.store_packs()
         log = logged(SnapshotId.random())
-        flush, pack_log = self.flusher.flush, workspace.assets.pack_transaction_log
+        flush, pack_log = self._flush, workspace.assets.pack_transaction_log
         if sum(map(len, log.updated_chunks.values())) < _MANY_CHUNKS:  # not worth any task
-            flushed, packed_log = await flush(base, workspace.tree), await pack_log(log)
+            flushed, packed_log = await flush(base), await pack_log(log)
         else:
-            flushed, packed_log = await gather(flush(base, workspace.tree), pack_log(log))
+            flushed, packed_log = await gather(flush(base), pack_log(log))
         properties: dict[str, JSON] = {
             **repeated(base),
             **self._default_metadata,
             **(metadata or {}),
             **(recorded or {}),
+            **root_of(flushed),
         }
         if self.lease is not None:
             extra = {**(extra if isinstance(extra, dict) else {}), **self.lease.marks()}
@@ -352,6 +353,16 @@ class Publisher:
         )
         return snapshot, flushed, packed_log
 
+    async def _flush(self, base: Snapshot) -> Flushed:
+        """Build nodes and manifests, and the list of their digests if such are kept."""
+        assets = self.workspace.assets
+        if not assets.keeps_sums:
+            return await self.flusher.flush(base, self.workspace.tree)
+        flushed, digests = await gather(
+            self.flusher.flush(base, self.workspace.tree), assets.digests.load(base.id)
+        )
+        return await with_digests(assets, flushed, digests)
+
     async def _publish(self, publication: Publication, flushed: Flushed, log: bytes) -> SnapshotId:
         """Store a snapshot with all it needs, and make it known."""
         assets, snapshot = self.workspace.assets, publication.snapshot
@@ -365,6 +376,7 @@ class Publisher:
                     self.flusher.store(flushed),
                     assets.put_snapshot(snapshot),
                     assets.put_packed_log(snapshot.id, log),
+                    *put_digests(assets, snapshot.id, flushed),
                 )
             except OutcomeUnknownError as error:  # about a file that nothing refers to yet
                 raise StorageUnavailableError(

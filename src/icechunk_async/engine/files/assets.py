@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 from icechunk_async._runtime.concurrency import SingleFlight
 from icechunk_async._runtime.weighted_cache import WeightedCache
+from icechunk_async.engine.files.checks import ReadChecks
 from icechunk_async.engine.files.chunks import BlockingChunkFiles, ChunkFiles
+from icechunk_async.engine.files.digests import DigestFiles
 from icechunk_async.engine.files.manifests import (
     BlockingManifestFiles,
     ManifestFiles,
@@ -68,6 +70,7 @@ class Assets:
         chunk_refs: int,
         backend: object = None,
         bypass: bool = True,
+        verify_reads: bool = False,
     ) -> None:
         """Keep up to ``snapshot_nodes`` nodes and ``chunk_refs`` references in memory.
 
@@ -80,15 +83,26 @@ class Assets:
             backend: the storage without its policies; used without an event loop if it can be.
             bypass: ask the backend itself also on an event loop, for bytes of chunks that are
                 in memory; False if the policies have to see each read.
+            verify_reads: compare chunks that are read with their checksums.
         """
         self.storage = storage
         self.spec_version = spec_version
         self.compression_level = compression_level
         self.backend = backend
+        self.keeps_sums = False
+        """Whether checksums of chunks are computed and stored with new manifests."""
+        self.checks = ReadChecks() if verify_reads else None
+        """Compares chunks that are read with their sums; None if that was not asked for."""
         self.sums = SumFiles(storage, chunk_refs)
+        self.digests = DigestFiles(storage)
         held: WeightedCache[ManifestId, HeldManifest] = WeightedCache(chunk_refs)
         self.manifests = ManifestFiles(
-            storage, held, spec_version=spec_version, compression_level=compression_level
+            storage,
+            held,
+            spec_version=spec_version,
+            compression_level=compression_level,
+            sums=self.sums,
+            attach_sums=verify_reads,
         )
         at_once = None
         if bypass and isinstance(backend, ByteReads):
@@ -98,7 +112,8 @@ class Assets:
         """The same files without an event loop; None if the backend cannot."""
         if isinstance(backend, BlockingStorage):
             self.blocking = BlockingFiles(
-                BlockingManifestFiles(backend, held), BlockingChunkFiles(backend)
+                BlockingManifestFiles(backend, held, self.sums if verify_reads else None),
+                BlockingChunkFiles(backend),
             )
         self._snapshots: WeightedCache[SnapshotId, Snapshot] = WeightedCache(snapshot_nodes)
         self._flights: SingleFlight[SnapshotId, Snapshot] = SingleFlight()

@@ -14,6 +14,7 @@ from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.layout import chunk_key
 from icechunk_async.format.manifest.refs import NativeChunk
 from icechunk_async.storage import ByteRange
+from icechunk_async.storage.cache.cached import Cached
 from icechunk_async.storage.extensions import ByteReads
 
 if TYPE_CHECKING:
@@ -57,6 +58,12 @@ class ChunkFiles:
         except ObjectNotFoundError as error:
             raise _missing(key) from error
         return _checked(key, retrieved, start, stop)
+
+    async def read_again(self, chunk_id: ChunkId, start: int, stop: int) -> bytes | memoryview:
+        """Return bytes of a chunk object from the storage, past all caches; as `read`."""
+        if isinstance(self.storage, Cached):
+            await self.storage.forget([chunk_key(chunk_id)])
+        return await self.read(chunk_id, start, stop)
 
     async def store(self, data: Data) -> NativeChunk:
         """Store a chunk that nothing refers to yet.

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio.to_thread
 
-from icechunk_async._runtime.concurrency import SingleFlight, bounded_map
+from icechunk_async._runtime.concurrency import SingleFlight, bounded_map, gather
+from icechunk_async.engine.files.sums import with_sums
 from icechunk_async.errors import FormatError, ObjectNotFoundError
 from icechunk_async.format.envelope import (
     FileType,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from icechunk_async._runtime.weighted_cache import WeightedCache
+    from icechunk_async.engine.files.sums import SumFiles
     from icechunk_async.format.ids import ManifestId, NodeId
     from icechunk_async.format.manifest.held import Extent
     from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
@@ -83,6 +85,8 @@ class ManifestFiles:
         *,
         spec_version: int,
         compression_level: int,
+        sums: SumFiles,
+        attach_sums: bool,
     ) -> None:
         """Use ``storage``, and keep in ``cache`` what was loaded.
 
@@ -91,8 +95,13 @@ class ManifestFiles:
             cache: manifests in memory; may be shared with `BlockingManifestFiles`.
             spec_version: the version that new files are written to.
             compression_level: zstd level of new files.
+            sums: checksums of the chunks.
+            attach_sums: return every reference with its sum. Then each manifest
+                is decoded whole, with its sidecar.
         """
         self._storage = storage
+        self._sums = sums
+        self._attach_sums = attach_sums
         self._spec_version = spec_version
         self._compression_level = compression_level
         self._cache = cache
@@ -115,12 +124,26 @@ class ManifestFiles:
             held = await self._expand(manifest_id, size_bytes, held)
         return columns
 
+    async def get_with_sums(self, manifest_id: ManifestId, size_bytes: int = 0) -> Manifest:
+        """Return a manifest, decoded, with the checksums of its chunks that are known.
+
+        Args and errors as `get`. Cost: one request more, at the same time, unless cached.
+        """
+        if self._attach_sums:
+            return await self.get(manifest_id, size_bytes)
+        manifest, sums = await gather(
+            self.get(manifest_id, size_bytes), self._sums.load(manifest_id)
+        )
+        return with_sums(manifest, sums)
+
     def find_in_memory(
         self, manifest_id: ManifestId, node_id: NodeId, coords: Coordinates
     ) -> ChunkRef | Undecided | None:
         """Return the reference of a chunk if the cache decides it; see `HeldManifest.lookup`."""
         held = self._cache.get(manifest_id)
-        return EXPAND if held is None else held.lookup(node_id, coords)
+        if held is None or (self._attach_sums and held.columns is None):
+            return EXPAND
+        return held.lookup(node_id, coords)
 
     async def find_ref(
         self, manifest_id: ManifestId, size_bytes: int, node_id: NodeId, coords: Coordinates
@@ -141,6 +164,8 @@ class ManifestFiles:
         Cost: one request unless cached. A large manifest is decoded only after a few lookups. Of a
         seekable one only a few pieces are read, in two rounds of requests for the first chunk.
         """
+        if self._attach_sums:
+            return (await self.get(manifest_id, size_bytes)).lookup(node_id, coords)
         held = await self._open(manifest_id, size_bytes)
         rounds = 0
         while True:
@@ -202,7 +227,8 @@ class ManifestFiles:
                 data = await self._fetch(manifest_id, 0, size_bytes or None)
                 return await self.keep(manifest_id, data)
             size = BYTES_PER_REF * held.weight
-            return self._keep(manifest_id, await offload(held.expand, size_bytes=size))
+            fuller = await offload(held.expand, size_bytes=size)
+            return self._keep(manifest_id, await self._with_sums(manifest_id, fuller))
 
         fuller: HeldManifest = await self._flights.run((manifest_id, id(held)), load)
         return fuller
@@ -214,8 +240,14 @@ class ManifestFiles:
 
     async def keep(self, manifest_id: ManifestId, data: bytes | memoryview) -> HeldManifest:
         """Keep a manifest whose file was read. Errors as `get`."""
-        held = await offload(lambda: open_manifest(data), size_bytes=len(data))
-        return self._keep(manifest_id, held)
+        held: HeldManifest = await offload(lambda: open_manifest(data), size_bytes=len(data))
+        return self._keep(manifest_id, await self._with_sums(manifest_id, held))
+
+    async def _with_sums(self, manifest_id: ManifestId, held: HeldManifest) -> HeldManifest:
+        """Attach checksums to a manifest that is decoded, if references are returned with them."""
+        if not self._attach_sums or held.columns is None:
+            return held
+        return with_sums(held.columns, await self._sums.load(manifest_id))
 
     async def read(self, manifest_id: ManifestId, size_bytes: int = 0) -> Manifest:
         """Read a manifest from the storage, and do not cache it.
@@ -296,15 +328,26 @@ class BlockingManifestFiles:
     Two threads may load one manifest at the same time; both are right, and the later one is kept.
     """
 
-    def __init__(self, storage: BlockingStorage, cache: ManifestCache) -> None:
-        """Use ``storage``, and share ``cache`` with the asynchronous reader."""
+    def __init__(
+        self, storage: BlockingStorage, cache: ManifestCache, sums: SumFiles | None = None
+    ) -> None:
+        """Use ``storage``, and share ``cache`` with the asynchronous reader.
+
+        Args:
+            storage: where the objects are.
+            cache: manifests in memory.
+            sums: given if every reference is to be returned with its checksum.
+        """
         self._storage = storage
         self._cache = cache
+        self._sums = sums
 
     def find_ref(
         self, manifest_id: ManifestId, size_bytes: int, node_id: NodeId, coords: Coordinates
     ) -> ChunkRef | None:
         """Return the reference of a chunk; as `ManifestFiles.find_ref`."""
+        if self._sums is not None:
+            return self._get_with_sums(manifest_id, size_bytes, self._sums).lookup(node_id, coords)
         held = self._open(manifest_id, size_bytes)
         rounds = 0
         while True:
@@ -320,6 +363,18 @@ class BlockingManifestFiles:
             else:
                 held = self._read_whole(manifest_id, size_bytes)
             self._cache.put(manifest_id, held, held.weight)
+
+    def _get_with_sums(self, manifest_id: ManifestId, size_bytes: int, sums: SumFiles) -> Manifest:
+        held = self._cache.get(manifest_id)
+        if held is not None and held.columns is not None:
+            return held.columns
+        if held is None or not held.is_whole:
+            held = self._read_whole(manifest_id, size_bytes)
+        while (columns := held.columns) is None:
+            held = held.expand()
+        found = with_sums(columns, sums.load_blocking(manifest_id, self._storage))
+        self._cache.put(manifest_id, found, found.weight)
+        return found
 
     def _open(self, manifest_id: ManifestId, size_bytes: int) -> HeldManifest:
         held = self._cache.get(manifest_id)

@@ -1,8 +1,5 @@
 """Pack small chunks of one session into shared objects.
 
-The setting is in the repository's metadata: the format's configuration has no field for it, and the
-official engine drops unknown fields when it writes the configuration.
-
 A chunk gets its place in a pack when it is written, and is read from memory until the pack is
 stored. The writer whose chunk does not fit stores the full pack first, so writers are held back to
 the speed of the storage. Packs whose storing failed or was cancelled stay here, and the next writer
@@ -14,18 +11,16 @@ A chunk object has no header (spec, "Chunks"): a pack is its chunks, one after t
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, Self, cast
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map
-from icechunk_async.errors import IcechunkError, InvalidInputError
+from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.ids import ChunkId
-from icechunk_async.format.json.metadata import decode_value, encode_items
 from icechunk_async.format.layout import chunk_key
 from icechunk_async.format.manifest.refs import NativeChunk
 
@@ -33,26 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from icechunk_async.format.json.metadata import JSON
-    from icechunk_async.format.repo_info import RawMetadata, RepoInfo
     from icechunk_async.storage import BlockingStorage, Data
 
-__all__ = [
-    "MAX_UNSTORED",
-    "METADATA_NAME",
-    "Packing",
-    "Packs",
-    "raw_packing",
-    "stored_item",
-    "stored_packing",
-    "with_packing",
-]
+__all__ = ["MAX_UNSTORED", "Packing", "Packs"]
 
-
-_log = logging.getLogger(__name__)
-
-METADATA_NAME: Final = "icechunk-async"
-"""The item of a repository's metadata for settings that only this library has."""
-_ITEM: Final = "packing"
 _MIB: Final = 1 << 20
 _MAX_BYTES: Final = 1 << 30
 
@@ -94,44 +73,6 @@ class Packing:
     def to_json(self) -> JSON:
         """Return plain data."""
         return {"target_bytes": self.target_bytes, "max_chunk_bytes": self.max_chunk_bytes}
-
-
-def raw_packing(packing: Packing) -> RawMetadata:
-    """Return the metadata of a new repository with a setting."""
-    return tuple(encode_items({METADATA_NAME: with_packing(None, packing)}, 2))
-
-
-def with_packing(item: JSON, packing: Packing) -> JSON:
-    """Return the item of a repository's metadata with another setting in it."""
-    kept = item if isinstance(item, dict) else {}
-    return {**kept, _ITEM: packing.to_json()}
-
-
-def stored_item(info: RepoInfo) -> JSON:
-    """Return the item of a repository's metadata that is this library's; None without one.
-
-    Raises:
-        FormatError: it is damaged.
-    """
-    raw = dict(info.raw_metadata).get(METADATA_NAME)
-    return None if raw is None else decode_value(raw, 2)
-
-
-def stored_packing(info: RepoInfo) -> Packing | None:
-    """Return the setting that a repository keeps; None without one that can be used."""
-    try:
-        item = stored_item(info)
-        found = item.get(_ITEM) if isinstance(item, dict) else None
-        # A later version may add fields; they are ignored.
-        return None if found is None else _from_json(found)
-    except (IcechunkError, KeyError, TypeError) as error:
-        _log.warning("the stored setting of packing cannot be used, so none is: %s", error)
-        return None
-
-
-def _from_json(value: JSON) -> Packing:
-    fields = cast("dict[str, int]", value)
-    return Packing(fields["target_bytes"], fields["max_chunk_bytes"])
 
 
 MAX_UNSTORED: Final = 6

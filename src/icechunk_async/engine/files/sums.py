@@ -7,7 +7,7 @@ A sidecar that is missing, damaged or about something else makes sums unknown, a
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import SingleFlight
 from icechunk_async._runtime.weighted_cache import WeightedCache
@@ -19,11 +19,13 @@ from icechunk_async.storage import ByteRange
 if TYPE_CHECKING:
     from icechunk_async.format.ids import ManifestId
     from icechunk_async.format.manifest.reading import Manifest
-    from icechunk_async.storage import BlockingStorage, Data, Storage
+    from icechunk_async.storage import BlockingStorage, Storage
 
 __all__ = ["SumFiles", "with_sums"]
 
 _log = logging.getLogger(__name__)
+_BYTES_PER_REF: Final = 40
+"""Roughly what a decoded reference takes."""
 
 
 class _Absent:
@@ -42,7 +44,10 @@ class SumFiles:
     def __init__(self, storage: Storage, chunk_refs: int) -> None:
         """Use ``storage``; keep sums that weigh as much as ``chunk_refs`` references."""
         self._storage = storage
-        self._cache: WeightedCache[ManifestId, ManifestSums | _Absent] = WeightedCache(chunk_refs)
+        self._cache: WeightedCache[ManifestId, ManifestSums | bytes | _Absent] = WeightedCache(
+            chunk_refs
+        )
+        """Sums, or the sidecar of such that were stored here and not wanted yet."""
         self._flights: SingleFlight[ManifestId, ManifestSums | None] = SingleFlight()
 
     async def read(self, manifest_id: ManifestId) -> ManifestSums | None:
@@ -64,10 +69,17 @@ class SumFiles:
 
         Cost: one request unless cached, also if no sidecar exists.
         """
-        known = self._cache.get(manifest_id)
+        known = self._find(manifest_id)
         if known is not None:
             return known if isinstance(known, ManifestSums) else None
         return await self._flights.run(manifest_id, lambda: self._load(manifest_id))
+
+    def _find(self, manifest_id: ManifestId) -> ManifestSums | _Absent | None:
+        """Return the sums of a manifest that are in memory."""
+        known = self._cache.get(manifest_id)
+        if isinstance(known, bytes):
+            return self.keep(manifest_id, ManifestSums.decode(known, manifest_id))
+        return known
 
     async def _load(self, manifest_id: ManifestId) -> ManifestSums | None:
         try:
@@ -79,7 +91,7 @@ class SumFiles:
         self, manifest_id: ManifestId, storage: BlockingStorage
     ) -> ManifestSums | None:
         """Return the sums of a manifest's chunks on the calling thread; as `load`."""
-        known = self._cache.get(manifest_id)
+        known = self._find(manifest_id)
         if known is not None:
             return known if isinstance(known, ManifestSums) else None
         try:
@@ -102,13 +114,13 @@ class SumFiles:
         _log.warning("checksums are taken for unknown: %s", error)
         return self.keep(manifest_id, None)
 
-    async def put(self, manifest_id: ManifestId, data: Data) -> None:
-        """Store an encoded sidecar. What was known about the manifest is forgotten.
+    async def put(self, manifest_id: ManifestId, data: bytes) -> None:
+        """Store an encoded sidecar, and keep it.
 
         Cancellation: it may be stored.
         """
         await self._storage.put(sums_key(manifest_id), data)
-        self._cache.discard(manifest_id)
+        self._cache.put(manifest_id, data, 1 + len(data) // _BYTES_PER_REF)
 
 
 def with_sums(manifest: Manifest, sums: ManifestSums | None) -> Manifest:

@@ -24,7 +24,7 @@ from icechunk_async.storage import ObjectInfo
 
 if TYPE_CHECKING:
     from icechunk_async.engine.files.assets import Assets
-    from icechunk_async.engine.files.packs import Packing
+    from icechunk_async.engine.files.settings import OwnSettings
     from icechunk_async.engine.history.way import Found, Way
     from icechunk_async.storage import Storage
 
@@ -140,7 +140,7 @@ async def create(
     assets: Assets,
     spec_version: int,
     config: RepositoryConfig | None,
-    packing: Packing | None = None,
+    settings: OwnSettings,
 ) -> Found:
     """Write the first snapshot, and then what makes it a repository.
 
@@ -166,4 +166,4 @@ async def create(
         "Repository initialized",
         {"__icechunk": {"is_root": True}},
     )
-    return await way.create(Creating(storage, assets, snapshot, config, packing))
+    return await way.create(Creating(storage, assets, snapshot, config, settings))

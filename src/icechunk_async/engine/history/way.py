@@ -6,15 +6,16 @@ in `opening.WAYS`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from icechunk_async.engine.files.settings import OwnSettings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from icechunk_async._runtime.backoff import Backoff
     from icechunk_async.engine.files.assets import Assets
-    from icechunk_async.engine.files.packs import Packing
     from icechunk_async.engine.history.protocol import History
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.snapshot import Snapshot
@@ -43,8 +44,8 @@ class Found:
     """The stored configuration."""
     open: Callable[[Storage, Assets, HistorySettings], History]
     """Opens the history at the state that was just read or written, without a request."""
-    packing: Packing | None = None
-    """The stored setting; None if the repository stores none."""
+    settings: OwnSettings = field(default_factory=OwnSettings)
+    """Those that the repository stores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Creating:
     snapshot: Snapshot
     """The first snapshot; not stored yet."""
     config: RepositoryConfig | None
-    packing: Packing | None
+    settings: OwnSettings
     """Stored if the way has a place for it."""
 
 

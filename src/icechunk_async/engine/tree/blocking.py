@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from icechunk_async.engine.files.checks import damaged_chunk
 from icechunk_async.engine.tree.workspace import InManifests
 from icechunk_async.format.manifest.refs import InlineChunk, NativeChunk, VirtualChunk
+from icechunk_async.format.sums import sum_of
 from icechunk_async.storage import slice_range
 
 if TYPE_CHECKING:
@@ -52,7 +54,11 @@ class BlockingChunks:
                     unstored = workspace.packs.read(chunk_id, start, stop)
                     if unstored is not None:
                         return unstored
-                return self._files.chunks.read(chunk_id, start, stop)
+                found = self._files.chunks.read(chunk_id, start, stop)
+                checks = workspace.assets.checks
+                if checks is not None and not checks.passes(ref, found):
+                    raise damaged_chunk(path, coords, ref, found)
+                return found
             case InlineChunk(data):
                 start, stop = slice_range(byte_range, len(data))
                 return data[start:stop]
@@ -81,6 +87,9 @@ class BlockingChunks:
         workspace, chunks = self._workspace, self._files.chunks
         if len(data) <= workspace.inline_threshold_bytes:
             return InlineChunk(bytes(data))
+        code = sum_of(data) if workspace.assets.keeps_sums else 0
         if workspace.packs is not None and workspace.packs.takes(len(data)):
-            return workspace.packs.add_blocking(data, chunks.storage)
-        return chunks.store(data)
+            ref = workspace.packs.add_blocking(data, chunks.storage)
+        else:
+            ref = chunks.store(data)
+        return NativeChunk(ref.chunk_id, ref.offset, ref.length, code) if code else ref

@@ -16,6 +16,7 @@ import numpy as np
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
 from icechunk_async.engine.changes.grid import bad_rank, covers, in_grid, no_bytes, outside
+from icechunk_async.engine.files.checks import damaged_chunk
 from icechunk_async.engine.tree.array_state import ArrayState
 from icechunk_async.errors import (
     FormatError,
@@ -33,6 +34,7 @@ from icechunk_async.format.manifest.refs import (
     NativeChunk,
     VirtualChunk,
 )
+from icechunk_async.format.sums import sum_of
 from icechunk_async.storage import slice_range
 
 if TYPE_CHECKING:
@@ -354,9 +356,12 @@ class Workspace:
 
         Cancellation: an object that nothing refers to may exist.
         """
+        code = sum_of(data) if self.assets.keeps_sums else 0
         if self.packs is not None and self.packs.takes(len(data)):
-            return await self.packs.add(data, self.assets.storage)
-        return await self.assets.chunks.store(data)
+            ref = await self.packs.add(data, self.assets.storage)
+        else:
+            ref = await self.assets.chunks.store(data)
+        return NativeChunk(ref.chunk_id, ref.offset, ref.length, code) if code else ref
 
     async def store_packs(self) -> None:
         """Return when every chunk that was written before the call is in the storage.
@@ -461,6 +466,7 @@ class Workspace:
 
         Raises:
             FormatError: its object is missing or too short.
+            ChunkDamagedError: reads are verified, and its bytes are not those that were written.
             VirtualChunkError: its source cannot be read, see ``VirtualChunks.read``.
 
         Cost: one request, and one for the manifest unless that is cached.
@@ -476,7 +482,15 @@ class Workspace:
                     unstored = self.packs.read(chunk_id, start, stop)
                     if unstored is not None:
                         return unstored
-                return await self.assets.chunks.read(chunk_id, start, stop)
+                found = await self.assets.chunks.read(chunk_id, start, stop)
+                checks = self.assets.checks
+                if checks is None or checks.passes(ref, found):
+                    return found
+                # A network, or a cache, may have damaged it on the way.
+                found = await self.assets.chunks.read_again(chunk_id, start, stop)
+                if checks.passes(ref, found):
+                    return found
+                raise damaged_chunk(path, coords, ref, found)
             case InlineChunk(data):
                 start, stop = slice_range(byte_range, len(data))
                 return data[start:stop]
@@ -510,8 +524,12 @@ class Workspace:
         revision = 0 if changes is None else changes.revision
         return ArrayState(node, base_node or node, base, manifests, box, ours, revision)
 
-    async def manifest_refs(self, state: ArrayState, manifest: ManifestRef) -> ChunkRefs:
+    async def manifest_refs(
+        self, state: ArrayState, manifest: ManifestRef, *, sums: bool = False
+    ) -> ChunkRefs:
         """Return those references of a manifest that still count in a state of an array.
+
+        With ``sums`` they have their checksums, as far as those are known.
 
         Raises:
             FormatError: the snapshot does not list the manifest, or it is damaged.
@@ -519,7 +537,9 @@ class Workspace:
         Cost: one request unless the manifest is cached.
         """
         info = _info(manifest, state.source, state.base)
-        decoded = await self.assets.manifests.get(info.id, info.size_bytes)
+        manifests = self.assets.manifests
+        get = manifests.get_with_sums if sums else manifests.get
+        decoded = await get(info.id, info.size_bytes)
         assert state.source.array is not None
         refs = decoded.refs(state.source.id, len(state.source.array.dimensions))
         return state.counting(manifest, refs)
@@ -536,9 +556,12 @@ class Workspace:
         return await self.refs_of(self.array_state(path))
 
     async def refs_of(self, state: ArrayState) -> ChunkRefs:
-        """Return the references of all chunks in a state of an array; as `all_refs`."""
+        """Return the references of all chunks in a state of an array; as `all_refs`.
+
+        They have their checksums if the repository keeps such.
+        """
         parts = await bounded_map(
-            lambda manifest: self.manifest_refs(state, manifest),
+            lambda manifest: self.manifest_refs(state, manifest, sums=self.assets.keeps_sums),
             state.manifests,
             limit=_CONCURRENT_MANIFESTS,
         )

@@ -35,6 +35,7 @@ from icechunk_async.engine.upkeep.sweep import (
 from icechunk_async.errors import InvalidInputError, SnapshotNotFoundError
 from icechunk_async.format.id_set import parse_ids
 from icechunk_async.format.ids import SnapshotId
+from icechunk_async.format.layout import SUMS
 
 if TYPE_CHECKING:
     from icechunk_async._runtime.progress import ProgressCallback
@@ -60,8 +61,10 @@ _log = logging.getLogger(__name__)
 
 _LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 _SNAPSHOTS: Final = "snapshots"
-FOLDERS: Final = (_SNAPSHOTS, "transactions", "manifests", "chunks")
-"""In the order of deletion: an object is deleted before those that it refers to."""
+_SUMS: Final = SUMS.rstrip("/")
+FOLDERS: Final = (_SNAPSHOTS, "transactions", "manifests", "chunks", _SUMS)
+"""In the order of deletion: an object is deleted before those that it refers to.
+Sums come last: one that cannot be deleted keeps nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ class GarbageReport:
     attributes_deleted: int = 0
     """Always 0: the format has a place for such files, and no engine writes them."""
     transaction_logs_deleted: int = 0
+    sums_deleted: int = 0
+    """Checksums of manifests, and lists of digests of snapshots, that were deleted."""
     failures: tuple[DeleteFailure, ...] = ()
     """Each object that could not be deleted, with its key and the reason."""
     skipped_phases: tuple[str, ...] = ()
@@ -162,6 +167,7 @@ async def _collect(
         id_set(kept.logs | pinned),
         id_set(survey.manifests),
         chunks,
+        id_set([*(kept.snapshots | pinned), *survey.manifests]),
     )
     sweep = Sweep(
         engine.storage,
@@ -187,6 +193,7 @@ async def _collect(
         manifests_deleted=tallies["manifests"].count,
         snapshots_deleted=tallies[_SNAPSHOTS].count,
         transaction_logs_deleted=tallies["transactions"].count,
+        sums_deleted=tallies[_SUMS].count,
         failures=tuple(failure for it in tallies.values() for failure in it.failures),
         skipped_phases=skipped,
         unfinished_deleted=unfinished.count,

@@ -13,6 +13,7 @@ from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.commit.conflicts import Resolution
 from icechunk_async.engine.commit.publisher import Publisher, SessionMode
+from icechunk_async.engine.files.checks import damaged_chunk
 from icechunk_async.engine.files.packs import Packing, Packs
 from icechunk_async.engine.history import check_online
 from icechunk_async.engine.open import check_safe
@@ -21,6 +22,7 @@ from icechunk_async.engine.upkeep.sweep import object_name, pages
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.id_set import parse_ids
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind, NativeChunk
+from icechunk_async.format.sums import sum_of
 from icechunk_async.format.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
@@ -233,7 +235,7 @@ class _Mover:
             if not self._dry_run:
                 coords = [tuple(at) for at in refs.coords[part].tolist()]
                 places = await bounded_map(
-                    lambda row: self._move(refs, row), part.tolist(), limit=_CONCURRENT_CHUNKS
+                    lambda row: self._move(path, refs, row), part.tolist(), limit=_CONCURRENT_CHUNKS
                 )
                 moved = ChunkRefs.from_mapping(refs.rank, dict(zip(coords, places, strict=True)))
                 self._workspace.set_refs(path, moved)
@@ -241,10 +243,12 @@ class _Mover:
             self.size_bytes += int(refs.lengths[part].sum())
             self._progress(Progress("rewriting bytes of chunks", self.size_bytes, self._live_bytes))
 
-    async def _move(self, refs: ChunkRefs, row: int) -> NativeChunk:
+    async def _move(self, path: str, refs: ChunkRefs, row: int) -> NativeChunk:
         ref = refs.ref(row)
         assert isinstance(ref, NativeChunk)  # only these were chosen
         workspace = self._workspace
         stop = ref.offset + ref.length
         data = await workspace.assets.chunks.read(ref.chunk_id, ref.offset, stop)
+        if ref.sum and sum_of(data) != ref.sum:  # a new sum would make the damage look right
+            raise damaged_chunk(path, refs.coords[row].tolist(), ref, data)
         return await workspace.store_object(data)

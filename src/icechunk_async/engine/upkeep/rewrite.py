@@ -10,7 +10,7 @@ from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
-from icechunk_async.engine.commit.flush import Flusher
+from icechunk_async.engine.commit.flush import Flusher, put_digests, root_of, with_digests
 from icechunk_async.engine.commit.guard import RewriteGuard
 from icechunk_async.engine.commit.once import repeated
 from icechunk_async.engine.history import Amend, Commit, check_online
@@ -89,12 +89,17 @@ async def publish_rewritten(
 ) -> SnapshotId:
     """Publish a snapshot with manifests that are all stored."""
     assets, base = engine.assets, begun.base
+    if assets.keeps_sums:
+        flushed = await with_digests(assets, flushed, await assets.digests.load(base.id))
     snapshot = Snapshot(
         SnapshotId.random(),
         base.id,
         max(clock.now_us(), base.flushed_at + 1),  # a clock that lags must not stop anyone
         message,
-        _properties({**repeated(base), **metadata}, engine.manifest_options.splitting),
+        {
+            **_properties({**repeated(base), **metadata}, engine.manifest_options.splitting),
+            **root_of(flushed),
+        },
         flushed.nodes,
         flushed.files,
     )
@@ -105,7 +110,11 @@ async def publish_rewritten(
 
     async def store() -> None:
         with nothing_published():
-            await gather(assets.put_snapshot(snapshot), assets.put_transaction_log(new_log))
+            await gather(
+                assets.put_snapshot(snapshot),
+                assets.put_transaction_log(new_log),
+                *put_digests(assets, snapshot.id, flushed),
+            )
 
     await engine.history.publish(publication, store, begun.guard)
     return snapshot.id

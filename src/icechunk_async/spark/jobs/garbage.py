@@ -216,6 +216,7 @@ class _Collection:
                     id_set(kept.logs).ids(),
                     id_set(self.manifests).ids(),
                     self.chunks.ids(),
+                    id_set([*kept.snapshots, *self.manifests]).ids(),
                 ),
                 strict=True,
             )
@@ -261,6 +262,7 @@ class _Collection:
             manifests_deleted=counts["manifests"],
             snapshots_deleted=counts["snapshots"],
             transaction_logs_deleted=counts["transactions"],
+            sums_deleted=counts["sums"],
             failures=tuple(
                 DeleteFailure(key, StorageError(reason)) for key, reason in reasons.items()
             ),

@@ -289,6 +289,13 @@ class Cached:
                 self._deletions += 1
                 self._deleting -= 1
 
+    async def forget(self, keys: Iterable[str]) -> None:
+        """Drop objects from the cache, and read them from the storage when they are wanted."""
+        doomed = [check_key(key) for key in keys]
+        self._memory.drop(doomed)
+        if self._disk is not None:
+            await anyio.to_thread.run_sync(self._disk.drop, doomed)
+
     async def list_prefix(
         self,
         prefix: str = "",

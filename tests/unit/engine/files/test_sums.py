@@ -13,6 +13,7 @@ import pytest
 from icechunk_async.engine.files.sums import SumFiles, with_sums
 from icechunk_async.errors import FormatError
 from icechunk_async.format.ids import ManifestId, NodeId
+from icechunk_async.format.layout import sums_key
 from icechunk_async.format.manifest.reading import Manifest
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.sums import KNOWN, ManifestSums
@@ -52,7 +53,7 @@ async def test_sums_are_read_once_and_kept() -> None:
     """However often they are asked for, and from threads as well."""
     manifest = a_manifest()
     async with files() as (sums, storage):
-        await sums.put(manifest.id, sidecar(manifest))
+        await storage.put(sums_key(manifest.id), sidecar(manifest))
         storage.forget()
         found = await sums.load(manifest.id)
         assert found is not None
@@ -77,8 +78,8 @@ async def test_damaged_sums_are_unknown_and_said_so(caplog: pytest.LogCaptureFix
     manifest = a_manifest()
     data = bytearray(sidecar(manifest))
     data[-1] ^= 1
-    async with files() as (sums, _):
-        await sums.put(manifest.id, data)
+    async with files() as (sums, storage):
+        await storage.put(sums_key(manifest.id), data)
         with caplog.at_level(logging.WARNING):
             assert await sums.load(manifest.id) is None
         assert "taken for unknown" in caplog.text
@@ -89,10 +90,14 @@ async def test_damaged_sums_are_unknown_and_said_so(caplog: pytest.LogCaptureFix
 async def test_stored_sums_replace_what_was_known() -> None:
     """Also where none were there before."""
     manifest = a_manifest()
-    async with files() as (sums, _):
+    async with files() as (sums, storage):
         assert await sums.load(manifest.id) is None
         await sums.put(manifest.id, sidecar(manifest))
-        assert await sums.load(manifest.id) is not None
+        storage.forget()
+        found = await sums.load(manifest.id)
+        assert found is not None
+        assert found.known == 3
+        assert not storage.requests  # what was stored is kept
 
 
 def test_sums_that_do_not_fit_leave_a_manifest_as_it_is(caplog: pytest.LogCaptureFixture) -> None:

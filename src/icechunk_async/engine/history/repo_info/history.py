@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import closing, gather
-from icechunk_async.engine.files.packs import raw_packing, stored_packing
+from icechunk_async.engine.files.settings import OwnSettings
 from icechunk_async.engine.history.capabilities import Capabilities
 from icechunk_async.engine.history.collections import (
     collected_since,
@@ -342,7 +342,7 @@ def _read(retrieved: Retrieved) -> Found:
     seen = read_info(retrieved)
     raw = seen.info.raw_config
     config = None if raw is None else decode_config(raw, 2)
-    return Found(2, config, partial(_open, seen), stored_packing(seen.info))
+    return Found(2, config, partial(_open, seen), OwnSettings.stored_in(seen.info))
 
 
 def _open(
@@ -366,13 +366,13 @@ async def _create(new: Creating) -> Found:
         status=RepoStatus(Availability.ONLINE, snapshot.flushed_at),
         updates=(Update(RepoInitialized(), snapshot.flushed_at),),
         raw_config=None if new.config is None else encode_config(new.config, 2),
-        raw_metadata=() if new.packing is None else raw_packing(new.packing),
+        raw_metadata=new.settings.raw(),
     )
     data = new.assets.pack(encode_repo_info(info), FileType.REPO_INFO)
     version = await create_object(new.storage, REPO_INFO, data)
     if version is None:
         raise repository_exists(new.storage, repr(REPO_INFO))
-    return Found(2, new.config, partial(_open, Seen(info, version)), new.packing)
+    return Found(2, new.config, partial(_open, Seen(info, version)), new.settings)
 
 
 REPO_INFO_WAY: Final = Way(2, REPO_INFO, _detect, _create)

@@ -89,7 +89,7 @@ async def find_needs(
     manifests = id_set(added)
     return Needs(
         {CHUNKS: chunks, MANIFESTS: manifests, SNAPSHOTS: id_set(snapshots)},
-        {SUMS: manifests, TRANSACTIONS: id_set(logs)},
+        {SUMS: id_set([*added, *snapshots]), TRANSACTIONS: id_set(logs)},
     )
 
 

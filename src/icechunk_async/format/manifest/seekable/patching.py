@@ -10,6 +10,7 @@ why this is done only a few times in a row.
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -36,14 +37,28 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import ManifestId, NodeId
     from icechunk_async.format.manifest.refs import ChunkRefs
 
-__all__ = ["MAX_PATCHED_REFS", "patch_manifest"]
+__all__ = ["MAX_PATCHED_REFS", "PatchedManifest", "patch_manifest"]
 
 MAX_PATCHED_REFS: Final = 256
+_ENTRY_BYTES: Final = 4
+"""Of a vector that refers to tables."""
 _MAX_TAIL_BYTES: Final = 1 << 14
 _MAX_TAILS: Final = 16
 """Changes of a manifest until it is written anew. Pieces as small as tails are nothing else."""
 _FRAME_HEADERS: Final = {9: b"\x28\xb5\x2f\xfd\xa0", 10: b"\x28\xb5\x2f\xfd\x80"}
 """By length: of one segment, or with a window; either ends with a size of four bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PatchedManifest:
+    """A manifest in which some references are others."""
+
+    data: bytes
+    """The new file."""
+    rows: list[int]
+    """The places of the changed references among all, in the order that they were given in."""
+    count: int
+    """The number of all references."""
 
 
 class _UnfitError(Exception):
@@ -58,7 +73,7 @@ def patch_manifest(
     spec_version: int,
     *,
     level: int,
-) -> bytes | None:
+) -> PatchedManifest | None:
     """Return a manifest in which some references of its only array are others.
 
     Args:
@@ -70,8 +85,8 @@ def patch_manifest(
         level: zstd compression level.
 
     Returns:
-        The new file; None where all has to be written anew: the file has no sound index, or other
-        arrays; a chunk is not there yet; too much was changed like this before.
+        The new manifest; None where all has to be written anew: the file has no sound index, or
+        other arrays; a chunk is not there yet; too much was changed like this before.
 
     Cost: time for decompressing the file, to make sure of the result.
     """
@@ -100,8 +115,10 @@ class _Patch:
         if not known or list(index.arrays) != [node_id] or tails >= _MAX_TAILS:
             raise _UnfitError
 
-    def apply(self, new_id: ManifestId, refs: ChunkRefs, spec_version: int, level: int) -> bytes:
-        """Return the new file."""
+    def apply(
+        self, new_id: ManifestId, refs: ChunkRefs, spec_version: int, level: int
+    ) -> PatchedManifest:
+        """Return the new manifest."""
         if refs.has_cut_seconds:  # that is noted for a whole file
             raise _UnfitError
         index, size = self._index, int(self._index.cuts[-1])
@@ -134,7 +151,9 @@ class _Patch:
             ends, np.array(cuts), np.array(checksums, np.uint32), index.step, index.arrays
         )
         header = file_header(cuts[-1], FileType.MANIFEST, spec_version)
-        return header + frame + new.encode()
+        fences = index.arrays[self._node_id]
+        rows = [(entry - fences.first) // _ENTRY_BYTES for entry in entries]
+        return PatchedManifest(header + frame + new.encode(), rows, fences.count)
 
     def _entry(self, coords: tuple[int, ...]) -> int:
         """Return where the vector refers to a chunk that is there."""

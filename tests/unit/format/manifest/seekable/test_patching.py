@@ -42,7 +42,8 @@ def patch(
     """Change some references of a file."""
     rank = len(next(iter(changes)))
     refs = ChunkRefs.from_mapping(rank, dict(changes)).sort()
-    return patch_manifest(packed, (old, new), NODE, refs, 2, level=3)
+    patched = patch_manifest(packed, (old, new), NODE, refs, 2, level=3)
+    return None if patched is None else patched.data
 
 
 def same(packed: bytes, expected: ManifestId, refs: ChunkRefs) -> bool:
