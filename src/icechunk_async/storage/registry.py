@@ -39,6 +39,16 @@ GROUP: Final = "icechunk_async.backends"
 """The entry point group in which backends register."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/(?!/).*)", re.DOTALL)
+"""A URL without a host, as Hadoop and Spark write some. A drive letter is no scheme."""
+_AZURE = re.compile(r"[a-z]+://([^@/]+)@([^./]+)\.[^/]*(/.*)?", re.IGNORECASE | re.DOTALL)
+_HADOOP: Final = {
+    **dict.fromkeys(("s3a", "s3n"), "s3"),
+    **dict.fromkeys(("abfs", "abfss", "wasb", "wasbs", "azure"), "az"),
+    **dict.fromkeys(("gcs",), "gs"),
+    **dict.fromkeys(("hdfs", "viewfs", "webhdfs", "dbfs"), "fsspec+{}"),
+}
+"""The schemes here for what Hadoop, Spark and Databricks name otherwise."""
 _EXTRAS: Final = {
     "s3": "s3",
     "gs": "gcs",
@@ -65,8 +75,10 @@ class OpenBackend(Protocol):
 def normalize_url(location: str | os.PathLike[str]) -> str:
     """Return a URL for ``location``, its scheme in lower case; a path becomes a ``file://`` URL.
 
+    ``file:/data``, as Spark writes it, is ``file:///data``.
+
     Raises:
-        InvalidURLError: it is empty.
+        InvalidURLError: it is empty, or has one slash after another scheme, such as ``dbfs:/data``.
     """
     text = os.fspath(location)
     if not text:
@@ -77,7 +89,23 @@ def normalize_url(location: str | os.PathLike[str]) -> str:
     match = _SCHEME.match(text)
     if match is not None:
         return match[1].lower() + text[match.end(1) :]
+    match = _ONE_SLASH.match(text)
+    if match is not None:
+        return _with_one_slash(text, match[1].lower(), match[2])
     return Path(text).expanduser().absolute().as_uri()
+
+
+def _with_one_slash(text: str, scheme: str, path: str) -> str:
+    if scheme == "file":
+        return f"file://{path}"
+    # As a path it would be a directory below the working directory, on each machine another.
+    advice = (
+        "On Databricks give the URL of the bucket (s3://, az:// or gs://), or a path that every "
+        f"machine sees, such as '/dbfs{path}' or '/Volumes/...'."
+        if scheme == "dbfs"
+        else f"Write {scheme}:// with two slashes, or './{text}' for a directory of that name."
+    )
+    raise InvalidURLError(f"{text!r} has one slash after its scheme. {advice}", url=text)
 
 
 def installed_schemes() -> list[str]:
@@ -135,12 +163,25 @@ def _find(scheme: str, url: str) -> EntryPoint:
         for point in entry_points(group=GROUP, name=name):
             return point
     raise UnknownSchemeError(
-        f"No backend serves {scheme}:// (asked for {url!r}). Installed schemes: "
-        f"{', '.join(installed_schemes()) or 'none'}. Install a backend for {scheme!r}, or use "
-        "one of these.",
+        f"No backend serves {scheme}:// (asked for {url!r}). {_translated(scheme, url)}"
+        f"Installed schemes: {', '.join(installed_schemes()) or 'none'}. Install a backend for "
+        f"{scheme!r}, or use one of these.",
         scheme=scheme,
         installed=installed_schemes(),
     )
+
+
+def _translated(scheme: str, url: str) -> str:
+    """Return advice on a URL of Hadoop; empty for others."""
+    ours = _HADOOP.get(scheme)
+    if ours is None:
+        return ""
+    azure = _AZURE.fullmatch(url) if ours == "az" else None
+    if azure is not None:
+        container, account, path = azure.groups()
+        here = f"az://{container}{path or ''}"
+        return f"Write {here!r}, with the option account_name={account!r}. "
+    return f"Write {ours.format(scheme) + url[len(scheme) :]!r}. "
 
 
 def _load(scheme: str, url: str) -> OpenBackend:

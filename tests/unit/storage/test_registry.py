@@ -50,6 +50,47 @@ def test_paths_become_file_urls_and_urls_stay() -> None:
         normalize_url("")
 
 
+def test_file_urls_of_spark_have_one_slash() -> None:
+    """Spark itself hands such URLs to sources."""
+    assert normalize_url("file:/tmp/x y") == "file:///tmp/x y"
+    assert normalize_url("FILE:/tmp/x") == "file:///tmp/x"
+    assert normalize_url("file:///tmp/x") == "file:///tmp/x"
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("dbfs:/mnt/x", "'/dbfs/mnt/x'"),
+        ("DBFS:/mnt/x", "az://"),
+        ("s3:/bucket/x", "s3:// with two slashes"),
+        ("hdfs:/x", "'./hdfs:/x'"),
+    ],
+)
+def test_other_urls_with_one_slash_are_no_directories(url: str, advice: str) -> None:
+    """They became directories below the working directory, on each machine another."""
+    with pytest.raises(InvalidURLError, match="one slash") as raised:
+        normalize_url(url)
+    assert advice in str(raised.value)
+    assert normalize_url(f"./{url}") == (Path.cwd() / url).as_uri()
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("s3a://bucket/x", "'s3://bucket/x'"),
+        ("abfss://data@mine.dfs.core.windows.net/x/y", "'az://data/x/y', with the option acc"),
+        ("wasbs://data@mine.blob.core.windows.net", "'az://data', with the option account_n"),
+        ("hdfs://namenode:8020/x", "'fsspec+hdfs://namenode:8020/x'"),
+    ],
+)
+async def test_urls_of_hadoop_are_translated(url: str, advice: str) -> None:
+    """The error says how the same place is written here."""
+    with pytest.raises(UnknownSchemeError) as raised:
+        async with open_storage(url):
+            pass
+    assert f"Write {advice}" in str(raised.value)
+
+
 async def test_a_storage_opens_by_its_url_and_from_its_description() -> None:
     """The description is enough to open it again."""
     async with open_storage("MEMORY://registry") as storage:
