@@ -340,6 +340,14 @@ OPTIONS: Final = (
         _one_of("replace", "error", "ignore"),
         "replace",
     ),
+    Option(
+        "cast",
+        _WRITING,
+        "values that an array cannot hold exactly as SQL means them: `refuse`, or `allow` what "
+        "NumPy makes of them",
+        _one_of("refuse", "allow"),
+        "refuse",
+    ),
     Option("message", _WRITING, "message of the commit", default="Written by Spark"),
     Option(
         "rebase",
@@ -616,6 +624,8 @@ class WriteOptions:
     version: int | None = None
     cores: int = 0
     """Tasks of one executor that share its budget of requests; 0 if each has to ask Spark."""
+    cast: str = "refuse"
+    """`allow`: convert values as NumPy does in place of refusing those that change."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
@@ -638,6 +648,7 @@ class WriteOptions:
             app_id=given["txnAppId"],
             version=given["txnVersion"],
             cores=given["executor-cores"],
+            cast=given["cast"],
         )
 
     @property

@@ -27,17 +27,17 @@ from icechunk_async.spark.write.cooperative import Answer, CooperativeWrite, che
 from icechunk_async.spark.write.publish import Published, is_published
 from icechunk_async.spark.write.target import (
     WriteTarget,
-    coordinate_column,
     coordinates_of,
     is_sorted,
     open_dataset,
-    value_column,
 )
+from icechunk_async.spark.write.values import ValueRefusedError, coordinate_column, encode_column
 from icechunk_async.sync import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import numpy.typing as npt
     import zarr
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
@@ -227,10 +227,7 @@ def write_batches(plan: WritePlan, task: int, batches: Iterator[pa.RecordBatch])
             finder.places(coordinate_column(batch.column(axis.name), axis.name))
             for axis, finder in zip(target.axes, finders, strict=True)
         ]
-        columns = {
-            it.name: it.encode(value_column(batch.column(it.name), it))
-            for _, it in target.variables
-        }
+        columns = _encoded(batch, target, allow=plan.options.cast == "allow")
         if old is not None and batch.num_rows:
             length = max(length, int(places[old[0]].max()) + 1)
         for block in assembly.add(places, columns):
@@ -238,6 +235,29 @@ def write_batches(plan: WritePlan, task: int, batches: Iterator[pa.RecordBatch])
     for block in assembly.rest():
         _put(arrays, grid, block, old)
     return RowsWritten(Answer(task, CooperativeWrite.changes(fork)), length)
+
+
+def _encoded(
+    batch: pa.RecordBatch, target: WriteTarget, *, allow: bool
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of values as the arrays store them.
+
+    Raises:
+        ValueRefusedError: an array cannot hold one; it says where in the table.
+    """
+    try:
+        return {
+            it.name: encode_column(batch.column(it.name), it, allow=allow)
+            for _, it in target.variables
+        }
+    except ValueRefusedError as error:
+        row = error.row or 0
+        place = ", ".join(f"{it.name}={batch.column(it.name)[row].as_py()}" for it in target.axes)
+        raise ValueRefusedError(
+            f"{error.message} It is in the row of {place}. Nothing was published. Convert the "
+            "column or filter such rows; option('cast', 'allow') converts them as NumPy does.",
+            **error.context,
+        ) from None
 
 
 def _put(
@@ -338,6 +358,7 @@ def write_rows(
     transaction: Transaction | None = None,
     rebase_with: ConflictSolver | None = None,
     tasks: int | None = None,
+    cast: Literal["refuse", "allow"] = "refuse",
 ) -> Published:
     """Arrange rows by chunk, write them to arrays, and commit once.
 
@@ -360,6 +381,8 @@ def write_rows(
         rebase_with: decides conflicts with commits made since the start; by default only those
             that touch other chunks are accepted.
         tasks: number of tasks; by default one for each chunk, at most four for each core.
+        cast: `allow` converts values that the arrays cannot hold exactly as NumPy does, in place
+            of refusing them.
 
     Raises:
         InvalidInputError: columns and arrays do not go together.
@@ -387,6 +410,7 @@ def write_rows(
         append_values=None if append_values is None else tuple(append_values),
         if_written=mode if mode in {"error", "ignore"} else "replace",
         message=message,
+        cast=cast,
     )
     if is_published(repo, branch, transaction):
         return Published(repo.lookup_branch(branch), committed=False)

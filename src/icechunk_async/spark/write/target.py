@@ -26,9 +26,10 @@ from icechunk_async.errors import (
 from icechunk_async.spark.grid.axes import Axis, Steps, check_unambiguous
 from icechunk_async.spark.grid.chunks import ChunkGrid
 from icechunk_async.spark.shared import open_array, workspace_of
+from icechunk_async.spark.write.values import Encoding, encode_column
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Sequence
 
     import numpy.typing as npt
     import xarray
@@ -38,125 +39,15 @@ if TYPE_CHECKING:
     from icechunk_async.sync.store import IcechunkStore
 
 __all__ = [
-    "Encoding",
     "Growth",
     "WriteTarget",
     "axis_to_append",
-    "coordinate_column",
     "coordinates_of",
     "is_sorted",
     "open_dataset",
     "set_length",
     "shared_grid",
-    "value_column",
 ]
-
-
-_KEPT: Final = ("_FillValue", "missing_value", "scale_factor", "add_offset", "units", "calendar")
-
-
-@dataclass(frozen=True, slots=True)
-class Encoding:
-    """How an array stores values: CF scale, offset, fill value and units of time.
-
-    Attributes:
-        name: name of the array.
-        dtype: type of the stored values.
-        attributes: the CF attributes that the array has.
-    """
-
-    name: str
-    dtype: np.dtype[Any]
-    attributes: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, variable: xarray.Variable, name: str, dtype: np.dtype[Any]) -> Encoding:
-        """Return the encoding that xarray found when it opened the variable."""
-        found = {key: it for key, it in variable.encoding.items() if key in _KEPT}
-        return cls(name, dtype, found)
-
-    @property
-    def fill(self) -> Any:
-        """The stored value for missing data, or None."""
-        return self.attributes.get("_FillValue", self.attributes.get("missing_value"))
-
-    def encode(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Encode one-dimensional values for storage.
-
-        Raises:
-            InvalidInputError: the array cannot hold one of them.
-        """
-        if self.attributes:
-            # Importing these takes seconds, and arrays without such attributes do without.
-            import xarray  # noqa: PLC0415
-            from xarray import conventions  # noqa: PLC0415
-
-            try:
-                # Without the type: xarray would let too large numbers wrap around.
-                variable = xarray.Variable(("row",), values, {}, dict(self.attributes))
-                encode = cast("Any", conventions.encode_cf_variable)  # pyright: ignore[reportUnknownMemberType]
-                values = np.asarray(encode(variable).values)
-            except (ValueError, OverflowError) as error:
-                raise InvalidInputError(
-                    f"Values cannot be stored in {self.name!r}: {error}"
-                ) from error
-        if self.dtype.kind not in "biu":
-            return values.astype(self.dtype)
-        if {"scale_factor", "add_offset"} & set(self.attributes):
-            values = np.rint(values)
-        with np.errstate(invalid="ignore"):
-            stored = values.astype(self.dtype)
-        if (stored != values).any():
-            value = values[stored != values][0]
-            raise InvalidInputError(
-                f"{self.name!r} cannot hold {value!s}: it is an array of {self.dtype}. Convert "
-                "the column, or leave out such rows."
-            )
-        return stored
-
-
-def coordinate_column(column: pa.Array[Any], name: str) -> npt.NDArray[Any]:
-    """Return a column of coordinates as NumPy values.
-
-    Raises:
-        MissingCoordinatesError: a row has null.
-    """
-    if column.null_count:
-        raise MissingCoordinatesError(
-            f"A row has null in column {name!r}, which says where it belongs. Drop such rows.",
-            dimension=name,
-        )
-    return _numpy(column)
-
-
-def value_column(column: pa.Array[Any], encoding: Encoding) -> npt.NDArray[Any]:
-    """Return a column of values; null becomes NaN, or the array's value for missing data.
-
-    Raises:
-        InvalidInputError: a row has null, and the array has no value for it.
-    """
-    if column.null_count and not (
-        pa.types.is_floating(column.type) or pa.types.is_temporal(column.type)
-    ):
-        fill = encoding.fill
-        scaled = {"scale_factor", "add_offset"} & set(encoding.attributes)
-        if encoding.dtype.kind == "f" or (scaled and fill is not None):
-            return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
-        if fill is None:
-            raise InvalidInputError(
-                f"A row has null in column {encoding.name!r}, and the array has no value for "
-                "missing data. Drop such rows, or give the array a _FillValue."
-            )
-        return np.asarray(column.fill_null(np.asarray(fill).item()).to_numpy(zero_copy_only=False))
-    return _numpy(column)
-
-
-def _numpy(column: pa.Array[Any]) -> npt.NDArray[Any]:
-    """Return a column as NumPy values, with instants in UTC."""
-    if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
-        zone = getattr(column.type, "tz", None)
-        column = column.cast(pa.timestamp("ns", tz=zone))
-    return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
 _MOST: Final = 1_000_000
@@ -199,7 +90,7 @@ class Growth:
                 else steps.values(length - self.length)
             )
             array = open_array(store, path, write=True)
-            array[self.length : length] = encoding.encode(values)
+            array[self.length : length] = encode_column(pa.array(values), encoding)
 
 
 def axis_to_append(
