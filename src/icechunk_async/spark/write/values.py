@@ -233,10 +233,10 @@ class _Check:
 
     def _refuse_fill(self, stored: npt.NDArray[Any]) -> None:
         fill = self.encoding.stored_fill
-        if fill is None or (isinstance(fill, np.floating) and np.isnan(fill)):
+        if fill is None or fill != fill:  # noqa: PLR0124 - NaN
             return  # NaN is written by many as missing data, and is read as such
         self._refuse(
-            np.asarray(stored == fill),
+            np.asarray(stored == fill, bool),
             f"it is stored as {fill}, the array's value for missing data, and is read as null",
         )
 
@@ -269,11 +269,13 @@ class _Check:
         if stored.dtype.kind != "f":
             why = "it is no number of that type"
             # Both ways: a comparison of integers with floats would round the integers.
-            return np.asarray((stored != values) | (stored.astype(values.dtype) != values)), why
+            return np.asarray(
+                (stored != values) | (stored.astype(values.dtype) != values), bool
+            ), why
         if values.dtype.kind in "biu":
-            return np.asarray(stored.astype(values.dtype) != values), "it would be rounded"
+            return np.asarray(stored.astype(values.dtype) != values, bool), "it would be rounded"
         lost = np.isfinite(values) & ((np.isinf(stored)) | ((stored == 0) & (values != 0)))
-        return np.asarray(lost), "it is too large or too small"
+        return np.asarray(lost, bool), "it is too large or too small"
 
     def _given_numbers(self) -> npt.NDArray[Any]:
         """Return the numbers; decimals as integers or as floats, whichever holds them."""
@@ -367,7 +369,7 @@ class _Check:
             raise self.refusal(0, str(error)) from error
         with np.errstate(all="ignore"):
             stored = counted.astype(self.encoding.dtype)
-            self._refuse(np.asarray(stored != counted), "it would be rounded")
+            self._refuse(np.asarray(stored != counted, bool), "it would be rounded")
         return stored
 
 
