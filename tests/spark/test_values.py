@@ -26,9 +26,14 @@ NOON = datetime(2020, 1, 1, 12)
 
 
 def _encode(
-    dtype: str, value: object, kind: pa.DataType | None = None, *, allow: bool = False, **cf: object
+    dtype: str,
+    value: object,
+    kind: pa.DataType,
+    cf: dict[str, object] | None = None,
+    *,
+    allow: bool = False,
 ) -> Any:
-    encoding = Encoding("a", np.dtype(dtype), cf)
+    encoding = Encoding("a", np.dtype(dtype), cf or {})
     # Beside another, which has to be found.
     column = pa.concat_arrays([pa.array([None], kind), pa.array([value], kind)])
     return encode_column(column.slice(1), encoding, allow=allow)[0]
@@ -86,7 +91,7 @@ def test_value_that_would_change_is_refused(
 ) -> None:
     """The error names the column, the value, its type, the array's type and the row."""
     with pytest.raises(ValueRefusedError) as raised:
-        _encode(dtype, value, kind, **cf)
+        _encode(dtype, value, kind, cf)
     assert raised.value.row == 0
     assert raised.value.context["column"] == "a"
     assert raised.value.context["type"] == str(kind)
@@ -135,7 +140,7 @@ def test_value_that_fits_is_stored(
     dtype: str, value: object, kind: pa.DataType, cf: dict[str, object], stored: object
 ) -> None:
     """Exactly, or rounded as floating-point numbers and packed arrays are."""
-    found = _encode(dtype, value, kind, **cf)
+    found = _encode(dtype, value, kind, cf)
     assert found == stored
     assert np.asarray(found).dtype == np.dtype(dtype) or dtype == "O"
 
@@ -179,7 +184,7 @@ def test_cast_allow_converts_as_numpy_does() -> None:
     assert _encode("i1", 200, pa.int16(), allow=True) == -56
     assert _encode("U3", "abcdef", pa.string(), allow=True) == "abc"
     assert _encode("f8", "1.5", pa.string(), allow=True) == 1.5
-    assert _encode("i4", -9, pa.int32(), allow=True, _FillValue=-9) == -9
+    assert _encode("i4", -9, pa.int32(), {"_FillValue": -9}, allow=True) == -9
     with pytest.raises(ValueRefusedError, match="cannot be converted"):
         _encode("f8", "many", pa.string(), allow=True)
     with pytest.raises(ValueRefusedError, match="no value for missing data"):
