@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Self, overload
 
 from icechunk_async._runtime.processes import generation
 from icechunk_async.engine.changes.change_set import ChangeSet
-from icechunk_async.engine.changes.wire import ForkState, decode_fork, encode_fork
+from icechunk_async.engine.changes.wire import ForkState, Lineage, decode_fork, encode_fork
 from icechunk_async.engine.commit.flush import Flusher
-from icechunk_async.engine.commit.forks import Forks, merge_apart
+from icechunk_async.engine.commit.forks import Forks, joined, merge_apart
 from icechunk_async.engine.commit.publisher import Publisher, SessionMode
 from icechunk_async.engine.history.diff import diff_of_log
 from icechunk_async.engine.leases.record import LeaseState
@@ -322,6 +322,7 @@ class _Hierarchy(ABC):
 
         A fork reads and writes like its session, pickles with what was written in it, and is
         never committed: merge it into this session (or into another fork of it) and commit that.
+        Until then, or until `discard_fork`, the session refuses to commit.
 
         Raises:
             SessionStateError: the session only reads, or moves nodes.
@@ -390,6 +391,25 @@ class _Hierarchy(ABC):
         for fork in (root, *forks):
             _check_is_fork(fork)
         await self._forks.resume(root, forks, allow_overlaps=allow_overlaps)
+
+    @property
+    def unmerged_forks(self) -> tuple[str, ...]:
+        """The ``fork_id`` of each fork that was handed out and neither merged nor discarded.
+
+        Forks of forks are among them once those are merged. All copies of a fork count as one.
+        """
+        return self._forks.missing()
+
+    def discard_fork(self, *forks: ForkSession | str) -> None:
+        """No longer wait for forks, given themselves or by their ``fork_id``; see `Session.commit`.
+
+        What was changed in them is lost. They can still be merged.
+
+        Raises:
+            InvalidInputError: one was merged or discarded already, or is another session's; nothing
+                was discarded.
+        """
+        self._forks.discard(it.fork_id if isinstance(it, ForkSession) else it for it in forks)
 
     def _check_mode(self, what: str) -> None:
         if self.mode is not SessionMode.WRITABLE:
@@ -534,6 +554,7 @@ class Session(_Hierarchy):
         rebase_tries: int = 1000,
         timeout_seconds: float | None = None,
         allow_empty: bool = False,
+        allow_missing_forks: bool = False,
         once: Transaction | None = None,
         unchanged: Collection[str] = (),
     ) -> SnapshotId:
@@ -550,6 +571,8 @@ class Session(_Hierarchy):
             rebase_tries: how often at most.
             timeout_seconds: how long the call may take, tries and waits included.
             allow_empty: make a snapshot even if nothing changed.
+            allow_missing_forks: commit although forks were handed out that were neither merged nor
+                discarded (`discard_fork`); what they wrote is lost.
             once: names the commit. Where the branch holds this transaction, or a later one of
                 the same application, nothing is published: the session drops its changes and
                 stands on the newest snapshot that records it, whose id is returned. See
@@ -561,6 +584,7 @@ class Session(_Hierarchy):
 
         Raises:
             NothingToCommitError: nothing changed.
+            SessionStateError: forks are missing; see ``unmerged_forks``.
             ConflictError: another writer was first, and either no solver was given or the
                 tries or the time were used up; or others touched what is to be ``unchanged``.
                 Nothing was published; no change is lost.
@@ -589,6 +613,7 @@ class Session(_Hierarchy):
         walk along the history where the session's base records no transaction: one request, or
         with format version 1 one for each commit back to the nearest record.
         """
+        self._check_forks(allow_missing=allow_missing_forks)
         snapshot_id = await self._publisher.commit(
             message,
             metadata,
@@ -607,6 +632,7 @@ class Session(_Hierarchy):
         metadata: Mapping[str, JSON] | None = None,
         *,
         allow_empty: bool = False,
+        allow_missing_forks: bool = False,
     ) -> SnapshotId:
         """Replace the tip of the branch by a snapshot with the session's changes on top of it.
 
@@ -617,16 +643,23 @@ class Session(_Hierarchy):
         Raises:
             UnsupportedBySpecError: the repository is of format version 1.
             SessionStateError: the tip is the first snapshot, or it moved nodes and the session
-                does not.
+                does not; or forks are missing.
             NothingToCommitError, ConflictError, ReadOnlyError, SnapshotNotFoundError,
             ChunksCollectedError: as `commit`.
 
         Cancellation: the amendment may have been published.
         """
+        self._check_forks(allow_missing=allow_missing_forks)
         snapshot_id = await self._publisher.amend(message, metadata, allow_empty=allow_empty)
         return await self._close_lease(snapshot_id)
 
-    async def flush(self, message: str, metadata: Mapping[str, JSON] | None = None) -> SnapshotId:
+    async def flush(
+        self,
+        message: str,
+        metadata: Mapping[str, JSON] | None = None,
+        *,
+        allow_missing_forks: bool = False,
+    ) -> SnapshotId:
         """Publish a snapshot of the session's changes that no branch holds, even an empty one.
 
         It can be read by its id, and a branch or tag can be set to it; else it is collected
@@ -635,11 +668,16 @@ class Session(_Hierarchy):
         Raises:
             SnapshotNotFoundError: the session's base has expired or been collected (in format 1
                 only the latter is noticed). Nothing was published.
-            ReadOnlyError, ChunksCollectedError: as `commit`.
+            ReadOnlyError, ChunksCollectedError, SessionStateError: as `commit`.
 
         Cancellation: the snapshot may exist.
         """
+        self._check_forks(allow_missing=allow_missing_forks)
         return await self._close_lease(await self._publisher.flush(message, metadata))
+
+    def _check_forks(self, *, allow_missing: bool) -> None:
+        if not (allow_missing or self._publisher.outcome_unknown):  # it was checked before
+            self._forks.check_complete()
 
     async def rebase(self, solver: ConflictSolver) -> None:
         """Replay the session's changes on top of the newer commits of its branch.
@@ -693,7 +731,7 @@ class ForkSession(_Hierarchy):
             packs=None if home.packs is None else home.packs.another(),
         )
         return cls(
-            _Attached.to(workspace, forks.flusher.options, forks.session_id),
+            _Attached.to(workspace, forks.flusher.options, forks.session_id, forks.hand_out()),
             session_id=forks.session_id,
             base_id=base.id,
             origin=session.origin,
@@ -708,7 +746,7 @@ class ForkSession(_Hierarchy):
         """
         state = decode_fork(data)
         return cls(
-            _Detached(state.changes, None),
+            _Detached(state.changes, None, state.lineage),
             session_id=state.session_id,
             base_id=state.base_id,
             origin=origin,
@@ -726,7 +764,7 @@ class ForkSession(_Hierarchy):
         changes = self.changes_so_far()  # first: a thread may write while this looks
         if self.has_pending_chunks:
             raise _pending()
-        return encode_fork(ForkState(self._session_id, self._base_id, changes))
+        return encode_fork(ForkState(self._session_id, self._base_id, changes, self.lineage))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle as plain data."""
@@ -790,6 +828,22 @@ class ForkSession(_Hierarchy):
     def snapshot_id(self) -> SnapshotId:
         """The snapshot that the fork stands on; perhaps one that was never published."""
         return self._base_id
+
+    @property
+    def lineage(self) -> Lineage:
+        """Which fork this is, and which others were merged into it or are missing from it."""
+        state = self._state
+        return state.lineage if isinstance(state, _Detached) else state.forks.lineage
+
+    @property
+    def unmerged_forks(self) -> tuple[str, ...]:
+        """The ``fork_id`` of each fork of this one that was neither merged nor discarded."""
+        return tuple(sorted(it.hex() for it in self.lineage.missing))
+
+    @property
+    def fork_id(self) -> str:
+        """Names the fork, and every copy of it, among the forks of its session."""
+        return self.lineage.fork_id.hex()
 
     @property
     def is_attached(self) -> bool:
@@ -902,7 +956,9 @@ class ForkSession(_Hierarchy):
             packs=state.unstored or engine.new_packs(),
         )
         workspace.rebase_to(base, state.changes)
-        self._state = _Attached.to(workspace, engine.manifest_options, self._session_id)
+        self._state = _Attached.to(
+            workspace, engine.manifest_options, self._session_id, state.lineage
+        )
 
     def _detach(self) -> None:
         """Keep the changes with chunks that are not stored, and nothing that is open."""
@@ -911,7 +967,7 @@ class ForkSession(_Hierarchy):
             workspace.closed = Closed.DETACHED
             packs = workspace.packs
             unstored = None if packs is None or packs.are_stored else packs
-            self._state = _Detached(workspace.changes, unstored)
+            self._state = _Detached(workspace.changes, unstored, self._forks.lineage)
 
     async def merge(self, *forks: ForkSession, allow_overlaps: bool = True) -> None:
         """Take over what was changed in other forks; see ``Session.merge``.
@@ -926,7 +982,7 @@ class ForkSession(_Hierarchy):
                 state.changes, self._session_id, self._base_id, forks, allow_overlaps=allow_overlaps
             )
             if self._state is state:  # no await since: nothing can be changed in between
-                self._state = _Detached(merged, state.unstored)
+                self._state = _Detached(merged, state.unstored, joined(state.lineage, forks))
             else:  # it was attached or merged into meanwhile
                 await self.merge(*forks, allow_overlaps=allow_overlaps)
             return
@@ -963,9 +1019,12 @@ class _Attached:
     """The process in which the repository is open."""
 
     @classmethod
-    def to(cls, workspace: Workspace, options: ManifestOptions, session_id: bytes) -> Self:
+    def to(
+        cls, workspace: Workspace, options: ManifestOptions, session_id: bytes, lineage: Lineage
+    ) -> Self:
         flusher = Flusher(workspace.assets, options)
-        return cls(workspace, Forks(workspace, flusher, session_id=session_id), generation())
+        forks = Forks(workspace, flusher, session_id=session_id, lineage=lineage)
+        return cls(workspace, forks, generation())
 
     def inherited(self) -> _Detached:
         """Return the changes, for a child process made by `os.fork`.
@@ -979,7 +1038,7 @@ class _Attached:
                 "This process inherited the fork by os.fork while chunks of it waited in memory "
                 "to be packed. Store them before: 'await fork.store_pending_chunks()'."
             )
-        return _Detached(self.workspace.changes.copy(), None)
+        return _Detached(self.workspace.changes.copy(), None, self.forks.lineage)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -989,6 +1048,7 @@ class _Detached:
     changes: ChangeSet
     unstored: Packs | None
     """Chunks of those changes that are not in the storage; None if all are."""
+    lineage: Lineage
 
 
 def _check_is_fork(fork: object) -> None:

@@ -73,6 +73,8 @@ async def to_icechunk(
         )
         written = await anyio.to_thread.run_sync(work)
         await session.merge(written.handle.fork)
+        if fork.fork_id in session.unmerged_forks:  # all was written in forks of it
+            session.discard_fork(fork)
 
 
 def _source(fork: AsyncForkSession) -> Source:

@@ -9,7 +9,10 @@ __all__ = ["DIFFERENT"]
 _ENUM: Final = "is a Python enum: called with a value, iterable, hashable, picklable"
 _PLAIN: Final = "is a plain value that can be made, for tests and for other programs"
 _DEFAULTS: Final = "has the defaults that the official type stubs promise"
-_MORE: Final = "takes `once`, `unchanged` and `timeout_seconds` as well, see `Session.commit`"
+_MORE: Final = (
+    "takes `once`, `unchanged`, `timeout_seconds` and `allow_missing_forks` as well, see "
+    "`Session.commit`"
+)
 _LEASE: Final = "takes `lease` and `owner` as well, for sessions that garbage collection spares"
 _ABSTRACT: Final = "cannot be made either; its subclasses take arguments"
 

@@ -167,6 +167,7 @@ class Session(Displayed):
         allow_empty: bool = False,
         once: Transaction | None = None,
         unchanged: Collection[str] = (),
+        allow_missing_forks: bool = True,
     ) -> str:
         solver = to_native(rebase_with)
         return str(
@@ -180,6 +181,7 @@ class Session(Displayed):
                     allow_empty=allow_empty,
                     once=once,
                     unchanged=unchanged,
+                    allow_missing_forks=allow_missing_forks,
                 )
             )
         )
@@ -190,13 +192,19 @@ class Session(Displayed):
     ) -> str:
         return str(
             await self._publish(
-                lambda session: session.amend(message, metadata, allow_empty=allow_empty)
+                lambda session: session.amend(
+                    message, metadata, allow_empty=allow_empty, allow_missing_forks=True
+                )
             )
         )
 
     @twin_of(AsyncSession.flush)
     async def flush_async(self, message: str, *, metadata: dict[str, Any] | None = None) -> str:
-        return str(await self.handle.ask(lambda session: session.flush(message, metadata)))
+        return str(
+            await self.handle.ask(
+                lambda session: session.flush(message, metadata, allow_missing_forks=True)
+            )
+        )
 
     @twin_of(AsyncSession.rebase)
     async def rebase_async(self, solver: ConflictSolver) -> None:
@@ -221,6 +229,20 @@ class Session(Displayed):
             SessionStateError: the session only reads: pickle the session itself.
         """
         return ForkSession(run(self.handle.forked()))
+
+    @property
+    def unmerged_forks(self) -> tuple[str, ...]:
+        """The ``fork_id`` of each fork that was neither merged nor discarded.
+
+        As with the official engine, `commit` does not wait for them unless ``allow_missing_forks``
+        is false.
+        """
+        return self.handle.unmerged_forks
+
+    def discard_fork(self, *forks: ForkSession | str) -> None:
+        """No longer wait for forks, given themselves or by their ``fork_id``."""
+        names = [it if isinstance(it, str) else it.fork_id for it in forks]
+        self.handle.discard_forks(*names)
 
     commit = blocking(commit_async)
     amend = blocking(amend_async)
@@ -288,3 +310,8 @@ class Session(Displayed):
 
 class ForkSession(Session):
     """A fork of a writable session: it pickles, and is merged back instead of committed."""
+
+    @property
+    def fork_id(self) -> str:
+        """Names the fork, and every copy of it, among the forks of its session."""
+        return self.handle.fork.fork_id

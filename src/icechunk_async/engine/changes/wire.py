@@ -32,15 +32,26 @@ if TYPE_CHECKING:
     from icechunk_async.format.manifest.locations import StringPool
     from icechunk_async.format.sums import Codes
 
-__all__ = ["ForkState", "decode_fork", "encode_fork"]
+__all__ = ["ForkState", "Lineage", "decode_fork", "encode_fork"]
 
 _MAGIC: Final = b"ICAFORK"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _HEAD_BYTES: Final = len(_MAGIC) + 1
 _LEVEL: Final = 3
 _SESSION_BYTES: Final = 12
 _MAX_BYTES: Final = 1 << 63
 """Beyond any object's size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Which fork this is, and which others it answers for. Every copy of a fork has one lineage."""
+
+    fork_id: bytes = b""
+    merged: frozenset[bytes] = frozenset()
+    """Forks whose changes it holds."""
+    missing: frozenset[bytes] = frozenset()
+    """Forks of it that were handed out and not merged into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +62,7 @@ class ForkState:
     """Names the session that all its forks, and forks of these, come from."""
     base_id: SnapshotId
     changes: ChangeSet
+    lineage: Lineage = Lineage()
 
 
 def encode_fork(state: ForkState) -> bytes:
@@ -70,6 +82,8 @@ def encode_fork(state: ForkState) -> bytes:
             if not (it.is_empty() and it.kept_grid is None)
         ],
     }
+    lineage = state.lineage
+    document["fork"] = [lineage.fork_id, sorted(lineage.merged), sorted(lineage.missing)]
     if changes.sources:
         document["sources"] = sorted(map(bytes, changes.sources))
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
@@ -216,7 +230,18 @@ def _state(document: dict[str, object]) -> ForkState:
     )
     if len(changes.new) != len(new) or len(changes.updated) != len(updated):
         raise FormatError("A fork lists a node twice.")
-    return ForkState(session_id, SnapshotId(_typed(document["base"], bytes)), changes)
+    return ForkState(
+        session_id,
+        SnapshotId(_typed(document["base"], bytes)),
+        changes,
+        _lineage(document["fork"]),
+    )
+
+
+def _lineage(value: object) -> Lineage:
+    ((fork_id, merged, missing),) = _rows([value], 3)
+    known, lost = (frozenset(_typed(it, bytes) for it in _list(ids)) for ids in (merged, missing))
+    return Lineage(_typed(fork_id, bytes), known, lost)
 
 
 def _path(value: object) -> str:

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import SingleFlight, gather
 from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
 from icechunk_async.engine.changes.merge import ForkPoint, Merger, check_fits
+from icechunk_async.engine.changes.wire import Lineage
 from icechunk_async.engine.tree.workspace import REFUSALS, Closed
-from icechunk_async.errors import OutcomeUnknownError, SessionStateError, StorageUnavailableError
+from icechunk_async.errors import (
+    InvalidInputError,
+    OutcomeUnknownError,
+    SessionStateError,
+    StorageUnavailableError,
+)
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from icechunk_async.engine.commit.flush import Flusher
     from icechunk_async.engine.tree.workspace import Workspace
 
-__all__ = ["Forks", "Mergeable", "merge_apart"]
+__all__ = ["Forks", "Mergeable", "joined", "merge_apart"]
 
 _SESSION_BYTES: Final = 12
+_FORK_BYTES: Final = 6
+_SHOWN: Final = 5
 _BYTES_PER_FORK: Final = 1 << 15
 """Roughly what merging one fork is worth; decides what goes to a thread."""
 
@@ -44,6 +53,11 @@ class Mergeable(Protocol):
         """Return the changes of the fork, once every chunk of it is in the storage."""
         ...
 
+    @property
+    def lineage(self) -> Lineage:
+        """Which fork it is, and which others were merged into it or are missing from it."""
+        ...
+
 
 class Forks:
     """The forks of one session, or of one fork."""
@@ -54,6 +68,7 @@ class Forks:
         flusher: Flusher,
         *,
         session_id: bytes | None = None,
+        lineage: Lineage | None = None,
         distrust: Callable[[], None] | None = None,
     ) -> None:
         """Begin without forks.
@@ -62,9 +77,12 @@ class Forks:
             workspace: that of the session, or of the fork.
             flusher: builds the snapshots at which forks begin.
             session_id: given for a fork of a session.
+            lineage: given for a fork of a session.
             distrust: called if the session takes over what was written before it began.
         """
         self._distrust = distrust
+        self.lineage = lineage or Lineage()
+        """Which fork this is, if it is one, and which others were merged or are missing."""
         self.flusher = flusher
         self.session_id = session_id or clock.random_bytes(_SESSION_BYTES)
         self._workspace = workspace
@@ -162,6 +180,52 @@ class Forks:
                 if self._points_of is workspace.changes:
                     self._points_of = merged
                 workspace.rebase_to(workspace.base, merged)
+                self.lineage = joined(self.lineage, forks)
+
+    def hand_out(self) -> Lineage:
+        """Note a new fork, which is missing until it is merged or discarded; return its lineage."""
+        fork_id = clock.random_bytes(_FORK_BYTES)
+        with self._workspace.lock:
+            self.lineage = replace(self.lineage, missing=self.lineage.missing | {fork_id})
+        return Lineage(fork_id)
+
+    def missing(self) -> tuple[str, ...]:
+        """Return the names of the forks that were neither merged nor discarded."""
+        return tuple(sorted(it.hex() for it in self.lineage.missing))
+
+    def discard(self, names: Iterable[str]) -> None:
+        """No longer wait for some forks. Their changes are lost.
+
+        Raises:
+            InvalidInputError: there is no such fork, or it was merged; nothing was discarded.
+        """
+        given = list(names)
+        with self._workspace.lock:
+            known = {it.hex(): it for it in self.lineage.missing}
+            if unknown := [name for name in given if name not in known]:
+                raise InvalidInputError(
+                    f"This session does not wait for a fork {unknown[0]!r}: it was merged or "
+                    "discarded already, or is another session's. It waits for: "
+                    f"{', '.join(sorted(known)) or 'none'}."
+                )
+            gone = {known[name] for name in given}
+            self.lineage = replace(self.lineage, missing=self.lineage.missing - gone)
+
+    def check_complete(self) -> None:
+        """Refuse to publish while forks are missing.
+
+        Raises:
+            SessionStateError: some are; their names are in its context, as ``forks``.
+        """
+        if missing := self.missing():
+            more = f", and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+            raise SessionStateError(
+                f"{len(missing)} fork(s) of this session were handed out and neither merged nor "
+                f"discarded: {', '.join(missing[:_SHOWN])}{more}. What they wrote would be lost. "
+                "Nothing was published. Merge them ('session.merge'), give them up "
+                "('session.discard_fork'), or pass allow_missing_forks=True.",
+                forks=missing,
+            )
 
     async def resume(
         self, root: Mergeable, forks: Sequence[Mergeable], *, allow_overlaps: bool
@@ -177,9 +241,10 @@ class Forks:
                     "This session has changes, and cannot continue in place of another. Begin a "
                     "new one with Repository.writable_session."
                 )
-            before = (self.session_id, self._points, self._points_of)
+            before = (self.session_id, self._points, self._points_of, self.lineage)
             began, point = workspace.base, ForkPoint(changes.copy())
             self.session_id = root.session_id
+            self.lineage = Lineage(missing=root.lineage.missing)
             self._points = {
                 fork.snapshot_id: point for fork in forks if fork.snapshot_id != base.id
             }
@@ -191,7 +256,7 @@ class Forks:
             await self.merge(forks, allow_overlaps=allow_overlaps)
         except BaseException:
             workspace.rebase_to(began, ChangeSet())
-            self.session_id, self._points, self._points_of = before
+            self.session_id, self._points, self._points_of, self.lineage = before
             raise
 
     def _point_of(self, fork: Mergeable) -> ForkPoint:
@@ -218,6 +283,14 @@ class Forks:
             with workspace.lock:
                 if workspace.closed is Closed.MERGING:
                     workspace.closed = None
+
+
+def joined(lineage: Lineage, forks: Iterable[Mergeable]) -> Lineage:
+    """Return a lineage after forks were merged."""
+    found = [fork.lineage for fork in forks]
+    merged = lineage.merged.union(*(it.merged | {it.fork_id} for it in found))
+    missing = lineage.missing.union(*(it.missing for it in found))
+    return replace(lineage, merged=merged, missing=missing - merged)
 
 
 async def merge_apart(

@@ -141,6 +141,18 @@ class SessionHandle:
             )
         return self._session
 
+    @property
+    def unmerged_forks(self) -> tuple[str, ...]:
+        """The names of forks that were neither merged nor discarded."""
+        return () if self._session is None else self._session.unmerged_forks
+
+    def discard_forks(self, *names: str) -> None:
+        """No longer wait for forks."""
+        session = self._session
+        if session is not None:
+            with translated():
+                session.discard_fork(*names)
+
     def fork_bytes(self) -> bytes:
         """Return the changes of the fork; blocks until its chunks are stored and durable."""
         fork = self.fork
