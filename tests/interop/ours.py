@@ -136,7 +136,13 @@ class _Work:
         rebasing: bool = False,
     ) -> str:
         solver = our_solver(Policy()) if rebasing else None
-        tip = await self.session.commit(message, metadata, rebase_with=solver, allow_empty=empty)
+        tip = await self.session.commit(
+            message,
+            metadata,
+            rebase_with=solver,
+            allow_empty=empty,
+            allow_missing_forks=True,  # as the official engine does
+        )
         return str(tip)
 
     async def amend(self, message: str, metadata: Mapping[str, Any] | None = None) -> str:

@@ -117,11 +117,11 @@ def test_the_facade_commits_as_the_official_engine_does() -> None:
     repository = BlockingRepository.create(in_memory_storage())
     session = repository.writable_session("main")
     fork = session.fork()
-    assert session.unmerged_forks == (fork.fork_id,)
+    assert list(session.unmerged_forks) == [fork.fork_id]
     with pytest.raises(SessionStateError, match="1 fork"):
         session.commit("waits", allow_empty=True, allow_missing_forks=False)
     session.discard_fork(fork)
-    assert session.unmerged_forks == ()
+    assert not session.unmerged_forks
     session.fork()
     session.commit("does not wait", allow_empty=True)
 
