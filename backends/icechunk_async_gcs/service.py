@@ -85,6 +85,7 @@ class Service:
         self._host = ""
         self.objects: Final = f"/storage/v1/b/{quote(bucket, safe='')}/o"
         self.project = options.project
+        self.endpoint: Final = options.endpoint_url
 
     def object(self, name: str) -> str:
         """Return the path of an object."""

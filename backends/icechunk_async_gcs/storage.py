@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         ListEntry,
         RangeRequest,
         Retrieved,
+        Storage,
         StorageDescription,
         Version,
     )
@@ -161,6 +162,28 @@ class GCSStorage:
         names = self._location.name(source), self._location.name(target)
         self._check_writable()
         return await writing.copy(self._service, (source, target), names, if_version)
+
+    @property
+    def endpoint(self) -> str | None:
+        """The service that was named; None for Google's."""
+        return self._service.endpoint
+
+    def path_of(self, key: str) -> str:
+        """Return the path of an object in the API, bucket included."""
+        self._service.check_open()
+        return self._service.object(self._location.name(key))
+
+    def copies_from(self, source: Storage) -> bool:
+        """Return whether the source is a bucket of the same service."""
+        return isinstance(source, GCSStorage) and source.endpoint == self.endpoint
+
+    async def copy_from(self, source: Storage, key: str) -> None:
+        """Copy an object of another bucket, on the server."""
+        assert isinstance(source, GCSStorage)
+        self._check_writable()
+        origin = source.path_of(key)
+        name = self._location.name(key)
+        await writing.copy(self._service, (key, key), (origin, name), None, origin=origin)
 
     async def sync(self) -> None:
         """Return at once: an acknowledged write is durable."""

@@ -286,10 +286,13 @@ async def copy(
     keys: tuple[str, str],
     names: tuple[str, str],
     expected: Version | None,
+    *,
+    origin: str | None = None,
 ) -> Version:
     """Copy an object; see `icechunk_async.storage.Storage.copy`.
 
-    A large object takes several requests; it appears with the last one.
+    It is the one at the path ``origin`` if that is given, perhaps of another bucket. A large object
+    takes several requests; it appears with the last one.
     """
     what = f"copy {keys[0]!r} to {keys[1]!r}"
     write = _Write(keys[1], names[1], what, str(uuid4()))
@@ -301,7 +304,8 @@ async def copy(
             service.check_open()
             raise _conflict(refusal)
         query["ifSourceGenerationMatch"] = generation
-    path = f"{service.object(names[0])}/rewriteTo{service.object(names[1]).removeprefix(_ROOT)}"
+    target = service.object(names[1]).removeprefix(_ROOT)
+    path = f"{origin or service.object(names[0])}/rewriteTo{target}"
     body = json.dumps(write.document()).encode()
     while True:
         outcome = await service.exchange(

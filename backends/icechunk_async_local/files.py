@@ -114,9 +114,14 @@ class Files:
 
     def copy(self, source: Place, target: Place, if_version: Version | None) -> Version:
         """Copy one file to another, inside the kernel if possible."""
-        fd = self._open(source)
+        return self.copy_from(self, source, target, if_version)
+
+    def copy_from(
+        self, files: Files, source: Place, target: Place, if_version: Version | None
+    ) -> Version:
+        """Copy a file of another folder of this machine, inside the kernel if possible."""
+        fd, found = files.open_object(source)
         try:
-            found = self._state_of_object(fd, source)
             if if_version not in (None, version_of(found)):
                 assert if_version is not None
                 raise refused(source.key, if_version, found)
@@ -155,6 +160,15 @@ class Files:
                 key=place.key,
             )
         return Retrieved(data, version, found.st_size, modified_at(found))
+
+    def open_object(self, place: Place) -> tuple[int, os.stat_result]:
+        """Open a file for reading; return its descriptor, which the caller closes, and state."""
+        fd = self._open(place)
+        try:
+            return fd, self._state_of_object(fd, place)
+        except BaseException:
+            os.close(fd)
+            raise
 
     def _open(self, place: Place) -> int:
         try:

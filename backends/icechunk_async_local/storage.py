@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         ListEntry,
         RangeRequest,
         Retrieved,
+        Storage,
         Version,
     )
     from icechunk_async.storage.extensions import ObjectStates, Unfinished
@@ -275,6 +276,26 @@ class LocalStorage:
         """Copy a file."""
         places = self._place(source), self._place(target)
         return await self._writers.hop(partial(self._files.copy, *places, if_version))
+
+    @property
+    def files(self) -> Files:
+        """The files of the folder, for copies between folders."""
+        self._check_open()
+        return self._files
+
+    def copies_from(self, source: Storage) -> bool:
+        """Return whether the source is a folder of this machine, too."""
+        return isinstance(source, LocalStorage)
+
+    async def copy_from(self, source: Storage, key: str) -> None:
+        """Copy a file of another folder; inside the kernel, sharing blocks where the disk can.
+
+        Never a hard link: damage to one of two copies must not be damage to both.
+        """
+        assert isinstance(source, LocalStorage)
+        place = self._place(key)
+        copy = partial(self._files.copy_from, source.files, place, place, None)
+        await self._writers.hop(copy)
 
     async def sync(self) -> None:
         """Sync the files that this handle wrote since the last time, and their folders."""

@@ -15,12 +15,15 @@ from icechunk_async_s3.failures import LostReplyError, Refusal, explain
 from icechunk_async_s3.transport import RefusedError, condition, is_etag, version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from icechunk_async_s3.options import Options
     from icechunk_async_s3.transport import Transport
 
 __all__ = ["Changer"]
+
+_TOO_LARGE: Final = frozenset({"InvalidRequest", "EntityTooLarge"})
+"""The refusals of a copy of more than 5 GiB in one request; the first has other reasons, too."""
 
 _BATCH: Final = 1000
 _NOT_IN_XML: Final = re.compile(r"[\x00-\x1f\x7f\ufffe\uffff]")
@@ -143,6 +146,27 @@ class Changer:
             raise explain(refusal, asked, self._transport.place, key=key) from error
         headers = {"etag": done["CopyObjectResult"].get("ETag", "")}
         return version_of(headers, asked, self._transport.place)
+
+    async def copy_from(self, key: str, origin: Mapping[str, str], target: str) -> bool:
+        """Copy an object of another bucket; return False if it is too large for one request."""
+        asked = f"copying {key!r} of bucket {origin['Bucket']!r} to"
+        parameters: dict[str, Any] = {"Key": target, "CopySource": origin}
+        if self._options.storage_class is not None:
+            parameters["StorageClass"] = self._options.storage_class
+        try:
+            done = await self._transport.call("copy_object", asked, **parameters)
+        except LostReplyError as error:
+            raise self._unknown(asked, str(error)) from error
+        except RefusedError as error:
+            if error.refusal.code in _TOO_LARGE:
+                return False
+            if error.refusal.is_doubtful:
+                raise self._unknown(asked, error.refusal.said) from error
+            raise explain(error.refusal, asked, self._transport.place, key=key) from error
+        # The status is sent before the work, so it alone proves nothing.
+        headers = {"etag": done["CopyObjectResult"].get("ETag", "")}
+        version_of(headers, asked, self._transport.place)
+        return True
 
     def _other_version(self, key: str, version: Version) -> PreconditionFailedError:
         return PreconditionFailedError(

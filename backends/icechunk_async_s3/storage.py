@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, Literal
 
 from icechunk_async.errors import UnsafeStorageError
-from icechunk_async.storage import Absent, Capabilities, StorageDescription
+from icechunk_async.storage import Absent, ByteRange, Capabilities, StorageDescription
 from icechunk_async_s3.changing import Changer
 from icechunk_async_s3.connections import Connections
 from icechunk_async_s3.options import make_options, place_of
 from icechunk_async_s3.reading import Reader, walk
 from icechunk_async_s3.transport import Transport, as_bytes, is_etag
-from icechunk_async_s3.writing import Writer
+from icechunk_async_s3.writing import Writer, upload_copy
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ListEntry,
         RangeRequest,
         Retrieved,
+        Storage,
         Version,
     )
     from icechunk_async_s3.credentials import S3Credentials
@@ -206,6 +207,33 @@ class S3Storage:
         places = (source, self._full(source)), (target, self._full(target))
         self._check_writable("copy")
         return await self._changer.copy(*places, if_version)
+
+    @property
+    def endpoint(self) -> tuple[str | None, str | None]:
+        """The server that was named, and the profile, which may name another one."""
+        return self._options.endpoint_url, self._options.profile
+
+    def origin_of(self, key: str) -> dict[str, str]:
+        """Return the bucket of an object and its key there, as copies name them."""
+        return {"Bucket": self._place.bucket, "Key": self._full(key)}
+
+    def copies_from(self, source: Storage) -> bool:
+        """Return whether the source is a bucket of the same service."""
+        if not isinstance(source, S3Storage):
+            return False
+        return source.endpoint == self.endpoint
+
+    async def copy_from(self, source: Storage, key: str) -> None:
+        """Copy an object of another bucket, on the server; above 5 GiB in parts."""
+        assert isinstance(source, S3Storage)
+        origin, ours = source.origin_of(key), self._full(key)
+        self._check_writable("copy")
+        if await self._changer.copy_from(key, origin, ours):
+            return
+        found = await source.get(key, ByteRange(0, 0))
+        await upload_copy(
+            self._transport, self._options, key, ours, origin=origin, size_bytes=found.size_bytes
+        )
 
     async def sync(self) -> None:
         """Return at once: a write is durable when the server acknowledges it."""

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from icechunk_async_s3.options import Options
     from icechunk_async_s3.transport import Body, Reply, Transport
 
-__all__ = ["WRITE_ID", "Upload", "Writer", "abort", "begin", "join", "upload"]
+__all__ = ["WRITE_ID", "Upload", "Writer", "abort", "begin", "join", "upload", "upload_copy"]
 
 _PART_BYTES: Final = 16 * 1024 * 1024
 _MOST_PARTS: Final = 10_000
+_COPIED_PART_BYTES: Final = 1024**3
+"""S3 takes up to 5 GiB. The service copies some hundred MiB a second."""
 _AT_A_TIME: Final = 4
 _TRIES_OF_A_PART: Final = 3
 _ABORT_SECONDS: Final = 10.0
@@ -88,6 +90,23 @@ async def begin(
 
     Cancellation: the parts are removed again.
     """
+    made = await _create(transport, options, key, full, metadata)
+    try:
+        made.parts = await _send_parts(made, body)
+    except BaseException:
+        await abort(made)
+        raise
+    return made
+
+
+async def _create(
+    transport: Transport,
+    options: Options,
+    key: str,
+    full: str,
+    metadata: Mapping[str, str] | None = None,
+) -> Upload:
+    """Begin an upload without parts."""
     asked = f"writing {key!r} in"
     parameters: dict[str, object] = {"Key": full}
     if metadata is not None:
@@ -102,13 +121,76 @@ async def begin(
         raise explain(error.refusal, asked, transport.place, key=key) from error
     except LostReplyError as error:
         raise error.as_read(asked, transport.place) from error
-    made = Upload(transport, key, full, begun["UploadId"])
+    return Upload(transport, key, full, begun["UploadId"])
+
+
+async def upload_copy(
+    transport: Transport,
+    options: Options,
+    key: str,
+    full: str,
+    *,
+    origin: Mapping[str, str],
+    size_bytes: int,
+) -> Version:
+    """Copy a large object of this service in parts; its bytes stay with the service.
+
+    Args:
+        transport: of the target.
+        options: of the target.
+        key: the target.
+        full: its name in the bucket.
+        origin: ``Bucket`` and ``Key`` of the source.
+        size_bytes: of the source.
+
+    Raises:
+        OutcomeUnknownError: no reply came to the last request, which creates the object.
+        IcechunkError: a part could not be copied; those that were are removed again.
+
+    Cancellation: the parts are removed again, unless the object was being made.
+    """
+    made = await _create(transport, options, key, full)
     try:
-        made.parts = await _send_parts(made, body)
+        made.parts = await _copy_parts(made, origin, size_bytes)
+        return await _complete(made)
+    except OutcomeUnknownError:
+        raise
     except BaseException:
         await abort(made)
         raise
-    return made
+
+
+async def _copy_parts(
+    made: Upload, origin: Mapping[str, str], size_bytes: int
+) -> list[dict[str, Any]]:
+    size = max(_COPIED_PART_BYTES, -(-size_bytes // _MOST_PARTS))
+    parts: list[dict[str, Any]] = []
+    for number, start in enumerate(range(0, size_bytes, size), start=1):
+        asked = f"copying part {number} of {made.key!r} in"
+        last = min(start + size, size_bytes) - 1
+        for tries_left in reversed(range(_TRIES_OF_A_PART)):
+            try:
+                done = await made.transport.call(
+                    "upload_part_copy",
+                    asked,
+                    Key=made.full,
+                    UploadId=made.upload_id,
+                    PartNumber=number,
+                    CopySource=origin,
+                    CopySourceRange=f"bytes={start}-{last}",
+                )
+            except LostReplyError as error:
+                if not tries_left:
+                    raise error.as_read(asked, made.transport.place) from error
+            except RefusedError as error:
+                if not tries_left or not error.refusal.is_doubtful:
+                    raise explain(
+                        error.refusal, asked, made.transport.place, key=made.key
+                    ) from error
+            else:
+                parts.append({"PartNumber": number, "ETag": done["CopyPartResult"]["ETag"]})
+                break
+    return parts
 
 
 async def join(made: Upload, **conditions: str) -> Version:

@@ -99,6 +99,8 @@ class Copied:
     bytes_copied: int
     objects_skipped: int
     """Those that an earlier copy had brought, as far as the copy looked at them."""
+    objects_by_service: int
+    """Those that the storage service copied itself; bytes_copied does not count them."""
     refs: list[ChangedRef]
     discarded: list[str]
     """Changes at the destination that were undone, in words."""
@@ -118,8 +120,9 @@ async def copy(
     whole at every moment. A destination that holds anything else, or that somebody committed to,
     is refused. Writers need not stop.
 
-    JSON keys: destination, objects_copied, bytes_copied, objects_skipped (there already), refs
-    (each: kind, name, change, before, after), discarded.
+    JSON keys: destination, objects_copied, bytes_copied, objects_skipped (there already),
+    objects_by_service (copied without their bytes passing through here), refs (each: kind, name,
+    change, before, after), discarded.
     """
     return await _copy(repository, destination, destination_option, refs=ref, since=since)
 
@@ -139,8 +142,9 @@ async def sync(
     committed to the copy, the command says what, and stops; with --discard-changes it undoes
     that. An unchanged repository costs a few requests, and new commits cost what they added.
 
-    JSON keys: destination, objects_copied, bytes_copied, objects_skipped (there already), refs
-    (each: kind, name, change, before, after), discarded (in words).
+    JSON keys: destination, objects_copied, bytes_copied, objects_skipped (there already),
+    objects_by_service (copied without their bytes passing through here), refs (each: kind, name,
+    change, before, after), discarded (in words).
     """
     return await _copy(
         repository,
@@ -179,6 +183,7 @@ async def _copy(
         done.objects_copied,
         done.bytes_copied,
         done.objects_skipped,
+        done.objects_by_service,
         changed,
         list(done.discarded),
     )
@@ -198,8 +203,9 @@ def _show_copied(document: Copied, console: Console) -> None:
     if not document.objects_copied:
         words = " was up to date."
     else:
+        through = f"{decimal(document.bytes_copied)} through this process"
         words = (
-            f": {document.objects_copied:,} object(s), {decimal(document.bytes_copied)}, copied; "
+            f": {document.objects_copied:,} object(s) copied, {through}; "
             f"{document.objects_skipped:,} were there already."
         )
     console.print(Text.assemble(plain(document.destination, "bold"), words), soft_wrap=True)

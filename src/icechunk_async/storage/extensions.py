@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from icechunk_async.storage.protocol import Storage
+
 __all__ = [
     "ByteReads",
+    "CopiesFrom",
     "FolderListing",
     "ObjectStates",
     "PlacedRange",
@@ -79,6 +82,37 @@ class ByteReads(Protocol):
 
         It may be called on an event loop. It also returns None after many reads in a row, so that
         the caller awaits and other tasks get their turn.
+        """
+        ...
+
+
+@runtime_checkable
+class CopiesFrom(Protocol):
+    """An optional operation: copying from another storage without the bytes passing through here.
+
+    An addition to `Storage`, for storages of one service, or of one machine. A storage around such
+    a storage does not have it, unless it knows that bytes need no change on their way.
+    """
+
+    def copies_from(self, source: Storage) -> bool:
+        """Return whether objects of ``source`` can be copied in this way. Nothing is sent.
+
+        The service may still refuse, for example if the credentials of this storage may not read
+        the other one.
+        """
+        ...
+
+    async def copy_from(self, source: Storage, key: str) -> None:
+        """Copy an object of another storage to the same key here, replacing any other.
+
+        Only for storages that `copies_from` accepts. The object appears as a whole.
+
+        Raises:
+            ObjectNotFoundError: ``source`` has no such object.
+            OutcomeUnknownError: no answer came; the copy may exist.
+            StorageError: the service cannot copy it; read and write it instead.
+
+        Cancellation: the copy may exist, whole.
         """
         ...
 

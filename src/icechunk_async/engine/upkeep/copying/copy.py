@@ -37,7 +37,7 @@ from icechunk_async.engine.upkeep.copying.selection import (
     select_history,
     select_old_history,
 )
-from icechunk_async.engine.upkeep.copying.transfer import Transfer
+from icechunk_async.engine.upkeep.copying.transfer import ByService, Transfer
 from icechunk_async.errors import (
     ConflictError,
     FormatError,
@@ -112,9 +112,13 @@ class CopyReport:
     objects_copied: int
     """References included."""
     bytes_copied: int
+    """Of the objects that were read and written."""
     objects_skipped: int
     """Those that an earlier copy had brought. A copy that follows the history does not look at
     them."""
+    objects_by_service: int = 0
+    """Those of ``objects_copied`` that the storage service copied, because both storages are of
+    one service. Their bytes did not pass through this process, and are not counted."""
     refs: tuple[RefChange, ...] = ()
     """In a first copy, all of them."""
     discarded: tuple[str, ...] = ()
@@ -151,13 +155,19 @@ async def copy_to(
             budget = Budget(engine.config.effective_max_concurrent_requests)
             policies = policies_of(engine.config.effective_storage)
             target = with_policies(storage, budget, policies, immutable=is_written_once)
+            service = ByService.between(engine.assets.backend, storage)
             return await copy_repository(
                 engine.storage,
                 target,
                 selection,
                 discard_changes=discard_changes,
+                service=service and with_policies(service, budget, policies, immutable=_never),
                 progress=progress or no_progress,
             )
+
+
+def _never(_: str) -> bool:
+    return False
 
 
 async def _moment(engine: Engine, since: datetime | SnapshotId | str | None) -> int | None:
@@ -180,6 +190,7 @@ async def copy_repository(
     selection: Selection = WHOLE,
     *,
     discard_changes: bool = False,
+    service: Storage | None = None,
     progress: ProgressCallback = no_progress,
 ) -> CopyReport:
     """Copy a repository, or bring an earlier copy of it up to date.
@@ -193,6 +204,7 @@ async def copy_repository(
         destination: another storage: empty, or with an earlier copy.
         selection: the part to copy.
         discard_changes: undo what somebody changed in the copy, instead of refusing.
+        service: a `ByService` between the two, if there is one.
         progress: told how many objects were looked at.
 
     Raises:
@@ -224,7 +236,10 @@ async def copy_repository(
             f"be listed ({reason}). Copy it through a storage that lists.",
             missing=["listing"],
         )
-    work = _Copying(source, destination, selection, progress, discard_changes=discard_changes)
+    transfer = Transfer(source, destination, progress, service)
+    work = _Copying(
+        source, destination, selection, transfer, progress, discard_changes=discard_changes
+    )
     for _ in range(_ROUNDS):
         if (report := await work.round()) is not None:
             return report
@@ -244,6 +259,7 @@ class _Copying:
         source: Storage,
         destination: Storage,
         selection: Selection,
+        transfer: Transfer,
         progress: ProgressCallback,
         *,
         discard_changes: bool,
@@ -256,7 +272,7 @@ class _Copying:
         self.lost: Exception | None = None
         """What was missing in the last round, if it is known."""
         self._progress = progress
-        self._transfer = Transfer(source, destination, progress)
+        self._transfer = transfer
 
     @property
     def _url(self) -> str:
@@ -321,7 +337,12 @@ class _Copying:
         done = self._transfer
         changes = () if shown is before else _ref_changes(before, shown)
         return CopyReport(
-            done.copied, done.bytes_copied, done.skipped, tuple(changes), self._discarded
+            done.copied,
+            done.bytes_copied,
+            done.skipped,
+            done.by_service,
+            tuple(changes),
+            self._discarded,
         )
 
     # Deciding

@@ -89,6 +89,7 @@ async def find_needs(
     manifests = id_set(added)
     return Needs(
         {CHUNKS: chunks, MANIFESTS: manifests, SNAPSHOTS: id_set(snapshots)},
+        # A sidecar for each manifest, and digests for each snapshot.
         {SUMS: id_set([*added, *snapshots]), TRANSACTIONS: id_set(logs)},
     )
 

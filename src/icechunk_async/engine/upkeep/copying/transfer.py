@@ -1,8 +1,12 @@
-"""Moving objects from one storage to another: what listings show to be missing, or by name."""
+"""Moving objects from one storage to another: what listings show to be missing, or by name.
+
+If both storages are of one service, the service copies, and no byte passes through this process.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import logging
+from typing import TYPE_CHECKING, Final, cast
 
 import anyio
 
@@ -10,10 +14,12 @@ from icechunk_async._runtime.concurrency import bounded_map, closing
 from icechunk_async._runtime.progress import Progress
 from icechunk_async.engine.upkeep.copying.contents import SAME_IN_ALL
 from icechunk_async.engine.upkeep.sweep import object_name, pages
-from icechunk_async.errors import ObjectNotFoundError, StorageError
+from icechunk_async.errors import ObjectNotFoundError, StorageClosedError, StorageError
 from icechunk_async.format.id_set import IdSet, parse_ids
 from icechunk_async.format.ids import ChunkId
-from icechunk_async.storage import ByteRange, ObjectInfo
+from icechunk_async.storage import ByteRange, ObjectInfo, Version
+from icechunk_async.storage.extensions import CopiesFrom
+from icechunk_async.storage.policies.wrapping import PassingStorage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
@@ -21,25 +27,70 @@ if TYPE_CHECKING:
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.storage import Retrieved, Storage
 
-__all__ = ["Transfer"]
+__all__ = ["ByService", "Transfer"]
+
+_log = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 32
 _BYTES_AT_ONCE: Final = 256 << 20
 _PIECE_BYTES: Final = _BYTES_AT_ONCE // _AT_ONCE
 _NAMES: Final = 10_000
+_REFUSALS: Final = 10
+"""Copies that a service may refuse before it is not asked any more."""
+
+
+class ByService(PassingStorage):
+    """A destination whose ``copy`` takes objects from another storage of the same service.
+
+    It has the shape of a storage so that policies can be put around it.
+    """
+
+    def __init__(self, destination: Storage, source: Storage) -> None:
+        """Use `between`."""
+        super().__init__(destination)
+        self._origin = source
+
+    @classmethod
+    def between(cls, source: object, destination: Storage) -> ByService | None:
+        """Return the way to copy between two backends; None if there is no service to do it."""
+        if isinstance(destination, CopiesFrom) and source is not None:
+            origin = cast("Storage", source)
+            if destination.copies_from(origin):
+                return cls(destination, origin)
+        return None
+
+    async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
+        """Copy an object of the other storage; it keeps its key, and ``target`` is not used."""
+        del target, if_version
+        assert isinstance(self.wrapped, CopiesFrom)
+        await self.wrapped.copy_from(self._origin, source)
+        return _UNKNOWN
+
+
+_UNKNOWN: Final = Version("")
+"""The version of a copy; nobody asks for it."""
 
 
 class Transfer:
     """Copies objects under their names, and counts."""
 
-    def __init__(self, source: Storage, destination: Storage, progress: ProgressCallback) -> None:
-        """Begin with none."""
+    def __init__(
+        self,
+        source: Storage,
+        destination: Storage,
+        progress: ProgressCallback,
+        service: Storage | None = None,
+    ) -> None:
+        """Begin with none; ``service`` is a `ByService` with its policies, if there is one."""
         self._source = source
+        self._service = service
+        self._refusals = 0
         self._destination = destination
         self._progress = progress
         self._large = anyio.Lock()
         """Held by the one object in memory that is larger than a piece."""
         self.copied = 0
+        self.by_service = 0
         self.bytes_copied = 0
         self.skipped = 0
 
@@ -93,7 +144,27 @@ class Transfer:
         """Copy some objects as `by_id`."""
         return all(await bounded_map(self._copy_named, keys, limit=_AT_ONCE))
 
+    async def _by_service(self, key: str) -> bool:
+        """Let the service copy an object; return False if it does not, for whatever reason."""
+        if self._service is None:
+            return False
+        try:
+            await self._service.copy(key, key)
+        except StorageClosedError:
+            raise
+        except (StorageError, ObjectNotFoundError) as error:
+            _log.debug("%r is read and written, for the service did not copy it: %s", key, error)
+            self._refusals += 1
+            if self._refusals >= _REFUSALS:
+                self._service = None
+            return False
+        self.copied += 1
+        self.by_service += 1
+        return True
+
     async def _copy_listed(self, it: ObjectInfo) -> bool:
+        if await self._by_service(it.key):
+            return True
         try:
             found = await self._source.get(it.key)
         except ObjectNotFoundError:
@@ -102,6 +173,8 @@ class Transfer:
         return True
 
     async def _copy_named(self, key: str) -> bool:
+        if await self._by_service(key):
+            return True
         try:
             found = await self._source.get(key, ByteRange(0, _PIECE_BYTES))
             if found.size_bytes <= _PIECE_BYTES:

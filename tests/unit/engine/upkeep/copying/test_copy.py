@@ -9,6 +9,7 @@ import pytest
 
 from icechunk_async import Repository
 from icechunk_async.engine.upkeep.copying.copy import copy_repository
+from icechunk_async.engine.upkeep.copying.selection import WHOLE, Selection
 from icechunk_async.errors import (
     ConflictError,
     ObjectNotFoundError,
@@ -296,3 +297,19 @@ async def test_a_source_that_cannot_list_is_refused() -> None:
         with pytest.raises(UnsafeStorageError, match="a web server"):
             await copy_repository(Unlisted(source), destination)
         assert not await objects(destination)
+
+
+@pytest.mark.parametrize("part", [False, True])
+async def test_sums_travel_and_leases_stay(*, part: bool) -> None:
+    """Checksums belong to manifests and snapshots; sessions are open at one place."""
+    url, line = await littered(2)
+    async with open_storage(url) as source, open_storage(memory_url()) as destination:
+        async with Repository.open(source) as repository:
+            (manifest,) = await repository.list_manifest_files(line[1])
+        added = {f"sums/{line[1]}", f"sums/{manifest.id}"}
+        for key in (*added, "leases/sessions/one", "leases/spills/one/two"):
+            await source.put(key, b"beside")
+        selection = Selection.of(["main", "side"], None) if part else WHOLE
+        await copy_repository(source, destination, selection)
+        assert added <= (await stored(destination)).keys()
+        assert not [key for key in await stored(destination) if key.startswith("leases/")]

@@ -1,0 +1,80 @@
+"""Copies between buckets: the server copies, and large objects in parts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from icechunk_async import Repository
+from icechunk_async.errors import ObjectNotFoundError
+from icechunk_async.storage import open_storage
+from icechunk_async.storage.extensions import CopiesFrom
+from icechunk_async_s3 import writing
+from icechunk_async_s3.changing import Changer
+from tests.helpers import make_array, write
+
+if TYPE_CHECKING:
+    from tests.servers.s3.running import Server
+
+
+async def test_repository_is_copied_by_the_server(moto_server: Server) -> None:
+    """From one bucket to another; then to another prefix of that one."""
+    first, second = [await asyncio.to_thread(moto_server.bucket) for _ in range(2)]
+    options = moto_server.options()
+    async with Repository.create(f"s3://{first}/a b", storage_options=options) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (4,), (1,))
+        for number in range(4):
+            await write(session, f"a/c/{number}", bytes(1000))
+        tip = await session.commit("four chunks")
+        report = await repository.copy_to(f"s3://{second}/é", storage_options=options)
+        assert report.objects_by_service == report.objects_copied - 1
+    async with Repository.open(f"s3://{second}/é", storage_options=options) as copy:
+        assert (await copy.check_references()).is_whole
+        assert await copy.lookup_branch("main") == tip
+        report = await copy.copy_to(f"s3://{second}/again", storage_options=options)
+        assert report.objects_by_service == report.objects_copied - 1
+
+
+async def test_large_object_is_copied_in_parts(
+    moto_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the server refused to copy it in one request."""
+
+    async def refuse(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(Changer, "copy_from", refuse)
+    monkeypatch.setattr(writing, "_COPIED_PART_BYTES", 5 << 20)
+    first, second = [await asyncio.to_thread(moto_server.bucket) for _ in range(2)]
+    options = moto_server.options()
+    body = bytes(range(256)) * (11 << 12)
+    async with (
+        open_storage(f"s3://{first}/x", **options) as source,
+        open_storage(f"s3://{second}/y", **options) as target,
+    ):
+        assert isinstance(target, CopiesFrom)
+        assert target.copies_from(source)
+        await source.put("chunks/large", body)
+        await target.copy_from(source, "chunks/large")
+        assert (await target.get("chunks/large")).data == body
+        with pytest.raises(ObjectNotFoundError):
+            await target.copy_from(source, "chunks/none")
+
+
+async def test_missing_source_is_told(moto_server: Server) -> None:
+    """Nothing is made."""
+    bucket = await asyncio.to_thread(moto_server.bucket)
+    options = moto_server.options()
+    async with (
+        open_storage(f"s3://{bucket}/x", **options) as source,
+        open_storage(f"s3://{bucket}/y", **options) as target,
+        open_storage(f"s3://{bucket}/y", **{**options, "endpoint_url": "http://[::1]:1"}) as other,
+    ):
+        assert isinstance(target, CopiesFrom)
+        assert not target.copies_from(other)
+        with pytest.raises(ObjectNotFoundError):
+            await target.copy_from(source, "chunks/none")
+        assert not [it async for it in target.list_prefix()]
