@@ -27,6 +27,9 @@ class S3StaticCredentials:
     session_token: str | None = field(default=None, repr=False)
     expires_after: datetime | None = None
     """When they end (aware); None where that is not known."""
+    endpoint_url: str | None = None
+    """The endpoint that they are for, in place of the one that a container
+    names; None for that of AWS, or of a container in a configuration of your own."""
 
     def __post_init__(self) -> None:
         """Refuse keys that cannot sign a request."""
@@ -51,7 +54,7 @@ class S3StaticCredentials:
         }
         if self.session_token is not None:
             options["session_token"] = self.session_token
-        return options
+        return {**options, **_at(self.endpoint_url)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,12 @@ class S3FromEnvironment:
 
     backend: ClassVar[str] = "s3"
 
+    endpoint_url: str | None = None
+    """As for `S3StaticCredentials`."""
+
     async def storage_options(self) -> dict[str, object]:
-        """Return nothing: it is what the backend does by itself."""
-        return {"anonymous": False}
+        """Return the endpoint; all else the backend does by itself."""
+        return {"anonymous": False, **_at(self.endpoint_url)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +91,16 @@ class S3Refreshable:
     get_credentials: Callback[S3StaticCredentials] = field(repr=False)
     initial: S3StaticCredentials | None = None
     """Begin with these where they are still good, so that many workers do not all ask at once."""
+    endpoint_url: str | None = None
+    """As for `S3StaticCredentials`; that of what the function returns does not count."""
 
     async def storage_options(self) -> dict[str, object]:
         """Return a function for the backend."""
         refresher = Refresher(
             "S3Refreshable", self.get_credentials, self.initial, (S3StaticCredentials,)
         )
-        return {"credentials": refresher}
+        return {"credentials": refresher, **_at(self.endpoint_url)}
+
+
+def _at(endpoint_url: str | None) -> dict[str, object]:
+    return {} if endpoint_url is None else {"endpoint_url": endpoint_url}

@@ -422,6 +422,7 @@ async def _assemble(
                 containers,
                 request.authorized,
                 lambda source: with_policies(source, budget, policies, immutable=lambda _: False),
+                request.config.effective_virtual_chunk_containers if request.config else (),
             )
         )
         options = manifest_options(config, spec_version)

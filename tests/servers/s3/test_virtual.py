@@ -114,16 +114,17 @@ async def test_guards_hold_for_both_engines(
                 f"a/c/{at}", location, offset=at, length=10, checksum=guard
             )
         await session.commit_async("virtual")
-    assert await _read_ours(tmp_path, prefix) == expected
+    assert await _read_ours(tmp_path, prefix, server) == expected
     assert await _read_theirs(tmp_path, prefix) == expected
     await put(server, bucket, BODY[::-1])
     replaced = [BODY[::-1][:10], None, None]
-    assert (await _read_ours(tmp_path, prefix))[:3] == replaced
+    assert (await _read_ours(tmp_path, prefix, server))[:3] == replaced
     assert (await _read_theirs(tmp_path, prefix))[:3] == replaced
 
 
-async def _read_ours(tmp_path: Path, prefix: str) -> list[bytes | None]:
-    authorized: dict[str, VirtualAccess] = {prefix: STATIC}
+async def _read_ours(tmp_path: Path, prefix: str, server: Server) -> list[bytes | None]:
+    endpoint = stored_options(server)["endpoint_url"]
+    authorized: dict[str, VirtualAccess] = {prefix: replace(STATIC, endpoint_url=endpoint)}
     async with Repository.open(
         tmp_path / "repo", authorize_virtual_chunk_access=authorized
     ) as repository:

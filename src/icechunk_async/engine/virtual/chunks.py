@@ -335,6 +335,7 @@ async def open_virtual(
     containers: Sequence[VirtualChunkContainer],
     authorized: Mapping[str, VirtualAccess],
     wrap: Callable[[Storage], Storage],
+    named: Sequence[VirtualChunkContainer] = (),
 ) -> AsyncGenerator[VirtualChunks]:
     """Open the authorised containers for the length of the block.
 
@@ -345,15 +346,18 @@ async def open_virtual(
             None, for stores that need no credential, and for S3 the credentials of the
             environment.
         wrap: puts the repository's policies around a storage.
+        named: containers of the reader's own configuration, whose endpoints may get credentials.
 
     Raises:
         VirtualContainerError: prefixes are authorised where there is no container.
-        VirtualAccessError: None was given for a store that needs a credential.
+        VirtualAccessError: None was given for a store that needs a credential, or the reader did
+            not name an endpoint that would get credentials.
         InvalidInputError: a credential is for another kind of store, or no option fits.
         MissingDriverError: the store's backend is not installed.
     """
     locations = VirtualLocations(containers)
     known = {container.url_prefix: container for container in containers}
+    own = {container.url_prefix: container for container in named}
     grants = settle_grants(known, authorized)
     async with AsyncExitStack() as stack:
         sources: dict[str, _Source] = {}
@@ -361,7 +365,7 @@ async def open_virtual(
             access = grant.access
             if access is None or isinstance(access, Mapping | Credential):
                 place = source_place(prefix)
-                options = await source_options(known[prefix], access)
+                options = await source_options(known[prefix], access, own.get(prefix))
                 storage = await stack.enter_async_context(
                     open_storage(place.url, **{**options, "read_only": True})
                 )

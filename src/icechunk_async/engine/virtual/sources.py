@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, fields
@@ -47,6 +48,7 @@ _PROOFS: Final = {
     "az": frozenset({"account_key", "sas_token", "connection_string", "credential", "anonymous"}),
 }
 """Options that are an identity: they come from the container or the reader, never from both."""
+_S3_ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _TRUE: Final = frozenset({"1", "true", "on", "yes", "y"})
 _SECONDS: Final = {
     "ms": 0.001,
@@ -80,12 +82,20 @@ def source_place(url_prefix: str) -> SourcePlace:
 
 
 async def source_options(
-    container: VirtualChunkContainer, access: Credential | Mapping[str, object] | None
+    container: VirtualChunkContainer,
+    access: Credential | Mapping[str, object] | None,
+    named: VirtualChunkContainer | None = None,
 ) -> dict[str, object]:
     """Return the options with which the backend opens a container.
 
+    Args:
+        container: as the repository declares it.
+        access: given by the reader.
+        named: the same container in a configuration of the reader's own, if there is one.
+
     Raises:
-        VirtualAccessError: nothing was given for a store that needs a credential.
+        VirtualAccessError: nothing was given for a store that needs a credential, or the container
+            would send the reader's credentials to an endpoint that the reader did not name.
         InvalidInputError: the credential is for another kind of store.
         ExpiredCredentialsError: the credential ended.
     """
@@ -93,6 +103,7 @@ async def source_options(
     stored = _stored(container)
     match access:
         case None:
+            _check_endpoint(container, stored, {}, named)
             return {**_by_default(container, place, stored), **stored}
         case Credential():
             if access.backend != place.backend:
@@ -104,7 +115,42 @@ async def source_options(
             given = dict(await access.storage_options())
         case _:
             given = dict(access)
+    _check_endpoint(container, stored, given, named)
     return _laid_over(place, stored, given)
+
+
+def _check_endpoint(
+    container: VirtualChunkContainer,
+    stored: Mapping[str, object],
+    given: Mapping[str, object],
+    named: VirtualChunkContainer | None,
+) -> None:
+    """Refuse an endpoint of S3 that gets the reader's credentials by the repository's word alone.
+
+    A signed request carries the session token, and its signature holds for some minutes.
+    """
+    if source_place(container.url_prefix).backend != "s3":
+        return  # of other stores no endpoint is followed, or the prefix names the host
+    endpoint = stored.get("endpoint_url")
+    proofs = given if _PROOFS["s3"] & given.keys() else stored
+    if not isinstance(endpoint, str) or "endpoint_url" in given or proofs.get("anonymous") is True:
+        return
+    known = [os.environ.get(name) for name in _S3_ENDPOINTS]  # those go with the environment's keys
+    if named is not None:
+        known.append(cast("str | None", _stored(named).get("endpoint_url")))
+    if endpoint in known:
+        return
+    prefix = veiled_url(container.url_prefix)
+    host = veiled_url(endpoint)
+    raise VirtualAccessError(
+        f"The virtual chunk container {prefix!r} is at the endpoint {host!r}. Only the repository "
+        "says so, so your credentials are not sent there. If you trust that endpoint with them, "
+        f"name it: authorize_virtual_chunk_access={{{prefix!r}: S3FromEnvironment(endpoint_url="
+        f"{host!r})}}, or as an option of the credential that you give; or open the repository "
+        "with a config= that has this container. S3Anonymous() reads without credentials.",
+        url_prefix=prefix,
+        endpoint_url=host,
+    )
 
 
 def _by_default(

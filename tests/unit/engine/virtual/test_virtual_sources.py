@@ -25,6 +25,7 @@ from icechunk_async.credentials import (
     LocalFileSystemAccess,
     S3Anonymous,
     S3FromEnvironment,
+    S3Refreshable,
     S3StaticCredentials,
 )
 from icechunk_async.engine.virtual import chunks as virtual
@@ -129,16 +130,24 @@ def _place(prefix: str) -> tuple[str, str, str]:
         (S3CompatibleStore(MINIO), None, {**REACHED, "anonymous": True}),
         (
             S3Store(MINIO),
-            KEYS,
+            replace(KEYS, endpoint_url="http://localhost:9000"),
             {
                 **REACHED,
                 **dict.fromkeys(("access_key_id", "secret_access_key", "session_token"), "given"),
             },
         ),
-        (S3Store(MINIO), S3FromEnvironment(), {**REACHED, "anonymous": False}),
+        (
+            S3Store(MINIO),
+            S3FromEnvironment("http://localhost:9000"),
+            {**REACHED, "anonymous": False},
+        ),
         (S3Store(MINIO), S3Anonymous(), {**REACHED, "anonymous": True}),
         (S3Store(MINIO), {"region": "us"}, {**REACHED, "anonymous": True, "region": "us"}),
-        (S3Store(MINIO), {"profile": "p"}, {**REACHED, "profile": "p"}),
+        (
+            S3Store(MINIO),
+            {"profile": "p", "endpoint_url": "http://localhost:9000"},
+            {**REACHED, "profile": "p"},
+        ),
         (TigrisStore(), S3Anonymous(), {"preset": "tigris", "anonymous": True}),
         (GcsStore(), None, {"token": "anonymous"}),
         (GcsStore(), GcsFromEnvironment(), {"token": None}),
@@ -214,6 +223,55 @@ async def test_addresses_and_files_of_the_repository_are_not_followed(
     assert "base_url, google_service_account" in caplog.text
     assert "endpoint, use_emulator" in caplog.text
     assert "evil" not in caplog.text
+
+
+EVIL = S3Options(region="eu", endpoint_url="https://evil.example", anonymous=False)
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        None,
+        KEYS,
+        S3FromEnvironment(),
+        S3Refreshable(lambda: KEYS),
+        {"profile": "p"},
+        {"anonymous": False},
+        {"region": "us"},
+    ],
+    ids=repr,
+)
+async def test_a_repository_cannot_send_the_readers_keys_to_an_endpoint(
+    access: Credential | dict[str, object] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader names it, in the credential, in a configuration, or in the environment."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    container = _container(S3Store(EVIL))
+    elsewhere = _container(S3Store(replace(EVIL, endpoint_url="https://mine.example")))
+    for own in (None, elsewhere, _container(S3Store())):
+        with pytest.raises(VirtualAccessError, match="S3FromEnvironment") as caught:
+            await source_options(container, access, own)
+        assert caught.value.context["endpoint_url"] == "https://evil.example"
+    options = await source_options(container, access, container)
+    assert options["endpoint_url"] == "https://evil.example"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://evil.example")
+    assert (await source_options(container, access)).keys() == options.keys()
+
+
+async def test_keys_go_to_the_endpoint_that_the_reader_named() -> None:
+    """Not to that of the container, which is followed only without keys."""
+    container, mine = _container(S3Store(EVIL)), "https://mine.example"
+    for access in (
+        replace(KEYS, endpoint_url=mine),
+        S3FromEnvironment(mine),
+        S3Refreshable(lambda: KEYS, endpoint_url=mine),
+        {"endpoint_url": mine},
+    ):
+        assert (await source_options(container, access))["endpoint_url"] == mine
+    for nobody in (S3Anonymous(), {"anonymous": True}):
+        options = await source_options(container, nobody)
+        assert (options["endpoint_url"], options["anonymous"]) == ("https://evil.example", True)
 
 
 async def test_none_opens_no_azure_container() -> None:
