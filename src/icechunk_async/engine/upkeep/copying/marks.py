@@ -149,9 +149,10 @@ def _digest_of_rest(info: RepoInfo) -> str:
 
 
 def _summary(shown: References) -> dict[str, Any]:
-    """Return the refs of a state of format version 2, and a sum of the rest but its history."""
+    """Return the refs of a state, and a sum of the rest but its history."""
     refs = {f"{kind} {name}": str(target) for (kind, name), target in shown.refs.named()}
-    return {"refs": refs, "rest": _digest_of_rest(shown.info)}
+    rest = shown.sums.get(CONFIG, "") if shown.spec_version == 1 else _digest_of_rest(shown.info)
+    return {"refs": refs, "rest": rest}
 
 
 @dataclass(frozen=True)
@@ -161,8 +162,7 @@ class Mark:
     references: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
     """Sums of each reference that the last copy found, and of what it puts there."""
     summaries: tuple[Mapping[str, Any], ...] = ()
-    """The same for format version 2, as refs. Collecting garbage in the copy changes the sums and
-    not these."""
+    """The same as refs. Collecting garbage in the copy changes the sums and not these."""
     source: Mapping[str, str] = field(default_factory=dict[str, str])
     """Sums of the references of the source that were copied last."""
     selection: tuple[Any, ...] = ()
@@ -215,7 +215,7 @@ class Mark:
                 sums = references.setdefault(key, [])
                 if it not in sums:
                     sums.append(it)
-        summaries = tuple(_summary(it) for it in states if it.spec_version > 1)
+        summaries = tuple(_summary(it) for it in states)
         return replace(self, references=references, summaries=summaries, shown=wanted.sums)
 
     def interrupted(self, there: References | None) -> bool:
@@ -230,33 +230,18 @@ def changes_since(mark: Mark, there: References) -> list[str]:
     """
     if all(it in mark.references.get(key, ()) for key, it in there.sums.items()):
         return []
-    if there.spec_version == 1:
-        return [
-            _words_of_key(key)
-            for key, it in sorted(there.sums.items())
-            if it not in mark.references.get(key, ())
-        ]
+    if not mark.summaries:
+        return ["it was not put there by a copy"]
     now = _summary(there)
-    found = [_changes_between(summary, now) for summary in mark.summaries]
-    return min(found, key=len, default=["it was not put there by a copy"])
-
-
-def _words_of_key(key: str) -> str:
-    if not key.startswith(REFS):
-        return f"{key!r} was changed"
-    kind, _, name = key.removeprefix(REFS).removesuffix(_FILE).partition(".")
-    return f"{kind} {name!r} was moved or created"
-
-
-def _changes_between(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for ref, target in now["refs"].items():
         kind, _, name = ref.partition(" ")
-        old = before["refs"].get(ref)
-        if old is None:
+        # In format version 1 some refs may be old and some new, where a copy was interrupted.
+        known = [it["refs"][ref] for it in mark.summaries if ref in it["refs"]]
+        if not known:
             words.append(f"{kind} {name!r} was created, at {target}")
-        elif old != target:
-            words.append(f"{kind} {name!r} was moved from {old} to {target}")
-    if now["rest"] != before["rest"]:
+        elif target not in known:
+            words.append(f"{kind} {name!r} was moved from {known[-1]} to {target}")
+    if now["rest"] not in {it["rest"] for it in mark.summaries}:
         words.append("its configuration, metadata, status or flags were changed")
     return words
