@@ -382,7 +382,8 @@ class _Hierarchy(ABC):
 
         Raises:
             SnapshotNotFoundError: what ``root`` stands on was collected as garbage.
-            SessionStateError: a fork is of another session.
+            SessionStateError: a fork is of another session; or ``root`` was forked from a session
+                with changes, so that it stands on a snapshot that was never published.
             MergeFailedError: forks clash.
 
         Cancellation and errors: the session has no changes.
@@ -390,6 +391,7 @@ class _Hierarchy(ABC):
         self._check_mode("resumed")
         for fork in (root, *forks):
             _check_is_fork(fork)
+        await self._check_published(root.snapshot_id)
         await self._forks.resume(root, forks, allow_overlaps=allow_overlaps)
 
     @property
@@ -410,6 +412,10 @@ class _Hierarchy(ABC):
                 was discarded.
         """
         self._forks.discard(it.fork_id if isinstance(it, ForkSession) else it for it in forks)
+
+    @abstractmethod
+    async def _check_published(self, snapshot_id: SnapshotId) -> None:
+        """Refuse to continue on a snapshot that no commit can follow."""
 
     def _check_mode(self, what: str) -> None:
         if self.mode is not SessionMode.WRITABLE:
@@ -666,14 +672,20 @@ class Session(_Hierarchy):
         as garbage. Afterwards the session is read-only and stands on it.
 
         Raises:
-            SnapshotNotFoundError: the session's base has expired or been collected (in format 1
-                only the latter is noticed). Nothing was published.
+            SnapshotNotFoundError: the session's base has expired or been collected. Nothing was
+                published.
             ReadOnlyError, ChunksCollectedError, SessionStateError: as `commit`.
 
         Cancellation: the snapshot may exist.
+
+        Cost: as `commit`; with format version 1 besides a listing of the refs, a request for each,
+        and one for each commit since the session began.
         """
         self._check_forks(allow_missing=allow_missing_forks)
         return await self._close_lease(await self._publisher.flush(message, metadata))
+
+    async def _check_published(self, snapshot_id: SnapshotId) -> None:
+        await self._publisher.check_published(snapshot_id)
 
     def _check_forks(self, *, allow_missing: bool) -> None:
         if not (allow_missing or self._publisher.outcome_unknown):  # it was checked before
@@ -834,6 +846,9 @@ class ForkSession(_Hierarchy):
         """Which fork this is, and which others were merged into it or are missing from it."""
         state = self._state
         return state.lineage if isinstance(state, _Detached) else state.forks.lineage
+
+    async def _check_published(self, snapshot_id: SnapshotId) -> None:
+        """Leave it to the session that commits: a fork does not know the history."""
 
     @property
     def unmerged_forks(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
@@ -432,8 +432,35 @@ class Publisher:
         if versions is not None:
             self._record = Record(base.id, base.id, versions)
         elif self._record is None or self._record.at != base.id:
-            self._record = await record_of(self._history, base.id, self._record)
+            try:
+                self._record = await record_of(self._history, base.id, self._record)
+            except SnapshotNotFoundError:
+                # It expired, so it is not the tip. The tip is looked at when this try has failed.
+                self._record = Record(base.id, None, {})
         return await self._recorded(once, self._record)
+
+    async def check_published(self, snapshot_id: SnapshotId) -> None:
+        """Refuse to stand on a snapshot that is not part of the history.
+
+        Raises:
+            SessionStateError: it was never published, or it is not known whether it was.
+
+        Cost: none in format 2; in format 1 a request for each commit since.
+        """
+        if self._history.capabilities.operations_log:
+            with suppress(SnapshotNotFoundError):
+                await self._history.snapshot_info(snapshot_id)
+                return
+        async for info in self._history.ancestry(self.workspace.base.id):
+            if info.id == snapshot_id or snapshot_id in info.pruned_ancestor_logs:
+                return
+        raise SessionStateError(
+            f"The root of the work to continue stands on snapshot {snapshot_id}, which is not part "
+            f"of the history of branch {self.branch!r}, so that nothing on top of it can be "
+            "committed: it was forked from a session that had changes already, or the branch was "
+            "reset, or in format version 1 the snapshot expired. Fork the root of work that others "
+            "may continue from a session without changes."
+        )
 
     async def _recorded(self, once: Transaction, record: Record) -> Snapshot | None:
         if record.found_at is None or not record.holds(once):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import batched, takewhile
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,7 @@ from icechunk_async.errors import (
     ConflictError,
     InvalidInputError,
     RebaseFailedError,
+    SnapshotNotFoundError,
     UnsupportedBySpecError,
 )
 from icechunk_async.format.zarr_document import parse_document
@@ -269,7 +271,8 @@ async def rebase(
     Raises:
         RebaseFailedError: a conflict that the solver did not settle. The workspace stands on
             the last commit that did not clash, with its changes.
-        ConflictError: the branch was reset: the workspace's base is no longer part of it.
+        ConflictError: the branch was reset: the workspace's base is no longer part of it. Or the
+            base expired, and what was committed since is not known (format 1).
         BranchNotFoundError: the branch is gone.
 
     Cancellation: the workspace stands on its old base or on a commit after it, with its
@@ -330,20 +333,46 @@ async def _settle(
     workspace.rebase_to(theirs, changes, replayed=True)
 
 
+async def _why_not_part(history: History, base_id: SnapshotId) -> str:
+    """Return why a session's base is not among the ancestors of the tip of its branch."""
+    if not history.capabilities.operations_log:
+        return (
+            "the branch was reset, or the base expired. Format version 1 does not record what "
+            "commits touched that expired, so conflicts with them cannot be found."
+        )
+    try:
+        await history.snapshot_info(base_id)
+    except SnapshotNotFoundError:
+        return (
+            "it expired, and the history does not say what the commits touched that expired with "
+            "it (versions of the official engine before 2.1 forget that), or the branch was reset."
+        )
+    return "the branch was reset or its tip amended."
+
+
 async def _commits_since(
     history: History, branch: str, base_id: SnapshotId, tip: SnapshotId | None
 ) -> list[SnapshotInfo]:
-    """Return the commits of a branch after a snapshot, oldest first."""
+    """Return the commits of a branch after a snapshot, oldest first.
+
+    If the snapshot expired, the oldest commit that is left remembers the logs of those that went
+    with it: the ones after the snapshot stay with that commit.
+    """
     if tip is None or tip == base_id:  # the tip that was read last may be out of date
         tip = await history.branch_tip(branch)
     commits: list[SnapshotInfo] = []
     async for info in history.ancestry(tip):
         if info.id == base_id:
             return commits[::-1]
+        if base_id in info.pruned_ancestor_logs:
+            place = info.pruned_ancestor_logs.index(base_id)
+            after = info.pruned_ancestor_logs[place + 1 :]
+            return [*commits, replace(info, pruned_ancestor_logs=after)][::-1]
         commits.append(info)
+    why = await _why_not_part(history, base_id)
     raise ConflictError(
         f"Branch {branch!r} is at {tip}, and the session's base {base_id} is no longer part of "
-        "it: the branch was reset or its tip amended. Begin a new session.",
+        f"it: {why} Begin a new session.",
         branch=branch,
         expected_parent=str(base_id),
         actual_parent=str(tip),

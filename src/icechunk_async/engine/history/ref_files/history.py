@@ -294,8 +294,7 @@ class RefFilesHistory:
             case Amend():
                 self.capabilities.require("amend")
             case Detach(parent_id):
-                if not await self._is_stored(parent_id):
-                    raise no_snapshot(parent_id)
+                await self._check_in_history(parent_id)
                 await self._check_sources(publication.sources - {parent_id})
                 await store_and_look()
                 await self._storage.sync()
@@ -306,6 +305,23 @@ class RefFilesHistory:
         notes = await read_notes(self._storage)
         self._known_notes = {it.name: it for it in notes}
         await guard.admit([it for it in notes if it.name not in known], 0, stored=True)
+
+    async def _check_in_history(self, snapshot_id: SnapshotId) -> None:
+        """Refuse if no ref leads to a snapshot any more: the next collection would delete it.
+
+        What is cached may be older than an expiration by somebody else, so nothing is taken from
+        there.
+        """
+        branches, tags = await gather(self.branches(), self.tags())
+        seen: set[SnapshotId] = set()
+        for tip in {**branches, **tags}.values():
+            current: SnapshotId | None = tip
+            while current is not None and current not in seen:
+                if current == snapshot_id:
+                    return
+                seen.add(current)
+                current = (await self._assets.read_snapshot(current)).parent_id
+        raise no_snapshot(snapshot_id)
 
     async def _check_sources(self, sources: AbstractSet[SnapshotId]) -> None:
         """Refuse if a snapshot was collected. Cost: one request for each."""

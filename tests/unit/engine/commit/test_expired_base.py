@@ -1,0 +1,150 @@
+"""Sessions whose base expired while they were open."""
+
+from __future__ import annotations
+
+import pytest
+
+from icechunk_async import ForkSession, Repository
+from icechunk_async.conflicts import BasicConflictSolver, ConflictDetector, VersionSelection
+from icechunk_async.engine.commit.once import Transaction
+from icechunk_async.errors import (
+    ConflictError,
+    RebaseFailedError,
+    SessionStateError,
+    SnapshotNotFoundError,
+)
+from tests.helpers import memory_url, read, write
+from tests.unit.engine.upkeep.upkeep_tools import CHUNK, commit, littered, now, read_all
+
+DETECTOR = ConflictDetector()
+
+
+async def _expired(repository: Repository) -> None:
+    """Let three commits follow, and expire all but the last."""
+    for number in (50, 51, 52):
+        await commit(repository, number, f"after {number}")
+    await repository.expire_snapshots(now())
+    await commit(repository, 53, "after it expired")
+
+
+@pytest.mark.parametrize("expirations", [1, 2])
+async def test_it_commits_over_the_gap(expirations: int) -> None:
+    """Format 2 remembers what was touched; also if what remembers it expires in turn."""
+    url, _ = await littered(2)
+    async with Repository.open(url) as repository:
+        session = await repository.writable_session("main")
+        await write(session, "a/c/60", CHUNK)
+        for _ in range(expirations):
+            await _expired(repository)
+        base = session.snapshot_id
+        tip = await session.commit("late", rebase_with=DETECTOR)
+        assert base not in [it.id async for it in repository.ancestry(branch="main")]
+        reader = await repository.readonly_session("main")
+        assert reader.snapshot_id == tip
+        assert await read(reader, "a/c/60") == CHUNK
+        assert await read(reader, "a/c/51") is not None
+    await read_all(url)
+
+
+@pytest.mark.parametrize(("chunk", "clashes"), [(3, False), (50, True), (52, True), (53, True)])
+async def test_conflicts_in_the_gap_are_those_after_the_base(chunk: int, *, clashes: bool) -> None:
+    """Commits that expired before the session began do not count, though the log has them, too."""
+    url, _ = await littered(2)  # which wrote chunks 0 to 3
+    async with Repository.open(url) as repository:
+        session = await repository.writable_session("main")
+        await write(session, f"a/c/{chunk}", CHUNK)
+        await _expired(repository)
+        if clashes:
+            with pytest.raises(RebaseFailedError, match="chunk double update"):
+                await session.commit("late", rebase_with=DETECTOR)
+        ours = BasicConflictSolver(on_chunk_conflict=VersionSelection.USE_OURS)
+        await session.commit("late", rebase_with=ours if clashes else DETECTOR)
+        reader = await repository.readonly_session("main")
+        assert await read(reader, f"a/c/{chunk}") == CHUNK
+
+
+async def test_a_named_commit_finds_its_way_over_the_gap() -> None:
+    """The base is not asked for the transactions that it records."""
+    url, _ = await littered(2)
+    async with Repository.open(url) as repository:
+        session = await repository.writable_session("main")
+        await write(session, "a/c/60", CHUNK)
+        await _expired(repository)
+        once = Transaction("job", 1)
+        first = await session.commit("late", rebase_with=DETECTOR, once=once)
+        again = await repository.writable_session("main")
+        await write(again, "a/c/60", CHUNK)
+        assert await again.commit("late", rebase_with=DETECTOR, once=once) == first
+        assert again.already_committed
+
+
+async def test_format_1_says_that_it_cannot_know() -> None:
+    """It does not record what expired commits touched; nothing is published and no change lost."""
+    url, _ = await littered(1)
+    async with Repository.open(url) as repository:
+        session = await repository.writable_session("main")
+        await write(session, "a/c/60", CHUNK)
+        await _expired(repository)
+        with pytest.raises(ConflictError, match=r"the base expired\. Format version 1 does not"):
+            await session.commit("late", rebase_with=DETECTOR)
+        assert await read(session, "a/c/60") == CHUNK
+
+
+async def test_a_reset_branch_is_told_from_an_expired_base(spec: int) -> None:
+    """Where that can be known."""
+    url, line = await littered(spec)
+    async with Repository.open(url) as repository:
+        session = await repository.writable_session("main")
+        await write(session, "a/c/60", CHUNK)
+        await repository.reset_branch("main", line[1])
+        told = "the branch was reset or its tip amended" if spec == 2 else "reset, or the base"
+        with pytest.raises(ConflictError, match=told):
+            await session.commit("late", rebase_with=DETECTOR)
+
+
+async def test_work_on_an_unpublished_snapshot_is_not_continued(spec: int) -> None:
+    """Its commits would conflict with everything."""
+    url = memory_url()
+    async with Repository.create(url, spec_version=spec) as repository:
+        await commit(repository, 1, "first")
+        gone = await repository.writable_session("main")
+        clean = ForkSession.from_bytes((await gone.fork()).to_bytes())
+        await write(gone, "a/c/5", CHUNK)
+        dirty = ForkSession.from_bytes((await gone.fork()).to_bytes())
+        await commit(repository, 2, "newer")
+        session = await repository.writable_session("main")
+        with pytest.raises(SessionStateError, match="forked from a session that had changes"):
+            await session.resume(dirty)
+        assert not session.has_uncommitted_changes
+        await session.resume(clean)
+        assert session.snapshot_id == clean.snapshot_id
+
+
+async def test_work_on_an_expired_snapshot_is_continued() -> None:
+    """Format 2 knows what came after it."""
+    url, _ = await littered(2)
+    async with Repository.open(url) as repository:
+        gone = await repository.writable_session("main")
+        root = await gone.fork()
+        await write(root, "a/c/60", CHUNK)
+        await _expired(repository)
+        session = await repository.writable_session("main")
+        await session.resume(ForkSession.from_bytes(root.to_bytes()))
+        await session.commit("late", rebase_with=DETECTOR)
+        reader = await repository.readonly_session("main")
+        assert await read(reader, "a/c/60") == CHUNK
+
+
+async def test_nothing_is_flushed_onto_an_expired_snapshot(spec: int) -> None:
+    """The next collection would delete what it builds on; another handle expired it."""
+    url, _ = await littered(spec)
+    async with Repository.open(url) as repository, Repository.open(url) as other:
+        session = await repository.writable_session("main")
+        await write(session, "a/c/60", CHUNK)
+        await _expired(other)
+        with pytest.raises(SnapshotNotFoundError, match="It may have expired"):
+            await session.flush("late")
+        later = await repository.writable_session("main")
+        await write(later, "a/c/61", CHUNK)
+        await commit(other, 62, "newer")
+        await later.flush("beside")
