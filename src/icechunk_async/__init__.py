@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async._version import __version__
+
 if TYPE_CHECKING:
     from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.files.packs import Packing
@@ -23,6 +25,7 @@ __all__ = [
     "Session",
     "SnapshotId",
     "Transaction",
+    "__version__",
 ]
 
 # Imported at first use: backends and the command need not wait for zarr and NumPy.

@@ -22,6 +22,7 @@
     │   ├── UnsupportedSpecVersionError
     │   └── ChunkDamagedError            a chunk's bytes are not those that were written
     ├── InvalidInputError (ValueError)   the call itself is wrong; fix it
+    │   ├── WrongTypeError (TypeError)
     │   ├── InvalidURLError
     │   ├── UnknownSchemeError
     │   ├── InvalidObjectKeyError
@@ -241,6 +242,12 @@ class InvalidInputError(IcechunkError, ValueError):
     """An argument is wrong; nothing was done."""
 
     kind = "invalid-input"
+
+
+class WrongTypeError(InvalidInputError, TypeError):
+    """An argument, or a part of one, has a type that cannot be used; nothing was done."""
+
+    kind = "wrong-type"
 
 
 class InvalidURLError(InvalidInputError):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import icechunk_async
 import icechunk_async.sync as facade
 from icechunk_async import Repository
 from icechunk_async.conflicts import Resolution
@@ -225,11 +226,12 @@ def test_a_solver_without_a_decision_is_refused() -> None:
 
 
 def test_versions_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """They are those of this library, under the official names."""
-    assert facade.user_agent() == f"icechunk-async-{facade.__version__}"
+    """This library's, and that of the official release whose names it has."""
+    assert facade.user_agent() == f"icechunk-async-{icechunk_async.__version__}"
     facade.print_debug_info()
     printed = capsys.readouterr().out
-    assert f"icechunk-async:  {facade.__version__}\n" in printed
+    assert f"icechunk-async:  {icechunk_async.__version__}, with the names of icechunk " in printed
+    assert facade.__version__ == icechunk.__version__
     assert f"zarr:  {zarr.__version__}\n" in printed
 
 

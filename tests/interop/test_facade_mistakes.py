@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from tests.interop.facade_pair import PACKAGES
@@ -80,6 +81,16 @@ class Place:
         status = self.package.RepoStatus(self.package.RepoAvailability.read_only)
         self.repo.set_status(status)
         return self.repo
+
+    def wrote(self) -> Any:
+        """Return a session that wrote a chunk."""
+        session = self.session
+        zarr.open_array(session.store, path="a")[0] = 2
+        return session
+
+    def module(self, name: str) -> Any:
+        """Return a module of the package."""
+        return import_module(f"{self.package.__name__}.{name}")
 
     def old(self) -> Any:
         """Return a repository of format version 1."""
@@ -179,3 +190,40 @@ def test_the_same_mistake_has_the_same_class_and_code(
         found.append((type(caught.value).__name__, caught.value.kind))
     assert found[1] == found[0]
     assert icechunk.ErrorKind(found[0][1])
+
+
+class Odd:
+    """No JSON."""
+
+
+WRONG_TYPES: dict[str, Callable[[Place], object]] = {
+    "commit": lambda it: it.wrote().commit("m", {"x": Odd()}),
+    "commit a set": lambda it: it.wrote().commit("m", {"x": {1, 2}}),
+    "commit within": lambda it: it.wrote().commit("m", {"x": [{"y": Odd()}]}),
+    "commit a number as name": lambda it: it.wrote().commit("m", {1: 2}),
+    "commit a list": lambda it: it.wrote().commit("m", [1]),
+    "amend": lambda it: it.wrote().amend("m", metadata={"x": Odd()}),
+    "flush": lambda it: it.wrote().flush("m", metadata={"x": Odd()}),
+    "set": lambda it: it.repo.set_metadata({"x": Odd()}),
+    "update": lambda it: it.repo.update_metadata({"x": Odd()}),
+    "default": lambda it: it.repo.set_default_commit_metadata({"x": Odd()}),
+    "rewrite": lambda it: it.repo.rewrite_manifests("m", branch="main", metadata={"x": Odd()}),
+    "merge a session": lambda it: it.module("distributed").merge_sessions(it.session),
+    "merge a number": lambda it: it.module("distributed").merge_sessions(it.session.fork(), 3),
+    "reduce other arrays": lambda it: it.module("dask").merge_sessions_array_kwargs(
+        np.ones(2), axis=(0,), keepdims=True
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG_TYPES.values(), ids=WRONG_TYPES)
+@pytest.mark.parametrize("package", PACKAGES, ids=["official", "facade"])
+def test_a_value_of_a_wrong_type_is_a_type_error(
+    package: Any, mistake: Callable[[Place], object]
+) -> None:
+    """Nothing was done."""
+    place = Place(package)
+    with pytest.raises(TypeError):
+        mistake(place)
+    assert place.repo.lookup_branch("main") == place.tip
+    assert place.repo.get_metadata() == place.repo.default_commit_metadata() == {}

@@ -255,3 +255,24 @@ def test_virtual_references_and_commit_methods() -> None:
     assert facade.CommitMethod == icechunk.CommitMethod
     spec = facade.VirtualChunkSpec([0], "s3://a/b", 0, 1)
     assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+@pytest.mark.parametrize("spec", [1, 2])
+def test_a_repository_is_displayed_alike_with_its_format(spec: int) -> None:
+    """Not after it was closed, or before it was opened: showing it opens nothing."""
+    repository = alike(
+        lambda package: package.Repository.create(
+            package.in_memory_storage(), spec_version=package.SpecVersion(spec)
+        )
+    )
+    assert repr(repository).startswith(f"<icechunk_async.sync.Repository (v{spec})>\n")
+    assert f"sync.Repository (v{spec})<" in repository._repr_html_()
+    repository.close()
+    assert repr(repository).startswith("<icechunk_async.sync.Repository>\n")
+
+
+def test_dictionaries_of_splitting_have_types() -> None:
+    """For annotations of programs that make them."""
+    for name in ("ManifestSplitValues", "SplitSizesDict"):
+        assert hasattr(icechunk.config, name)
+        assert getattr(facade.config, name).__name__ == name

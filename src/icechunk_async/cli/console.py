@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from icechunk_async._runtime.text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Generator
     from datetime import datetime
@@ -67,17 +69,13 @@ def make_console(*, stderr: bool = False) -> Console:
 
 def plain(text: str, style: str = "") -> Text:
     """Return text without markup, with control characters escaped."""
-    lines = (_escape(line) for line in text.splitlines())
+    lines = map(printable, text.splitlines())
     return Text("\n".join(lines), style=style)
 
 
 def one_line(text: str) -> str:
     """Return text on one line, with control characters escaped."""
-    return _escape(" ".join(text.split()))
-
-
-def _escape(line: str) -> str:
-    return "".join(it if it.isprintable() else repr(it)[1:-1] for it in line)
+    return printable(" ".join(text.split()))
 
 
 def make_table(*columns: str, header: bool = True) -> Table:

@@ -5,6 +5,8 @@ from icechunk_async.sync.official.conditions import (
     ManifestPreloadCondition,
     ManifestSplitCondition,
     ManifestSplitDimCondition,
+    ManifestSplitValues,
+    SplitSizesDict,
 )
 from icechunk_async.sync.official.configuration import (
     CachingConfig,
@@ -31,11 +33,13 @@ __all__ = [
     "ManifestPreloadConfig",
     "ManifestSplitCondition",
     "ManifestSplitDimCondition",
+    "ManifestSplitValues",
     "ManifestSplittingConfig",
     "ManifestVirtualChunkLocationCompressionConfig",
     "ObjectStoreConfig",
     "RepoUpdateRetryConfig",
     "RepositoryConfig",
+    "SplitSizesDict",
     "initialize_logs",
     "set_logs_filter",
     "shutdown_telemetry",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, cast, override
 
 import anyio.to_thread
 
+from icechunk_async._runtime.text import printable
 from icechunk_async.engine.commit import conflicts as native
 from icechunk_async.sync.official.display import Choice, Displayed, public
 from icechunk_async.sync.official.mirrors import mirrors
@@ -79,7 +80,7 @@ class Conflict(Displayed):
     def _rows(self) -> list[tuple[str, object]]:
         return [
             ("conflict_type", repr(self.conflict_type)),
-            ("path", self.path),
+            ("path", printable(self.path)),
             ("conflicted_chunks", self.conflicted_chunks),
         ]
 

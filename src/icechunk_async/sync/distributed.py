@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from icechunk_async.sync.errors import InvalidInputError
+from icechunk_async.errors import WrongTypeError
+from icechunk_async.sync.errors import InvalidInputError, translate, translated
+from icechunk_async.sync.handles.sessions import not_a_fork
 from icechunk_async.sync.session import ForkSession, Session
 from icechunk_async.sync.store import IcechunkStore
 
@@ -32,15 +34,16 @@ def extract_session(
         keepdims: ignored.
 
     Raises:
-        InvalidInputError: the array is in another kind of store.
+        InvalidInputError: it is no array, or is in another kind of store; a `TypeError`, too.
     """
-    store = zarray.store
-    if not isinstance(store, IcechunkStore):
-        raise InvalidInputError(
-            f"The array is in a {type(store).__name__}, which has no session. Open it from "
-            "Session.store."
+    store = getattr(zarray, "store", None)
+    if isinstance(store, IcechunkStore):
+        return store.session
+    given = f"a {type(zarray).__name__}" if store is None else f"in a {type(store).__name__}"
+    with translated():
+        raise WrongTypeError(
+            f"The array is {given}, which has no session. Open it from Session.store."
         )
-    return store.session
 
 
 def merge_sessions(*sessions: Nested) -> ForkSession:
@@ -54,7 +57,8 @@ def merge_sessions(*sessions: Nested) -> ForkSession:
         The first of them, with the changes of all.
 
     Raises:
-        InvalidInputError: there is no fork, or a value that is not a fork.
+        InvalidInputError: there is no fork, or a value that is not a fork; for that it is a
+            `TypeError`, too.
         MergeConflictError: two of them changed the same thing differently; the first may have
             the changes of some.
     """
@@ -72,8 +76,6 @@ def _flatten(sessions: Iterable[Nested]) -> Iterator[ForkSession]:
         if isinstance(it, ForkSession):
             yield it
         elif isinstance(it, Session | str) or not hasattr(it, "__iter__"):
-            raise InvalidInputError(
-                f"Only forks can be merged, made by Session.fork; this is a {type(it).__name__}."
-            )
+            raise translate(not_a_fork(it))
         else:
             yield from _flatten(it)

@@ -92,6 +92,11 @@ class Repository(Displayed):
         """Use `create`, `open` or `open_or_create`."""
         self.handle = repository
 
+    def _title(self) -> str:
+        opened = self.handle.ready  # showing a repository that was unpickled does not open it
+        version = "" if opened is None else f" (v{opened.spec_version})"
+        return f"icechunk_async.sync.{type(self).__name__}{version}"
+
     def _rows(self) -> Rows:
         return [("storage", self.storage), ("config", "<RepositoryConfig ...>")]
 
@@ -572,7 +577,11 @@ class Repository(Displayed):
     # Metadata, status and feature flags; all but the commit metadata need format version 2
 
     def set_default_commit_metadata(self, metadata: dict[str, Any]) -> None:
-        """Give these properties to later commits; the properties of a commit take precedence."""
+        """Give these properties to later commits; the properties of a commit take precedence.
+
+        Raises:
+            InvalidInputError: one cannot be stored; a `TypeError`, too, if its type is to blame.
+        """
         self.handle.set_default_metadata(metadata)
 
     def default_commit_metadata(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
 from icechunk_async.sync.bridge.pairs import asked, awaited, blocking, twin_of
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.errors import coded, translated
+from icechunk_async.sync.handles.sessions import not_a_fork
 from icechunk_async.sync.official.configuration import RepositoryConfig
 from icechunk_async.sync.official.display import Displayed
 from icechunk_async.sync.official.mirrors import to_native
@@ -217,8 +218,13 @@ class Session(Displayed):
 
         Raises:
             SessionStateError: one was not forked from here.
+            InvalidInputError: one is no session; a `TypeError`, too.
             ConflictError: two changed the same; nothing was merged.
         """
+        with translated():
+            for it in others:
+                if not isinstance(it, Session):  # pyright: ignore[reportUnnecessaryIsInstance]
+                    raise not_a_fork(it)
         forks = [other.handle.fork for other in others]
         await self.handle.ask(lambda session: session.merge(*forks))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Final, Self, cast, override
 
+from icechunk_async._runtime.text import printable
 from icechunk_async.engine.history.graph import AncestryGraph
 from icechunk_async.sync.official.display import Displayed, Record, public
 
@@ -92,7 +93,7 @@ class Diff(Displayed):
         chunks = [
             line
             for path, coords in sorted(self.updated_chunks.items())
-            for line in (f"{path}:", *(f"    {line}" for line in _few(map(str, coords))))
+            for line in (f"{printable(path)}:", *(f"    {line}" for line in _few(map(str, coords))))
         ]
         moves = [f"{source} -> {target}" for source, target in self.moved_nodes]
         sections = (
@@ -138,7 +139,7 @@ def _few(lines: Iterable[str]) -> list[str]:
     """Return the first lines, and the number of the others."""
     every = list(lines)
     more = [f"... and {len(every) - _SHOWN} more"] if len(every) > _SHOWN else []
-    return every[:_SHOWN] + more
+    return [*map(printable, every[:_SHOWN]), *more]
 
 
 @public("snapshots")

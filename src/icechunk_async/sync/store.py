@@ -340,8 +340,8 @@ class IcechunkStore(Displayed, Store, SyncMixin):
         return self.list_prefix("")
 
     def list_prefix(self, prefix: str) -> AsyncCloseableIterator[str]:
-        """Iterate over all keys that begin with a string."""
-        return AsyncCloseableIterator[str].of_pages(self._pages(prefix))
+        """Iterate over all keys that begin with a string; `/` is the root, as officially."""
+        return AsyncCloseableIterator[str].of_pages(self._pages("" if prefix == "/" else prefix))
 
     def list_dir(self, prefix: str) -> AsyncCloseableIterator[str]:
         """Iterate over the names directly below a path."""

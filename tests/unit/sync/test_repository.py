@@ -181,8 +181,8 @@ def test_a_repository_that_is_closed_while_it_opens_does_not_stay_open(
     with ThreadPoolExecutor(1) as thread:
         answer = thread.submit(copy.list_branches)
         assert begun.wait(60)
-        copy.close()
         before = len(closed)
+        copy.close()
         let_go.set()
         with pytest.raises(errors.StorageClosedError):
             answer.result()

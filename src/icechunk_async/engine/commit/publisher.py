@@ -399,7 +399,7 @@ class Publisher:
     def _finish(self, snapshot: Snapshot) -> SnapshotId:
         """Stand on a snapshot that was published, for reading."""
         how = "holds the transaction already" if self._already_committed else "published"
-        _log.info("snapshot %s %s: %s", snapshot.id, how, snapshot.message)
+        _log.info("snapshot %s %s: %r", snapshot.id, how, snapshot.message)
         self._doubtful.clear()
         self.mode = SessionMode.READONLY
         self.workspace.rebase_to(snapshot, ChangeSet())

@@ -11,6 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import gather
+from icechunk_async._runtime.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -207,11 +208,13 @@ class AncestryGraph:
     def _svg_row(self, row: Row, index: int, left: int) -> list[str]:
         y, shade = _y(index), self._shade(row.lane)
         names = [
-            f'<tspan font-weight="bold" fill="{shade}">{escape(it)}</tspan>' for it in row.branches
+            f'<tspan font-weight="bold" fill="{shade}">{escape(it)}</tspan>'
+            for it in map(printable, row.branches)
         ]
         tag_shade = "currentColor" if self.plain else _TAG_COLOR
         names += [
-            f'<tspan font-style="italic" fill="{tag_shade}">{escape(it)}</tspan>' for it in row.tags
+            f'<tspan font-style="italic" fill="{tag_shade}">{escape(it)}</tspan>'
+            for it in map(printable, row.tags)
         ]
         labels = f" ({', '.join(names)})" if names else ""
         muted = "currentColor" if self.plain else _MUTED
@@ -249,14 +252,14 @@ def _text_row(row: Row, width: int, paint: _Paint) -> str:
             cells.append(paint("─", _color(last)) if row.lane < column < last else " ")
         joined = row.lane <= column < last
         cells.append(paint("─", _color(last)) if joined else " ")
-    names = [paint(name, _color(row.lane)) for name in row.branches]
-    names += [paint(name, _TAG_COLOR) for name in row.tags]
+    names = [paint(printable(name), _color(row.lane)) for name in row.branches]
+    names += [paint(printable(name), _TAG_COLOR) for name in row.tags]
     labels = f" ({', '.join(names)})" if names else ""
     return f"{''.join(cells)}{paint(_short(row), _MUTED)}{labels} {_title(row)}".rstrip()
 
 
 def _caption(row: Row) -> str:
-    names = ", ".join((*row.branches, *row.tags))
+    names = ", ".join(map(printable, (*row.branches, *row.tags)))
     return f"{_short(row)} ({names}) {_title(row)}"
 
 
@@ -265,9 +268,8 @@ def _short(row: Row) -> str:
 
 
 def _title(row: Row) -> str:
-    """Return the first line of the message, without control characters."""
-    line = row.info.message.split("\n", 1)[0]
-    return "".join(it if it.isprintable() else "\N{REPLACEMENT CHARACTER}" for it in line)
+    """Return the first line of the message."""
+    return printable(row.info.message.split("\n", 1)[0])
 
 
 def _x(column: int) -> int:

@@ -7,11 +7,16 @@ repository: a migrated repository has both.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgpack
 
-from icechunk_async.errors import FormatError, InvalidInputError, UnsupportedSpecVersionError
+from icechunk_async.errors import (
+    FormatError,
+    InvalidInputError,
+    UnsupportedSpecVersionError,
+    WrongTypeError,
+)
 from icechunk_async.format.json.flexbuffers import decode_flexbuffer, encode_flexbuffer
 from icechunk_async.format.json.values import JSON, MAX_DEPTH, checked_json, utf8
 
@@ -70,12 +75,15 @@ def encode_items(metadata: Mapping[str, JSON], spec_version: int) -> list[tuple[
     """Write a metadata map item by item, in the order of the UTF-8 bytes of the names.
 
     Raises:
-        InvalidInputError: a name is no text, or a value is not JSON.
+        InvalidInputError: a name is no text, or a value is not JSON; a `WrongTypeError` if its
+            type is to blame.
     """
     items: list[tuple[str, bytes]] = []
-    for name, value in metadata.items():
+    given: Mapping[object, JSON] = cast("Any", metadata)
+    for name, value in given.items():
         if not _is_text(name):
-            raise InvalidInputError(
+            problem = InvalidInputError if isinstance(name, str) else WrongTypeError
+            raise problem(
                 f"the metadata name {name!r:.64} cannot be stored; names are str with a UTF-8 form"
             )
         called = f"metadata[{name!r:.64}]"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
-from icechunk_async.errors import InvalidInputError
+from icechunk_async.errors import InvalidInputError, WrongTypeError
 
 __all__ = ["JSON", "MAX_DEPTH", "checked_json", "utf8"]
 
@@ -23,9 +23,10 @@ _MAX_INT: Final = 2**64 - 1
 class _NotJSONError(Exception):
     """Carries the path upwards; each container on the way puts its step in front."""
 
-    def __init__(self, problem: str) -> None:
+    def __init__(self, problem: str, kind: type[InvalidInputError] = InvalidInputError) -> None:
         super().__init__(problem)
         self.problem = problem
+        self.kind = kind
         self.steps: list[str] = []
 
 
@@ -38,13 +39,14 @@ def checked_json(value: object, name: str, *, nul_in_keys: bool = True) -> JSON:
         nul_in_keys: whether keys may contain the NUL character.
 
     Raises:
-        InvalidInputError: something in it is no JSON value; names the path to it.
+        WrongTypeError: something in it has another type; names the path to it.
+        InvalidInputError: a number or text in it has no JSON form, or it is nested too deeply.
     """
     try:
         return _plain(value, MAX_DEPTH, nul_in_keys=nul_in_keys)
     except _NotJSONError as error:
         path = name + "".join(reversed(error.steps))
-        raise InvalidInputError(
+        raise error.kind(
             f"{path} {error.problem}. Allowed: None, bool, finite float, str, int from -2^63 to "
             f"2^64-1, and lists and str-keyed dicts of them, at most {MAX_DEPTH} deep.",
             path=path,
@@ -90,7 +92,7 @@ def _plain_scalar(value: object) -> bool | int | float | str | None:
         return float(value)
     if isinstance(value, str):
         return _plain_text(value)
-    raise _NotJSONError(f"is of type {type(value).__name__}")
+    raise _NotJSONError(f"is of type {type(value).__name__}", WrongTypeError)
 
 
 def _plain_text(text: str) -> str:
@@ -102,7 +104,7 @@ def _plain_text(text: str) -> str:
 
 def _plain_key(key: object, *, nul_in_keys: bool) -> str:
     if not isinstance(key, str):
-        raise _NotJSONError("is under a key that is no str")
+        raise _NotJSONError("is under a key that is no str", WrongTypeError)
     if "\0" in key and not nul_in_keys:
         # FlexBuffers ends keys at NUL: the rest of the name would be lost.
         raise _NotJSONError("is under a key with NUL, which FlexBuffers cannot hold")

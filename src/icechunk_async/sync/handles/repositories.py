@@ -7,6 +7,7 @@ a process, and the last few of these repositories stay open.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import threading
@@ -22,10 +23,12 @@ from icechunk_async._runtime.concurrency import SingleFlight
 from icechunk_async._runtime.processes import generation
 from icechunk_async.errors import StorageClosedError, VirtualContainerError
 from icechunk_async.format.config.secrets import veiled_url
+from icechunk_async.format.json.metadata import encode_items
 from icechunk_async.repository import Repository as AsyncRepository
 from icechunk_async.sync.bridge.portal import at_exit, run, run_later
 from icechunk_async.sync.errors import translated
 from icechunk_async.sync.handles.arguments import described, given_access, given_config
+from icechunk_async.sync.official.states import SpecVersion
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["RepositoryHandle", "Source"]
 
 _KEPT_OPEN: Final = 4
+_NEWEST: Final = int(SpecVersion.current())
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,9 @@ class RepositoryHandle:
         """Keep the source; nothing is opened yet."""
         self.source = source
         self._open: _Open | None = None
-        self._opening: SingleFlight[int, _Open] = SingleFlight()
+        self._opening: SingleFlight[int, None] = SingleFlight()
+        self._opener: tuple[int, asyncio.Task[Any]] | None = None
+        """The task that opens the repository at present, and the generation of its loop."""
         self._closed: Exception | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -164,13 +170,30 @@ class RepositoryHandle:
             return ready
         if self._closed is not None:
             raise self._closed.with_traceback(None)
-        opened = await self._opening.run(0, lambda: _Open.enter(self.source.opening()))
-        if self._closed is not None:  # by another thread in the meantime
-            await opened.close()
+        try:
+            await self._opening.run(0, self._enter_source)
+        except asyncio.CancelledError:
+            if self._closed is None or _is_being_cancelled():
+                raise
+        ready = self.ready
+        if ready is None:
+            assert self._closed is not None  # by another thread in the meantime
             raise self._closed.with_traceback(None)
-        if self._open is not opened:
-            self._keep(opened)
-        return opened.repository
+        return ready
+
+    async def _enter_source(self) -> None:
+        """Open the repository and keep it: nobody else would close it if all who wait gave up."""
+        task = asyncio.current_task()
+        assert task is not None  # of the flight
+        self._opener = generation(), task
+        try:
+            opened = await _Open.enter(self.source.opening())
+            if self._closed is None:
+                self._keep(opened)
+            else:
+                await opened.close()
+        finally:
+            self._opener = None  # after the result is kept, so that `close` sees one of both
 
     def now(self) -> AsyncRepository:
         """Return the native repository; blocks if it must be opened first."""
@@ -190,13 +213,19 @@ class RepositoryHandle:
                 yield convert(item)
 
     def set_default_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Give these properties to all later commits."""
+        """Give these properties to all later commits.
+
+        Raises:
+            InvalidInputError: one cannot be stored; those in force stay.
+        """
+        with translated():
+            encode_items(metadata, _NEWEST)
         self.source = replace(self.source, default_metadata=dict(metadata))
         if self.ready is not None:
             self.ready.default_commit_metadata = dict(metadata)
 
     def close(self, advice: str = "") -> None:
-        """Close the repository for good.
+        """Close the repository for good, also if it is being opened.
 
         Args:
             advice: the message for later uses of the handle; a general one if empty.
@@ -207,8 +236,23 @@ class RepositoryHandle:
                 if advice
                 else StorageClosedError("The repository was closed. Open it again.")
             )
-        if self._open is not None:
-            run(self._open.close())
+        # In this order: whatever opens it keeps the result before it forgets the task.
+        if self._opener is not None or self._open is not None:
+            run(self._end())
+
+    async def _end(self) -> None:
+        """Give up the opening, and close what is open; in this process and on the portal's loop."""
+        if self._opener is not None and self._opener[0] == generation():
+            opener = self._opener[1]
+            opener.cancel()
+            await asyncio.wait([opener])
+        if self._open is not None and self._open.generation == generation():
+            await self._open.close()
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class _Open:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async._runtime.concurrency import SingleFlight
 from icechunk_async._runtime.processes import generation
-from icechunk_async.errors import SessionStateError
+from icechunk_async.errors import SessionStateError, WrongTypeError
 from icechunk_async.format.ids import SessionId
 from icechunk_async.session import ForkSession as AsyncForkSession
 from icechunk_async.sync.bridge.portal import run
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from icechunk_async.session import AnySession as AsyncSession
     from icechunk_async.sync.handles.repositories import RepositoryHandle
 
-__all__ = ["SessionHandle"]
+__all__ = ["SessionHandle", "not_a_fork"]
 
 _ADVICE: Final = (
     "A writable session stays in its process: a copy could not commit. Make one child per task "
@@ -208,6 +208,13 @@ class SessionHandle:
         with translated():
             async for item in question(await self.session()):
                 yield item
+
+
+def not_a_fork(value: object) -> WrongTypeError:
+    """Return the error for something to merge that is neither a fork nor any other session."""
+    return WrongTypeError(
+        f"Only forks can be merged, made by Session.fork; this is a {type(value).__name__}."
+    )
 
 
 async def _attach(fork: AsyncForkSession, repository: AsyncRepository) -> None:

@@ -9,7 +9,7 @@ import sys
 from importlib import metadata
 from typing import Final
 
-from icechunk_async._version import __version__
+from icechunk_async._version import __version__ as _own_version
 from icechunk_async.sync.official.states import SpecVersion
 
 __all__ = [
@@ -23,6 +23,9 @@ __all__ = [
     "user_agent",
 ]
 
+__version__: Final = "2.3.0"
+"""The release of the official package whose names these are: programs that work with several
+releases of it compare this. The version of this library is `icechunk_async.__version__`."""
 _VARIABLE: Final = "ICECHUNK_LOG"
 _LEVELS: Final = {
     "trace": logging.DEBUG,
@@ -39,7 +42,7 @@ def print_debug_info() -> None:
     """Print the versions of the platform, of Python, and of this library and its companions."""
     print(f"platform:  {platform.platform()}")  # noqa: T201 - what it is for
     print(f"python:  {platform.python_version()}")  # noqa: T201 - what it is for
-    print(f"icechunk-async:  {__version__}")  # noqa: T201 - what it is for
+    print(f"icechunk-async:  {_own_version}, with the names of icechunk {__version__}")  # noqa: T201 - what it is for
     for name in ("zarr", "numcodecs", "numpy", "xarray", "dask", "virtualizarr"):
         try:
             print(f"{name}:  {metadata.version(name)}")  # noqa: T201 - what it is for
@@ -59,7 +62,7 @@ def supported_spec_versions() -> list[SpecVersion]:
 
 def user_agent() -> str:
     """Return the name and version of this library. Its backends do not send it with requests."""
-    return f"icechunk-async-{__version__}"
+    return f"icechunk-async-{_own_version}"
 
 
 class _OwnHandler(logging.StreamHandler):  # type: ignore[type-arg]

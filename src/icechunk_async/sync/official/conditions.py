@@ -18,7 +18,14 @@ from icechunk_async.sync.official.variants import Items, Kinds, Variant, kinds
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ManifestPreloadCondition", "ManifestSplitCondition", "ManifestSplitDimCondition"]
+__all__ = [
+    "AnyDim",
+    "ManifestPreloadCondition",
+    "ManifestSplitCondition",
+    "ManifestSplitDimCondition",
+    "ManifestSplitValues",
+    "SplitSizesDict",
+]
 
 _HOME: Final = "icechunk_async.sync.config"
 _KINDS: Final = {
@@ -232,3 +239,14 @@ class ManifestSplitDimCondition(Kinds):
         """All dimensions."""
 
         _made_by: ClassVar = "any"
+
+
+type AnyDim = (
+    ManifestSplitDimCondition.Axis
+    | ManifestSplitDimCondition.DimensionName
+    | ManifestSplitDimCondition.Any
+)
+type ManifestSplitValues = dict[AnyDim, int]
+"""Numbers of chunks by dimension, for `ManifestSplittingConfig.from_dict`."""
+type SplitSizesDict = dict[ManifestSplitCondition, ManifestSplitValues]
+"""Such numbers by array."""

@@ -13,20 +13,15 @@ from icechunk_async.sync.official.sections import Section
 
 if TYPE_CHECKING:
     from icechunk_async.sync.official.conditions import (
+        AnyDim,
         ManifestPreloadCondition,
         ManifestSplitCondition,
-        ManifestSplitDimCondition,
+        SplitSizesDict,
     )
     from icechunk_async.sync.official.containers import VirtualChunkContainer
     from icechunk_async.sync.official.sections import RepoUpdateRetryConfig, StorageSettings
 
-    type _Dim = (
-        ManifestSplitDimCondition.Axis
-        | ManifestSplitDimCondition.DimensionName
-        | ManifestSplitDimCondition.Any
-    )
-    type SplitSizes = Sequence[tuple[ManifestSplitCondition, Sequence[tuple[_Dim, int]]]]
-    type SplitSizesDict = dict[ManifestSplitCondition, dict[_Dim, int]]
+    type SplitSizes = Sequence[tuple[ManifestSplitCondition, Sequence[tuple[AnyDim, int]]]]
 
 __all__ = [
     "CachingConfig",

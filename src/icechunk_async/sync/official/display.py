@@ -8,6 +8,7 @@ from html import escape
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, cast, override
 
+from icechunk_async._runtime.text import printable
 from icechunk_async.format.config.secrets import veiled_url
 
 if TYPE_CHECKING:
@@ -66,13 +67,16 @@ class Displayed:
         """Return names, and plain values or other displayed ones. No secrets."""
         raise NotImplementedError
 
+    def _title(self) -> str:
+        return title_of(type(self))
+
     @override
     def __repr__(self) -> str:
-        return text(title_of(type(self)), self._rows())
+        return text(self._title(), self._rows())
 
     @override
     def __str__(self) -> str:
-        return text(title_of(type(self)), self._rows())
+        return text(self._title(), self._rows())
 
     def __rich_repr__(self) -> Iterator[tuple[str, object]]:
         """Let rich print names and values, folded and in colour."""
@@ -84,7 +88,7 @@ class Displayed:
 
     def as_html(self) -> str:
         """Return title and rows as HTML; displayed values are folded away."""
-        title = escape(title_of(type(self)))
+        title = escape(self._title())
         inner = _html_rows(self._rows())
         return f'<div class="icechunk-async"><header>{title}</header>{inner}</div>'
 
@@ -129,22 +133,28 @@ def _lines(rows: Rows) -> str:
     lines: list[str] = []
     for name, value in rows:
         if isinstance(value, Displayed | Group):
-            lines += [f"{name}:", indent(str(value), _INDENT).rstrip("\n")]
+            lines += [f"{printable(name)}:", indent(str(value), _INDENT).rstrip("\n")]
         else:
-            lines.append(f"{name}: {value}")
+            lines.append(f"{printable(name)}: {_shown(value)}")
     return "".join(f"{line}\n" for line in lines)
 
 
 def _html_rows(rows: Rows) -> str:
     parts: list[str] = []
     for name, value in rows:
+        title = escape(printable(name))
         if isinstance(value, Displayed | Group):
             inner = _html_rows(value.rows()) if isinstance(value, Group) else value.as_html()
-            parts.append(f"<details><summary><b>{escape(name)}</b></summary>{inner}</details>")
+            parts.append(f"<details><summary><b>{title}</b></summary>{inner}</details>")
         else:
-            shown = escape(str(value)).replace("\n", "<br>")
-            parts.append(f"<div><b>{escape(name)}:</b> {shown}</div>")
+            shown = escape(_shown(value)).replace("\n", "<br>")
+            parts.append(f"<div><b>{title}:</b> {shown}</div>")
     return "".join(parts)
+
+
+def _shown(value: object) -> str:
+    """Return text that cannot do harm on a terminal; messages keep their lines."""
+    return printable(str(value), keep="\n")
 
 
 class Choice(IntEnum):
@@ -162,7 +172,7 @@ class Choice(IntEnum):
 def literal(value: object) -> str:
     """Return a value as part of an expression."""
     if isinstance(value, str):
-        return json.dumps(veiled_url(value), ensure_ascii=False)
+        return printable(json.dumps(veiled_url(value), ensure_ascii=False))
     if isinstance(value, Choice):
         return value.name
     if isinstance(value, dict):

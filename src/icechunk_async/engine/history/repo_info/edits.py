@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async._runtime.text import printable
 from icechunk_async.engine.history.protocol import (
     MAIN,
     MOVE_NODE,
@@ -195,7 +196,7 @@ def change_status(status: RepoStatus) -> Edit:
 def check_online(info: RepoInfo) -> None:
     """Refuse changes while the repository's status forbids them."""
     if info.status.availability is not Availability.ONLINE:
-        why = f": {info.status.reason}" if info.status.reason else ""
+        why = f": {printable(info.status.reason)}" if info.status.reason else ""
         raise RepositoryReadOnlyError(
             f"The repository is {info.status.availability.name.lower()}{why}. Reading works; to "
             "write, wait until its status is set back to online.",

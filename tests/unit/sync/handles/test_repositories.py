@@ -1,0 +1,140 @@
+"""Handles of repositories: they are closed whenever that happens, and leave nothing open."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from icechunk_async.errors import StorageClosedError
+from icechunk_async.sync import Repository, Storage
+from icechunk_async.sync.bridge.portal import run
+from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
+from icechunk_async_memory import MemoryStorage
+from tests.helpers import memory_url
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from icechunk_async.storage import Storage as AsyncStorage
+
+
+class SlowPlace(Storage):
+    """A place that is found only after something else has happened."""
+
+    happened: Callable[[], Awaitable[object]]
+
+    async def place(self) -> tuple[str | AsyncStorage, dict[str, object]]:
+        """Wait."""
+        await self.happened()
+        return await super().place()
+
+
+@pytest.fixture
+def open_storages(monkeypatch: pytest.MonkeyPatch) -> list[MemoryStorage]:
+    """Return a list of the storages that are open at present."""
+    found: list[MemoryStorage] = []
+    begin, close = MemoryStorage.__init__, MemoryStorage.close
+
+    def begun(storage: MemoryStorage, *args: Any, **kwargs: Any) -> None:
+        begin(storage, *args, **kwargs)
+        found.append(storage)
+
+    def closed(storage: MemoryStorage) -> Any:
+        if storage in found:
+            found.remove(storage)
+        return close(storage)
+
+    monkeypatch.setattr(MemoryStorage, "__init__", begun)
+    monkeypatch.setattr(MemoryStorage, "close", closed)
+    return found
+
+
+@pytest.fixture
+def url() -> str:
+    """Create a repository, and return its URL."""
+    url = memory_url()
+    Repository.create(url).close()
+    return url
+
+
+def test_closing_gives_up_an_opening_that_waits(url: str) -> None:
+    """Nobody waits for ever: neither who closes nor who asked for the repository."""
+    waiting = threading.Event()
+
+    async def never() -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    place = SlowPlace(url)
+    place.happened = never
+    handle = RepositoryHandle(Source(place))
+    raised: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            handle.now()
+        except BaseException as error:  # noqa: BLE001 - it is looked at
+            raised.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert waiting.wait(60)
+    handle.close()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert len(raised) == 1
+    assert isinstance(raised[0], StorageClosedError)
+    assert handle.ready is None
+
+
+def test_a_repository_closed_at_any_moment_of_its_opening_is_closed(
+    url: str, open_storages: list[MemoryStorage]
+) -> None:
+    """Before, in, and after each step; the one that asked is told, or got it before."""
+    ends: set[str] = set()
+    for steps in range(40):
+        handle = RepositoryHandle(Source(Storage(url)))
+        ends.add(run(_close_after(handle, steps)))
+        assert not open_storages, steps
+        with pytest.raises(StorageClosedError):
+            handle.now()
+    assert ends == {"StorageClosedError", "opened"}
+
+
+async def _close_after(handle: RepositoryHandle, steps: int) -> str:
+    """Begin to open, let the loop turn, and close from another thread."""
+    opening = asyncio.ensure_future(handle.repository())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await asyncio.to_thread(handle.close)
+    try:
+        await opening
+    except StorageClosedError as error:
+        return type(error).__name__
+    return "opened"
+
+
+def test_an_opening_whose_asker_gives_up_at_any_moment_stays_open_no_longer_than_the_handle(
+    url: str, open_storages: list[MemoryStorage]
+) -> None:
+    """It is either undone, or kept for the next who asks and closed with the handle."""
+    kept = set()
+    for steps in range(40):
+        handle = RepositoryHandle(Source(Storage(url)))
+        run(_cancel_after(handle, steps))
+        kept.add(handle.ready is not None)
+        assert len(open_storages) == (handle.ready is not None), steps
+        handle.close()
+        assert not open_storages, steps
+    assert kept == {False, True}
+
+
+async def _cancel_after(handle: RepositoryHandle, steps: int) -> None:
+    opening = asyncio.ensure_future(handle.repository())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    opening.cancel()
+    await asyncio.wait([opening])
