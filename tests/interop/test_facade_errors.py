@@ -108,6 +108,7 @@ def test_every_error_of_the_engine_is_translated(cls: type[errors.IcechunkError]
         errors.IcechunkError,
         errors.InvalidInputError,
         errors.InvalidConfigError,
+        errors.WrongTypeError,  # there it is a plain TypeError
         *OF_SPARK,
     }
     if issubclass(cls, errors.InvalidInputError):

@@ -262,7 +262,7 @@ def test_a_repository_is_displayed_alike_with_its_format(spec: int) -> None:
     """Not after it was closed, or before it was opened: showing it opens nothing."""
     repository = alike(
         lambda package: package.Repository.create(
-            package.in_memory_storage(), spec_version=package.SpecVersion(spec)
+            package.in_memory_storage(), spec_version=spec
         )
     )
     assert repr(repository).startswith(f"<icechunk_async.sync.Repository (v{spec})>\n")

@@ -366,6 +366,7 @@ _KINDS: Final[Mapping[type[native.IcechunkError], ErrorKind]] = {
     native.RepositoryReadOnlyError: ErrorKind.READ_ONLY_REPOSITORY,
     native.SessionStateError: ErrorKind.NOT_ALLOWED,
     native.NothingToCommitError: ErrorKind.NO_CHANGES_TO_COMMIT,
+    native.ChunksCollectedError: ErrorKind.NOT_ALLOWED,
     native.VirtualChunkError: ErrorKind.VIRTUAL_CHUNK_FETCH,
     native.VirtualContainerError: ErrorKind.NO_CONTAINER_FOR_VIRTUAL_CHUNK,
     native.VirtualAccessError: ErrorKind.UNAUTHORIZED_VIRTUAL_CHUNK_CONTAINER,

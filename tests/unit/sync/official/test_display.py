@@ -82,7 +82,7 @@ def test_names_and_messages_of_others_do_no_harm_when_history_is_drawn() -> None
 
 
 def test_the_reason_of_a_refusal_does_no_harm() -> None:
-    """Whoever closed the repository wrote it."""
+    """Another writer, who closed the repository, gave it."""
     with Repository.create(in_memory_storage()) as repository:
         repository.set_status(RepoStatus(RepoAvailability.read_only, NOW, BAD))
         with pytest.raises(RepositoryReadOnlyError) as caught:
