@@ -261,9 +261,7 @@ def test_virtual_references_and_commit_methods() -> None:
 def test_a_repository_is_displayed_alike_with_its_format(spec: int) -> None:
     """Not after it was closed, or before it was opened: showing it opens nothing."""
     repository = alike(
-        lambda package: package.Repository.create(
-            package.in_memory_storage(), spec_version=spec
-        )
+        lambda package: package.Repository.create(package.in_memory_storage(), spec_version=spec)
     )
     assert repr(repository).startswith(f"<icechunk_async.sync.Repository (v{spec})>\n")
     assert f"sync.Repository (v{spec})<" in repository._repr_html_()
