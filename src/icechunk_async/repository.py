@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.upkeep.copying.copy import CopyReport
     from icechunk_async.engine.upkeep.integrity.report import VerifyReport
     from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
+    from icechunk_async.engine.upkeep.sums import AddedSums, ContentReport
     from icechunk_async.engine.virtual.chunks import VirtualAccess
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.operations_log import Update
@@ -1198,6 +1199,74 @@ class Repository:
         from icechunk_async.engine.upkeep.check import check_references  # noqa: PLC0415 -- slow to import
 
         return await check_references(self._engine, progress)
+
+    async def add_sums(
+        self,
+        *,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: SnapshotId | str | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> AddedSums:
+        """Read the chunks of a snapshot that have no checksum yet, and store one for each.
+
+        At most one of the first three arguments is given; ``main`` if none is. Snapshots that
+        share manifests with this one share the sums. The bytes count as right that are there now.
+        A content root is recorded by the next commit, also an empty one (``allow_empty=True``),
+        in a repository that keeps sums.
+
+        Args:
+            branch: complete its tip.
+            tag: complete its snapshot.
+            snapshot_id: complete this snapshot.
+            progress: called with the number of manifests and chunks done.
+
+        Returns:
+            What was added. Chunks that are missing or too short are listed, and stay without a sum.
+
+        Raises:
+            BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: it does not exist.
+            FormatError: a manifest is missing or damaged. Sums of those before it are stored.
+            StorageError: as after FormatError. Calling again continues after the last manifest.
+
+        Cancellation: the sums of manifests that were finished are stored.
+
+        Cost: reads every chunk without a sum once, 32 at a time; memory for 256 MiB of chunks or
+        one longer chunk, and one manifest.
+        """
+        from icechunk_async.engine.upkeep.sums import add_sums  # noqa: PLC0415 -- slow to import
+
+        snapshot = await self._engine.load(branch, tag, snapshot_id)
+        return await add_sums(self._engine, snapshot, progress)
+
+    async def check_content(
+        self,
+        *,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: SnapshotId | str | None = None,
+    ) -> ContentReport:
+        """Return the content root of a snapshot, and whether manifests and sums agree with it.
+
+        The root vouches for all nodes, manifests and sums, and through the sums for chunks. Chunks
+        themselves are not read: `verify` compares them with their sums.
+
+        At most one argument is given; ``main`` if none is.
+
+        Args:
+            branch: check its tip.
+            tag: check its snapshot.
+            snapshot_id: check this snapshot.
+
+        Raises:
+            BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: it does not exist.
+            StorageError: something could not be read.
+
+        Cancellation: no effect. Cost: reads every manifest of the snapshot, and its sidecar.
+        """
+        from icechunk_async.engine.upkeep.sums import check_content  # noqa: PLC0415 -- slow to import
+
+        return await check_content(self._engine, await self._engine.load(branch, tag, snapshot_id))
 
     async def verify(
         self,

@@ -14,11 +14,14 @@ from icechunk_async.engine.upkeep.copying.copy import CopyReport, RefChange
 from icechunk_async.engine.upkeep.integrity.report import Finding, NotLookedAt, VerifyReport
 from icechunk_async.engine.upkeep.migrate import MigrationReport, upgrade
 from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
+from icechunk_async.engine.upkeep.sums import AddedSums, ContentReport
 
 __all__ = [
+    "AddedSums",
     "BrokenReference",
     "ChunkStorageStats",
     "CompactReport",
+    "ContentReport",
     "CopyReport",
     "Finding",
     "GarbageReport",

@@ -16,6 +16,7 @@ _MORE: Final = (
 _LEASE: Final = "takes `lease` and `owner` as well, for sessions that garbage collection spares"
 _ABSTRACT: Final = "cannot be made either; its subclasses take arguments"
 
+_SUMS: Final = "takes sums and verify_reads as well, by keyword only"
 DIFFERENT: Final = {
     "AncestryGraph": _PLAIN,
     "AzureCredentials.Refreshable": _DEFAULTS,
@@ -39,6 +40,12 @@ DIFFERENT: Final = {
     "ObjectStoreConfig.Gcs": _DEFAULTS,
     "ObjectStoreConfig.Http": _DEFAULTS,
     "RepoAvailability": _ENUM,
+    "Repository.create": _SUMS,
+    "Repository.create_async": _SUMS,
+    "Repository.open": _SUMS,
+    "Repository.open_async": _SUMS,
+    "Repository.open_or_create": _SUMS,
+    "Repository.open_or_create_async": _SUMS,
     "Repository.transaction": _MORE,
     "Repository.writable_session": _LEASE,
     "Repository.writable_session_async": _LEASE,

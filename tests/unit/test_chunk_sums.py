@@ -505,3 +505,141 @@ async def test_a_copy_has_the_sums() -> None:
             found = await objects(copy.storage)
             assert {key: found.get(key) for key in wanted} == wanted
             assert await unknown_in(copy) == []
+
+
+# Adding sums, and content roots
+
+
+@SPECS
+async def test_added_sums_are_those_of_the_chunks_that_are_there(spec: int) -> None:
+    """Whole afterwards; a second call reads no chunk; the next commit records a root."""
+    url = memory_url()
+    async with Repository.create(url, spec_version=spec) as repository:
+        await filled(repository)
+    async with open_storage(url) as plain:
+        storage = LatencyStorage(plain, seconds=0)
+        async with Repository.open(storage, sums=True) as repository:
+            done = await repository.add_sums(branch="main")
+            assert (done.manifests, done.manifests_completed, done.chunks) == (1, 1, 4)
+            assert (done.bytes_read, done.unreadable) == (4000, ())
+            storage.forget()
+            again = await repository.add_sums()
+            assert (again.manifests_completed, again.chunks) == (0, 0)
+            assert not [it for it in storage.log if "chunks/" in it[1]]
+            assert await unknown_in(repository) == []
+            content = await repository.check_content()
+            assert content.root is not None
+            assert (content.is_right, content.recorded) == (True, None)
+    async with Repository.open(url, sums=True) as repository:
+        session = await repository.writable_session("main")
+        await session.commit("root", allow_empty=True)
+        found = await repository.check_content()
+        assert (found.recorded, found.is_right) == (content.root, True)
+
+
+async def test_sums_are_added_beside_those_that_are_known() -> None:
+    """A root that was recorded before stays right, and later commits say more."""
+    url = memory_url()
+    async with Repository.create(url) as repository:
+        await filled(repository)
+        await filled(repository, path="b")
+    async with Repository.open(url, sums=True) as repository:
+        await repository.add_sums()
+        session = await repository.writable_session("main")
+        await make_array(session, "c", (4,), (1,))
+        await session.commit("recorded")
+        assert (await repository.check_content()).is_right
+    async with Repository.open(url, sums=False) as repository:
+        session = await repository.writable_session("main")
+        await write(session, "a/c/1", chunk(101))
+        await session.commit("by another writer")
+        assert (await repository.check_content()).root is None
+    async with Repository.open(url, sums=True) as repository:
+        session = await repository.writable_session("main")
+        await write(session, "a/c/2", chunk(102))
+        await session.commit("by us")
+        middle = session.snapshot_id
+        assert await unknown_in(repository) == [0, 1, 3]
+        report = await repository.check_content()
+        assert (report.incomplete, report.is_right, report.problems) == (1, False, ())
+        assert report.recorded == report.root  # it vouches for the manifests
+        assert (await repository.add_sums()).chunks == 3
+        assert (await repository.check_content(snapshot_id=middle)).problems == ()
+        session = await repository.writable_session("main")
+        await write(session, "b/c/1", chunk(201))
+        await session.commit("on top")
+        assert (await repository.check_content()).is_right
+
+
+async def test_chunks_that_cannot_be_read_stay_without_a_sum() -> None:
+    """They are listed, and all others get theirs."""
+    async with Repository.create(memory_url()) as repository:
+        await filled(repository)
+        session = await repository.readonly_session("main")
+        handle = await session.workspace.find_chunk("/a", (2,))
+        assert handle is not None
+        key = f"chunks/{getattr(handle.ref, 'chunk_id')}"  # noqa: B009
+        await repository.storage.delete([key])
+        done = await repository.add_sums()
+        assert done.chunks == 3
+        (message,) = done.unreadable
+        assert key in message
+        report = await repository.check_content()
+        assert (report.incomplete, report.is_right) == (1, False)
+
+
+async def test_content_root_notices_every_object_that_it_vouches_for() -> None:
+    """A flipped bit of a manifest's file, of a sidecar, of the list; a lost object."""
+    async with made() as repository:
+        await filled(repository)
+        report = await repository.check_content()
+        assert report.is_right
+        assert report.root == report.recorded
+        (manifest_id,) = (await repository.readonly_session("main")).workspace.base.manifests
+        keys = [f"manifests/{manifest_id}", sums_key(manifest_id), f"sums/{report.snapshot_id}"]
+        for key in keys:
+            good = bytes((await repository.storage.get(key)).data)
+            wrong = bytearray(good)
+            wrong[-20] ^= 1
+            for bad in (bytes(wrong), None):
+                if bad is None:
+                    await repository.storage.delete([key])
+                else:
+                    await repository.storage.put(key, bad)
+                found = await repository.check_content()
+                assert not found.is_right
+                assert found.problems
+            await repository.storage.put(key, good)
+        assert (await repository.check_content()).is_right
+
+
+async def test_equal_contents_have_one_root_and_others_another() -> None:
+    """An empty commit keeps it; any change of a document or a chunk makes another."""
+    async with made() as repository:
+        await filled(repository)
+        roots = [(await repository.check_content()).root]
+        for change in ("nothing", "a/zarr.json", "a/c/1"):
+            session = await repository.writable_session("main")
+            if change == "a/zarr.json":
+                await make_array(session, "a", (8,), (1,), attributes={"unit": "K"})
+            elif change == "a/c/1":
+                await write(session, "a/c/1", chunk(100))
+            await session.commit(change, allow_empty=True)
+            report = await repository.check_content()
+            assert report.is_right
+            roots.append(report.root)
+        assert roots[0] == roots[1]
+        assert len(set(roots)) == 3
+
+
+async def test_digests_can_be_checked_with_ordinary_tools(tmp_path: Any) -> None:
+    """As the documentation says: the list has the format of sha256sum."""
+    async with Repository.create(tmp_path.as_uri(), sums=True) as repository:
+        await filled(repository)
+        report = await repository.check_content()
+    data = (tmp_path / "sums" / str(report.snapshot_id)).read_bytes()
+    assert hashlib.sha256(data).hexdigest() == report.root
+    lines = [line.split("  ") for line in data.decode().splitlines() if not line.startswith("#")]
+    assert [key.partition("/")[0] for _, key in lines] == ["manifests", "sums"]
+    for digest, key in lines:
+        assert hashlib.sha256((tmp_path / key).read_bytes()).hexdigest() == digest

@@ -1,19 +1,22 @@
-"""Integrity: `verify`."""
+"""Integrity: `verify` and `sums`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.filesize import decimal
 from rich.text import Text
 
-from icechunk_async.cli.commands import Authorize, url_command
+from icechunk_async.cli.commands import Authorize, repository_command, url_command
 from icechunk_async.cli.console import REMOVED, make_table, plain, showing_progress
+from icechunk_async.cli.targets import find_target
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from icechunk_async import Repository
     from icechunk_async.upkeep import VerifyReport
 
 __all__ = ["register"]
@@ -41,6 +44,9 @@ _Sample = Annotated[
         help="Look at some chunks only: a share such as 0.05 or 5%, or a number such as 1000.",
     ),
 ]
+_SumsRef = Annotated[
+    str, typer.Option("--ref", metavar="REF", help="A branch, a tag or a snapshot id.")
+]
 _Seed = Annotated[int, typer.Option("--seed", help="Draws another sample.")]
 _State = Annotated[
     str | None,
@@ -50,6 +56,20 @@ _State = Annotated[
         help="Keep here how far it is; if the file exists, continue the run that left it.",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """The document of `sums`."""
+
+    snapshot_id: str
+    manifests: int
+    manifests_completed: int
+    chunks: int
+    bytes_read: int
+    unreadable: list[str]
+    content_root: str | None
+    is_complete: bool
 
 
 def _sample(text: str | None) -> float | None:
@@ -114,6 +134,44 @@ async def verify(
         )
 
 
+async def sums(repository: Repository, *, ref: _SumsRef = "main") -> Summed:
+    """Give a checksum to each chunk of a snapshot that has none.
+
+    Chunks without one are read once; what is there now counts as right. Later commits keep sums if
+    the repository was created or opened so. The content root vouches for all manifests and sums.
+
+    Exit code 1 if chunks could not be read.
+
+    JSON keys: snapshot_id, manifests, manifests_completed, chunks, bytes_read, unreadable
+    (messages), content_root (null if no list of digests could be made), is_complete.
+    """
+    target = (await find_target(repository, ref)).snapshot_id
+    with showing_progress() as progress:
+        done = await repository.add_sums(snapshot_id=target, progress=progress)
+    content = await repository.check_content(snapshot_id=target)
+    return Summed(
+        str(done.snapshot_id),
+        done.manifests,
+        done.manifests_completed,
+        done.chunks,
+        done.bytes_read,
+        list(done.unreadable),
+        content.root,
+        content.is_right,
+    )
+
+
+def _show_summed(document: Summed, console: Console) -> None:
+    for it in document.unreadable:
+        console.print(Text.assemble(("Could not be read: ", REMOVED), plain(it)), soft_wrap=True)
+    console.print(
+        f"{document.chunks:,} chunk(s), {decimal(document.bytes_read)}, in "
+        f"{document.manifests_completed:,} of {document.manifests:,} manifest(s) got a checksum.",
+        soft_wrap=True,
+    )
+    console.print(f"Content root: {document.content_root}", soft_wrap=True)
+
+
 def _show_verified(report: VerifyReport, console: Console) -> None:
     table = make_table("", "", header=False)
     table.columns[1].justify = "right"
@@ -147,3 +205,4 @@ def register(app: typer.Typer) -> None:
     app.command()(
         url_command(verify, _show_verified, has_failed=lambda it: not it.is_healthy, error_code=2)
     )
+    app.command()(repository_command(sums, _show_summed, has_failed=lambda it: bool(it.unreadable)))

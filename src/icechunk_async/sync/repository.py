@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
@@ -112,6 +113,9 @@ class Repository(Displayed):
         spec_version: SpecVersion | int | None = None,
         check_clean_root: bool = True,  # noqa: FBT001, FBT002
         attribution: Attribution | None = None,
+        *,
+        sums: bool | None = None,
+        verify_reads: bool = False,
     ) -> Coroutine[Any, Any, Repository]:
         """Create a repository and open it.
 
@@ -122,12 +126,15 @@ class Repository(Displayed):
             spec_version: the version of the format, 1 or 2; the newest if None.
             check_clean_root: refuse a place that holds any object.
             attribution: see `open`.
+            sums: keep a checksum of each chunk; stored with a repository of format version 2.
+            verify_reads: see `open`.
 
         Raises:
             AlreadyExistsError: the place holds a repository or other objects.
             StorageError: commits could be lost there; nothing was written.
         """
         source = _source(storage, config, authorize_virtual_chunk_access, attribution)
+        source = replace(source, sums=sums, verify_reads=verify_reads)
         return cls._create(source, spec_version, check_clean_root=check_clean_root)
 
     @classmethod
@@ -158,6 +165,9 @@ class Repository(Displayed):
         config: RepositoryConfig | None = None,
         authorize_virtual_chunk_access: Access = None,
         attribution: Attribution | None = None,
+        *,
+        sums: bool | None = None,
+        verify_reads: bool = False,
     ) -> Coroutine[Any, Any, Repository]:
         """Open a repository of any format version.
 
@@ -167,11 +177,15 @@ class Repository(Displayed):
             authorize_virtual_chunk_access: the virtual chunk containers that may be read: their
                 URL prefixes, with the credentials for each.
             attribution: labels for the requests; this library keeps them and does not send them.
+            sums: keep a checksum of each chunk that is written; None: as stored.
+            verify_reads: compare each native chunk that is read whole with its checksum, and
+                raise an error in place of returning damaged bytes.
 
         Raises:
             RepositoryNotFoundError: there is no repository.
         """
         source = _source(storage, config, authorize_virtual_chunk_access, attribution)
+        source = replace(source, sums=sums, verify_reads=verify_reads)
         return cls._open(source)
 
     @classmethod
@@ -191,6 +205,9 @@ class Repository(Displayed):
         create_version: SpecVersion | int | None = None,
         check_clean_root: bool = True,  # noqa: FBT001, FBT002
         attribution: Attribution | None = None,
+        *,
+        sums: bool | None = None,
+        verify_reads: bool = False,
     ) -> Coroutine[Any, Any, Repository]:
         """Open the repository, or create one if the place is empty.
 
@@ -198,6 +215,7 @@ class Repository(Displayed):
         repository that is created.
         """
         source = _source(storage, config, authorize_virtual_chunk_access, attribution)
+        source = replace(source, sums=sums, verify_reads=verify_reads)
         return cls._create(source, create_version, check_clean_root=check_clean_root, or_open=True)
 
     @staticmethod
@@ -813,8 +831,14 @@ class Repository(Displayed):
         return _native_bytes(stats)
 
     verify_async = asked(AsyncRepository.verify)
+    add_sums_async = asked(AsyncRepository.add_sums)
+    check_content_async = asked(AsyncRepository.check_content)
+    save_sums_async = asked(AsyncRepository.save_sums)
 
     verify = blocking(verify_async)
+    add_sums = blocking(add_sums_async)
+    check_content = blocking(check_content_async)
+    save_sums = blocking(save_sums_async)
     expire_snapshots = blocking(expire_snapshots_async)
     rewrite_manifests = blocking(rewrite_manifests_async)
     compact = blocking(compact_async)

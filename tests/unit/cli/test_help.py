@@ -35,6 +35,7 @@ COMMANDS = {
     ("rewrite-manifests",): "{copy}",
     ("check",): "{sample}",
     ("verify",): "{sample}",
+    ("sums",): "{copy}",
     ("copy",): "{sample} {new}",
     ("sync",): "{sample} {new}",
     ("migrate",): "{copy}",

@@ -51,6 +51,8 @@ class Source:
     authorized: Mapping[str, Any] | None = None
     attribution: Any = None
     default_metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    sums: bool | None = None
+    verify_reads: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = (
@@ -59,6 +61,8 @@ class Source:
             self.authorized,
             self.attribution,
             self.default_metadata,
+            self.sums,
+            self.verify_reads,
         )
         return Source, values
 
@@ -99,6 +103,8 @@ class Source:
             storage_options=options,
             config=given_config(self.config),
             authorize_virtual_chunk_access=given_access(self.authorized),
+            sums=self.sums,
+            verify_reads=self.verify_reads,
         )
         async with AsyncExitStack() as stack:
             try:
