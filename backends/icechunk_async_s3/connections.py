@@ -160,7 +160,7 @@ class Stock:
                 client = _run(manager.__aenter__())
                 events = client.meta.events
                 events.register_first("request-created.s3.HeadObject", _reveal)
-                events.register("before-sign.s3", _HeaderAdder(sent_always(self._options)))
+                events.register("before-sign.s3", _HeaderAdder(self._options))
                 self._manager, self._client = manager, client
         return self._client
 
@@ -196,9 +196,10 @@ def given_keys(options: Options) -> KeySource | None:
     return None if options.credentials is None else CallbackKeys(options.credentials)
 
 
-def sent_always(options: Options) -> dict[str, str]:
-    """Return the headers that go with every request."""
-    headers = dict(options.extra_headers)
+def sent_always(options: Options, method: str) -> dict[str, str]:
+    """Return the headers that go with every request of a method."""
+    own = options.read_headers if method in ("GET", "HEAD") else options.write_headers
+    headers = {**options.extra_headers, **own}
     if options.requester_pays:
         headers["x-amz-request-payer"] = "requester"
     return headers
@@ -244,11 +245,11 @@ class _Provider:
 
 
 class _HeaderAdder:
-    def __init__(self, headers: dict[str, str]) -> None:
-        self._headers = headers
+    def __init__(self, options: Options) -> None:
+        self._options = options
 
     def __call__(self, request: Any, **_: object) -> None:
-        for name, value in self._headers.items():
+        for name, value in sent_always(self._options, request.method).items():
             request.headers[name] = value
 
 

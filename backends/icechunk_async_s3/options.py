@@ -60,6 +60,8 @@ class Options:
     checksum_algorithm: str | None = None
     storage_class: str | None = None
     extra_headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    read_headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    write_headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     access_key_id: str | None = None
     secret_access_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
@@ -151,6 +153,9 @@ def make_options(preset: object, given: Mapping[str, Any]) -> Options:
     own: Mapping[str, str] = merged.get("extra_headers", {})
     extra = {name.lower(): value for name, value in own.items()}
     merged["extra_headers"] = {**headers, **extra}
+    for kind in ("read_headers", "write_headers"):
+        some: Mapping[str, str] = merged.get(kind, {})
+        merged[kind] = {name.lower(): value for name, value in some.items()}
     options = Options(**merged)
     if options.endpoint_url is None and preset in _NEEDS_ENDPOINT:
         raise InvalidInputError(
@@ -281,6 +286,8 @@ _CHECKS: Final[Mapping[str, Callable[[str, object], None]]] = {
     "checksum_algorithm": _checksum,
     "storage_class": _text,
     "extra_headers": _headers,
+    "read_headers": _headers,
+    "write_headers": _headers,
     "access_key_id": _secret,
     "secret_access_key": _secret,
     "session_token": _secret,

@@ -62,6 +62,8 @@ async def open_s3(
     checksum_algorithm: Literal["crc32", "crc32c", "sha1", "sha256"] | None = None,
     storage_class: str | None = None,
     extra_headers: Mapping[str, str] | None = None,
+    read_headers: Mapping[str, str] | None = None,
+    write_headers: Mapping[str, str] | None = None,
     access_key_id: str | None = None,
     secret_access_key: str | None = None,
     session_token: str | None = None,
@@ -95,6 +97,8 @@ async def open_s3(
             the signature covers the body. With it and TLS the body is not hashed for the signature.
         storage_class: of the objects that are written. It must be one that can be read at once.
         extra_headers: sent and signed with each request.
+        read_headers: the same, only with requests that read or list.
+        write_headers: the same, only with requests that write, copy or delete.
         access_key_id: fixed credentials, with ``secret_access_key`` and perhaps ``session_token``.
         secret_access_key: see ``access_key_id``.
         session_token: see ``access_key_id``.

@@ -143,7 +143,6 @@ class Transport:
         self.place = place
         self._options = options
         self._connections = connections
-        self._always = sent_always(options)
 
     async def send(
         self,
@@ -274,7 +273,8 @@ class Transport:
         self, request: _Request, wiring: Wiring, keys: S3Credentials | None
     ) -> dict[str, str]:
         body = request.body
-        headers = {"host": wiring.route.host, **self._always, **request.headers}
+        always = sent_always(self._options, request.method)
+        headers = {"host": wiring.route.host, **always, **request.headers}
         algorithm = self._options.checksum_algorithm
         payload = EMPTY_SHA256
         if request.method == "PUT":

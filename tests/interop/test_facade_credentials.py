@@ -238,3 +238,17 @@ async def test_a_storage_with_a_function_travels() -> None:
     storage = facade.s3_storage(bucket="b", prefix="p", get_credentials=s3_keys)
     _, found = await pickle.loads(pickle.dumps(storage)).place()
     assert (await found["credentials"]()).access_key_id == "key"
+
+
+def _fresh_keys() -> facade.S3StaticCredentials:
+    return facade.S3StaticCredentials("id", "secret")
+
+
+def test_a_function_is_asked_once_by_all_that_open_a_storage() -> None:
+    """They share the engine's credential, which knows the newest answer."""
+    made = facade.s3_refreshable_credentials(_fresh_keys)
+    first = made.to_native()
+    assert made.to_native() is first
+    assert facade.s3_refreshable_credentials(_fresh_keys).to_native() is first
+    scattered = facade.s3_refreshable_credentials(_fresh_keys, scatter_initial_credentials=True)
+    assert scattered.to_native().initial is not None

@@ -87,7 +87,11 @@ def test_wrong_storages_are_refused_alike() -> None:
 def test_what_this_library_cannot_do_is_refused_when_it_is_asked_for() -> None:
     """Options that would be ignored otherwise; the message says what to do."""
     refused: list[Callable[[], object]] = [
-        lambda: facade.s3_storage(bucket="b", prefix="p", read_headers={"a": "b"}),
+        lambda: facade.s3_storage(bucket="b", prefix="p", read_headers={"a b": "c"}),
+        lambda: facade.s3_storage(bucket="b", prefix="p", write_headers={"": "c"}),
+        lambda: facade.r2_storage(
+            bucket="b", prefix="p", account_id="a", headers={"a": "SECRET\n"}
+        ),
         lambda: facade.s3_storage(bucket="b", prefix="p", legacy_rooted_keys=True),
         lambda: facade.s3_storage(
             bucket="b", prefix="p", checksum_algorithm=facade.ChecksumAlgorithm.Crc64Nvme
@@ -130,6 +134,22 @@ def test_storages_become_locations_and_options_of_the_engine() -> None:
             "network_stream_timeout_seconds": 60,
         },
     )
+    _, options = placed(
+        facade.s3_storage(bucket="b", prefix="p", anonymous=True, write_headers={"x-w": "1"})
+    )
+    assert options["write_headers"] == {"x-w": "1"}
+    assert "extra_headers" not in options
+    _, options = placed(
+        facade.r2_storage(
+            bucket="b",
+            prefix="p",
+            account_id="a",
+            anonymous=True,
+            headers={"x-a": "1"},
+            read_headers={"x-r": "2"},
+        )
+    )
+    assert (options["extra_headers"], options["read_headers"]) == ({"x-a": "1"}, {"x-r": "2"})
     url, options = placed(
         facade.tigris_storage(bucket="b", prefix="p/q", region="auto", anonymous=True)
     )

@@ -162,6 +162,35 @@ async def test_what_was_answered_before_counts_once_and_while_it_is_good() -> No
         assert [(await answer()).access_key_id for _ in range(3)] == expected
 
 
+async def test_all_that_open_a_storage_share_one_answer() -> None:
+    """Each store that refuses it asks for another, and the next ones begin with that."""
+    asked: list[int] = []
+
+    def ask() -> S3StaticCredentials:
+        asked.append(1)
+        return keys(LATER, f"answer {len(asked)}")
+
+    credential = S3Refreshable(ask)
+    handles: list[Any] = [(await credential.storage_options())["credentials"] for _ in range(3)]
+    assert [(await it()).access_key_id for it in handles] == ["answer 1"] * 3
+    assert (await handles[0]()).access_key_id == "answer 2"  # it was refused
+    assert (await handles[1]()).access_key_id == "answer 2"
+    assert (await handles[1]()).access_key_id == "answer 3"
+    assert len(asked) == 3
+    assert credential == S3Refreshable(ask)
+    assert "answer" not in repr(credential)
+
+
+async def test_an_answer_that_ends_is_not_shared() -> None:
+    """Neither with later handles, nor with other processes."""
+    answers = iter([keys(SOON, "first"), keys(LATER, "second")])
+    credential = S3Refreshable(lambda: next(answers))
+    for expected in ("first", "second", "second"):
+        ask: Any = (await credential.storage_options())["credentials"]
+        assert (await ask()).access_key_id == expected
+    assert credential._newest.__reduce__() == (type(credential._newest), ())
+
+
 async def test_a_plain_function_may_block() -> None:
     """It runs on a thread; one that answers an awaitable is awaited."""
     threads: list[int] = []

@@ -15,7 +15,7 @@ from icechunk_async.errors import ExpiredCredentialsError, InvalidInputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Callback", "Credential", "Expiring", "Refresher", "check_end", "check_fresh"]
+__all__ = ["Callback", "Credential", "Expiring", "Newest", "Refresher", "check_end", "check_fresh"]
 
 type Callback[T] = Callable[[], T] | Callable[[], Awaitable[T]]
 """Returns a credential, or an awaitable of one. A plain function runs on a thread, so it may block.
@@ -79,17 +79,42 @@ def _now() -> datetime:
     return datetime.fromtimestamp(clock.now_us() / 1_000_000, UTC)
 
 
+class Newest:
+    """The newest answer to a credential in this process; it does not travel to others."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self) -> None:
+        """Begin without one."""
+        self.answer: Expiring | None = None
+
+    def __reduce__(self) -> tuple[type[Newest], tuple[()]]:
+        """Travel without the answer."""
+        return Newest, ()
+
+
 class Refresher[T: Expiring]:
-    """Asks a function of the caller; what it answered before this began counts once."""
+    """Asks a function of the caller, once for all handles until its answer is about to end.
+
+    What it answered to one handle serves others, which begin with it. A handle that comes back was
+    refused or has waited to the end: it gets an answer that it did not have yet.
+    """
 
     def __init__(
-        self, owner: str, ask: Callback[T], initial: T | None, kinds: tuple[type, ...]
+        self,
+        owner: str,
+        ask: Callback[T],
+        initial: T | None,
+        kinds: tuple[type, ...],
+        newest: Newest | None = None,
     ) -> None:
-        """Begin with ``initial`` where it is still good."""
+        """Begin with the newest answer, or with ``initial``, where that is still good."""
         self._owner = owner
         self._ask = ask
         self._initial = initial
         self._kinds = kinds
+        self._newest = newest or Newest()
+        self._given: object = None
 
     async def __call__(self) -> T:
         """Return a credential that was not answered before.
@@ -100,8 +125,12 @@ class Refresher[T: Expiring]:
         """
         # Given once: a store that refuses it is to hear of another.
         initial, self._initial = self._initial, None
-        if initial is not None and is_good(initial):
-            return initial
+        newest = self._newest.answer
+        if newest is None or newest is self._given or not isinstance(newest, self._kinds):
+            newest = initial
+        if newest is not None and is_good(newest):
+            self._given = newest
+            return cast("T", newest)
         ask = self._ask
         answer: object
         if iscoroutinefunction(ask) or iscoroutinefunction(getattr(ask, "__call__", None)):  # noqa: B004 - is it asynchronous?
@@ -116,7 +145,10 @@ class Refresher[T: Expiring]:
                 f"The function given to {self._owner} answered a {type(answer).__name__}. It must "
                 f"answer {wanted}."
             )
-        return cast("T", answer)
+        given = cast("T", answer)
+        self._given = given
+        self._newest.answer = given
+        return given
 
 
 def is_good(credential: Expiring) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from icechunk_async.credentials._refresh import Refresher, check_end, check_fresh
+from icechunk_async.credentials._refresh import Newest, Refresher, check_end, check_fresh
 
 if TYPE_CHECKING:
     from icechunk_async.credentials._refresh import Callback
@@ -146,6 +146,7 @@ class AzureRefreshable:
     get_credentials: Callback[_Answer] = field(repr=False)
     initial: _Answer | None = None
     """Begin with this where it is still good, so that many workers do not all ask at once."""
+    _newest: Newest = field(default_factory=Newest, init=False, repr=False, compare=False)
 
     async def storage_options(self) -> dict[str, object]:
         """Get the first credential, and return a function with which the backend gets the next.
@@ -156,8 +157,9 @@ class AzureRefreshable:
         """
         kinds = (AzureAccountKey, AzureSasToken, AzureBearerToken)
         owner = "AzureRefreshable"
-        first = await Refresher(owner, self.get_credentials, self.initial, kinds)()
+        ask = Refresher(owner, self.get_credentials, self.initial, kinds, self._newest)
+        first = await ask()
         if isinstance(first, AzureAccountKey):
             return await first.storage_options()
         option = "sas_token" if isinstance(first, AzureSasToken) else "credential"
-        return {option: Refresher(owner, self.get_credentials, first, (type(first),))}
+        return {option: Refresher(owner, self.get_credentials, first, (type(first),), self._newest)}

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from icechunk_async.credentials._refresh import Refresher, check_end, check_fresh
+from icechunk_async.credentials._refresh import Newest, Refresher, check_end, check_fresh
 from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -127,10 +127,11 @@ class GcsRefreshable:
     get_credentials: Callback[GcsBearerToken] = field(repr=False)
     initial: GcsBearerToken | None = None
     """Begin with this where it is still good, so that many workers do not all ask at once."""
+    _newest: Newest = field(default_factory=Newest, init=False, repr=False, compare=False)
 
     async def storage_options(self) -> dict[str, object]:
         """Return a function for the backend."""
         refresher = Refresher(
-            "GcsRefreshable", self.get_credentials, self.initial, (GcsBearerToken,)
+            "GcsRefreshable", self.get_credentials, self.initial, (GcsBearerToken,), self._newest
         )
         return {"token": refresher}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from icechunk_async.credentials._refresh import Refresher, check_end, check_fresh
+from icechunk_async.credentials._refresh import Newest, Refresher, check_end, check_fresh
 from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -93,11 +93,16 @@ class S3Refreshable:
     """Begin with these where they are still good, so that many workers do not all ask at once."""
     endpoint_url: str | None = None
     """As for `S3StaticCredentials`; that of what the function returns does not count."""
+    _newest: Newest = field(default_factory=Newest, init=False, repr=False, compare=False)
 
     async def storage_options(self) -> dict[str, object]:
         """Return a function for the backend."""
         refresher = Refresher(
-            "S3Refreshable", self.get_credentials, self.initial, (S3StaticCredentials,)
+            "S3Refreshable",
+            self.get_credentials,
+            self.initial,
+            (S3StaticCredentials,),
+            self._newest,
         )
         return {"credentials": refresher, **_at(self.endpoint_url)}
 

@@ -152,6 +152,11 @@ class _Within(Items):
         return to_native(self[0])
 
 
+_MOST_REFRESHABLES: Final = 64
+_refreshables: Final[dict[tuple[str, bytes], Any]] = {}
+"""The engine's credentials of this process, which know the newest answer of their function."""
+
+
 class _Refreshable(_ByName):
     """Credentials from a function, which is called again when they expire."""
 
@@ -162,8 +167,16 @@ class _Refreshable(_ByName):
 
     @override
     def to_native(self) -> Any:
-        function = _Function(self.pickled_function)
-        return _engine(self._engine_name)(function, to_native(self.current))
+        # One for all that open the storage, so that the function is called once for them.
+        key = self._engine_name, self.pickled_function
+        current = to_native(self.current)
+        known = _refreshables.get(key)
+        if known is None or known.initial != current:
+            function = _Function(self.pickled_function)
+            known = _refreshables[key] = _engine(self._engine_name)(function, current)
+            while len(_refreshables) > _MOST_REFRESHABLES:
+                _refreshables.pop(next(iter(_refreshables)))
+        return known
 
 
 class _Expiring(_ByName):

@@ -10,7 +10,7 @@ import pytest
 from icechunk_async.errors import InvalidInputError, InvalidObjectKeyError, InvalidURLError
 from icechunk_async.storage import open_storage
 from icechunk_async_s3 import S3Credentials
-from icechunk_async_s3.connections import prepare
+from icechunk_async_s3.connections import prepare, sent_always
 from icechunk_async_s3.options import make_options, place_of
 
 SECRET = "wJalrXUtnFEMI-not-a-secret"  # noqa: S105
@@ -95,6 +95,22 @@ async def test_no_secret_is_shown_or_added_to_the_description() -> None:
         shown = [storage, storage.description, storage._options]  # type: ignore[attr-defined]
         assert SECRET not in repr(shown)
     assert SECRET not in repr(S3Credentials("id", SECRET, SECRET))
+
+
+def test_headers_are_for_reads_for_writes_or_for_both() -> None:
+    """By the method of the request; of equal names the narrower one counts."""
+    options = make_options(
+        None,
+        {
+            "extra_headers": {"X-All": "1", "x-both": "all"},
+            "read_headers": {"X-Read": "2"},
+            "write_headers": {"x-write": "3", "X-Both": "write"},
+        },
+    )
+    reading = {"x-all": "1", "x-both": "all", "x-read": "2"}
+    writing = {"x-all": "1", "x-both": "write", "x-write": "3"}
+    assert all(sent_always(options, it) == reading for it in ("GET", "HEAD"))
+    assert all(sent_always(options, it) == writing for it in ("PUT", "POST", "DELETE"))
 
 
 def test_a_preset_gives_way_to_what_is_said() -> None:

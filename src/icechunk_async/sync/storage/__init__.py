@@ -231,8 +231,8 @@ def s3_storage(
         requester_pays: agree to pay for the requests.
         checksum_algorithm: sent with each body, for the server to check and keep.
         legacy_rooted_keys: must not be True: keys that begin with a slash are not supported.
-        read_headers: sent with every request; must equal `write_headers`.
-        write_headers: see `read_headers`.
+        read_headers: sent with requests that read or list.
+        write_headers: sent with requests that write, copy or delete.
         headers: sent with every request.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, urljoin, urlsplit
 
@@ -20,18 +21,23 @@ __all__ = [
     "check_web_url",
     "follow",
     "gcs_options",
-    "one_set_of_headers",
     "read_location",
     "s3_options",
     "s3_rows",
+    "sets_of_headers",
     "web_options",
 ]
 
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _TRUE: Final = frozenset({"1", "true", "on", "yes", "y"})
 
 
-def s3_options(config: S3Options, headers: Mapping[str, str] | None) -> dict[str, Any]:
+def s3_options(config: S3Options, headers: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """Return options for `s3://`, without those that have their default.
+
+    Args:
+        config: the official options.
+        headers: see `sets_of_headers`.
 
     Raises:
         InvalidInputError: the checksum is one that this library cannot make.
@@ -52,7 +58,7 @@ def s3_options(config: S3Options, headers: Mapping[str, str] | None) -> dict[str
         "checksum_algorithm": None
         if config.checksum_algorithm is None
         else str(to_native(config.checksum_algorithm)),
-        "extra_headers": headers,
+        **headers,
     }
     return {name: value for name, value in given.items() if value is not None}
 
@@ -70,23 +76,40 @@ def s3_rows(config: S3Options) -> dict[str, object]:
     }
 
 
-def one_set_of_headers(
+def sets_of_headers(
     headers: Mapping[str, str] | None,
     read_headers: Mapping[str, str] | None,
     write_headers: Mapping[str, str] | None,
-) -> dict[str, str] | None:
-    """Return the headers for all requests.
+) -> dict[str, dict[str, str]]:
+    """Return the engine's options for the headers of all requests, of reads and of writes.
 
     Raises:
-        InvalidInputError: the headers for reads and writes differ.
+        InvalidInputError: a name or a value cannot be a header's.
     """
-    if (read_headers or {}) != (write_headers or {}):
+    given = {"headers": headers, "read_headers": read_headers, "write_headers": write_headers}
+    for option, some in given.items():
+        for name, value in (some or {}).items():
+            _check_header(option, name, value)
+    if (read_headers or {}) == (write_headers or {}):
+        every = {**(headers or {}), **(read_headers or {})}
+        return {"extra_headers": every} if every else {}
+    named = {**given, "extra_headers": headers}
+    names = ("extra_headers", "read_headers", "write_headers")
+    return {name: dict(some) for name in names if (some := named[name])}
+
+
+def _check_header(option: str, name: str, value: str) -> None:
+    if not _HEADER.fullmatch(name):
         raise InvalidInputError(
-            "read_headers and write_headers differ, but this library sends the same headers with "
-            "every request. Pass headers=, or the same value for both.",
+            f"{option}= has {name[:100]!r}, which no header can be called. Use letters, digits "
+            "and '-'.",
             "storage-config",
         )
-    return {**(headers or {}), **(read_headers or {})} or None
+    if not value.isascii() or not value.isprintable():  # it may be a secret
+        raise InvalidInputError(
+            f"{option}[{name!r}] is no printable ASCII text. Leave out line breaks, or encode it.",
+            "storage-config",
+        )
 
 
 _GCS: Final = {"base_url": "endpoint_url", "google_base_url": "endpoint_url"}

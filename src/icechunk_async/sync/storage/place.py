@@ -28,9 +28,9 @@ from icechunk_async.sync.storage.options import (
     check_web_url,
     follow,
     gcs_options,
-    one_set_of_headers,
     s3_options,
     s3_rows,
+    sets_of_headers,
     web_options,
 )
 
@@ -250,7 +250,7 @@ class Storage(Displayed):
     ) -> Self:
         """Describe a place in S3; see `s3_storage`."""
         _check_layout(legacy_rooted_keys)
-        options = s3_options(config, one_set_of_headers(headers, read_headers, write_headers))
+        options = s3_options(config, sets_of_headers(headers, read_headers, write_headers))
         url, rows = _s3_place(bucket, prefix, config)
         return cls(url, options, credentials=credentials, rows=rows)
 
@@ -267,7 +267,7 @@ class Storage(Displayed):
         headers: Headers = None,
     ) -> Self:
         """Describe a place in S3; the same as `new_s3`: this library has one client."""
-        options = s3_options(config, one_set_of_headers(headers, read_headers, write_headers))
+        options = s3_options(config, sets_of_headers(headers, read_headers, write_headers))
         url, rows = _s3_place(bucket, prefix, config)
         return cls(url, options, credentials=credentials, rows={**rows, "type": "S3"})
 
@@ -294,7 +294,7 @@ class Storage(Displayed):
             )
         _check_layout(legacy_rooted_keys)
         config = _with(config, endpoint_url=config.endpoint_url or "https://t3.storage.dev")
-        options = s3_options(config, one_set_of_headers(headers, read_headers, write_headers))
+        options = s3_options(config, sets_of_headers(headers, read_headers, write_headers))
         if use_weak_consistency:
             options |= {"read_only": True, "region": config.region or "auto"}
         else:
@@ -330,8 +330,16 @@ class Storage(Displayed):
         config = _with(
             config, endpoint_url=endpoint, region=config.region or "auto", force_path_style=True
         )
-        every = one_set_of_headers(headers, read_headers, write_headers)
-        return cls.new_s3(config, bucket, prefix, credentials, legacy_rooted_keys, headers=every)
+        return cls.new_s3(
+            config,
+            bucket,
+            prefix,
+            credentials,
+            legacy_rooted_keys,
+            read_headers=read_headers,
+            write_headers=write_headers,
+            headers=headers,
+        )
 
     @classmethod
     def new_hf(  # noqa: PLR0917 - the official order
@@ -351,8 +359,16 @@ class Storage(Displayed):
         endpoint = config.endpoint_url or f"https://s3.hf.co/{namespace}"
         region = config.region or "us-east-1"
         config = _with(config, endpoint_url=endpoint, region=region, force_path_style=True)
-        every = one_set_of_headers(headers, read_headers, write_headers)
-        return cls.new_s3(config, bucket, prefix, credentials, legacy_rooted_keys, headers=every)
+        return cls.new_s3(
+            config,
+            bucket,
+            prefix,
+            credentials,
+            legacy_rooted_keys,
+            read_headers=read_headers,
+            write_headers=write_headers,
+            headers=headers,
+        )
 
     @classmethod
     def new_gcs(
