@@ -445,7 +445,10 @@ class NodeExistsError(AlreadyExistsError):
 class ConflictError(IcechunkError):
     """The branch moved since the session began; nothing was published.
 
-    ``context`` holds ``branch``, ``expected_parent`` and ``actual_parent``.
+    ``context`` holds ``branch``, ``expected_parent`` and ``actual_parent``. After a commit or an
+    amendment it has ``kept_snapshot_id``, unless that could not be stored: a snapshot outside of
+    the history with the changes of the session, which `Repository.readonly_session` opens until
+    it is collected as garbage.
     """
 
     kind = "conflict"
@@ -454,7 +457,8 @@ class ConflictError(IcechunkError):
 class RebaseFailedError(ConflictError):
     """Changes of this session conflict with a newer commit.
 
-    ``context`` holds ``snapshot_id``, the newer commit, and ``conflicts``, all clashes with it.
+    ``context`` holds ``snapshot_id``, the newer commit, and ``conflicts``, all clashes with it;
+    besides ``kept_snapshot_id``, see `ConflictError`.
     The session's changes are kept; its base is the last commit that did not clash.
     """
 
@@ -465,7 +469,8 @@ class ChunksCollectedError(IcechunkError):
     """Garbage was collected while a session was open, and chunks that it wrote are gone.
 
     Nothing was published. The session keeps its changes: write these chunks again and commit.
-    ``context`` holds ``chunks``: for each array's path the coordinates, ``(n, rank)``.
+    ``context`` holds ``chunks``: for each array's path the coordinates, ``(n, rank)``; and
+    ``kept_snapshot_id``, see `ConflictError`, in which these chunks cannot be read.
     """
 
     kind = "chunks-collected"

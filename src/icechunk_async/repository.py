@@ -365,7 +365,8 @@ class Repository:
         Args:
             branch: read its tip; ``main`` if nothing is named.
             tag: read its snapshot.
-            snapshot_id: read this snapshot.
+            snapshot_id: read this snapshot. It may be outside of the history, until it is collected
+                as garbage: that of a commit that failed, or one that expired.
             as_of: with a branch: read what was its tip at this time, by the writers' clocks. Format
                 2 tells from the operations log, also after a reset, an amendment or an expiration;
                 format 1 searches the history that the branch has now.

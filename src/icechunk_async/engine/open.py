@@ -29,7 +29,7 @@ from icechunk_async.engine.history.way import HistorySettings
 from icechunk_async.engine.policies import policies_of
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.engine.virtual.chunks import open_virtual
-from icechunk_async.errors import InvalidInputError, UnsafeStorageError
+from icechunk_async.errors import InvalidInputError, SnapshotNotFoundError, UnsafeStorageError
 from icechunk_async.format.config import RepositoryConfig, merge
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.layout import is_immutable, is_written_once
@@ -219,7 +219,11 @@ class Engine:
             return await self.assets.snapshot(past)
         if snapshot_id is not None:
             target = await self.resolve(branch, tag, snapshot_id)
-            await self.history.snapshot_info(target)  # a file may outlive its place in history
+            try:
+                await self.history.snapshot_info(target)
+            except SnapshotNotFoundError:
+                # Outside of the history: of a failed commit, or expired, and not collected yet.
+                return await self.assets.read_snapshot(target)
             return await self.assets.snapshot(target)
         return await self._load_tip(branch, tag)
 

@@ -57,6 +57,7 @@ _log = logging.getLogger(__name__)
 
 _MANY_CHUNKS: Final = 1 << 14
 _RESERVED: Final = "__icechunk"
+_KEPT: Final = "kept_snapshot_id"
 
 
 class SessionMode(Enum):
@@ -102,6 +103,8 @@ class Publisher:
         self._record: Record | None = None
         """The transactions found last, for a base of the session."""
         self._already_committed = False
+        self._kept: tuple[ChangeSet, Snapshot, SnapshotId] | None = None
+        """The snapshot that the last try stored, after the changes and the base that it is of."""
 
     @property
     def outcome_unknown(self) -> bool:
@@ -153,13 +156,16 @@ class Publisher:
                     RebaseFailedError,
                     SnapshotNotFoundError,
                     ChunksCollectedError,
-                ):
+                ) as error:
                     # What is in the way may be this commit, or another one of its transaction.
                     landed = await self._find_landed(branch, once)
-                    if landed is None:
-                        raise
-                    return self._finish(landed)
-            raise self._too_late(timeout_seconds, races)
+                    if landed is not None:
+                        return self._finish(landed)
+                    await self._keep_readable(error, message, metadata)
+                    raise
+            late = self._too_late(timeout_seconds, races)
+            self._name_kept(late)  # no more requests: the time is used up
+            raise late
 
     async def _commit_on(
         self,
@@ -213,7 +219,7 @@ class Publisher:
             return ConflictError(
                 f"{late}: other writers were first {len(races)} time(s), the last time like this: "
                 f"{races[-1]} Nothing was published and no change was lost.",
-                **races[-1].context,
+                **{name: it for name, it in races[-1].context.items() if name != _KEPT},
             )
         return StorageUnavailableError(
             f"{late}: the storage is slow, or there is much to store. Nothing was published and no "
@@ -247,15 +253,19 @@ class Publisher:
                     f"Snapshot {base.id} moved nodes, and changes cannot be folded into moves. "
                     "Commit instead."
                 )
-            return await self._draft_and_publish(
-                lambda: self.draft(
-                    message,
-                    metadata,
-                    None,
-                    lambda it: replaced.merge(self.workspace.changes.log(it)),
-                ),
-                lambda snapshot: Amend(branch, base.id, snapshot),
-            )
+            try:
+                return await self._draft_and_publish(
+                    lambda: self.draft(
+                        message,
+                        metadata,
+                        None,
+                        lambda it: replaced.merge(self.workspace.changes.log(it)),
+                    ),
+                    lambda snapshot: Amend(branch, base.id, snapshot),
+                )
+            except (ConflictError, ChunksCollectedError) as error:
+                await self._keep_readable(error, message, metadata)
+                raise
 
     async def flush(self, message: str, metadata: Mapping[str, JSON] | None = None) -> SnapshotId:
         """Publish a snapshot that no branch holds; see `Session.flush`."""
@@ -301,6 +311,7 @@ class Publisher:
             try:
                 return await self._publish(publication(snapshot), flushed, log)
             except DraftOutdatedError:
+                self._kept = None
                 _log.debug("garbage was collected; making snapshot %s again", snapshot.id)
 
     def _log(self, snapshot_id: SnapshotId) -> TransactionLog:
@@ -363,21 +374,53 @@ class Publisher:
         )
         return await with_digests(assets, flushed, digests)
 
+    async def _keep_readable(
+        self, error: IcechunkError, message: str, metadata: Mapping[str, JSON] | None
+    ) -> None:
+        """Name a snapshot with the session's state in the error of a failed commit; store it first.
+
+        The snapshot is not part of the history, and garbage. If it cannot be stored, the error goes
+        without it.
+        """
+        if not self._name_kept(error):
+            try:
+                snapshot, flushed, log = await self.draft(message, metadata, None, self._log)
+                await self._store(snapshot, flushed, log)
+            except IcechunkError as fault:
+                _log.warning("the state of a failed commit is not stored: %s", fault)
+            self._name_kept(error)
+
+    def _name_kept(self, error: IcechunkError) -> bool:
+        """Name the snapshot of the session's present state in an error, if it is stored."""
+        kept = self._kept
+        workspace = self.workspace
+        if kept is None or kept[0] is not workspace.changes or kept[1] is not workspace.base:
+            return False
+        error.context[_KEPT] = str(kept[2])
+        return True
+
+    async def _store(self, snapshot: Snapshot, flushed: Flushed, log: bytes) -> None:
+        """Store a snapshot with all it needs, which nothing refers to yet."""
+        assets = self.workspace.assets
+        state = (self.workspace.changes, self.workspace.base, snapshot.id)
+        await gather(
+            self.flusher.store(flushed),
+            assets.put_snapshot(snapshot),
+            assets.put_packed_log(snapshot.id, log),
+            *put_digests(assets, snapshot.id, flushed),
+        )
+        self._kept = state
+
     async def _publish(self, publication: Publication, flushed: Flushed, log: bytes) -> SnapshotId:
         """Store a snapshot with all it needs, and make it known."""
-        assets, snapshot = self.workspace.assets, publication.snapshot
+        snapshot = publication.snapshot
         publication = replace(publication, sources=self.workspace.changes.sources)
         if self.lease is not None:  # without it nothing may be published
             await self.lease.renew()
 
         async def store() -> None:  # before it is done nothing can be published
             try:
-                await gather(
-                    self.flusher.store(flushed),
-                    assets.put_snapshot(snapshot),
-                    assets.put_packed_log(snapshot.id, log),
-                    *put_digests(assets, snapshot.id, flushed),
-                )
+                await self._store(snapshot, flushed, log)
             except OutcomeUnknownError as error:  # about a file that nothing refers to yet
                 raise StorageUnavailableError(
                     f"A file of the new snapshot may not be stored: {error} Nothing was "
@@ -401,6 +444,7 @@ class Publisher:
         how = "holds the transaction already" if self._already_committed else "published"
         _log.info("snapshot %s %s: %r", snapshot.id, how, snapshot.message)
         self._doubtful.clear()
+        self._kept = None
         self.mode = SessionMode.READONLY
         self.workspace.rebase_to(snapshot, ChangeSet())
         return snapshot.id
@@ -504,6 +548,7 @@ class Publisher:
                 raise SessionStateError("The session is being committed or rebased already.")
             assert self.branch is not None  # read-only sessions were refused
             self._busy = True
+            self._kept = None  # what was written since is not in it
             workspace.closed = Closed.PUBLISHING
         try:
             yield self.branch
