@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import gather
+from icechunk_async.engine.commit.publisher import RESERVED
 from icechunk_async.engine.files.settings import METADATA_NAME, OwnSettings, stored_item
 from icechunk_async.engine.history import (
     Expiration,
@@ -17,9 +18,15 @@ from icechunk_async.engine.history import (
     check_online,
     state_for,
 )
-from icechunk_async.engine.leases.keeper import Lease, keep_alive
+from icechunk_async.engine.leases.keeper import Lease, keep_alive, lost
 from icechunk_async.engine.leases.record import LeaseRecord, default_owner, lease_duration_us
-from icechunk_async.engine.leases.register import as_session_id, end_session, leased_sessions
+from icechunk_async.engine.leases.register import (
+    as_session_id,
+    end_session,
+    leased_sessions,
+    open_lease,
+)
+from icechunk_async.engine.leases.spiller import spilled_changes
 from icechunk_async.engine.open import (
     Creation,
     Request,
@@ -29,7 +36,7 @@ from icechunk_async.engine.open import (
     open_engine,
 )
 from icechunk_async.engine.upkeep.survey import Limits
-from icechunk_async.errors import InvalidInputError
+from icechunk_async.errors import InvalidInputError, LeaseLostError
 from icechunk_async.format.config import RepositoryConfig, merge
 from icechunk_async.format.ids import ManifestId, SessionId, SnapshotId
 from icechunk_async.format.operations_log import Availability as RepoAvailability
@@ -428,9 +435,70 @@ class Repository:
 
     def _leased(self, base: Snapshot, branch: str, lease: Lease) -> Session:
         """Return a session that holds a lease, and see to its renewal."""
-        reference, seconds = weakref.ref(lease), lease.beat_seconds
+        session = self._session(base, branch, SessionMode.WRITABLE, lease)
+        assert session.spiller is not None  # it has a lease
+        reference, seconds = weakref.ref(session.spiller), lease.beat_seconds
         self._engine.background.start(lambda: keep_alive(reference, seconds))
-        return self._session(base, branch, SessionMode.WRITABLE, lease)
+        return session
+
+    async def resume_session(
+        self, session_id: SessionId | str, *, owner: str | None = None
+    ) -> Session:
+        """Continue a session with a lease in this process, from its last spill.
+
+        For a session whose process is gone. If it still runs, it loses the session: it can write
+        on in memory, and can neither spill nor commit. Of several processes that resume one session
+        at once, one succeeds.
+
+        Args:
+            session_id: see `sessions`.
+            owner: says for people whose session it is now; by default the host and the process.
+
+        Raises:
+            LeaseNotFoundError: no session with a lease has this id.
+            LeaseExpiredError: it was idle for longer than its lease holds.
+            LeaseLostError: it was committed (``context["snapshot_id"]`` is the commit) or ended,
+                or another process resumed it meanwhile.
+            FormatError: its lease, or what it spilled, is damaged. It was not resumed.
+            SnapshotNotFoundError: the snapshot that it builds on was collected.
+            RepositoryReadOnlyError, UnsafeStorageError: as `writable_session`.
+
+        Cancellation: the session may have been taken from its holder; resume it again.
+
+        Cost: one request for the lease, one for each spilled segment, of which there are 64 at
+        most, one for the branch, and those for the storage's time and the base.
+        """
+        check_safe(self.storage)
+        asked, engine = as_session_id(session_id), self._engine
+        holder: bytes | None = None
+        while True:
+            record, version = await open_lease(self.storage, engine.assets.backend, asked)
+            if holder is not None and record.holder != holder:
+                raise lost(record)  # another process was first
+            holder = record.holder
+            base = await engine.assets.snapshot(record.base_id)
+            changes = await spilled_changes(self.storage, record, base)
+            check_online(engine.history)
+            lease = await Lease.take_over(self.storage, record, version, owner or default_owner())
+            if lease is None:
+                continue  # its holder renewed it meanwhile, and may have spilled more
+            await self._check_not_committed(lease)
+            session = self._leased(base, record.branch, lease)
+            session.adopt(changes)
+            return session
+
+    async def _check_not_committed(self, lease: Lease) -> None:
+        """Refuse a session that was committed by a process that died before it said so."""
+        history, record = self._engine.history, lease.record
+        tip = await history.branch_tip(record.branch)
+        async for info in history.ancestry(tip):
+            if info.id == record.base_id:
+                return
+            try:
+                lease.check_not_committed(info.id, info.metadata.get(RESERVED))
+            except LeaseLostError as error:
+                await Lease.mark_committed(self.storage, record, info.id)
+                raise error from None
 
     async def sessions(self) -> list[LeasedSession]:
         """Return the sessions with leases, also those that expired or ended lately; oldest first.

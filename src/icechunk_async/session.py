@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ from icechunk_async.engine.commit.forks import Forks, joined, merge_apart
 from icechunk_async.engine.commit.publisher import Publisher, SessionMode
 from icechunk_async.engine.history.diff import diff_of_log
 from icechunk_async.engine.leases.record import LeaseState
+from icechunk_async.engine.leases.register import remove_spills
+from icechunk_async.engine.leases.spiller import Spiller
 from icechunk_async.engine.open import Request, open_engine
 from icechunk_async.engine.tree import reshape as reshaping
 from icechunk_async.engine.tree.listing import Batches, ChunkBatch
 from icechunk_async.engine.tree.nodes import chunk_type, node_id, virtual_locations
 from icechunk_async.engine.tree.workspace import Closed, Workspace
-from icechunk_async.errors import SessionStateError
+from icechunk_async.errors import SessionStateError, StorageError
 from icechunk_async.format.ids import SessionId
 from icechunk_async.format.paths import check_path
 
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from icechunk_async.zarr.store import IcechunkStore
 
 __all__ = ["AnySession", "ForkSession", "Session", "SessionMode"]
+
+_log = logging.getLogger(__name__)
 
 
 class _Hierarchy(ABC):
@@ -472,6 +477,7 @@ class Session(_Hierarchy):
         )
         self._origin = origin
         self._lease = workspace.lease = self._publisher.lease = lease
+        self._spiller = None if lease is None else Spiller(workspace, lease)
 
     def __reduce__(self) -> str:
         """Refuse to pickle, and say what to send instead."""
@@ -528,9 +534,49 @@ class Session(_Hierarchy):
 
     async def _close_lease(self, snapshot_id: SnapshotId) -> SnapshotId:
         """Say in the lease that the session was published, which failing does not undo."""
-        if self._lease is not None:
-            await self._lease.close(LeaseState.COMMITTED, snapshot_id)
+        lease = self._lease
+        if lease is not None:
+            await lease.close(LeaseState.COMMITTED, snapshot_id)
+            if lease.record.spilled:
+                try:
+                    await remove_spills(self._workspace.assets.storage, lease.session_id)
+                except StorageError as error:  # garbage collection does it later
+                    _log.info("spilled changes of session %s stay: %s", lease.session_id, error)
         return snapshot_id
+
+    @property
+    def spiller(self) -> Spiller | None:
+        """Spills the session; None without a lease. For the repository, which lets it beat."""
+        return self._spiller
+
+    def adopt(self, changes: ChangeSet) -> None:
+        """Begin with changes that another process made, which ``Repository`` read back."""
+        self._workspace.rebase_to(self._workspace.base, changes)
+        self._publisher.guard.distrust()
+
+    async def spill(self) -> None:
+        """Store the session's changes beside its lease, so that they outlive this process.
+
+        ``Repository.resume_session`` continues the session from there. A session that is used
+        spills by itself once a minute, and after some ten thousand chunks. What changed after
+        the last spill is lost with the process.
+
+        Raises:
+            SessionStateError: the session has no lease.
+            LeaseExpiredError, LeaseLostError: the session is over; nothing was spilled.
+            StorageError: it may not be spilled; the changes stay here. Call again.
+
+        Cancellation: as a StorageError.
+
+        Cost: one request for the segment, which holds what changed since the last spill, one for
+        the lease, and those for chunks that wait to be packed. 12 to 25 bytes for each chunk.
+        """
+        if self._spiller is None:
+            raise SessionStateError(
+                "A session without a lease cannot be spilled: nothing would protect what it "
+                "wrote. Begin one with Repository.writable_session(branch, lease=True)."
+            )
+        await self._spiller.spill()
 
     @property
     def outcome_unknown(self) -> bool:

@@ -384,6 +384,10 @@ class Repository(Displayed):
     ) -> Session:
         return await self._begin(lambda it: it.writable_session(branch, lease=lease, owner=owner))
 
+    @twin_of(AsyncRepository.resume_session)
+    async def resume_session_async(self, session_id: str, *, owner: str | None = None) -> Session:
+        return await self._begin(lambda it: it.resume_session(session_id, owner=owner))
+
     @twin_of(AsyncRepository.rearrange_session)
     async def rearrange_session_async(self, branch: str) -> Session:
         return await self._begin(lambda it: it.rearrange_session(branch))
@@ -424,6 +428,7 @@ class Repository(Displayed):
 
     readonly_session = blocking(readonly_session_async)
     writable_session = blocking(writable_session_async)
+    resume_session = blocking(resume_session_async)
     sessions_async = asked(AsyncRepository.sessions)
     sessions = blocking(sessions_async)
     end_session_async = asked(AsyncRepository.end_session)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from icechunk_async.errors import SessionStateError
 from icechunk_async.session import Session as AsyncSession
 from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
 from icechunk_async.sync.bridge.pairs import asked, awaited, blocking, twin_of
@@ -250,11 +251,16 @@ class Session(Displayed):
         names = [it if isinstance(it, str) else it.fork_id for it in forks]
         self.handle.discard_forks(*names)
 
+    @twin_of(AsyncSession.spill)
+    async def spill_async(self) -> None:
+        await self.handle.ask(_spill)
+
     commit = blocking(commit_async)
     amend = blocking(amend_async)
     flush = blocking(flush_async)
     rebase = blocking(rebase_async)
     merge = blocking(merge_async)
+    spill = blocking(spill_async)
 
     # Nodes and chunks
 
@@ -321,3 +327,11 @@ class ForkSession(Session):
     def fork_id(self) -> str:
         """Names the fork, and every copy of it, among the forks of its session."""
         return self.handle.fork.fork_id
+
+
+async def _spill(session: AnySession) -> None:
+    if not isinstance(session, AsyncSession):
+        raise SessionStateError(
+            "A fork cannot be spilled. Merge it into its session, and spill that."
+        )
+    await session.spill()

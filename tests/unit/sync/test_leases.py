@@ -34,11 +34,32 @@ def test_leased_sessions_are_listed_spared_and_ended() -> None:
     repository.close()
 
 
+def test_a_session_is_spilled_and_resumed() -> None:
+    """By its id, through another repository object."""
+    url = memory_url()
+    repository = icechunk.Repository.create(url)
+    session = repository.writable_session("main", lease=True)
+    zarr.create_array(session.store, name="a", shape=(5,), chunks=(5,), dtype="f8")[:] = 2.5
+    session.spill()
+    other = icechunk.Repository.open(url)
+    resumed = other.resume_session(session.session_id, owner="second")
+    assert np.array_equal(np.asarray(zarr.open_array(resumed.store, path="a")[:]), np.full(5, 2.5))
+    with pytest.raises(icechunk.SessionStateError, match="'second' continues"):
+        session.spill()
+    with pytest.raises(icechunk.SessionStateError, match="A fork cannot be spilled"):
+        resumed.fork().spill()
+    resumed.commit("resumed")
+    repository.close()
+    other.close()
+
+
 async def test_the_awaitable_twins_do_the_same() -> None:
     """On any loop."""
     repository = await icechunk.Repository.create_async(memory_url())
     session = await repository.writable_session_async("main", lease=True)
     (listed,) = await repository.sessions_async()
+    await session.spill_async()
+    session = await repository.resume_session_async(session.session_id)
     await repository.end_session_async(session.session_id)
     assert str(listed.session_id) == session.session_id
     assert (await repository.sessions_async())[0].state.value == "ended"

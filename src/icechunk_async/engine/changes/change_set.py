@@ -51,6 +51,9 @@ class ArrayChanges:
         self.revision = 0
         """Identifies this state among all states of all changes, so that manifests made from it are
         not taken for those of another state; 0 while nothing changed."""
+        self.journal: ArrayChanges | None = None
+        """What was set since somebody began to note it, for those who keep a record elsewhere; None
+        if nobody did, or if other things happened than setting chunks."""
         self._singles: dict[Coordinates, ChunkRef | None] = {}
         self._blocks: list[ChunkRefs] = []  # oldest first, all older than the singles
 
@@ -59,7 +62,13 @@ class ArrayChanges:
         twin = ArrayChanges(self.rank)
         twin.kept_grid, twin.revision = self.kept_grid, self.revision
         twin._singles, twin._blocks = dict(self._singles), list(self._blocks)
+        twin.journal = None if self.journal is None else self.journal.copy()
         return twin
+
+    def taken_journal(self) -> ArrayChanges | None:
+        """Return the changes since the last call, and note from now on; None: nobody knows."""
+        taken, self.journal = self.journal, ArrayChanges(self.rank)
+        return taken
 
     def is_empty(self) -> bool:
         """Return whether no chunk was set or deleted."""
@@ -74,6 +83,8 @@ class ArrayChanges:
             self._settle()
         self._singles[coords] = ref
         self.revision = next(_REVISIONS)
+        if self.journal is not None:
+            self.journal.set(coords, ref)
 
     def set_many(self, refs: ChunkRefs) -> None:
         """Set or delete many chunks; of rows with equal coordinates the last one counts.
@@ -86,6 +97,8 @@ class ArrayChanges:
         self._settle()
         self._push(refs.sort())
         self.revision = next(_REVISIONS)
+        if self.journal is not None:
+            self.journal.set_many(refs)
 
     def find(self, coords: Coordinates) -> tuple[bool, ChunkRef | None]:
         """Return whether a chunk was changed, and its reference (None: deleted)."""
@@ -121,6 +134,7 @@ class ArrayChanges:
         self.kept_grid = tuple(min(a, b) for a, b in zip(old, grid, strict=True))
         self.clip(grid)
         self.revision = next(_REVISIONS)
+        self.journal = None
 
     def clip(self, grid: Coordinates) -> None:
         """Turn changes outside of ``grid`` into deletions; the base's chunks stay."""
@@ -130,6 +144,7 @@ class ArrayChanges:
             gone = ChunkRefs.build(refs.coords[~inside], Kind.DELETED)
             self._blocks = [ChunkRefs.concat([refs.take(inside), gone]).sort()]
             self.revision = next(_REVISIONS)
+            self.journal = None
 
     def drop(self, coords: npt.NDArray[np.uint32]) -> None:
         """Undo the changes of some chunks; ``coords`` is ``(n, rank)``."""
@@ -137,6 +152,7 @@ class ArrayChanges:
         keep = ~rows_in(refs.coords, coords)
         self._blocks = [refs.take(keep)] if keep.any() else []
         self.revision = next(_REVISIONS)
+        self.journal = None
 
     def _settle(self) -> None:
         """Turn single changes into a block, so that a newer block can follow."""

@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.transaction_log import TransactionLog
 
-__all__ = ["Publisher", "SessionMode"]
+__all__ = ["RESERVED", "Publisher", "SessionMode"]
 
 
 _log = logging.getLogger(__name__)
 
 _MANY_CHUNKS: Final = 1 << 14
-_RESERVED: Final = "__icechunk"
+RESERVED: Final = "__icechunk"
 _KEPT: Final = "kept_snapshot_id"
 
 
@@ -351,8 +351,8 @@ class Publisher:
         if self.lease is not None:
             extra = {**(extra if isinstance(extra, dict) else {}), **self.lease.marks()}
         if isinstance(extra, dict):
-            reserved = properties.get(_RESERVED)
-            properties[_RESERVED] = {**(reserved if isinstance(reserved, dict) else {}), **extra}
+            reserved = properties.get(RESERVED)
+            properties[RESERVED] = {**(reserved if isinstance(reserved, dict) else {}), **extra}
         snapshot = Snapshot(
             log.id,
             base.id,
@@ -464,7 +464,7 @@ class Publisher:
                 if info.id == self.workspace.base.id:
                     break
                 if self.lease is not None:
-                    self.lease.check_not_committed(info.id, info.metadata.get(_RESERVED))
+                    self.lease.check_not_committed(info.id, info.metadata.get(RESERVED))
         if once is None:
             return None
         return await self._recorded(once, await record_of(self._history, tip, self._record))

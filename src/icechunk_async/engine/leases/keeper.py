@@ -11,10 +11,12 @@ renews first, it can no longer commit either.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import anyio
 
@@ -46,17 +48,19 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.ids import SessionId, SnapshotId
     from icechunk_async.format.json.metadata import JSON
-    from icechunk_async.storage import Expected, Storage
+    from icechunk_async.storage import Expected, Storage, Version
 
     type Edit = Callable[[LeaseRecord], LeaseRecord]
 
-__all__ = ["Lease", "keep_alive"]
+__all__ = ["MANY_USES", "Beats", "Lease", "keep_alive", "lost"]
 
 _log = logging.getLogger(__name__)
 
 _TRIES: Final = 20
 _BEATS: Final = 10
 _LONGEST_BEAT_SECONDS: Final = 60.0
+MANY_USES: Final = 20_000
+"""A session that was used so often beats at once. To write a chunk counts twice."""
 _SESSION: Final = "session"
 _TURN: Final = "session_turn"
 
@@ -84,6 +88,9 @@ class Lease:
         self._over: SessionStateError | None = None
         self.used = False
         """Whether the session was used since the last renewal."""
+        self._uses = 0
+        self.on_many_uses: Callable[[], None] | None = None
+        """Called, from any thread, when the session was used very often since the last renewal."""
 
     @classmethod
     async def begin(cls, storage: Storage, record: LeaseRecord) -> Lease:
@@ -98,6 +105,44 @@ class Lease:
         await lease.renew()
         lease._noted(await modified_at(storage, lease._key))
         return lease
+
+    @classmethod
+    async def take_over(
+        cls, storage: Storage, record: LeaseRecord, version: Version, owner: str
+    ) -> Lease | None:
+        """Take a lease from its holder; return None if it is at another version by now.
+
+        Raises:
+            StorageError: it may have been taken, by nobody; the next one may take it.
+        """
+        sent_us = clock.elapsed_us()
+        taken = record.taken_over(owner).renewed()
+        key = lease_key(record.session_id)
+        try:
+            found = await storage.put(key, encode_lease(taken), if_version=version)
+        except PreconditionFailedError:
+            return None
+        except OutcomeUnknownError:
+            there = await storage.get(key)
+            if decode_lease(there.data, record.session_id, key).serial != taken.serial:
+                raise
+            found = there.version
+        return cls(storage, taken, found, sent_us)
+
+    @staticmethod
+    async def mark_committed(
+        storage: Storage, record: LeaseRecord, snapshot_id: SnapshotId
+    ) -> None:
+        """Write down for a holder that died what its session was committed as.
+
+        Failing at that does no harm: the next process that resumes the session finds it out again.
+        """
+        held = await storage.get(lease_key(record.session_id))
+        done = replace(record, state=LeaseState.COMMITTED, snapshot_id=snapshot_id)
+        with suppress(StorageError):
+            await storage.put(
+                lease_key(record.session_id), encode_lease(done), if_version=held.version
+            )
 
     @property
     def session_id(self) -> SessionId:
@@ -127,6 +172,9 @@ class Lease:
             LeaseLostError: another process holds, committed or ended it.
         """
         self.used = True
+        self._uses += 1
+        if self._uses == MANY_USES and self.on_many_uses is not None:
+            self.on_many_uses()
         if self._over is not None:
             raise type(self._over)(self._over.message, **self._over.context)
         idle_us = clock.elapsed_us() - self._renewed_us
@@ -164,11 +212,6 @@ class Lease:
             f"The lease of session {self.session_id} could not be renewed: each time somebody "
             "else in this process changed it. Try again."
         )
-
-    async def beat(self) -> None:
-        """Renew the lease if the session was used since it was renewed last; errors as `renew`."""
-        if self.used:
-            await self.renew()
 
     async def move_to(self, base_id: SnapshotId) -> None:
         """Say that the session builds on another snapshot; errors as `renew`."""
@@ -211,7 +254,7 @@ class Lease:
         with self._lock:
             self._record, self._version = record, version
             self._renewed_us = max(self._renewed_us, sent_us)
-        self.used = False
+        self.used, self._uses = False, 0
 
     async def _settle(self, written: LeaseRecord, sent_us: int) -> bool:
         """Read what is stored after a write that may have landed; return whether it did.
@@ -259,6 +302,16 @@ def _committed(record: LeaseRecord, snapshot_id: SnapshotId) -> str:
     return f"another of its holders committed session {record.session_id} as {snapshot_id}."
 
 
+def lost(record: LeaseRecord) -> LeaseLostError:
+    """Return the error for a session that somebody else holds, or nobody any more."""
+    context = {} if record.snapshot_id is None else {"snapshot_id": str(record.snapshot_id)}
+    return LeaseLostError(
+        f"This session is over here: {_why(record)}",
+        session_id=str(record.session_id),
+        **context,
+    )
+
+
 def _why(record: LeaseRecord) -> str:
     """Return the reason why this process no longer holds a session."""
     match record.state:
@@ -273,23 +326,50 @@ def _why(record: LeaseRecord) -> str:
             return f"session {record.session_id} was ended. Begin a new one."
 
 
-async def keep_alive(reference: ref[Lease], seconds: float) -> None:
-    """Renew a lease again and again while its session is used, until either is gone.
+class Beats(Protocol):
+    """A lease, with what has to be done at each beat."""
+
+    @property
+    def lease(self) -> Lease:
+        """The lease."""
+        ...
+
+    async def beat(self) -> None:
+        """Renew the lease if the session was used since it was renewed last."""
+        ...
+
+
+async def keep_alive[B: Beats](reference: ref[B], seconds: float) -> None:
+    """Let a session beat again and again while it is used, until it or its lease is gone.
 
     Args:
-        reference: the lease; a session that nobody refers to any more lets it expire.
-        seconds: the time in between.
+        reference: the session; one that nobody refers to any more lets its lease expire.
+        seconds: the time in between; a session that is used very often beats earlier.
     """
+    loop, wake = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake_up() -> None:
+        with suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(wake.set)
+
     while True:
-        await anyio.sleep(seconds)
-        lease = reference()
-        if lease is None or lease.is_over:
+        session = reference()
+        if session is None or session.lease.is_over:
             return
+        session.lease.on_many_uses = wake_up
+        del session
+        with anyio.move_on_after(seconds):
+            await wake.wait()
+        wake.clear()
+        session = reference()
+        if session is None or session.lease.is_over:
+            return
+        lease = session.lease
         try:
-            await lease.beat()
+            await session.beat()
         except StorageError as error:  # the next one may be luckier; until then the lease holds
             _log.warning("the lease of session %s was not renewed: %s", lease.session_id, error)
         except SessionStateError as error:  # its next use says so
             _log.warning("%s", error)
             return
-        del lease
+        del session, lease

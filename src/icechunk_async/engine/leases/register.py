@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map, closing
+from icechunk_async.engine.leases.keeper import lost
 from icechunk_async.engine.leases.record import LeaseState, decode_lease, encode_lease
-from icechunk_async.engine.leases.times import storage_time, told_time
+from icechunk_async.engine.leases.times import modified_at, storage_time, told_time
 from icechunk_async.errors import (
     FormatError,
     InvalidInputError,
+    LeaseExpiredError,
     LeaseNotFoundError,
     ObjectNotFoundError,
     OutcomeUnknownError,
@@ -37,8 +39,10 @@ __all__ = [
     "as_session_id",
     "end_session",
     "leased_sessions",
+    "open_lease",
     "read_lease",
     "remove_dead",
+    "remove_spills",
     "spared",
 ]
 
@@ -174,6 +178,33 @@ def _described(record: LeaseRecord, renewed_at: datetime, now: datetime) -> Leas
         record.snapshot_id,
         len(record.spilled),
     )
+
+
+async def open_lease(
+    storage: Storage, backend: object, session_id: SessionId
+) -> tuple[LeaseRecord, Version]:
+    """Return the lease of a session that can be continued, and its version.
+
+    Raises:
+        LeaseNotFoundError: no session with a lease has this id.
+        LeaseExpiredError: it was idle for longer than its lease holds.
+        LeaseLostError: it was committed or ended.
+        FormatError: its lease is damaged.
+    """
+    record, version, renewed_at = await read_lease(storage, session_id)
+    if record.state is not LeaseState.OPEN:
+        raise lost(record)
+    if renewed_at is None:
+        renewed_at = await modified_at(storage, lease_key(session_id))
+    now = await told_time(backend) or await storage_time(storage)
+    if now >= renewed_at + timedelta(microseconds=record.duration_us):
+        raise LeaseExpiredError(
+            f"Session {session_id} cannot be resumed: its lease was renewed last at "
+            f"{renewed_at.isoformat()} and holds for {record.duration_us / 1e6:.0f} s. Garbage "
+            "collection may have deleted what it wrote. Begin a new session.",
+            session_id=str(session_id),
+        )
+    return record, version
 
 
 async def end_session(storage: Storage, session_id: SessionId) -> None:

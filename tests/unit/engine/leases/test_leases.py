@@ -113,9 +113,9 @@ async def test_sessions_lists_owner_base_branch_and_times_of_the_storage() -> No
         world.wait(MINUTE)
         second = await repository.writable_session("main", lease=HOUR)
         world.wait(MINUTE)
-        assert first.workspace.lease is not None
+        assert first.spiller is not None
         await write(first, "a/c/1", CHUNK)
-        await first._lease.beat()  # type: ignore[union-attr]
+        await first.spiller.beat()
         world.wait(MINUTE)
         one, other = await repository.sessions()
         assert (one.session_id, one.owner, one.branch) == (
@@ -137,15 +137,15 @@ async def test_use_renews_and_idleness_does_not() -> None:
     """Reading is use as well; a session that nobody uses sends nothing."""
     world = World()
     async with filled(world) as storage, process(storage) as (repository, session):
-        lease = session._lease
-        assert lease is not None
+        spiller = session.spiller
+        assert spiller is not None
         storage.forget()
-        await lease.beat()
+        await spiller.beat()
         assert not storage.requests
         for use in (read(session, "a/c/0"), read(session, "a/zarr.json")):
             world.wait(HOUR)
             await use
-            await lease.beat()
+            await spiller.beat()
             assert (await repository.sessions())[0].heartbeat_at == world.now
 
 
