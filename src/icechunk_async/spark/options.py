@@ -333,6 +333,21 @@ OPTIONS: Final = (
         _values,
     ),
     Option(
+        "max-append",
+        _WRITING,
+        "the most coordinates that one write appends without `append-values`; a row further away "
+        "is an error",
+        _positive,
+        shown="1000, or ten chunks",
+    ),
+    Option(
+        "fill-gaps",
+        _WRITING,
+        "append coordinates that no row has, without values, where rows have later ones",
+        _flag,
+        "false",
+    ),
+    Option(
         "if-written",
         _ONE_WRITE,
         'with `mode("overwrite")`: `error` or `ignore` if an array has values. Spark does not '
@@ -626,6 +641,9 @@ class WriteOptions:
     """Tasks of one executor that share its budget of requests; 0 if each has to ask Spark."""
     cast: str = "refuse"
     """`allow`: convert values as NumPy does in place of refusing those that change."""
+    max_append: int | None = None
+    """The most coordinates to append in equal steps; None for the default."""
+    fill_gaps: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
@@ -649,6 +667,8 @@ class WriteOptions:
             version=given["txnVersion"],
             cores=given["executor-cores"],
             cast=given["cast"],
+            max_append=given["max-append"],
+            fill_gaps=given["fill-gaps"],
         )
 
     @property

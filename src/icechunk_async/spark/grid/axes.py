@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     type Column = npt.NDArray[Any]
 
-__all__ = ["Axis", "PlaceFinder", "Steps", "check_unambiguous"]
+__all__ = ["Appended", "Axis", "PlaceFinder", "Steps", "check_unambiguous"]
 
 _KINDS: Final = {
     **dict.fromkeys("biuf", "numbers"),
@@ -59,7 +59,20 @@ class Steps:
         return cls(signed[-1], steps[0], most) if equal and steps[0] != zero else None
 
     def number(self, values: Column) -> npt.NDArray[np.int64]:
-        """Return the number of steps from the last value to each; -1 if it is not on a step."""
+        """Return the number of steps from the last value to each.
+
+        -1 if it is not on a step, or on one that is too far.
+        """
+        number, good = self._count(values)
+        good &= number <= self.most
+        return np.where(good, number, -1).astype(np.int64)
+
+    def beyond(self, values: Column) -> npt.NDArray[np.bool_]:
+        """Return which values are on a step, and too far."""
+        number, good = self._count(values)
+        return np.asarray(good & (number > self.most), bool)
+
+    def _count(self, values: Column) -> tuple[Column, npt.NDArray[np.bool_]]:
         if values.dtype.kind == "f":
             steps = (values.astype(np.float64) - self.last) / self.step
             number = np.rint(steps)
@@ -68,8 +81,7 @@ class Steps:
             since = (values.astype(np.int64) if values.dtype.kind != "M" else values) - self.last
             number = since // self.step
             good = since == number * self.step
-        good &= (number >= 1) & (number <= self.most)
-        return np.where(good, number, -1).astype(np.int64)
+        return number, np.asarray(good & (number >= 1), bool)
 
     def values(self, count: int) -> Column:
         """Return the next `count` values."""
@@ -140,6 +152,7 @@ class PlaceFinder:
             number = axis.steps.number(wanted)
             after = known & (places < 0) & (number >= 1)
             places = np.where(after, len(axis.values) - 1 + number, places)
+            self._check_growth(known & (places < 0) & axis.steps.beyond(wanted), given)
         self._check(places, given)
         return places
 
@@ -149,6 +162,18 @@ class PlaceFinder:
             raise InvalidInputError(
                 f"The column {self._axis.name!r} has {found or given.dtype}, and the coordinates "
                 f"of that dimension are {wanted or self._values.dtype}. Convert the column."
+            )
+
+    def _check_growth(self, far: npt.NDArray[np.bool_], given: Column) -> None:
+        axis = self._axis
+        if far.any() and axis.steps is not None:
+            value = given[far][0]
+            raise OutsideGridError(
+                f"A row has {value!s} in column {axis.name!r}, which is more than "
+                f"{axis.steps.most:,} steps after the last coordinate, {axis.values[-1:]}. If it "
+                "is no mistake, allow the write to append so many with option('max-append', N).",
+                dimension=axis.name,
+                value=str(value),
             )
 
     def _check(self, places: npt.NDArray[np.int64], given: Column) -> None:
@@ -171,6 +196,56 @@ class PlaceFinder:
             dimension=axis.name,
             value=str(value),
         )
+
+
+class Appended:
+    """The coordinates of appended rows as the rows gave them, by their place along the axis."""
+
+    def __init__(self, axis: Axis, length: int) -> None:
+        """Begin without rows; `length` is that of the axis before."""
+        self._axis = axis
+        self._length = length
+        self._places: list[npt.NDArray[np.int64]] = []
+        self._values: list[Column] = []
+
+    def add(self, places: npt.NDArray[np.int64], given: Column) -> None:
+        """Take the coordinates of rows at some places.
+
+        Raises:
+            AmbiguousCoordinatesError: two of the rows have one place and different coordinates.
+        """
+        new = places >= self._length
+        found, values = self._joined(places[new], given[new].astype(self._axis.values.dtype))
+        self._places.append(found)
+        self._values.append(values)
+
+    def columns(self) -> tuple[npt.NDArray[np.int64], Column]:
+        """Return the places, ascending, and the coordinate at each.
+
+        Raises:
+            AmbiguousCoordinatesError: as `add`.
+        """
+        return self._joined(
+            np.concatenate([np.empty(0, np.int64), *self._places]),
+            np.concatenate([np.empty(0, self._axis.values.dtype), *self._values]),
+        )
+
+    def _joined(
+        self, places: npt.NDArray[np.int64], values: Column
+    ) -> tuple[npt.NDArray[np.int64], Column]:
+        found, first, which = np.unique(places, return_index=True, return_inverse=True)
+        differs = values != values[first][which]
+        if differs.any():
+            at = int(np.flatnonzero(differs)[0])
+            one, other = values[first][which][at], values[at]
+            raise AmbiguousCoordinatesError(
+                f"Rows have {one!s} and {other!s} in column {self._axis.name!r}, which both are "
+                "the same step after the last coordinate. Round the column to the values that are "
+                "meant.",
+                dimension=self._axis.name,
+                value=str(other),
+            )
+        return found, values[first]
 
 
 def check_unambiguous(name: str, values: Column) -> None:

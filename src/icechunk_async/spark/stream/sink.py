@@ -100,7 +100,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
             # Kept instead of raised: if the batch is written already, it does not matter.
             nothing = CooperativeWrite.changes(plan.write.fork())
             written = RowsWritten(Answer(task, nothing), 0, error)
-        return BatchWritten(written.answer, written.length, written.refusal, plan, rows.count)
+        return BatchWritten(
+            written.answer,
+            written.length,
+            written.refusal,
+            plan,
+            written.appended,
+            rows=rows.count,
+        )
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 -- PySpark's name
         """Publish the changes of all tasks, unless there is no row or the branch has the batch.

@@ -17,7 +17,7 @@ from icechunk_async.errors import (
     IncompleteWriteError,
     InvalidInputError,
 )
-from icechunk_async.spark.grid.axes import Steps
+from icechunk_async.spark.grid.axes import Appended, Steps
 from icechunk_async.spark.grid.chunks import ChunkAssembly
 from icechunk_async.spark.options import WriteOptions
 from icechunk_async.spark.shared import has_chunks, open_array
@@ -149,12 +149,14 @@ class RowsWritten(WriterCommitMessage):
         length: the length that its rows need along the appended dimension, or 0.
         refusal: why its rows cannot be written, if the batch may turn out to be written already.
         plan: the plan, if the task made it.
+        appended: places and coordinates along the appended dimension, as the rows gave them.
     """
 
     answer: Answer
     length: int
     refusal: IcechunkError | None = None
     plan: WritePlan | None = None
+    appended: tuple[npt.NDArray[np.int64], npt.NDArray[Any]] | None = None
 
 
 def batch_writer(
@@ -222,19 +224,21 @@ def write_batches(plan: WritePlan, task: int, batches: Iterator[pa.RecordBatch])
     length = 0
     growth = target.growth
     old = None if growth is None else (target.axes.index(growth.axis), growth.length)
+    appended = None if growth is None else Appended(growth.axis, growth.length)
     for batch in batches:
-        places = [
-            finder.places(coordinate_column(batch.column(axis.name), axis.name))
-            for axis, finder in zip(target.axes, finders, strict=True)
-        ]
+        given = [coordinate_column(batch.column(it.name), it.name) for it in target.axes]
+        places = [it.places(values) for it, values in zip(finders, given, strict=True)]
         columns = _encoded(batch, target, allow=plan.options.cast == "allow")
         if old is not None and batch.num_rows:
             length = max(length, int(places[old[0]].max()) + 1)
+        if old is not None and appended is not None:
+            appended.add(places[old[0]], given[old[0]])
         for block in assembly.add(places, columns):
             _put(arrays, grid, block, old)
     for block in assembly.rest():
         _put(arrays, grid, block, old)
-    return RowsWritten(Answer(task, CooperativeWrite.changes(fork)), length)
+    answer = Answer(task, CooperativeWrite.changes(fork))
+    return RowsWritten(answer, length, appended=None if appended is None else appended.columns())
 
 
 def _encoded(
@@ -327,9 +331,12 @@ def commit_rows(
     if growth is not None and length == growth.length and transaction is None:
         return None
 
+    parts = [it.appended for it in written if it.appended is not None]
+    new = None if growth is None else growth.filled(parts, fill_gaps=plan.options.fill_gaps)
+
     def finish(store: IcechunkStore) -> None:
-        if growth is not None:
-            growth.finish(store, growth.most if growth.axis.steps is None else length)
+        if growth is not None and new is not None:
+            growth.finish(store, new)
 
     return plan.write.commit(
         [it.answer for it in written],
@@ -359,6 +366,8 @@ def write_rows(
     rebase_with: ConflictSolver | None = None,
     tasks: int | None = None,
     cast: Literal["refuse", "allow"] = "refuse",
+    max_append: int | None = None,
+    fill_gaps: bool = False,
 ) -> Published:
     """Arrange rows by chunk, write them to arrays, and commit once.
 
@@ -383,6 +392,8 @@ def write_rows(
         tasks: number of tasks; by default one for each chunk, at most four for each core.
         cast: `allow` converts values that the arrays cannot hold exactly as NumPy does, in place
             of refusing them.
+        max_append: the most coordinates to append; by default 1,000 or ten chunks.
+        fill_gaps: whether to append coordinates that no row has and that lie before others.
 
     Raises:
         InvalidInputError: columns and arrays do not go together.
@@ -411,6 +422,8 @@ def write_rows(
         if_written=mode if mode in {"error", "ignore"} else "replace",
         message=message,
         cast=cast,
+        max_append=max_append,
+        fill_gaps=fill_gaps,
     )
     if is_published(repo, branch, transaction):
         return Published(repo.lookup_branch(branch), committed=False)

@@ -23,7 +23,7 @@ from icechunk_async.errors import (
     NodeNotFoundError,
     UnsortedCoordinatesError,
 )
-from icechunk_async.spark.grid.axes import Axis, Steps, check_unambiguous
+from icechunk_async.spark.grid.axes import Appended, Axis, Steps, check_unambiguous
 from icechunk_async.spark.grid.chunks import ChunkGrid
 from icechunk_async.spark.shared import open_array, workspace_of
 from icechunk_async.spark.write.values import Encoding, encode_column
@@ -50,8 +50,10 @@ __all__ = [
 ]
 
 
-_MOST: Final = 1_000_000
-"""The most coordinates that one write can append without listing them."""
+_APPENDED_CHUNKS: Final = 10
+_APPENDED: Final = 1_000
+"""The coordinates that one write can append without listing them or `max-append`: these many, or
+so many chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +79,61 @@ class Growth:
         for path, axis in self.arrays:
             set_length(store, path, axis, self.most)
 
-    def finish(self, store: IcechunkStore, length: int) -> None:
+    def filled(
+        self, parts: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]], *, fill_gaps: bool
+    ) -> npt.NDArray[Any]:
+        """Return the new coordinates, as rows gave them, up to the last one.
+
+        Args:
+            parts: places and coordinates of the rows of each task.
+            fill_gaps: count on by steps where no row has a coordinate.
+
+        Raises:
+            AmbiguousCoordinatesError: rows of two tasks have one place and different coordinates.
+            MissingCoordinatesError: no row has a coordinate before the last one.
+        """
+        steps = self.axis.steps
+        if steps is None:
+            return self.axis.values[self.length :]
+        appended = Appended(self.axis, self.length)
+        for places, values in parts:
+            appended.add(places, values)
+        places, given = appended.columns()
+        count = int(places[-1]) + 1 - self.length if len(places) else 0
+        every = steps.values(count).astype(self.axis.values.dtype)
+        if len(places) < count and not fill_gaps:
+            missing = np.setdiff1d(np.arange(count), places - self.length)
+            raise MissingCoordinatesError(
+                f"No row has {every[missing[0]]!s} in column {self.axis.name!r}, and others have "
+                f"later coordinates up to {given[-1]!s}: {len(missing):,} are missing. Nothing was "
+                "published. If that is meant, option('fill-gaps', 'true') adds them, empty.",
+                dimension=self.axis.name,
+            )
+        every[places - self.length] = given
+        return every
+
+    def finish(self, store: IcechunkStore, new: npt.NDArray[Any]) -> None:
         """Shorten the arrays to the length that was written, and write the new coordinates."""
+        length = self.length + len(new)
         for path, axis in self.arrays:
             set_length(store, path, axis, length)
         if self.coordinate is not None and length > self.length:
             path, encoding = self.coordinate
-            steps = self.axis.steps
-            values = (
-                self.axis.values[self.length : length]
-                if steps is None
-                else steps.values(length - self.length)
-            )
             array = open_array(store, path, write=True)
-            array[self.length : length] = encode_column(pa.array(values), encoding)
+            array[self.length : length] = encode_column(_as_arrow(new), encoding)
+
+
+def _as_arrow(values: npt.NDArray[Any]) -> pa.Array[Any]:
+    return pa.array(values.tolist() if values.dtype.kind in "OUT" else values)
 
 
 def axis_to_append(
-    name: str, values: npt.NDArray[Any], given: tuple[Any, ...] | None, *, indexed: bool
+    name: str,
+    values: npt.NDArray[Any],
+    given: tuple[Any, ...] | None,
+    *,
+    indexed: bool,
+    most: int = _APPENDED,
 ) -> tuple[Axis, int]:
     """Return the axis of a dimension that is appended to, and the length that it may reach.
 
@@ -103,6 +142,7 @@ def axis_to_append(
         values: its existing coordinates.
         given: the coordinates to append; None if they continue in equal steps.
         indexed: whether the dimension has no coordinates, so that rows give indices.
+        most: how many may be appended in equal steps.
 
     Raises:
         AlreadyExistsError: a coordinate to append exists.
@@ -128,15 +168,15 @@ def axis_to_append(
                 dimension=name,
             )
         return Axis(name, every, first=length), len(every)
-    steps = Steps(np.int64(length - 1), np.int64(1), _MOST) if indexed else None
-    steps = steps or Steps.after(values, _MOST)
+    steps = Steps(np.int64(length - 1), np.int64(1), most) if indexed else None
+    steps = steps or Steps.after(values, most)
     if steps is None:
         raise InvalidInputError(
             f"The coordinates of {name!r} do not have equal steps, so the places of appended rows "
             "are unknown. List the new coordinates in the option 'append-values' as JSON, or use "
             "icechunk_async.spark.write_rows, which finds them."
         )
-    return Axis(name, values, first=length, steps=steps), length + _MOST
+    return Axis(name, values, first=length, steps=steps), length + most
 
 
 def is_sorted(values: npt.NDArray[Any]) -> bool:
@@ -352,6 +392,11 @@ def _variables(
     return tuple(str(it) for it in found), variables
 
 
+def _chunk(store: IcechunkStore, path: str, axis: int) -> int:
+    array = open_array(store, path)
+    return (array.shards or array.chunks)[axis]
+
+
 def _growth(
     store: IcechunkStore, options: WriteOptions, dataset: xarray.Dataset, dims: tuple[str, ...]
 ) -> Growth:
@@ -363,12 +408,15 @@ def _growth(
         )
     values = coordinates_of(dataset, dim)
     indexed = dim not in dataset.variables
-    axis, most = axis_to_append(dim, values, options.append_values, indexed=indexed)
     arrays = tuple(
         (options.path_of(str(name)), it.dims.index(dim))
         for name, it in dataset.variables.items()
         if dim in it.dims
     )
+    most = options.max_append or max(
+        _APPENDED, *(_APPENDED_CHUNKS * _chunk(store, path, at) for path, at in arrays)
+    )
+    axis, most = axis_to_append(dim, values, options.append_values, indexed=indexed, most=most)
     coordinate = None
     if not indexed:
         path = options.path_of(dim)

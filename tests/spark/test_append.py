@@ -1,0 +1,147 @@
+"""Appended coordinates are stored as given, and growth has limits; without Spark."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xarray as xr
+
+from icechunk_async.errors import (
+    AmbiguousCoordinatesError,
+    MissingCoordinatesError,
+    OutsideGridError,
+)
+from icechunk_async.spark.options import WriteOptions
+from icechunk_async.spark.write.rows import WritePlan, commit_rows, write_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from icechunk_async.sync import Repository
+
+
+def _make(repository: Repository, coordinates: Any, chunk: int = 2) -> None:
+    session = repository.writable_session("main")
+    ds = xr.Dataset({"v": ("x", np.zeros(len(coordinates)))}, {"x": coordinates})
+    encoding = {"v": {"chunks": (chunk,)}, "x": {"chunks": (chunk,)}}
+    ds.to_zarr(session.store, zarr_format=3, consolidated=False, encoding=encoding)
+    session.commit("made")
+
+
+def _batch(xs: Sequence[Any]) -> pa.RecordBatch:
+    values = pa.array(np.arange(1.0, len(xs) + 1))
+    return pa.RecordBatch.from_pydict({"x": pa.array(xs), "v": values})
+
+
+def _write(
+    repository: Repository, *tasks: Sequence[Any], overwrite: bool = False, **options: Any
+) -> None:
+    """Write a row for each coordinate, its value counting from 1; each sequence is a task."""
+    given = WriteOptions(
+        repository.storage, cores=1, append_dim=None if overwrite else "x", **options
+    )
+    plan = WritePlan.begin(given, ["x", "v"], overwrite=overwrite, repository=repository)
+    written = [
+        write_batches(
+            plan,
+            number,
+            iter(
+                [pa.RecordBatch.from_pydict({"x": pa.array(xs), "v": np.arange(1.0, len(xs) + 1)})]
+            ),
+        )
+        for number, xs in enumerate(tasks)
+    ]
+    commit_rows(plan, written, None)
+
+
+def _found(repository: Repository) -> xr.Dataset:
+    return xr.open_zarr(repository.readonly_session("main").store, consolidated=False).load()
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+def test_coordinates_are_stored_as_given(repository: Repository, dtype: str) -> None:
+    """So that the same rows can be overwritten, and selected. Steps of 0.1 are not exact."""
+    _make(repository, (np.arange(3) * 0.1).astype(dtype))
+    given = [0.1 * it for it in range(3, 53)]
+    _write(repository, given)
+    found = _found(repository)
+    assert found.x.values[3:].tolist() == np.array(given, dtype).tolist()
+    assert found.v.values[3:].tolist() == list(range(1, 51))
+    _write(repository, given, overwrite=True)  # each is found
+    assert found.equals(_found(repository))
+
+
+def test_one_coordinate_in_two_spellings_is_refused(repository: Repository) -> None:
+    """In one task or in two: 3.0002 and 2.9998 are one step."""
+    _make(repository, np.arange(3.0), chunk=1)
+    for tasks in ([[3.0002, 2.9998]], [[3.0002], [2.9998]]):
+        with pytest.raises(AmbiguousCoordinatesError, match="same step"):
+            _write(repository, *tasks)
+    _write(repository, [3.0005])
+    assert _found(repository).x.values.tolist() == [0, 1, 2, 3.0005]
+
+
+def test_gaps_are_refused_unless_they_are_meant(repository: Repository) -> None:
+    """The error names the first missing coordinate. Filled ones have no value."""
+    days = np.arange("2020-01-01", "2020-01-04", dtype="M8[D]").astype("M8[ns]")
+    _make(repository, days)
+    tip = repository.lookup_branch("main")
+    first = date(2020, 1, 4)
+    rows = [[first], [first + timedelta(days=4)]]
+    with pytest.raises(MissingCoordinatesError, match=r"No row has 2020-01-05.*3 are missing"):
+        _write(repository, *rows)
+    assert repository.lookup_branch("main") == tip
+    _write(repository, *rows, fill_gaps=True)
+    found = _found(repository)
+    every = np.arange("2020-01-01", "2020-01-09", dtype="M8[D]")
+    assert np.array_equal(found.x.values.astype("M8[D]"), every)
+    nan = np.nan
+    assert np.array_equal(found.v.values, [0, 0, 0, 1, nan, nan, nan, 1], equal_nan=True)
+
+
+def test_far_rows_do_not_grow_an_array_by_mistake(repository: Repository) -> None:
+    """Not even with gaps: a year of 2261 is refused where it is read."""
+    _make(repository, np.arange(3))
+    for fill_gaps in (False, True):
+        with pytest.raises(OutsideGridError, match=r"more than 1,000 steps.*max-append"):
+            _write(repository, [900_000], fill_gaps=fill_gaps)
+    with pytest.raises(OutsideGridError, match="more than 5 steps"):
+        _write(repository, range(3, 9), max_append=5)
+    _write(repository, range(3, 8), max_append=5)
+    assert _found(repository).sizes["x"] == 8
+
+
+def test_limit_follows_large_chunks(repository: Repository) -> None:
+    """Ten chunks may be appended."""
+    _make(repository, np.arange(3), chunk=500)
+    _write(repository, range(3, 5003))
+    assert _found(repository).v.values[-1] == 5000
+    with pytest.raises(OutsideGridError, match="more than 5,000 steps"):
+        _write(repository, range(5003, 10004))
+
+
+def test_many_steps_can_be_appended(repository: Repository) -> None:
+    """A series of more than a million steps, in one write, if the write says so."""
+    _make(repository, np.arange(3), chunk=300_000)
+    _write(repository, np.arange(3, 1_200_003))
+    found = _found(repository)
+    assert found.sizes["x"] == 1_200_003
+    assert found.v.values[-1] == 1_200_000
+    assert found.x.values[-1] == 1_200_002
+
+
+def test_indices_are_appended_without_gaps(repository: Repository) -> None:
+    """A dimension without coordinates counts."""
+    session = repository.writable_session("main")
+    xr.Dataset({"v": ("x", np.zeros(3))}).to_zarr(
+        session.store, zarr_format=3, consolidated=False, encoding={"v": {"chunks": (2,)}}
+    )
+    session.commit("made")
+    with pytest.raises(MissingCoordinatesError, match="No row has 4"):
+        _write(repository, [3, 5])
+    _write(repository, [3, 4])
+    assert _found(repository).v.values.tolist() == [0, 0, 0, 1, 2]
