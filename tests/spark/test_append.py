@@ -59,7 +59,10 @@ def _write(
 
 
 def _found(repository: Repository) -> xr.Dataset:
-    return xr.open_zarr(repository.readonly_session("main").store, consolidated=False).load()
+    found: xr.Dataset = xr.open_zarr(
+        repository.readonly_session("main").store, consolidated=False
+    ).load()
+    return found
 
 
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
@@ -127,7 +130,7 @@ def test_limit_follows_large_chunks(repository: Repository) -> None:
 def test_many_steps_can_be_appended(repository: Repository) -> None:
     """A series of more than a million steps, in one write, if the write says so."""
     _make(repository, np.arange(3), chunk=300_000)
-    _write(repository, np.arange(3, 1_200_003))
+    _write(repository, range(3, 1_200_003), max_append=1_200_000)
     found = _found(repository)
     assert found.sizes["x"] == 1_200_003
     assert found.v.values[-1] == 1_200_000

@@ -171,7 +171,7 @@ class PlaceFinder:
             raise OutsideGridError(
                 f"A row has {value!s} in column {axis.name!r}, which is more than "
                 f"{axis.steps.most:,} steps after the last coordinate, {axis.values[-1:]}. If it "
-                "is no mistake, allow the write to append so many with option('max-append', N).",
+                "is no mistake, allow more with option('max-append', N).",
                 dimension=axis.name,
                 value=str(value),
             )

@@ -52,8 +52,8 @@ __all__ = [
 
 _APPENDED_CHUNKS: Final = 10
 _APPENDED: Final = 1_000
-"""The coordinates that one write can append without listing them or `max-append`: these many, or
-so many chunks."""
+"""The most coordinates that one write appends without `append-values` or `max-append`: this
+number, or that of the chunks above, whichever is more."""
 
 
 @dataclass(frozen=True, slots=True)
