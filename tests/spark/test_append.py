@@ -16,7 +16,10 @@ from icechunk_async.errors import (
     OutsideGridError,
 )
 from icechunk_async.spark.options import WriteOptions
+from icechunk_async.spark.shared import open_array
+from icechunk_async.spark.write.leftovers import places_beyond
 from icechunk_async.spark.write.rows import WritePlan, commit_rows, write_batches
+from icechunk_async.spark.write.target import set_length
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,3 +151,35 @@ def test_indices_are_appended_without_gaps(repository: Repository) -> None:
         _write(repository, [3, 5])
     _write(repository, [3, 4])
     assert _found(repository).v.values.tolist() == [0, 0, 0, 1, 2]
+
+
+def test_places_beyond_an_index_are_chunks_with_new_cells() -> None:
+    """Those that begin before it, too, unless a chunk ends there."""
+    assert list(places_beyond((9, 3), (4, 2), 0, 5)) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert list(places_beyond((9, 3), (4, 2), 0, 8)) == [(2, 0), (2, 1)]
+    assert list(places_beyond((9,), (4,), 0, 9)) == [(2,)]
+
+
+@pytest.mark.parametrize("shrunk", [5, 4])
+@pytest.mark.parametrize("keeps_chunks", [True, False])
+def test_cells_that_no_row_touches_show_no_old_values(
+    repository: Repository, shrunk: int, *, keeps_chunks: bool
+) -> None:
+    """After an array was shrunk and grows again; so do other arrays along the dimension."""
+    session = repository.writable_session("main")
+    old = np.arange(1.0, 13.0)
+    ds = xr.Dataset({"v": ("x", old), "w": (("y", "x"), np.stack([old, old]))})
+    encoding: dict[str, dict[str, Any]] = {"v": {"chunks": (4,)}, "w": {"chunks": (1, 4)}}
+    ds.to_zarr(session.store, zarr_format=3, consolidated=False, encoding=encoding)
+    for path, axis in (("v", 0), ("w", 1)):
+        if keeps_chunks:
+            set_length(session.store, path, axis, shrunk)
+        else:
+            open_array(session.store, path, write=True).resize((2, shrunk)[1 - axis :])
+    session.commit("made, and shrunk")
+    _write(repository, [13], fill_gaps=True)
+    found = _found(repository)
+    kept, gone = old[:shrunk].tolist(), [np.nan] * (14 - shrunk)
+    assert np.array_equal(found.v.values, [*kept, *gone[1:], 1.0], equal_nan=True)
+    for row in found.w.values:
+        assert np.array_equal(row, [*kept, *gone], equal_nan=True)

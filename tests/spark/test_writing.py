@@ -56,7 +56,7 @@ def test_appending_makes_every_array_longer(spark: SparkSession, place: str) -> 
     """Times continue in equal steps, also across a gap; cells without rows have the fill value."""
     times = np.array(["2020-01-06", "2020-01-07", "2020-01-09"], "M8[ns]")
     new = dataset(times, seed=2)
-    save(table(spark, new, ("t",)), place, "append", append_dim="time")
+    save(table(spark, new, ("t",)), place, "append", append_dim="time", fill_gaps="true")
     found = load(place)
     assert list(found.time.values) == list(
         np.arange("2020-01-01", "2020-01-10", dtype="M8[D]").astype("M8[ns]")

@@ -26,6 +26,7 @@ from icechunk_async.errors import (
 from icechunk_async.spark.grid.axes import Appended, Axis, Steps, check_unambiguous
 from icechunk_async.spark.grid.chunks import ChunkGrid
 from icechunk_async.spark.shared import open_array, workspace_of
+from icechunk_async.spark.write.leftovers import clear_leftovers
 from icechunk_async.spark.write.values import Encoding, encode_column
 
 if TYPE_CHECKING:
@@ -117,7 +118,12 @@ class Growth:
         length = self.length + len(new)
         for path, axis in self.arrays:
             set_length(store, path, axis, length)
-        if self.coordinate is not None and length > self.length:
+        if not len(new):
+            return
+        written = None if self.coordinate is None else self.coordinate[0]
+        others = [(path, axis) for path, axis in self.arrays if path != written]
+        clear_leftovers(store, others, self.length)
+        if self.coordinate is not None:
             path, encoding = self.coordinate
             array = open_array(store, path, write=True)
             array[self.length : length] = encode_column(_as_arrow(new), encoding)
