@@ -161,7 +161,9 @@ class S3Storage:
     @property
     def capabilities(self) -> Capabilities:
         """All promises, of a server that keeps the protocol; none to write when read-only."""
-        return _READ_ONLY if self._options.read_only else _ALL
+        if self._options.read_only:
+            return _READ_ONLY
+        return _ALL if self._options.quote_etags else _UNQUOTED
 
     @property
     def description(self) -> StorageDescription:
@@ -257,3 +259,10 @@ class S3Storage:
 
 
 _ALL: Final = Capabilities()
+_UNQUOTED: Final = Capabilities(
+    final_deletion=False,
+    reasons={
+        "final_deletion": "Ceph's gateway, which finds only versions without quotes, writes an "
+        "object again where an update races its deletion"
+    },
+)

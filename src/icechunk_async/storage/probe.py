@@ -364,6 +364,9 @@ PROBE_PREFIX: Final = ".icechunk-probe-"
 _RETRIES: Final = RetryPolicy(max_tries=5, initial_seconds=0.1, max_seconds=5.0)
 
 
+_UPDATE: Final = "conditional update"
+
+
 class Verdict(StrEnum):
     """The result of the trial of one promise."""
 
@@ -407,6 +410,11 @@ class ProbeResult:
         """The promises that commits need and that were not kept."""
         return tuple(it for it in self.findings if it.needed and it.verdict is not Verdict.KEPT)
 
+    def _hint(self) -> str:
+        if self.url.startswith("s3://") and any(it.promise == _UPDATE for it in self.problems):
+            return " For Ceph's gateway (radosgw) give the option preset='ceph'."
+        return ""
+
     def check(self) -> None:
         """Raise an error if commits could be lost on this storage.
 
@@ -419,8 +427,8 @@ class ProbeResult:
         details = "; ".join(f"{it.promise}: {it.detail}" for it in self.problems)
         raise UnsafeStorageError(
             f"Commits could be lost on {self.url!r}, so nothing was created there: {names} "
-            f"cannot be relied on ({details}). Use another service or backend. If one "
-            "writer at a time is all there will ever be, create with probe=False to accept the "
+            f"cannot be relied on ({details}). Use another service or backend.{self._hint()} If "
+            "one writer at a time is all there will ever be, create with probe=False to accept the "
             "risk.",
             url=self.url,
             broken=[it.promise for it in self.problems],
@@ -438,7 +446,7 @@ class _Promise:
 
 _PROMISES: Final = (
     _Promise("conditional create", conditional_create, needed=True, also="conditional_create"),
-    _Promise("conditional update", conditional_update, needed=True, also="conditional_update"),
+    _Promise(_UPDATE, conditional_update, needed=True, also="conditional_update"),
     _Promise("read after write", read_after_write, needed=True),
     _Promise("ranges", ranges),
     _Promise("list after write", list_after_write, also="listing"),

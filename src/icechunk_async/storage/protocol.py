@@ -172,6 +172,8 @@ class Capabilities:
     """``put(if_version=Version)`` is one atomic step."""
     listing: bool = True
     """``list_prefix`` works."""
+    final_deletion: bool = True
+    """A conditional update that races a deletion does not bring the object back."""
     shared: bool = True
     """Other processes that open the same description see the same objects."""
     verified: bool = field(default=False, compare=False)

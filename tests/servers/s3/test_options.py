@@ -97,6 +97,17 @@ async def test_no_secret_is_shown_or_added_to_the_description() -> None:
     assert SECRET not in repr(S3Credentials("id", SECRET, SECRET))
 
 
+async def test_cephs_gateway_may_bring_back_what_was_deleted() -> None:
+    """An update that races the deletion does; its preset says so."""
+    place = {"endpoint_url": "https://rgw.example.com", "anonymous": True}
+    async with open_storage("s3://bucket", preset="ceph", **place) as storage:
+        found = storage.capabilities
+        assert (found.conditional_update, found.final_deletion) == (True, False)
+        assert "Ceph" in found.reasons["final_deletion"]
+    async with open_storage("s3://bucket", preset="minio", **place) as storage:
+        assert storage.capabilities.final_deletion
+
+
 def test_headers_are_for_reads_for_writes_or_for_both() -> None:
     """By the method of the request; of equal names the narrower one counts."""
     options = make_options(

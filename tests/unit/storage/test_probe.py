@@ -31,7 +31,7 @@ from icechunk_async.storage import (
     Version,
     open_storage,
 )
-from icechunk_async.storage.probe import PROBE_PREFIX, ProbeResult, Verdict, probe_storage
+from icechunk_async.storage.probe import PROBE_PREFIX, Finding, ProbeResult, Verdict, probe_storage
 from icechunk_async.testing.cancellation import at_every_wait
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
@@ -374,6 +374,16 @@ def test_a_probe_opens_few_connections() -> None:
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(scenario())
     assert 32 <= most <= 48
+
+
+def test_the_refusal_names_the_preset_for_cephs_gateway() -> None:
+    """It takes versions without quotes only, so that every update is refused without it."""
+    finding = Finding("conditional update", needed=True, verdict=Verdict.BROKEN, detail="refused")
+    with pytest.raises(UnsafeStorageError, match="preset='ceph'"):
+        ProbeResult("s3://bucket", (finding,), 1.0).check()
+    with pytest.raises(UnsafeStorageError) as caught:
+        ProbeResult("file:///d", (finding,), 1.0).check()
+    assert "ceph" not in str(caught.value)
 
 
 class TestCreate:

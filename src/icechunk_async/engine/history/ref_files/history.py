@@ -51,6 +51,7 @@ from icechunk_async.errors import (
     PreconditionFailedError,
     SnapshotNotFoundError,
     TagNotFoundError,
+    UnsafeStorageError,
 )
 from icechunk_async.format.config import decode_config, encode_config
 from icechunk_async.format.layout import (
@@ -199,10 +200,23 @@ class RefFilesHistory:
     async def delete_branch(self, name: str) -> None:
         """Delete a branch."""
         refuse_main(name)
+        self._check_final_deletion(name)
         await self._branch(name)
         for failure in await self._storage.delete([branch_key(name)]):
             raise failure.error
         self._seen.pop(name, None)
+
+    def _check_final_deletion(self, name: str) -> None:
+        """Refuse to delete a branch where a commit at the same time could bring it back."""
+        capabilities = self._storage.capabilities
+        if not capabilities.final_deletion:
+            reason = capabilities.reasons.get("final_deletion", "no reason given")
+            raise UnsafeStorageError(
+                f"The branch {name!r} was not deleted: a commit to it at this moment could bring "
+                f"it back, which nobody would notice ({reason}). Keep the branch, or migrate the "
+                "repository to format 2, which deletes no references.",
+                branch=name,
+            )
 
     async def create_tag(self, name: str, snapshot_id: SnapshotId) -> None:
         """Create a tag."""
