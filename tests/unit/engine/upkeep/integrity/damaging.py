@@ -27,9 +27,10 @@ from tests.helpers import memory_url, objects
 if TYPE_CHECKING:
     from icechunk_async.session import Session
 
-__all__ = ["MODES", "Damage", "damage", "filled", "healthy", "kinds_of", "promise"]
+__all__ = ["LEVELS", "MODES", "Damage", "damage", "filled", "healthy", "kinds_of", "promise"]
 
 MODES = ("deleted", "truncated", "flipped", "swapped")
+_KINDS = ("repo", "refs", "config.yaml", "snapshots", "transactions", "manifests", "chunks")
 LEVELS = ("structure", "existence", "length", "sums", "decode")
 
 
@@ -103,7 +104,7 @@ def kinds_of(found: dict[str, bytes]) -> dict[str, list[str]]:
     kinds: dict[str, list[str]] = {}
     for key in sorted(found):
         folder = key.partition("/")[0]
-        if folder == "overwritten" or key.endswith(".deleted"):
+        if folder not in _KINDS or key.endswith(".deleted"):
             continue
         kinds.setdefault(folder, []).append(key)
     return kinds
