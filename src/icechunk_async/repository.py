@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.upkeep.collect import GarbageReport
     from icechunk_async.engine.upkeep.compact import CompactReport
     from icechunk_async.engine.upkeep.copying.copy import CopyReport
+    from icechunk_async.engine.upkeep.integrity.repair import RepairPlan
     from icechunk_async.engine.upkeep.integrity.report import VerifyReport
     from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
     from icechunk_async.engine.upkeep.sums import AddedSums, ContentReport
@@ -1399,6 +1400,45 @@ class Repository:
         options = VerifyOptions(as_level(level), named, ancestry, sample, seed)
         file = None if state is None else StateFile(state)
         return await verify(self._engine, options, ZarrDecoder(), file=file, progress=progress)
+
+    async def plan_repair(
+        self,
+        report: VerifyReport,
+        *,
+        branches: Sequence[str] | None = None,
+        moved: Mapping[str, str] | None = None,
+    ) -> RepairPlan:
+        """Plan the repair of the damage that a report names; nothing is changed.
+
+        The plan lists its steps: transaction logs that are made anew from manifests; a commit on
+        each branch that drops the references to chunks that are lost, or points them at sources
+        that moved; damaged objects that are moved to ``quarantine/``. `RepairPlan.apply` carries
+        them out. If it is interrupted, plan again from the same report.
+
+        The history is left alone: older snapshots and tags still refer to what is lost. So verify
+        the repaired branches with ``ancestry=False``.
+
+        Args:
+            report: the result of `verify`.
+            branches: those that may get a commit; None: all that need one.
+            moved: for virtual sources that moved: prefixes of old locations, and of new ones. The
+                containers of the new ones must be authorised. Sources are not compared with what
+                they were; their present state becomes the guard.
+
+        Raises:
+            BranchNotFoundError: there is no such branch.
+            FormatError, SnapshotNotFoundError: the tip of a branch cannot be read. Reset the
+                branch to an earlier snapshot first.
+            VirtualChunkError, InvalidInputError: a moved source cannot be read, or is too short.
+
+        Cost: every damaged object is looked at again; the manifests of each tip are read; one
+        request for each source that moved.
+
+        Cancellation: no effect.
+        """
+        from icechunk_async.engine.upkeep.integrity.repair import plan_repair  # noqa: PLC0415 -- slow to import
+
+        return await plan_repair(self._engine, report, branches, moved or {})
 
     async def copy_to(
         self,

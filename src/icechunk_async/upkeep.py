@@ -11,6 +11,7 @@ from icechunk_async.engine.upkeep.check import BrokenReference, ReferenceReport
 from icechunk_async.engine.upkeep.collect import GarbageReport
 from icechunk_async.engine.upkeep.compact import CompactReport
 from icechunk_async.engine.upkeep.copying.copy import CopyReport, RefChange
+from icechunk_async.engine.upkeep.integrity.repair import RepairPlan, RepairStep
 from icechunk_async.engine.upkeep.integrity.report import Finding, NotLookedAt, VerifyReport
 from icechunk_async.engine.upkeep.migrate import MigrationReport, upgrade
 from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
@@ -29,7 +30,10 @@ __all__ = [
     "NotLookedAt",
     "RefChange",
     "ReferenceReport",
+    "RepairPlan",
+    "RepairStep",
     "VerifyReport",
+    "restore_repo_object",
     "upgrade",
     "verify",
 ]
@@ -89,3 +93,44 @@ async def verify(
     options = VerifyOptions(as_level(level), named, ancestry, sample, seed)
     file = None if state is None else StateFile(state)
     return await verify_location(request, options, ZarrDecoder(), file=file, progress=progress)
+
+
+async def restore_repo_object(
+    location: Location,
+    *,
+    dry_run: bool = True,
+    storage_options: Mapping[str, object] | None = None,
+) -> RepairStep | None:
+    """Replace a missing or damaged ``repo`` object by its newest backup that can be read.
+
+    Every change of a repository of format version 2 keeps a copy of the object that it replaces.
+    The newest is the state before the last change: a commit that was made by it is in no branch
+    afterwards. A damaged object is copied to ``quarantine/`` first. Verify the repository next.
+
+    Args:
+        location: a path, a URL, or an open storage, which is left open.
+        dry_run: change nothing, and return the step.
+        storage_options: the backend's options, if ``location`` is a path or URL.
+
+    Returns:
+        The step; None if the object can be read, or there is no backup.
+
+    Raises:
+        ConflictError: another writer was first; nothing was changed.
+        UnsafeStorageError: the storage cannot be written to safely.
+
+    Cancellation: it may be restored. Calling again is safe.
+    """
+    from icechunk_async.engine.open import (  # noqa: PLC0415 -- slow to import
+        Request,
+        check_safe,
+        early,
+        open_location,
+    )
+    from icechunk_async.engine.upkeep.integrity import repair  # noqa: PLC0415
+
+    request = Request(location, dict(storage_options or {}), None, {})
+    async with open_location(request) as storage:
+        if not dry_run:
+            check_safe(storage)
+        return await repair.restore_repo_object(early(request, storage), dry_run=dry_run)

@@ -13,6 +13,7 @@ from icechunk_async import Repository
 from icechunk_async.credentials import LocalFileSystemAccess
 from tests.interop.answers import Settings
 from tests.interop.comparing import ENGINES
+from tests.interop.edits import apply, group
 from tests.interop.files import Files
 from tests.interop.steps import HISTORY, history
 from tests.interop.test_golden import EACH, GOLDEN
@@ -72,4 +73,38 @@ async def test_expired_and_collected_histories_are_healthy(
     open_official(root).expire_snapshots(older_than)
     assert (await verified(root)).findings == ()
     open_official(root).garbage_collect(datetime.now(UTC))
+    assert (await verified(root)).findings == ()
+
+
+@SPECS
+@pytest.mark.parametrize("first", list(ENGINES))
+async def test_official_engine_works_on_after_a_repair(
+    spec: int, first: str, tmp_path: Path
+) -> None:
+    """It opens, reads, compares, commits, and collects; both engines see the same."""
+    root = tmp_path / "repo"
+    await history(ENGINES[first], root, spec, HISTORY, Settings(inline=0))
+    async with Repository.open(root) as repository:
+        tip = str(await repository.lookup_branch("main"))
+        (root / "transactions" / tip).unlink()
+        used = await repository.list_manifest_files(tip)
+        (root / "manifests" / str(used[0].id)).write_bytes(b"damaged")
+        chunk = max((root / "chunks").iterdir(), key=lambda it: it.name)
+        chunk.write_bytes(chunk.read_bytes()[:-1])
+        report = await repository.verify()
+        assert {it.kind for it in report.findings} >= {"transaction log", "manifest"}
+        await (await repository.plan_repair(report)).apply()
+        branches = sorted(await repository.branches())
+        assert (await repository.verify(refs=branches, ancestry=False)).findings == ()
+    async with ENGINES["theirs"].open(root) as repo:
+        work = await repo.work()
+        await apply(work.store, [group("after")])
+        made = await work.commit("after the repair")
+    official = open_official(root)
+    official.diff(from_snapshot_id=tip, to_snapshot_id=made)
+    async with Repository.open(root) as repository:
+        report = await repository.verify(refs=branches, ancestry=False)
+        assert report.findings == ()
+    official.expire_snapshots(datetime.now(UTC), delete_expired_tags=True)
+    official.garbage_collect(datetime.now(UTC))
     assert (await verified(root)).findings == ()

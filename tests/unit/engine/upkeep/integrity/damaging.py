@@ -34,7 +34,7 @@ _KINDS = ("repo", "refs", "config.yaml", "snapshots", "transactions", "manifests
 LEVELS = ("structure", "existence", "length", "sums", "decode")
 
 
-async def healthy(seed: int, spec: int) -> dict[str, bytes]:
+async def healthy(seed: int, spec: int, *, expires: bool = True) -> dict[str, bytes]:
     """Return the objects of a repository with branches, tags, packs, and chunks inside manifests.
 
     The codecs of its arrays add checksums to chunks.
@@ -76,7 +76,7 @@ async def healthy(seed: int, spec: int) -> dict[str, bytes]:
                 session = await repository.writable_session("main")
                 await _write(session, "c", dice)
                 await getattr(session, method)(method)
-        if dice.random() < 0.5:
+        if expires and dice.random() < 0.5:
             await repository.expire_snapshots(datetime.now(UTC))
             await repository.garbage_collect(datetime.now(UTC))
         return await objects(storage)

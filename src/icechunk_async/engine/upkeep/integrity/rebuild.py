@@ -1,0 +1,129 @@
+"""Make the transaction log of a commit from its snapshot and the one before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.manifest.row_index import rows_in
+from icechunk_async.format.transaction_log import Move, TransactionLog, unique_coordinates
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from icechunk_async.engine.files.assets import Assets
+    from icechunk_async.format.ids import NodeId, SnapshotId
+    from icechunk_async.format.snapshot import Node, Snapshot
+
+__all__ = ["rebuilt_log"]
+
+
+async def rebuilt_log(
+    assets: Assets, snapshot_id: SnapshotId, parent_id: SnapshotId | None
+) -> TransactionLog:
+    """Return the net change of a commit.
+
+    The log that was lost may have listed more: chunks that were set to what they were before. If
+    the snapshot got another parent by expiration, this lists the changes since that parent, and
+    rebasing over it sees too many conflicts and never too few.
+
+    Raises:
+        SnapshotNotFoundError, FormatError: a snapshot or manifest cannot be read.
+
+    Cost: both snapshots, and the manifests that only one of them uses.
+    """
+    snapshot = await assets.read_snapshot(snapshot_id)
+    parent = None if parent_id is None else await assets.read_snapshot(parent_id)
+    new = {node.id: node for node in snapshot.nodes.values()}
+    old = {} if parent is None else {node.id: node for node in parent.nodes.values()}
+    chunks: dict[NodeId, npt.NDArray[np.uint32]] = {}
+    for node_id in new.keys() | old.keys():
+        coords = await _touched(assets, old.get(node_id), new.get(node_id), parent, snapshot)
+        if coords is not None and len(coords) and node_id in new:
+            chunks[node_id] = coords
+    kept = new.keys() & old.keys()
+    changed = {it for it in kept if new[it].user_data != old[it].user_data}
+
+    def split(ids: set[NodeId], nodes: dict[NodeId, Node]) -> tuple[frozenset[Any], frozenset[Any]]:
+        arrays = frozenset(it for it in ids if nodes[it].array is not None)
+        return frozenset(ids - arrays), arrays
+
+    new_groups, new_arrays = split(set(new.keys() - old.keys()), new)
+    deleted_groups, deleted_arrays = split(set(old.keys() - new.keys()), old)
+    updated_groups, updated_arrays = split(changed, new)
+    moves = tuple(
+        Move(old[it].path, new[it].path, it, new[it].array is not None)
+        for it in sorted(kept)
+        if old[it].path != new[it].path
+    )
+    return TransactionLog(
+        snapshot_id,
+        new_groups=new_groups,
+        new_arrays=new_arrays,
+        deleted_groups=deleted_groups,
+        deleted_arrays=deleted_arrays,
+        updated_groups=updated_groups,
+        updated_arrays=updated_arrays,
+        updated_chunks=chunks,
+        moves=moves,
+    )
+
+
+async def _touched(
+    assets: Assets,
+    old: Node | None,
+    new: Node | None,
+    before: Snapshot | None,
+    after: Snapshot,
+) -> npt.NDArray[np.uint32] | None:
+    """Return the coordinates of an array's chunks whose references differ."""
+    if new is None or new.array is None:
+        return None
+    rank = len(new.array.dimensions)
+    known = {it.manifest_id for it in old.array.manifests} if old and old.array else set[Any]()
+    shared = known & {it.manifest_id for it in new.array.manifests}
+    there = await _refs(assets, new, after, shared, rank)
+    if old is None or old.array is None or before is None:
+        return there.coords
+    was = await _refs(assets, old, before, shared, rank)
+    if was.rank != rank:
+        return there.coords
+    same = rows_in(there.coords, was.coords)
+    one, two = there.take(same), was.take(rows_in(was.coords, there.coords))
+    differs = _differing(one, two)
+    gone = was.coords[~rows_in(was.coords, there.coords)]
+    gone = gone[(gone < np.array(new.array.grid, np.int64)).all(axis=1)] if rank else gone
+    parts = [there.coords[~same], one.coords[differs], gone]
+    return unique_coordinates(np.concatenate(parts))
+
+
+def _differing(one: ChunkRefs, two: ChunkRefs) -> npt.NDArray[np.bool_]:
+    """Return which references of equal coordinates, in one order, are not the same."""
+    differs: npt.NDArray[np.bool_] = (one.kinds != two.kinds) | (one.lengths != two.lengths)
+    native = (one.kinds == Kind.NATIVE) & ~differs
+    rows = np.flatnonzero(native)
+    if len(rows):
+        ids = [it.chunk_ids[it.objects[rows]] for it in (one, two)]
+        other = (ids[0] != ids[1]).any(axis=1) | (one.offsets[rows] != two.offsets[rows])
+        differs[rows[other]] = True
+    for row in np.flatnonzero(~differs & ~native).tolist():
+        differs[row] = one.ref(row) != two.ref(row)
+    return differs
+
+
+async def _refs(
+    assets: Assets, node: Node, snapshot: Snapshot, shared: set[Any], rank: int
+) -> ChunkRefs:
+    """Return the references of an array in manifests that are not shared, in their order."""
+    assert node.array is not None
+    parts = [ChunkRefs.empty(rank)]
+    for ref in node.array.manifests:
+        if ref.manifest_id not in shared:
+            info = snapshot.manifests.get(ref.manifest_id)
+            manifest = await assets.manifests.read(
+                ref.manifest_id, 0 if info is None else info.size_bytes
+            )
+            parts.append(manifest.refs(node.id, rank))
+    return ChunkRefs.concat(parts).sort()
