@@ -1,10 +1,13 @@
-"""Integrity: `verify` and `sums`."""
+"""Integrity: `verify`, `sums` and `repair`."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import anyio.to_thread
 import typer
 from rich.filesize import decimal
 from rich.text import Text
@@ -90,6 +93,47 @@ def _sample(text: str | None) -> float | None:
         ) from None
 
 
+_Report = Annotated[
+    str | None,
+    typer.Option(
+        "--report",
+        metavar="FILE",
+        help="What verify --json printed. Default: verify first.",
+    ),
+]
+_Branches = Annotated[
+    list[str] | None,
+    typer.Option("--branch", help="A branch that may get a commit. May be repeated. Default: all."),
+]
+_Moved = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--moved",
+        metavar="OLD=NEW",
+        help="Virtual sources moved from one URL prefix to another. May be repeated.",
+    ),
+]
+_Apply = Annotated[bool, typer.Option("--apply", help="Carry the plan out. Default: show it.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a repair."""
+
+    action: str
+    target: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """The document of `repair`."""
+
+    applied: bool
+    steps: list[Step]
+    unrepairable: list[str]
+
+
 async def verify(
     url: str,
     options: dict[str, Any],
@@ -172,6 +216,86 @@ def _show_summed(document: Summed, console: Console) -> None:
     console.print(f"Content root: {document.content_root}", soft_wrap=True)
 
 
+async def repair(
+    url: str,
+    options: dict[str, Any],
+    *,
+    report: _Report = None,
+    level: _Level = "decode",
+    branch: _Branches = None,
+    moved: _Moved = None,
+    apply: _Apply = False,
+    authorize: Authorize = None,
+) -> Repaired:
+    """Show how the damage that verify finds can be repaired, and with --apply repair it.
+
+    Transaction logs are made anew from manifests; references to lost chunks are dropped in a
+    commit on each branch, and those to virtual sources that moved are replaced; damaged objects
+    are moved to quarantine/. A damaged or missing repo object is replaced by its newest backup;
+    run the command again after that. History is left alone: older snapshots and tags still refer
+    to what is lost.
+
+    Exit code 1 if some damage cannot be repaired. If it is interrupted, run it again.
+
+    JSON keys: applied, steps (each: action, target, detail), unrepairable (sentences).
+    """
+    from icechunk_async import Repository, upkeep  # noqa: PLC0415  # slow to import
+
+    step = await upkeep.restore_repo_object(url, dry_run=not apply, storage_options=options)
+    if step is not None:
+        return Repaired(apply, [Step(step.action, step.target, step.detail)], [])
+    pairs = dict(_moved(it) for it in moved or ())
+    access = dict.fromkeys(authorize or ())
+    given = None if report is None else await anyio.to_thread.run_sync(_read_report, report)
+    opened = Repository.open(url, storage_options=options, authorize_virtual_chunk_access=access)
+    async with opened as repository:
+        with showing_progress() as progress:
+            found = given or await repository.verify(level, progress=progress)
+            plan = await repository.plan_repair(found, branches=branch, moved=pairs)
+            if apply:
+                await plan.apply(progress)
+    steps = [Step(it.action, it.target, it.detail) for it in plan.steps]
+    return Repaired(apply, steps, list(plan.unrepairable))
+
+
+def _moved(text: str) -> tuple[str, str]:
+    """Read two prefixes.
+
+    Raises:
+        typer.BadParameter: there is no ``=`` between them.
+    """
+    old, separator, new = text.partition("=")
+    if not separator or not old or not new:
+        raise typer.BadParameter(f"{text!r} is not of the form OLD=NEW")
+    return old, new
+
+
+def _read_report(path: str) -> VerifyReport:
+    from icechunk_async.upkeep import VerifyReport  # noqa: PLC0415  # slow to import
+
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        return VerifyReport.from_json(document)
+    except (OSError, ValueError, AttributeError) as error:
+        raise typer.BadParameter(f"{path!r} cannot be read as a report: {error}") from None
+
+
+def _show_repaired(document: Repaired, console: Console) -> None:
+    for it in document.steps:
+        text = Text.assemble((it.action, "bold"), " ", plain(it.target), ": ", plain(it.detail))
+        console.print(text, soft_wrap=True)
+    for left in document.unrepairable:
+        text = Text.assemble(("Not repairable: ", REMOVED), plain(left))
+        console.print(text, soft_wrap=True)
+    count = len(document.steps)
+    if not count:
+        console.print("There is nothing to repair.")
+    elif document.applied:
+        console.print(f"{count:,} step(s) done. Verify the branches now, with --tips-only.")
+    else:
+        console.print(f"{count:,} step(s) planned. Nothing was changed; add --apply.")
+
+
 def _show_verified(report: VerifyReport, console: Console) -> None:
     table = make_table("", "", header=False)
     table.columns[1].justify = "right"
@@ -202,6 +326,7 @@ def _show_verified(report: VerifyReport, console: Console) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    app.command()(url_command(repair, _show_repaired, has_failed=lambda it: bool(it.unrepairable)))
     app.command()(
         url_command(verify, _show_verified, has_failed=lambda it: not it.is_healthy, error_code=2)
     )

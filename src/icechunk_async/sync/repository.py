@@ -49,6 +49,8 @@ if TYPE_CHECKING:
         Generator,
         Iterable,
         Iterator,
+        Mapping,
+        Sequence,
     )
     from datetime import datetime, timedelta
     from types import TracebackType
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
     from icechunk_async.engine.history.protocol import FeatureFlag as NativeFlag
     from icechunk_async.engine.open import Location
     from icechunk_async.engine.upkeep.copying.copy import CopyReport
+    from icechunk_async.engine.upkeep.integrity.repair import RepairPlan
+    from icechunk_async.engine.upkeep.integrity.report import VerifyReport
     from icechunk_async.session import AnySession as AsyncSession
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.credentials import AnyCredential
@@ -840,10 +844,42 @@ class Repository(Displayed):
     check_content_async = asked(AsyncRepository.check_content)
     save_sums_async = asked(AsyncRepository.save_sums)
 
+    @awaited
+    async def repair_async(
+        self,
+        report: VerifyReport,
+        *,
+        branches: Sequence[str] | None = None,
+        moved: Mapping[str, str] | None = None,
+        dry_run: bool = True,
+    ) -> RepairPlan:
+        """Repair the damage that the report of `verify` names, as far as possible.
+
+        An addition to the official names. The steps are explained at
+        `icechunk_async.Repository.plan_repair`, and so are the other arguments.
+
+        Args:
+            report: the result of `verify`.
+            branches: those that may get a commit; None: all that need one.
+            moved: prefixes of old locations of virtual sources, and of new ones.
+            dry_run: change nothing.
+
+        Returns: the plan, which was carried out unless `dry_run`.
+        """
+
+        async def work(it: AsyncRepository) -> RepairPlan:
+            plan = await it.plan_repair(report, branches=branches, moved=moved)
+            if not dry_run:
+                await plan.apply()
+            return plan
+
+        return await self.handle.ask(work)
+
     verify = blocking(verify_async)
     add_sums = blocking(add_sums_async)
     check_content = blocking(check_content_async)
     save_sums = blocking(save_sums_async)
+    repair = blocking(repair_async)
     expire_snapshots = blocking(expire_snapshots_async)
     rewrite_manifests = blocking(rewrite_manifests_async)
     compact = blocking(compact_async)

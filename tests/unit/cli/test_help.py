@@ -36,6 +36,7 @@ COMMANDS = {
     ("check",): "{sample}",
     ("verify",): "{sample}",
     ("sums",): "{copy}",
+    ("repair",): "{sample}",
     ("copy",): "{sample} {new}",
     ("sync",): "{sample} {new}",
     ("migrate",): "{copy}",

@@ -1,4 +1,4 @@
-"""`verify` from the command line."""
+"""`verify` and `repair` from the command line."""
 
 from __future__ import annotations
 
@@ -58,3 +58,37 @@ def test_samples_and_states(repository: Path, tmp_path: Path) -> None:
     refused = run("verify", repository, "--state", state)
     assert refused.exit_code == 2
     assert "not the state of a verification" in " ".join(refused.stderr.split())
+
+
+def test_repair_shows_its_plan_and_applies_it_when_told(
+    sample: Sample, repository: Path, tmp_path: Path
+) -> None:
+    """A log is made anew, from a report or without one; then nothing is left to repair."""
+    log = repository / "transactions" / sample.tip
+    log.write_bytes(b"damaged")
+    report = tmp_path / "report.json"
+    report.write_text(run("verify", repository, "--json").stdout, encoding="utf-8")
+    planned = run("repair", repository, "--report", report, "--json").json
+    assert planned["applied"] is False
+    assert [(it["action"], it["target"]) for it in planned["steps"]] == [
+        ("rebuild log", f"transactions/{sample.tip}")
+    ]
+    assert log.read_bytes() == b"damaged"
+    done = run("repair", repository, "--apply")
+    assert done.exit_code == 0
+    assert "1 step(s) done." in done.stdout
+    assert run("verify", repository).exit_code == 0
+    assert "There is nothing to repair." in run("repair", repository).stdout
+    assert run("repair", repository, "--report", tmp_path / "none").exit_code == 2
+    assert run("repair", repository, "--moved", "x").exit_code == 2
+
+
+def test_repair_restores_the_repo_object(repository: Path) -> None:
+    """From its newest backup, when told."""
+    run("tag", "create", repository, "newest", "main")
+    (repository / "repo").unlink()
+    shown = run("repair", repository).stdout
+    assert "restore repo repo: from 'overwritten/repo." in shown
+    assert not (repository / "repo").exists()
+    assert run("repair", repository, "--apply").exit_code == 0
+    assert run("verify", repository).exit_code == 0

@@ -26,3 +26,9 @@ def test_verify_blocks_and_reports(tmp_path: Path) -> None:
     victim.write_bytes(b"")
     (found,) = repository.verify("length").findings
     assert (found.problem, found.location) == ("too short", f"chunks/{victim.name}")
+    report = repository.verify("length")
+    plan = repository.repair(report)
+    assert [it.action for it in plan.steps] == ["drop chunks"]
+    assert not repository.verify("length").is_healthy
+    repository.repair(report, dry_run=False)
+    assert repository.verify(refs=["main"], ancestry=False).is_healthy

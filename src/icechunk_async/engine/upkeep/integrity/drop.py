@@ -320,8 +320,8 @@ def _touched(drop: Drop) -> dict[str, npt.NDArray[np.uint32]]:
                     "for one commit. Reset the branch to an earlier snapshot instead.",
                     path=path,
                 )
-            axes = [np.arange(a, b, dtype=np.uint32) for a, b in clipped]
-            grid = np.meshgrid(*axes, indexing="ij") if axes else []
-            rows = np.stack([it.reshape(-1) for it in grid], axis=1) if grid else np.empty((1, 0))
-            found.setdefault(path, []).append(rows.astype(np.uint32))
+            sizes = [max(b - a, 0) for a, b in clipped]
+            rows = np.indices(sizes, np.uint32).reshape(len(sizes), -1).T
+            starts = np.array([a for a, _ in clipped], np.uint32)
+            found.setdefault(path, []).append(rows + starts)
     return {path: unique_coordinates(np.concatenate(parts)) for path, parts in found.items()}

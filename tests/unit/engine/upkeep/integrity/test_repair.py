@@ -242,7 +242,7 @@ async def test_repo_object_is_restored_from_its_newest_sound_backup(*, is_missin
         assert kept == ([] if is_missing else [found["repo"][:70]])
         async with Repository.open(storage) as repository:
             assert (await repository.verify("length")).is_healthy
-            await commit(repository, 6, "goes on")
+            await commit(repository, 6, "after the repair")
     assert line
 
 
