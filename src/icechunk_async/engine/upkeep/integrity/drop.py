@@ -321,7 +321,7 @@ def _touched(drop: Drop) -> dict[str, npt.NDArray[np.uint32]]:
                     path=path,
                 )
             sizes = [max(b - a, 0) for a, b in clipped]
-            rows = np.indices(sizes, np.uint32).reshape(len(sizes), -1).T
+            rows = np.indices(sizes, np.uint32).reshape(len(sizes), int(np.prod(sizes))).T
             starts = np.array([a for a, _ in clipped], np.uint32)
             found.setdefault(path, []).append(rows + starts)
     return {path: unique_coordinates(np.concatenate(parts)) for path, parts in found.items()}
