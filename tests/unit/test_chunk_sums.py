@@ -643,3 +643,23 @@ async def test_digests_can_be_checked_with_ordinary_tools(tmp_path: Any) -> None
     assert [key.partition("/")[0] for _, key in lines] == ["manifests", "sums"]
     for digest, key in lines:
         assert hashlib.sha256((tmp_path / key).read_bytes()).hexdigest() == digest
+
+
+async def test_content_check_notices_other_nodes_and_manifests() -> None:
+    """Also of a snapshot that records no root itself."""
+    async with Repository.create(memory_url()) as repository:
+        await filled(repository)
+        await filled(repository, path="b")
+        tip = await repository.lookup_branch("main")
+        await repository.add_sums()
+        assert (await repository.check_content()).is_right
+        key = f"sums/{tip}"
+        good = bytes((await repository.storage.get(key)).data)
+        lines = good.splitlines(keepends=True)
+        for bad, why in (
+            (good.replace(b'"/a"', b'"/c"'), "nodes"),
+            (b"".join(lines[:-2]), "manifests"),
+        ):
+            await repository.storage.put(key, bad)
+            (problem,) = (await repository.check_content()).problems
+            assert why in problem
