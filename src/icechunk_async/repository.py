@@ -1448,6 +1448,7 @@ class Repository:
         refs: Iterable[str] | None = None,
         since: datetime | SnapshotId | str | None = None,
         discard_changes: bool = False,
+        as_zarr: bool = False,
         progress: ProgressCallback | None = None,
     ) -> CopyReport:
         """Copy the repository to another storage, or bring an earlier copy up to date.
@@ -1473,6 +1474,11 @@ class Repository:
             discard_changes: undo what somebody changed in the copy, for example commits, and
                 drop branches and tags that an earlier copy brought and ``refs`` does not name.
                 The report says what was undone.
+            as_zarr: write one snapshot as a plain Zarr hierarchy instead, which any Zarr library
+                reads: that of the one branch or tag in ``refs``, or of ``main``. Stored bytes of
+                chunks do not change; virtual chunks are read from their sources, which must be
+                authorized. Only to an empty location, or to continue such a copy. The root's
+                document is written last. The destination needs no conditional writes.
             progress: called with the number of objects looked at.
 
         Returns:
@@ -1484,6 +1490,9 @@ class Repository:
                 another repository or of more branches and tags, or the copy was changed; the
                 changes are named in the message and in ``context["changes"]``. Nothing was written.
             NotFoundError: one of ``refs`` is neither a branch nor a tag; nothing was written.
+            InvalidInputError: ``as_zarr`` was given with ``since``, ``discard_changes`` or several
+                ``refs``; nothing was written.
+            VirtualChunkError: with ``as_zarr``: a virtual chunk cannot be read.
             ConflictError: another writer changed the copy meanwhile, or garbage collection outruns
                 the copy; the destination shows what it did before.
             UnsafeStorageError: this storage cannot list, or the destination cannot be written
@@ -1499,6 +1508,13 @@ class Repository:
         Cancellation: the destination shows what it did before, or the new state (in format
         version 1, for each branch and tag by itself).
         """
+        if as_zarr:
+            if since is not None or discard_changes:
+                raise InvalidInputError(
+                    "A plain Zarr hierarchy has neither history nor a second copy: as_zarr goes "
+                    "with neither since nor discard_changes."
+                )
+            return await self._copy_as_zarr(destination, storage_options or {}, refs, progress)
         from icechunk_async.engine.upkeep.copying.copy import copy_to  # noqa: PLC0415 -- slow to import
 
         return await copy_to(
@@ -1510,6 +1526,30 @@ class Repository:
             discard_changes=discard_changes,
             progress=progress,
         )
+
+    async def _copy_as_zarr(
+        self,
+        destination: Location,
+        storage_options: Mapping[str, object],
+        refs: Iterable[str] | None,
+        progress: ProgressCallback | None,
+    ) -> CopyReport:
+        from icechunk_async.engine.upkeep.copying.selection import Selection  # noqa: PLC0415
+        from icechunk_async.zarr.export import export_zarr, open_limited  # noqa: PLC0415
+
+        selection = Selection.of(("main",) if refs is None else refs, None)
+        branches, tags = await self.branches(), await self.tags()
+        name, *more = selection.find(branches, tags)
+        if more:
+            raise InvalidInputError(
+                "A plain Zarr hierarchy holds one snapshot. Name one branch or tag to write, not "
+                f"{1 + len(more)}."
+            )
+        tip = branches[name] if name in branches else tags[name]
+        session = await self.readonly_session(snapshot_id=tip)
+        request = _request(destination, storage_options, self._engine.config)
+        async with open_limited(request) as target:
+            return await export_zarr(session.store, str(tip), target, progress)
 
 
 def _request(

@@ -70,6 +70,13 @@ _Since = Annotated[
         help="Leave out older history: an ISO 8601 time, an age such as 90d, or a snapshot id.",
     ),
 ]
+_AsZarr = Annotated[
+    bool,
+    typer.Option(
+        "--as-zarr",
+        help="Write one branch or tag as a plain Zarr hierarchy, which needs no Icechunk to read.",
+    ),
+]
 _DiscardChanges = Annotated[
     bool,
     typer.Option(
@@ -113,6 +120,7 @@ async def copy(
     destination_option: _DestinationOptions = None,
     ref: _Refs = None,
     since: _Since = None,
+    as_zarr: _AsZarr = False,
 ) -> Copied:
     """Copy a repository to another storage, or bring an earlier copy up to date.
 
@@ -124,7 +132,9 @@ async def copy(
     objects_by_service (copied without their bytes passing through here), refs (each: kind, name,
     change, before, after), discarded.
     """
-    return await _copy(repository, destination, destination_option, refs=ref, since=since)
+    return await _copy(
+        repository, destination, destination_option, refs=ref, since=since, as_zarr=as_zarr
+    )
 
 
 async def sync(
@@ -164,6 +174,7 @@ async def _copy(
     refs: list[str] | None,
     since: Any,
     discard_changes: bool = False,
+    as_zarr: bool = False,
 ) -> Copied:
     with showing_progress() as progress:
         done = await repository.copy_to(
@@ -172,6 +183,7 @@ async def _copy(
             refs=refs or None,
             since=since,
             discard_changes=discard_changes,
+            as_zarr=as_zarr,
             progress=progress,
         )
     changed = [
@@ -228,5 +240,5 @@ def _show_synced(document: Copied, console: Console) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(repository_command(copy, _show_copied))
+    app.command()(repository_command(copy, _show_copied, authorizes=True))
     app.command()(repository_command(sync, _show_synced))

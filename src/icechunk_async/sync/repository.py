@@ -739,6 +739,7 @@ class Repository(Displayed):
         refs: Iterable[str] | None = None,
         since: datetime | str | None = None,
         discard_changes: bool = False,
+        as_zarr: bool = False,
     ) -> CopyReport:
         """Copy the repository to another storage, or bring an earlier copy up to date.
 
@@ -751,7 +752,11 @@ class Repository(Displayed):
             async with given_storage(destination).opened() as storage:
                 return await self.handle.ask(
                     lambda it: it.copy_to(
-                        storage, refs=refs, since=since, discard_changes=discard_changes
+                        storage,
+                        refs=refs,
+                        since=since,
+                        discard_changes=discard_changes,
+                        as_zarr=as_zarr,
                     )
                 )
 

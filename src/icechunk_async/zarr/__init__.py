@@ -1,7 +1,8 @@
 """The Zarr store of a session.
 
-`store.IcechunkStore` is what ``zarr`` and ``xarray`` use; `keys` parses its keys and `listing`
-lists them. `virtual` writes references to other people's files, `datasets` xarray's datasets.
+`store.IcechunkStore` is what ``zarr`` and ``xarray`` use; `keys` parses its keys, `listing` lists
+them, and `export` writes them as a plain hierarchy. `virtual` writes references to other people's
+files, `datasets` xarray's datasets.
 """
 
 from icechunk_async.zarr.store import IcechunkStore

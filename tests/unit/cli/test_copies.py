@@ -60,3 +60,18 @@ def test_sync_names_what_changed_and_what_it_undoes(repository: Path, tmp_path: 
     run("tag", "create", repository, "v2", "main")
     assert "tag v2 created at " in run("sync", repository, target).stdout
     assert "was up to date." in run("sync", repository, target).stdout
+
+
+def test_copy_as_zarr(sample: Sample, tmp_path: Path) -> None:
+    """Virtual chunks need --authorize; a time and a hierarchy do not go together."""
+    target = tmp_path / "plain"
+    done = run(
+        *("copy", sample.path, target, "--as-zarr", "--ref", "main"),
+        *("--authorize", sample.container, "--json"),
+    )
+    assert done.json["objects_copied"] > 3
+    assert (target / "zarr.json").exists()
+    assert not (target / "repo").exists()
+    refused = run("copy", sample.path, tmp_path / "no", "--as-zarr", "--since", "1d")
+    assert refused.exit_code == 1
+    assert "as_zarr" in refused.stderr

@@ -31,9 +31,9 @@ FOLDERS: Final = (CHUNKS, MANIFESTS, SUMS, TRANSACTIONS, SNAPSHOTS, LOG)
 """The folders that are copied, in the order of copying: what refers to others comes after them. The
 references come last of all."""
 
-LEFT_BEHIND: Final = ("leases/", "copies/")
+LEFT_BEHIND: Final = ("leases/", "collections/", "copies/")
 """Folders that say something about one place and nothing about its copy: sessions that are open
-there, and what copies put there."""
+there, collections of garbage that ran there, and what copies put there."""
 
 MARK: Final = "copies/state.json"
 """In the destination: what copies have put there. It tells a copy, which may be replaced by a newer

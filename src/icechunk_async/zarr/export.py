@@ -1,0 +1,164 @@
+"""Write one snapshot as a plain Zarr hierarchy, which needs no Icechunk to read it.
+
+Chunks are written first and the documents last, the one of the root at the very end: until then
+there is no hierarchy to open. A note tells a copy that was interrupted from other objects.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from zarr.core.buffer import default_buffer_prototype
+
+from icechunk_async._runtime.concurrency import bounded_map, closing
+from icechunk_async._runtime.progress import Progress, no_progress
+from icechunk_async.engine.open import open_location
+from icechunk_async.engine.policies import policies_of
+from icechunk_async.engine.upkeep.copying.copy import CopyReport
+from icechunk_async.errors import ObjectNotFoundError, RepositoryExistsError, UnsafeStorageError
+from icechunk_async.format.config import RepositoryConfig
+from icechunk_async.storage import ObjectInfo
+from icechunk_async.storage.policies.limit import Budget
+from icechunk_async.storage.policies.stack import with_policies
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from icechunk_async._runtime.progress import ProgressCallback
+    from icechunk_async.engine.open import Request
+    from icechunk_async.storage import Storage
+    from icechunk_async.zarr.store import IcechunkStore
+
+__all__ = ["NOTE", "export_zarr", "open_limited"]
+
+NOTE: Final = "icechunk-copy.json"
+"""Names the snapshot while it is being written; deleted at the end."""
+_DOCUMENT: Final = "zarr.json"
+_AT_ONCE: Final = 32
+_PAGE: Final = 1000
+
+
+@asynccontextmanager
+async def open_limited(request: Request) -> AsyncGenerator[Storage]:
+    """Open a destination, with the limits and retries of a configuration."""
+    config = request.config or RepositoryConfig()
+    async with open_location(request) as storage:
+        budget = Budget(config.effective_max_concurrent_requests)
+        policies = policies_of(config.effective_storage)
+        yield with_policies(storage, budget, policies, immutable=lambda _: True)
+
+
+async def export_zarr(
+    store: IcechunkStore,
+    snapshot_id: str,
+    destination: Storage,
+    progress: ProgressCallback | None = None,
+) -> CopyReport:
+    """Write all keys of a store; see `Repository.copy_to`.
+
+    Args:
+        store: of a read-only session.
+        snapshot_id: the snapshot that it shows.
+        destination: empty, or with a part of this copy.
+        progress: called with the number of chunks looked at.
+
+    Raises:
+        RepositoryExistsError: something else is there, or a part of another snapshot.
+        UnsafeStorageError: the destination cannot be written or listed.
+        VirtualChunkError: a virtual chunk's source changed, or may not be read.
+
+    Memory: 32 chunks, the documents, and after an interruption the keys that are there.
+
+    Cancellation: chunks may have been written, and no document of the root. Copying again
+    continues.
+    """
+    work = _Export(store, destination, progress or no_progress)
+    await work.begin(snapshot_id)
+    documents = await work.write_chunks()
+    await work.write_documents(documents)
+    return CopyReport(work.copied, work.bytes_copied, work.skipped)
+
+
+class _Export:
+    def __init__(
+        self, store: IcechunkStore, destination: Storage, progress: ProgressCallback
+    ) -> None:
+        self._store = store
+        self._destination = destination
+        self._progress = progress
+        self._there: set[str] = set()
+        self.copied = self.bytes_copied = self.skipped = 0
+
+    async def begin(self, snapshot_id: str) -> None:
+        """Refuse a destination that holds something else, and leave the note."""
+        destination = self._destination
+        url = destination.description.url
+        for name in ("writable", "listing"):
+            if not getattr(destination.capabilities, name):
+                raise UnsafeStorageError(
+                    f"A Zarr hierarchy cannot be written to {url!r}: the storage is not "
+                    f"{name if name == 'writable' else 'able to list'}.",
+                    missing=[name],
+                )
+        entries = destination.list_prefix()
+        async with closing(entries):
+            self._there = {it.key async for it in entries if isinstance(it, ObjectInfo)}
+        if not self._there:
+            await destination.put(NOTE, json.dumps({"snapshot": snapshot_id}).encode())
+            return
+        if (noted := await self._noted()) != snapshot_id:
+            found = f"a part of a copy of snapshot {noted}" if noted else repr(min(self._there))
+            raise RepositoryExistsError(
+                f"Snapshot {snapshot_id} cannot be written to {url!r} as a Zarr hierarchy: "
+                f"{found} is there. Copy to an empty location.",
+                url=url,
+            )
+
+    async def _noted(self) -> str | None:
+        try:
+            return str(json.loads(bytes((await self._destination.get(NOTE)).data))["snapshot"])
+        except (ObjectNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    async def write_chunks(self) -> list[str]:
+        """Write chunks that are not there; return the keys of the documents."""
+        documents: list[str] = []
+        page: list[str] = []
+        done = 0
+        async for key in self._store.list():
+            if key.rpartition("/")[2] == _DOCUMENT:
+                documents.append(key)
+            elif key in self._there:  # of the same snapshot, so with the same bytes
+                self.skipped += 1
+            else:
+                page.append(key)
+            if len(page) == _PAGE:
+                await bounded_map(self._write, page, limit=_AT_ONCE)
+                done += len(page)
+                self._progress(Progress("writing chunks", done))
+                page = []
+        await bounded_map(self._write, page, limit=_AT_ONCE)
+        self._progress(Progress("writing chunks", done + len(page)))
+        await self._destination.sync()
+        return documents
+
+    async def write_documents(self, documents: list[str]) -> None:
+        """Write documents, that of the root last, and delete the note."""
+        depths = sorted({key.count("/") for key in documents}, reverse=True)
+        for depth in depths:
+            level = [key for key in documents if key.count("/") == depth]
+            await bounded_map(self._write, level, limit=_AT_ONCE)
+        await self._destination.sync()
+        for failure in await self._destination.delete([NOTE]):
+            raise failure.error
+
+    async def _write(self, key: str) -> None:
+        value = await self._store.get(key, default_buffer_prototype())
+        if value is None:
+            return
+        data = value.to_bytes()
+        await self._destination.put(key, data)
+        self.copied += 1
+        self.bytes_copied += len(data)
