@@ -7,8 +7,9 @@ from icechunk_async._runtime.progress import Progress, ProgressCallback
 from icechunk_async.engine.commit.publisher import SessionMode
 from icechunk_async.engine.history.diff import Diff
 from icechunk_async.engine.history.graph import AncestryGraph
+from icechunk_async.engine.leases.register import LeasedSession, SessionState
 from icechunk_async.engine.tree.listing import ChunkBatch, ChunkType
-from icechunk_async.format.ids import ManifestId, NodeId
+from icechunk_async.format.ids import ManifestId, NodeId, SessionId
 from icechunk_async.format.operations_log import (
     BranchCreated,
     BranchDeleted,
@@ -48,6 +49,7 @@ __all__ = [
     "FeatureFlag",
     "FeatureFlagChanged",
     "GarbageCollectionRan",
+    "LeasedSession",
     "ManifestFileInfo",
     "ManifestId",
     "MetadataChanged",
@@ -60,7 +62,9 @@ __all__ = [
     "RepoMigrated",
     "RepoStatus",
     "RepoStatusChanged",
+    "SessionId",
     "SessionMode",
+    "SessionState",
     "SnapshotInfo",
     "TagCreated",
     "TagDeleted",
