@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime.backoff import Backoff
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.progress import Progress, no_progress
+from icechunk_async.engine.files.manifests import check_id
 from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.engine.history.protocol import MAIN
 from icechunk_async.errors import (
@@ -137,6 +138,7 @@ async def _load(storage: Storage, snapshot_id: SnapshotId) -> SnapshotInfo:
             snapshot_id=str(snapshot_id),
         ) from error
     it = decode_snapshot(unpack(retrieved.data, FileType.SNAPSHOT))
+    check_id(snapshot_key(snapshot_id), it.id, snapshot_id)
     return SnapshotInfo.of(it.id, it.parent_id, it.flushed_at, it.message, it.metadata)
 
 
