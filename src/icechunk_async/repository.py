@@ -588,7 +588,11 @@ class Repository:
         Cancellation: in the block nothing is committed; during the commit, it may be.
         """
         session = await self.writable_session(branch)
-        yield session.store
+        try:
+            yield session.store
+        except BaseException:
+            session.abandon()  # that nothing of it is committed is what was asked for
+            raise
         await session.commit(
             message,
             metadata,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from icechunk_async.format.ids import SessionId
 from icechunk_async.format.paths import check_path
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -434,6 +435,9 @@ class _Hierarchy(ABC):
 class Session(_Hierarchy):
     """A snapshot to read, and for a writable session one transaction on a branch.
 
+    A session that is garbage-collected by Python with changes that were neither committed nor
+    discarded gives a ``ResourceWarning``, which says how many; Python shows it with ``-X dev``.
+
     Made by ``Repository.readonly_session``, ``Repository.writable_session`` and
     ``Repository.rearrange_session``. Nobody else sees what a session changed before `commit`; a
     session that is dropped leaves nothing behind but objects for garbage collection.
@@ -466,6 +470,7 @@ class Session(_Hierarchy):
             lease: of a leased session.
         """
         self._workspace = workspace
+        self._abandoned = False
         self._publisher = Publisher(
             workspace, history, options, branch=branch, mode=mode, default_metadata=default_metadata
         )
@@ -478,6 +483,26 @@ class Session(_Hierarchy):
         self._origin = origin
         self._lease = workspace.lease = self._publisher.lease = lease
         self._spiller = None if lease is None else Spiller(workspace, lease)
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        """Warn if changes vanish with the session: neither committed nor discarded."""
+        # The constructor may have failed. Work under a lease is stored, and can be resumed.
+        publisher: Publisher | None = getattr(self, "_publisher", None)
+        if publisher is None or self._abandoned or publisher.lease is not None:
+            return
+        if self.mode is SessionMode.READONLY or not (count := self._workspace.changes.count()):
+            return
+        warn(
+            f"A session on branch {publisher.branch!r} was dropped with {count} uncommitted "
+            "change(s). Commit it, or say that they are not needed: session.discard_changes().",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
+
+    def abandon(self) -> None:
+        """Let the session be dropped with its changes, which can be read as long as it lives."""
+        self._abandoned = True
 
     def __reduce__(self) -> str:
         """Refuse to pickle, and say what to send instead."""
@@ -639,7 +664,9 @@ class Session(_Hierarchy):
             SessionStateError: forks are missing; see ``unmerged_forks``.
             ConflictError: another writer was first, and either no solver was given or the
                 tries or the time were used up; or others touched what is to be ``unchanged``.
-                Nothing was published; no change is lost.
+                Nothing was published; no change is lost. This error, `RebaseFailedError` and
+                `ChunksCollectedError` name a snapshot with the changes, which
+                `Repository.readonly_session` opens, in ``context["kept_snapshot_id"]``.
             StorageUnavailableError: the time was used up otherwise. Nothing was published.
             RebaseFailedError: the solver did not settle a conflict. Nothing was published.
             ReadOnlyError, RepositoryReadOnlyError, BranchNotFoundError: nothing was published.

@@ -74,6 +74,10 @@ class ArrayChanges:
         """Return whether no chunk was set or deleted."""
         return not self._singles and not self._blocks
 
+    def count(self) -> int:
+        """Count the chunks that were set or deleted, some twice if they were changed again."""
+        return len(self._singles) + sum(map(len, self._blocks))
+
     def set(self, coords: Coordinates, ref: ChunkRef | None) -> None:
         """Set one chunk; None deletes it.
 
@@ -201,6 +205,11 @@ class ChangeSet:
         """Return whether committing would change nothing."""
         touched = self.new or self.updated or self.deleted or self.moves.requested
         return not touched and all(changes.is_empty() for changes in self.chunks.values())
+
+    def count(self) -> int:
+        """Count the nodes and chunks that were changed."""
+        nodes = len(self.new) + len(self.updated) + len(self.deleted) + len(self.moves.requested)
+        return nodes + sum(changes.count() for changes in self.chunks.values())
 
     def same_as(self, earlier: ChangeSet) -> bool:
         """Return whether nothing changed since ``earlier`` was copied from these changes."""

@@ -1,0 +1,73 @@
+"""Sessions that vanish with changes in them give a warning, and others do not."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.helpers import make_array, write
+
+if TYPE_CHECKING:
+    from icechunk_async import Repository
+
+
+def _warnings_of_dropping() -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        gc.collect()
+    return [str(it.message) for it in caught if "was dropped with" in str(it.message)]
+
+
+async def test_a_dropped_session_tells_how_many_changes_vanish(filled: Repository) -> None:
+    """One new array, and three chunks."""
+    _warnings_of_dropping()
+    session = await filled.writable_session("main")
+    await make_array(session, "b", (10,), (1,))
+    for number in range(3):
+        await write(session, f"a/c/{number}", b"x")
+    gc.disable()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ResourceWarning)
+            del session
+            gc.collect()
+    finally:
+        gc.enable()
+    (message,) = [str(it.message) for it in caught if it.category is ResourceWarning]
+    assert "'main' was dropped with 4 uncommitted change(s)" in message
+
+
+@pytest.mark.parametrize("how", ["committed", "discarded", "unchanged", "reader", "rolled back"])
+async def test_sessions_whose_changes_are_not_missed_are_silent(
+    filled: Repository, how: str
+) -> None:
+    """Nor does a fork warn, whose session does."""
+    _warnings_of_dropping()
+    if how == "rolled back":
+        with pytest.raises(ValueError, match="no"):
+            await _roll_back(filled)
+    elif how == "reader":
+        await filled.readonly_session("main")
+    else:
+        session = await filled.writable_session("main")
+        if how != "unchanged":
+            fork = await session.fork()
+            await write(fork, "a/c/3", b"x")
+            session.discard_fork(fork)
+            await write(session, "a/c/2", b"x")
+            del fork
+        if how == "committed":
+            await session.commit("kept")
+        elif how == "discarded":
+            session.discard_changes()
+        del session
+    assert not _warnings_of_dropping()
+
+
+async def _roll_back(repository: Repository) -> None:
+    async with repository.transaction("main", message="never") as store:
+        await write(store.session, "a/c/2", b"x")
+        raise ValueError("no")
