@@ -59,7 +59,11 @@ def test_every_member_has_the_same_arguments(name: str) -> None:
 
 
 _COMMITTING = ("timeout_seconds", "once", "unchanged")
-_ADDED = dict.fromkeys(("commit", "commit_async", "transaction"), _COMMITTING)
+_ADDED = {
+    **dict.fromkeys(("commit", "commit_async"), (*_COMMITTING, "allow_missing_forks")),
+    **dict.fromkeys(("writable_session", "writable_session_async"), ("lease", "owner")),
+    "transaction": _COMMITTING,
+}
 """Arguments that the official methods do not have."""
 
 

@@ -16,8 +16,9 @@ import pytest
 import icechunk_async
 import icechunk_async.sync as facade
 import icechunk_async_memory
+from icechunk_async.errors import StorageError
 from icechunk_async.storage import open_storage
-from icechunk_async.sync.storage.options import read_location
+from icechunk_async.storage.redirects import read_location
 from tests.helpers import memory_url
 from tests.interop.facade_pair import alike, both, failing_alike
 from tests.interop.theirs import icechunk
@@ -245,7 +246,7 @@ def test_redirects_name_storages() -> None:
     assert read_location("gs://b/p") == ("gs://b/p", {"token": "anonymous", "read_only": True})
     assert read_location("http+icechunk://host/p") == ("http://host/p", {})
     assert read_location("https://host/p") is None
-    with pytest.raises(facade.StorageError, match="knows no storage with the scheme 'ftp'"):
+    with pytest.raises(StorageError, match="knows no storage with the scheme 'ftp'"):
         read_location("ftp://host/p")
 
 

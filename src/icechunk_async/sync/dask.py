@@ -18,15 +18,16 @@ from dask.base import compute
 from dask.layers import ArraySliceDep
 
 from icechunk_async.sync.distributed import extract_session, merge_sessions
-from icechunk_async.sync.errors import InvalidInputError
+from icechunk_async.sync.errors import InvalidInputError, translated
 from icechunk_async.sync.session import ForkSession
+from icechunk_async.zarr.blocks import check_blocks, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
-    type Region = tuple[slice, ...]
+    from icechunk_async.zarr.blocks import Region
 
 type SimpleGraph = Mapping[str, tuple[object, ...]]
 """A Dask graph: tasks by key."""
@@ -109,8 +110,9 @@ def store_dask(
         raise InvalidInputError(
             f"There are {len(sources)} sources and {len(wanted)} regions; pass one for each."
         )
-    for source, target, region in zip(sources, targets, wanted, strict=True):
-        check_blocks(source.chunks, target, region)
+    with translated():
+        for source, target, region in zip(sources, targets, wanted, strict=True):
+            check_blocks(source.chunks, target, region)
     written = [
         da.map_blocks(
             _write_block,
@@ -133,18 +135,8 @@ def _write_block(
     """Write one block through a fork of the target's fork, since blocks share that one."""
     fork = extract_session(target).fork()
     array = zarr.open_array(fork.store, path=target.path, mode="r+")
-    array[_within(place, region)] = block
+    array[within(place, region)] = block
     return fork
-
-
-def _within(place: Region, region: Region | None) -> Region:
-    """Return the place in the target of a place in the source."""
-    if region is None:
-        return place
-    starts = [it.start or 0 for it in region]
-    return tuple(
-        slice(start + it.start, start + it.stop) for start, it in zip(starts, place, strict=True)
-    )
 
 
 def session_merge_reduction(
@@ -182,27 +174,3 @@ def _reduce(array: da.Array, split_every: int | None) -> Any:
 
 def _item(computed: Any) -> Any:
     return computed.item() if isinstance(computed, np.ndarray) else computed
-
-
-def check_blocks(
-    blocks: tuple[tuple[int, ...], ...], target: zarr.Array[Any], region: Region | None
-) -> None:
-    """Raise an error if two blocks lie in one chunk (or shard) of the target.
-
-    Args:
-        blocks: sizes of the blocks along each axis.
-        target: the array to write into.
-        region: the part of it.
-    """
-    places = region or (slice(None),) * len(target.shape)
-    for axis, (sizes, chunks) in enumerate(zip(blocks, target.write_chunk_sizes, strict=True)):
-        start = places[axis].start or 0
-        meetings = start + np.cumsum(sizes[:-1], dtype=np.int64)
-        bad = meetings[~np.isin(meetings, np.cumsum(chunks))]
-        if bad.size:
-            raise InvalidInputError(
-                f"Along axis {axis} of {target.path!r} two blocks meet at {int(bad[0])}, inside "
-                "of a chunk: written in parallel, one could overwrite the other's "
-                "part. Rechunk the source so that its blocks end where chunks of the array do "
-                "(for xarray: align_chunks=True)."
-            )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, override
 from icechunk_async._runtime.clock import from_us
 from icechunk_async.format import operations_log as native
 from icechunk_async.format.ids import SnapshotId
-from icechunk_async.sync.official.display import Displayed, Record, public
+from icechunk_async.sync.official.display import Record, public
 from icechunk_async.sync.official.mirrors import from_native, mirrors
 from icechunk_async.sync.official.states import RepoStatus
 from icechunk_async.sync.official.variants import Kinds, Variant, kinds
@@ -37,80 +37,58 @@ class UpdateType(Kinds):
     """The kind of an operation, with its details."""
 
     class RepoInitialized(_Kind, of=native.RepoInitialized):
-        """The repository was created."""
+        pass
 
     class RepoMigrated(_Kind, of=native.RepoMigrated):
-        """The repository was migrated to another format version."""
-
         from_version: int
         to_version: int
 
     class RepoStatusChanged(_Kind, of=native.RepoStatusChanged):
-        """The repository was opened for changes, or closed to them."""
-
         status: RepoStatus
 
     class ConfigChanged(_Kind, of=native.ConfigChanged):
-        """The stored configuration was replaced."""
+        pass
 
     class MetadataChanged(_Kind, of=native.MetadataChanged):
-        """The repository's own metadata was changed."""
+        pass
 
     class TagCreated(_Kind, of=native.TagCreated):
-        """A tag was created."""
-
         name: str
 
     class TagDeleted(_Kind, of=native.TagDeleted):
-        """A tag was deleted."""
-
         name: str
         previous_snap_id: str
 
     class BranchCreated(_Kind, of=native.BranchCreated):
-        """A branch was created."""
-
         name: str
 
     class BranchDeleted(_Kind, of=native.BranchDeleted):
-        """A branch was deleted."""
-
         name: str
         previous_snap_id: str
 
     class BranchReset(_Kind, of=native.BranchReset):
-        """A branch was moved to another snapshot."""
-
         name: str
         previous_snap_id: str
 
     class NewCommit(_Kind, of=native.NewCommit):
-        """A snapshot was added to a branch."""
-
         branch: str
         new_snap_id: str
 
     class CommitAmended(_Kind, of=native.CommitAmended):
-        """The newest snapshot of a branch was replaced."""
-
         branch: str
         previous_snap_id: str
         new_snap_id: str
 
     class NewDetachedSnapshot(_Kind, of=native.DetachedSnapshotCreated):
-        """A snapshot was added that is on no branch."""
-
         new_snap_id: str
 
     class GCRan(_Kind, of=native.GarbageCollectionRan):
-        """Garbage was collected."""
+        pass
 
     class ExpirationRan(_Kind, of=native.ExpirationRan):
-        """Old snapshots were dropped from history."""
+        pass
 
     class FeatureFlagChanged(_Kind, of=native.FeatureFlagChanged):
-        """A feature was switched on or off, or left to its default."""
-
         id: int
         new_value: bool | None
 
@@ -143,7 +121,7 @@ type AnyUpdate = (
 @mirrors(native.Update)
 @public("ops")
 @dataclass(frozen=True, repr=False)
-class Update(Displayed):
+class Update(Record):
     """One entry of the log of operations.
 
     Attributes:
@@ -156,15 +134,8 @@ class Update(Displayed):
     updated_at: datetime
     backup_path: str | None = None
 
-    @override
-    def _rows(self) -> list[tuple[str, object]]:
-        return [
-            ("kind", repr(self.kind)),
-            ("updated_at", self.updated_at.isoformat()),
-            ("backup_path", self.backup_path),
-        ]
-
     @classmethod
+    @override
     def from_native(cls, value: native.Update) -> Self:
         """Return the counterpart of the engine's."""
         return cls(from_native(value.detail), from_us(value.updated_at), value.backup_path)

@@ -20,7 +20,6 @@ from icechunk_async.sync.handles.arguments import (
     check_aware,
     check_one,
     given_access,
-    given_config,
     given_storage,
     given_version,
     warn_of_none,
@@ -29,6 +28,7 @@ from icechunk_async.sync.handles.repositories import RepositoryHandle, Source
 from icechunk_async.sync.handles.sessions import SessionHandle
 from icechunk_async.sync.official.configuration import RepositoryConfig
 from icechunk_async.sync.official.display import Displayed
+from icechunk_async.sync.official.mirrors import to_native
 from icechunk_async.sync.official.states import (
     Attribution,
     ChunkStorageStats,
@@ -42,7 +42,6 @@ from icechunk_async.sync.snapshots import Diff, ManifestFileInfo, SnapshotInfo
 
 if TYPE_CHECKING:
     from collections.abc import (
-        Awaitable,
         Callable,
         Collection,
         Coroutine,
@@ -283,7 +282,7 @@ class Repository(Displayed):
         while True:
             handle = RepositoryHandle(source)
             try:
-                await handle.enter(native.reopen(given_config(config), given_access(access)))
+                await handle.enter(native.reopen(to_native(config), given_access(access)))
             except VirtualContainerError as error:
                 source = source.without(error)
                 access = dict(source.authorized or {})
@@ -397,7 +396,7 @@ class Repository(Displayed):
         return await self._begin(lambda it: it.rearrange_session(branch))
 
     async def _begin(
-        self, question: Callable[[AsyncRepository], Awaitable[AsyncSession]]
+        self, question: Callable[[AsyncRepository], Coroutine[Any, Any, AsyncSession]]
     ) -> Session:
         return Session(await SessionHandle.begin(self.handle, question))
 

@@ -22,7 +22,7 @@ __all__ = ["AncestryGraph", "Diff", "ManifestFileInfo", "SnapshotInfo"]
 
 @public("snapshots")
 @dataclass(frozen=True, repr=False)
-class SnapshotInfo(Displayed):
+class SnapshotInfo(Record):
     """A snapshot's place in history.
 
     Attributes:
@@ -39,17 +39,8 @@ class SnapshotInfo(Displayed):
     message: str
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    @override
-    def _rows(self) -> list[tuple[str, object]]:
-        return [
-            ("id", self.id),
-            ("parent_id", self.parent_id),
-            ("written_at", self.written_at.isoformat()),
-            ("message", self.message),
-            ("metadata", self.metadata),
-        ]
-
     @classmethod
+    @override
     def from_native(cls, value: NativeInfo) -> Self:
         """Return the counterpart of the engine's."""
         parent = None if value.parent_id is None else str(value.parent_id)

@@ -19,14 +19,12 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from icechunk_async.engine.open import Location
-    from icechunk_async.sync.config import RepositoryConfig
 
 __all__ = [
     "check_aware",
     "check_one",
     "described",
     "given_access",
-    "given_config",
     "given_storage",
     "given_version",
     "warn_of_none",
@@ -48,11 +46,6 @@ def described(storage: Storage) -> Storage:
     if description is None:
         return storage
     return Storage.from_url(description.url, **description.options)
-
-
-def given_config(config: RepositoryConfig | None) -> Any:
-    """Return the library's configuration."""
-    return None if config is None else to_native(config)
 
 
 def given_access(access: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

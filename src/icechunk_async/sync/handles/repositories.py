@@ -27,7 +27,8 @@ from icechunk_async.format.json.metadata import encode_items
 from icechunk_async.repository import Repository as AsyncRepository
 from icechunk_async.sync.bridge.portal import at_exit, run, run_later
 from icechunk_async.sync.errors import translated
-from icechunk_async.sync.handles.arguments import described, given_access, given_config
+from icechunk_async.sync.handles.arguments import described, given_access
+from icechunk_async.sync.official.mirrors import to_native
 from icechunk_async.sync.official.states import SpecVersion
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Source:
         entering = enter(
             location,
             storage_options=options,
-            config=given_config(self.config),
+            config=to_native(self.config),
             authorize_virtual_chunk_access=given_access(self.authorized),
             sums=self.sums,
             verify_reads=self.verify_reads,

@@ -224,20 +224,14 @@ class ManifestSplitDimCondition(Kinds):
     """Decides which dimensions of an array a number of chunks is for."""
 
     class Axis(_Dim, of=NativeDim.Axis):
-        """The dimension with this index, counted from 0."""
-
         _made_by: ClassVar = "axis"
         _0: int
 
     class DimensionName(_Dim, of=NativeDim.DimensionName):
-        """Dimensions whose name matches the expression; those without a name never do."""
-
         _made_by: ClassVar = "dimension_name"
         _0: str
 
     class Any(_Dim, of=NativeDim.Any):
-        """All dimensions."""
-
         _made_by: ClassVar = "any"
 
 

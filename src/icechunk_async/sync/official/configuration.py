@@ -49,8 +49,6 @@ class CompressionAlgorithm(Choice):
 
 
 class CompressionConfig(Section, of=native.CompressionConfig):
-    """The compression of metadata files; Zarr's codecs compress chunks."""
-
     algorithm: CompressionAlgorithm | None = None
     level: int | None = None
 
@@ -61,8 +59,6 @@ class CompressionConfig(Section, of=native.CompressionConfig):
 
 
 class CachingConfig(Section, of=native.CachingConfig):
-    """The sizes of caches in memory; 0 switches one off."""
-
     num_snapshot_nodes: int | None = None
     num_chunk_refs: int | None = None
     num_transaction_changes: int | None = None
@@ -76,8 +72,6 @@ class CachingConfig(Section, of=native.CachingConfig):
 
 
 class ManifestPreloadConfig(Section, of=native.ManifestPreloadConfig):
-    """The manifests that a session fetches before they are needed."""
-
     _shown_as_is: ClassVar = frozenset({"preload_if"})
 
     max_total_refs: int | None = None
@@ -88,8 +82,6 @@ class ManifestPreloadConfig(Section, of=native.ManifestPreloadConfig):
 class ManifestVirtualChunkLocationCompressionConfig(
     Section, of=native.ManifestVirtualChunkLocationCompressionConfig
 ):
-    """The compression of the locations of virtual chunks; format version 2 only."""
-
     min_num_chunks: int | None = None
     dictionary_max_training_samples: int | None = field(default=None, kw_only=True)
     dictionary_max_size_bytes: int | None = field(default=None, kw_only=True)
@@ -136,8 +128,6 @@ class ManifestSplittingConfig(Section, of=native.ManifestSplittingConfig):
 
 
 class ManifestConfig(Section, of=native.ManifestConfig):
-    """The reading and writing of manifests."""
-
     preload: ManifestPreloadConfig | None = None
     splitting: ManifestSplittingConfig | None = None
     virtual_chunk_location_compression: ManifestVirtualChunkLocationCompressionConfig | None = None

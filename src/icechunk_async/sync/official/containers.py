@@ -72,11 +72,9 @@ class ObjectStoreConfig(Kinds, Displayed):
     """The kind of store of a virtual chunk container, and the way to reach it."""
 
     class InMemory(_Store, of=native.InMemoryStore):
-        """Memory of one process; cannot serve virtual chunks."""
+        pass
 
     class LocalFileSystem(_Store, of=native.LocalFileSystemStore):
-        """Files below a path."""
-
         _0: str
 
         @override
@@ -84,33 +82,21 @@ class ObjectStoreConfig(Kinds, Displayed):
             return [("path", literal(self._0))]
 
     class S3Compatible(_S3, of=native.S3CompatibleStore):
-        """A service other than Amazon's that speaks S3."""
-
         _0: S3Options
 
     class S3(_S3, of=native.S3Store):
-        """Amazon's S3."""
-
         _0: S3Options
 
     class Gcs(_WithOptions, of=native.GcsStore):
-        """Google Cloud Storage; the options are the client's."""
-
         _0: Mapping[str, str] | None = None
 
     class Azure(_WithOptions, of=native.AzureStore):
-        """Azure Blob Storage; the options name the ``account``."""
-
         _0: Mapping[str, str] | None = None
 
     class Tigris(_S3, of=native.TigrisStore):
-        """Tigris; the default endpoint is that of Tigris."""
-
         _0: S3Options
 
     class Http(_WithOptions, of=native.HttpStore):
-        """A web server: options of the client, and headers of each request."""
-
         _0: Mapping[str, str] | None = None
         _1: Mapping[str, str] | None = None
 

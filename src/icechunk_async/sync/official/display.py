@@ -100,7 +100,8 @@ class Record(Displayed):
 
     @override
     def _rows(self) -> Rows:
-        return [(name, getattr(self, name)) for name in self.__dataclass_fields__]
+        values = [(name, getattr(self, name)) for name in self.__dataclass_fields__]
+        return [(name, getattr(it, "isoformat", lambda it=it: it)()) for name, it in values]
 
     @classmethod
     def from_native(cls, value: Any) -> Self:

@@ -63,7 +63,7 @@ class Section(Displayed):
             if spec.name in cls.__annotations__
         }
         _, attributes, lines = (of.__doc__ or "").partition("    Attributes:")
-        cls.__doc__ = f"{cls.__doc__}\n\n{attributes}{lines}"
+        cls.__doc__ = f"{cls.__doc__}\n\n{attributes}{lines}" if cls.__doc__ else of.__doc__
         dataclass(repr=False)(cls)
         mirrors(of)(public(home)(cls))
 
@@ -175,8 +175,6 @@ class ChecksumAlgorithm(Choice):
 
 
 class S3Options(Section, of=native.S3Options, home="storage"):
-    """The way to reach a store that speaks S3."""
-
     region: str | None = None
     endpoint_url: str | None = None
     allow_http: bool = False
@@ -188,23 +186,17 @@ class S3Options(Section, of=native.S3Options, home="storage"):
 
 
 class StorageConcurrencySettings(Section, of=native.StorageConcurrencySettings, home="storage"):
-    """The splitting of reads of one object into ranges."""
-
     max_concurrent_requests_for_object: int | None = None
     ideal_concurrent_request_size: int | None = None
 
 
 class StorageRetriesSettings(Section, of=native.StorageRetriesSettings, home="storage"):
-    """The repeating of failed requests."""
-
     max_tries: int | None = None
     initial_backoff_ms: int | None = None
     max_backoff_ms: int | None = None
 
 
 class StorageTimeoutSettings(Section, of=native.StorageTimeoutSettings, home="storage"):
-    """Time limits of the storage client; None leaves them to the client."""
-
     connect_timeout_ms: int | None = None
     read_timeout_ms: int | None = None
     operation_timeout_ms: int | None = None
@@ -212,8 +204,6 @@ class StorageTimeoutSettings(Section, of=native.StorageTimeoutSettings, home="st
 
 
 class StorageSettings(Section, of=native.StorageSettings, home="storage"):
-    """The use of the object store."""
-
     _shown_as_is: ClassVar = frozenset({"timeouts"})
     _display_order: ClassVar = (
         "unsafe_use_conditional_create",
@@ -241,6 +231,4 @@ class StorageSettings(Section, of=native.StorageSettings, home="storage"):
 
 
 class RepoUpdateRetryConfig(Section, of=native.RepoUpdateRetryConfig):
-    """The repeating of lost races for a reference or the repo info object."""
-
     default: StorageRetriesSettings | None = None

@@ -20,7 +20,7 @@ class Variant:
     """One kind; each subclass is a frozen dataclass. The repr leaves out secrets.
 
     `class Kind(Variant, of=native.Kind)` names the engine's class with the same fields in the same
-    order. A field with `repr=False` is a secret.
+    order, and takes its docstring. A field with `repr=False` is a secret.
     """
 
     native_class: ClassVar[type | None] = None
@@ -30,6 +30,8 @@ class Variant:
     def __init_subclass__(cls, *, of: type | None = None) -> None:
         """Make a dataclass, and note which native class it mirrors."""
         super().__init_subclass__()
+        if of is not None and cls.__doc__ is None:
+            cls.__doc__ = of.__doc__
         dataclass(frozen=True, repr=False)(cls)
         if of is not None:
             cls.native_class = of

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from icechunk_async._runtime.clock import random_bytes
 from icechunk_async.storage import ObjectInfo, open_storage
+from icechunk_async.storage.redirects import follow
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.sync.errors import InvalidInputError, StorageError, translated
 from icechunk_async.sync.official.display import Displayed, public
@@ -26,7 +27,6 @@ from icechunk_async.sync.official.states import StorageObjectInfo
 from icechunk_async.sync.storage.options import (
     azure_options,
     check_web_url,
-    follow,
     gcs_options,
     s3_options,
     s3_rows,
@@ -139,7 +139,8 @@ class Storage(Displayed):
         if not isinstance(self.location, str):
             return self.location, {}
         if self._redirects:
-            return await follow(self.location)
+            with translated():
+                return await follow(self.location)
         options = dict(self._options)
         if self._credentials is not None and not options.get("anonymous"):
             options = {**await to_native(self._credentials).storage_options(), **options}
