@@ -63,7 +63,7 @@ def s3_options(config: S3Options, headers: Mapping[str, Mapping[str, str]]) -> d
 
 def s3_rows(config: S3Options) -> dict[str, object]:
     """Return the options to display: those that differ from their defaults."""
-    shown = s3_options(replace(config, network_stream_timeout_seconds=None), None)
+    shown = s3_options(replace(config, network_stream_timeout_seconds=None), {})
     if config.checksum_algorithm is not None:
         shown["checksum_algorithm"] = config.checksum_algorithm.name
     return shown
