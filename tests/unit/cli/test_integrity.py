@@ -54,7 +54,7 @@ def test_samples_and_states(repository: Path, tmp_path: Path) -> None:
         done = run("verify", repository, "--sample", sample, "--state", state, "--json")
         assert (done.exit_code, state.exists()) == (0, False)
     assert run("verify", repository, "--sample", "some").exit_code == 2
-    state.write_text(json.dumps({"schema": "mine"}))
+    state.write_text(json.dumps({"schema": "mine"}), "utf-8")
     refused = run("verify", repository, "--state", state)
     assert refused.exit_code == 2
     assert "not the state of a verification" in " ".join(refused.stderr.split())

@@ -52,8 +52,8 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Manifest]:
     """Note each manifest that is decoded."""
     seen: list[Manifest] = []
 
-    def noting(payload: bytes | memoryview) -> Manifest:
-        seen.append(decode_manifest(payload))
+    def noting(payload: bytes | memoryview, *, seconds_cut: bool = False) -> Manifest:
+        seen.append(decode_manifest(payload, seconds_cut=seconds_cut))
         return seen[-1]
 
     monkeypatch.setattr("icechunk_async.format.manifest.packed.decode_manifest", noting)

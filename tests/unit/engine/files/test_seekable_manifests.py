@@ -290,10 +290,10 @@ async def test_a_changed_reference_is_written_without_decoding_the_others(
     url = await made(spec)
     decoded = 0
 
-    def noting(payload: bytes | memoryview) -> Manifest:
+    def noting(payload: bytes | memoryview, *, seconds_cut: bool = False) -> Manifest:
         nonlocal decoded
         decoded += 1
-        return decode_manifest(payload)
+        return decode_manifest(payload, seconds_cut=seconds_cut)
 
     monkeypatch.setattr(packed, "decode_manifest", noting)
     wanted = every_second(COUNT).lengths.astype(object)
@@ -330,9 +330,9 @@ async def test_a_small_manifest_is_read_once_to_be_changed(
     url = await made(2)
     decoded: list[int] = []
 
-    def noting(payload: bytes | memoryview) -> Manifest:
+    def noting(payload: bytes | memoryview, *, seconds_cut: bool = False) -> Manifest:
         decoded.append(len(payload))
-        return decode_manifest(payload)
+        return decode_manifest(payload, seconds_cut=seconds_cut)
 
     monkeypatch.setattr(packed, "decode_manifest", noting)
     async with open_storage(url) as plain:

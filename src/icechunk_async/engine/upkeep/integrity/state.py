@@ -83,7 +83,7 @@ class StateFile:
         """Return the state that was saved; None without a file."""
 
         def read() -> str | None:
-            return self._path.read_text() if self._path.exists() else None
+            return self._path.read_text(encoding="utf-8") if self._path.exists() else None
 
         text = await anyio.to_thread.run_sync(read)
         return None if text is None else VerifyState.parse(text, str(self._path))
@@ -94,7 +94,7 @@ class StateFile:
 
         def write() -> None:
             beside = self._path.with_name(f"{self._path.name}.new")
-            beside.write_text(text)
+            beside.write_text(text, encoding="utf-8")
             beside.replace(self._path)
 
         await anyio.to_thread.run_sync(write)

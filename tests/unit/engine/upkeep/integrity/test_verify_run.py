@@ -205,7 +205,7 @@ async def test_an_interrupted_run_is_continued(tmp_path: Path, monkeypatch: Any)
         async with Repository.open(Counting(storage, fail_after=22)) as repository:
             with pytest.raises(PermissionDeniedError):
                 await repository.verify(state=state)
-        assert json.loads(state.read_text())["chunks_read"] == 20
+        assert json.loads(state.read_text("utf-8"))["chunks_read"] == 20
         await commit_later(url)
         counting = Counting(storage)
         async with Repository.open(counting) as repository:
@@ -234,10 +234,10 @@ async def test_another_file_is_not_taken_for_a_state(tmp_path: Path) -> None:
     await checked(url)
     async with Repository.open(url) as repository:
         for text in ("no json", "[]", "{}", '{"schema": "other", "findings": []}'):
-            state.write_text(text)
+            state.write_text(text, "utf-8")
             with pytest.raises(InvalidInputError, match="not the state of a verification"):
                 await repository.verify(state=state)
-            assert state.read_text() == text
+            assert state.read_text("utf-8") == text
 
 
 async def test_chosen_refs_limit_what_is_looked_at() -> None:
