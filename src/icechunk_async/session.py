@@ -723,8 +723,8 @@ class Session(_Hierarchy):
             UnsupportedBySpecError: the repository is of format version 1.
             SessionStateError: the tip is the first snapshot, or it moved nodes and the session
                 does not; or forks are missing.
-            NothingToCommitError, ConflictError, ReadOnlyError, SnapshotNotFoundError,
-            ChunksCollectedError: as `commit`.
+            NothingToCommitError, ConflictError, ReadOnlyError: as `commit`.
+            SnapshotNotFoundError, ChunksCollectedError: as `commit`.
 
         Cancellation: the amendment may have been published.
         """
