@@ -1000,7 +1000,8 @@ class Repository:
         If snapshots below it expired, what those touched is included.
 
         Raises:
-            ObjectNotFoundError: there is no such log; format 1 has none for the first snapshot.
+            ObjectNotFoundError: there is no such log, and why: format 1 has none for the first
+                snapshot, there is no such snapshot, or the repository is damaged.
         """
         from icechunk_async.engine.upkeep import inspect  # noqa: PLC0415 -- slow to import
 

@@ -151,6 +151,18 @@ def test_looking_into_files(tmp_path: Path) -> None:
     _same(script, tmp_path)
 
 
+def test_the_first_snapshot_has_no_log_in_format_1(tmp_path: Path, spec: int) -> None:
+    """Both refuse with the same class; in format 2 both show an empty log."""
+    script = """
+    first = repository.lookup_branch("main")
+    try:
+        show(repository.inspect_transaction_log(first)["new_groups"])
+    except icechunk.StorageError as error:
+        show("StorageError")
+    """
+    _same(script, tmp_path, spec)
+
+
 def test_drawing_history(tmp_path: Path, spec: int) -> None:
     """Every message is in the text and in the picture."""
     script = """

@@ -235,6 +235,23 @@ async def test_inspecting_a_missing_object_is_refused(filled: Repository) -> Non
         await filled.inspect_transaction_log(str(missing))
 
 
+async def test_a_missing_transaction_log_is_explained(filled: Repository, spec: int) -> None:
+    """In format 1 the first snapshot has none; any other that is missing is damage."""
+    tip = await filled.lookup_branch("main")
+    *_, first = [info.id async for info in filled.ancestry(branch="main")]
+    if spec == 1:
+        with pytest.raises(ObjectNotFoundError, match="first of its repository") as refused:
+            await filled.inspect_transaction_log(first)
+        assert refused.value.context["key"] == f"transactions/{first}"
+    else:
+        assert (await filled.inspect_transaction_log(first))["new_groups"] == []
+    await filled.storage.delete([f"transactions/{tip}"])
+    with pytest.raises(ObjectNotFoundError, match="damaged"):
+        await filled.inspect_transaction_log(tip)
+    with pytest.raises(ObjectNotFoundError, match="no snapshot with this id"):
+        await filled.inspect_transaction_log(SnapshotId.random())
+
+
 async def test_rewriting_manifests_keeps_values_and_reports_progress(filled: Repository) -> None:
     """Each array counts once; chunks stay where they are, and nothing is logged as touched."""
     steps: list[Progress] = []

@@ -112,13 +112,21 @@ class RepoInfo:
     snapshots: Mapping[SnapshotId, SnapshotInfo]
     status: RepoStatus
     updates: tuple[Update, ...]
-    """The newest part of the operations log, newest first; never empty."""
+    """The newest part of the operations log, newest first.
+
+    No known writer leaves it empty, but the format allows it, and the official engine reads it.
+    """
     before_updates: str | None = None
     """Name of the backup in which the log continues."""
     raw_metadata: RawMetadata = ()
     raw_config: bytes | None = None
     enabled_flags: tuple[int, ...] | None = None
     disabled_flags: tuple[int, ...] | None = None
+
+    @property
+    def updated_at(self) -> int:
+        """Time of the newest entry of the operations log, microseconds; 0 if the log is empty."""
+        return self.updates[0].updated_at if self.updates else 0
 
     @property
     def metadata(self) -> dict[str, JSON]:
@@ -152,16 +160,13 @@ def decode_repo_info(envelope: Envelope) -> RepoInfo:
     if version != _SPEC or envelope.spec_version != _SPEC:
         raise FormatError(f"A repo info file says it is of format version {version}, not {_SPEC}.")
     infos = _decode_snapshots(root.vector(4, 4, 4, required="snapshots").tables())
-    updates = decode_updates(root.vector(7, 4, 4, required="latest_updates").tables())
-    if not updates:
-        raise FormatError("A repo info file has an empty operations log.")
     return RepoInfo(
         branches=_decode_refs(root, 2, "branches", infos),
         tags=_decode_refs(root, 1, "tags", infos),
         deleted_tags=frozenset(root.vector(3, 4, 4, required="deleted_tags").texts()),
         snapshots={info.id: info for info in infos},
         status=decode_status(root.tables(5, required="status")),
-        updates=updates,
+        updates=decode_updates(root.vector(7, 4, 4, required="latest_updates").tables()),
         before_updates=root.strings(8)[0] if root.has(8)[0] else None,
         raw_metadata=_decode_items(root.vector(6, 4, 4).tables()),
         raw_config=bytes(root.vector(9, 1, 1).raw(0)) if root.has(9)[0] else None,

@@ -87,6 +87,14 @@ def test_log_begins_at_a_ref(sample: Sample, ref: str) -> None:
     assert [it["id"] for it in document["snapshots"]] == [sample.v1, sample.first]
 
 
+def test_the_first_snapshot_is_shown_in_each_format(tmp_path: Path, spec: int) -> None:
+    """In format 1 it has no transaction log, in format 2 an empty one; neither is asked for."""
+    run("init", tmp_path / "new", "--spec-version", spec)
+    shown = run("show", tmp_path / "new", "main", "--json").json
+    assert shown["snapshot"]["parent_id"] is None
+    assert shown["touched"] is None
+
+
 def test_log_begins_at_a_snapshot(sample: Sample) -> None:
     """An id; also one in small letters."""
     document = run("log", sample.path, sample.v1.lower(), "--json").json

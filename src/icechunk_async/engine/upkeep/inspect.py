@@ -139,6 +139,7 @@ async def inspect_repo_info(engine: Engine) -> dict[str, JSON]:
     engine.history.capabilities.require("repo_info_file")
     header, envelope = await _load(engine, REPO_INFO, FileType.REPO_INFO)
     info = decode_repo_info(envelope)
+    older = {} if info.before_updates is None else {"repo_before_updates": info.before_updates}
     return {
         "header": header,
         "spec_version": f"{envelope.spec_version}.0",
@@ -148,6 +149,7 @@ async def inspect_repo_info(engine: Engine) -> dict[str, JSON]:
         "snapshots": [_snapshot_info(it) for it in info.snapshots.values()],
         "metadata": info.metadata,
         "latest_updates": [_update(it) for it in info.updates],
+        **older,
     }
 
 
@@ -253,7 +255,11 @@ def _kinds(refs: Tables) -> tuple[Any, Any, Any]:
 
 async def inspect_transaction_log(engine: Engine, snapshot_id: SnapshotId) -> dict[str, JSON]:
     """Return the nodes and chunks touched by a commit and by expired commits below it."""
-    header, envelope = await _load(engine, transaction_key(snapshot_id), FileType.TRANSACTION_LOG)
+    key = transaction_key(snapshot_id)
+    try:
+        header, envelope = await _load(engine, key, FileType.TRANSACTION_LOG)
+    except ObjectNotFoundError as error:
+        raise ObjectNotFoundError(await _why_no_log(engine, snapshot_id), key=key) from error
     own = decode_transaction_log(envelope.payload)
     pruned: tuple[SnapshotId, ...] = ()
     if engine.history.state is not None:
@@ -287,6 +293,29 @@ async def inspect_transaction_log(engine: Engine, snapshot_id: SnapshotId) -> di
             "missing_tx_logs": missing,
         }
     return shown
+
+
+async def _why_no_log(engine: Engine, snapshot_id: SnapshotId) -> str:
+    """Return why a snapshot has no transaction log, from its file."""
+    try:
+        _, envelope = await _load(engine, snapshot_key(snapshot_id), FileType.SNAPSHOT)
+        snapshot = decode_snapshot(envelope)
+    except ObjectNotFoundError:
+        return (
+            f"There is no transaction log of {snapshot_id}, and no snapshot with this id in this "
+            "repository; 'ancestry' lists the snapshots of a branch."
+        )
+    # By its file, not by the repository: a migration writes no log for it either.
+    if envelope.spec_version == 1 and snapshot.parent_id is None:
+        return (
+            f"Snapshot {snapshot_id} is the first of its repository and was written in format "
+            "version 1, which has no transaction log for the first snapshot: it holds nothing, and "
+            "changed nothing."
+        )
+    return (
+        f"The transaction log of snapshot {snapshot_id} is missing: the repository is damaged. "
+        "'verify' lists what else is, and 'repair' makes the log anew."
+    )
 
 
 _LISTS: Final = (

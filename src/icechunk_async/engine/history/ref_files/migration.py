@@ -194,7 +194,7 @@ def migrated(
 def is_under_way(info: RepoInfo) -> bool:
     """Return whether a migration wrote this and has not finished."""
     read_only = info.status.availability is Availability.READ_ONLY
-    return read_only and isinstance(info.updates[0].detail, RepoMigrated)
+    return read_only and any(isinstance(it.detail, RepoMigrated) for it in info.updates[:1])
 
 
 def finished(info: RepoInfo) -> RepoInfo:

@@ -212,9 +212,14 @@ def push_update(
     The entry that was newest so far gets the name of the backup in which it is the newest. When
     the list is full, its tail is left to that backup (spec, "Operations log").
     """
-    newest, *older = info.updates
     # Clocks of several writers disagree; the log's order does not.
-    entry = Update(detail, max(now_us, newest.updated_at + 1))
+    entry = Update(detail, max(now_us, info.updated_at + 1))
+    if not info.updates:
+        # No entry can carry the backup's name. As what continues the log it stays known: by it a
+        # writer that got no reply recognizes its own write, and what continued the log so far is
+        # named in that backup.
+        return replace(info, updates=(entry,), before_updates=backup_name)
+    newest, *older = info.updates
     updates = [entry, replace(newest, backup_path=backup_name), *older]
     for place in range(max(1, max_updates), len(updates)):
         path = updates[place].backup_path

@@ -93,7 +93,7 @@ class RepoInfoFile:
 
     def _remember(self, seen: Seen) -> Seen:
         """Keep the newer of two states; there is no await between comparing and keeping."""
-        if seen.info.updates[0].updated_at >= self._seen.info.updates[0].updated_at:
+        if seen.info.updated_at >= self._seen.info.updated_at:
             self._seen = seen
         return seen
 

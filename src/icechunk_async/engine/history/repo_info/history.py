@@ -21,9 +21,10 @@ from icechunk_async.engine.history.repo_info.audit import audit
 from icechunk_async.engine.history.repo_info.file import RepoInfoFile, Seen, read_info
 from icechunk_async.engine.history.repo_info.past import PastTip
 from icechunk_async.engine.history.way import Found, Way
+from icechunk_async.errors import FormatError
 from icechunk_async.format.config import decode_config, encode_config
 from icechunk_async.format.envelope import FileType
-from icechunk_async.format.layout import REPO_INFO
+from icechunk_async.format.layout import REPO_INFO, backup_key
 from icechunk_async.format.operations_log import (
     Availability,
     ExpirationRan,
@@ -120,18 +121,28 @@ class RepoInfoState:
                 yield update
 
     async def updates(self, newest: RepoInfo) -> AsyncGenerator[Update]:
-        """Iterate over the operations log as of one state of the repo info."""
+        """Iterate over the operations log as of one state of the repo info.
+
+        Raises:
+            FormatError: the backups that continue it lead back to one that was read.
+        """
         info: RepoInfo | None = newest
         backup: str | None = None
+        read: set[str] = set()
         while info is not None:  # else old backups were removed, and the log begins later
-            first, *others = info.updates
-            # A backup's newest entry does not name the backup: it is the file itself.
-            yield first if backup is None else edits.with_backup(first, backup)
-            for update in others:
+            for update in info.updates[:1]:
+                # A backup's newest entry does not name the backup: it is the file itself.
+                yield update if backup is None else edits.with_backup(update, backup)
+            for update in info.updates[1:]:
                 yield update
             backup = info.before_updates
             if backup is None:
                 return
+            if backup in read:
+                raise FormatError(
+                    f"The operations log forms a circle: {backup_key(backup)!r} continues it twice."
+                )
+            read.add(backup)
             info = await self._file.read_backup(backup)
 
 
@@ -232,7 +243,7 @@ class RepoInfoHistory:
 
     def log_position(self) -> int:
         """Return the time of the newest entry of the operations log that was seen."""
-        return self._file.seen.info.updates[0].updated_at
+        return self._file.seen.info.updated_at
 
     async def publish(
         self, publication: Publication, store: Callable[[], Awaitable[None]], guard: Guard
@@ -253,7 +264,7 @@ class RepoInfoHistory:
             if ran:
                 notes = {it.ran_at_us: it for it in await read_notes(self._storage)}
                 told = [notes.get(it.ran_at_us, it) for it in ran]
-                await guard.admit(told, info.updates[0].updated_at, stored=stored)
+                await guard.admit(told, info.updated_at, stored=stored)
 
         match publication:
             case Commit(branch, expected) | Amend(branch, expected):
@@ -325,7 +336,7 @@ class RepoInfoHistory:
 
             async def note(_: RepoInfo, next_info: RepoInfo) -> None:
                 # Before anybody can see that it ran. A note of a lost race does no harm.
-                await leave_note(self._storage, next_info.updates[0].updated_at, deletes_before)
+                await leave_note(self._storage, next_info.updated_at, deletes_before)
 
             await self._file.update(edit, admit=note)
         pruned = {log for it in released.snapshots.values() for log in it.pruned_ancestor_logs}

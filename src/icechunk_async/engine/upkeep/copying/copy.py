@@ -640,6 +640,8 @@ def _logs(infos: Mapping[SnapshotId, SnapshotInfo]) -> set[SnapshotId]:
 
 def _new_backups(info: RepoInfo, known: RepoInfo) -> list[str] | None:
     """Return the backups that were made since an earlier state; None if the log does not tell."""
+    if not known.updates:
+        return None
     newest = known.updates[0]
     names: list[str] = []
     for it in info.updates:

@@ -123,7 +123,7 @@ def select_history(info: RepoInfo, selection: Selection) -> RepoInfo:
 
 
 def _log_of(info: RepoInfo, names: frozenset[str]) -> tuple[Update, ...]:
-    """Return the entries that concern these refs, or no ref; never none."""
+    """Return the entries that concern these refs, or no ref; none only of an empty log."""
     kept: list[Update] = []
     for it in info.updates:
         match it.detail:
@@ -137,7 +137,7 @@ def _log_of(info: RepoInfo, names: frozenset[str]) -> tuple[Update, ...]:
                 concerns = True
         if concerns:
             kept.append(replace(it, backup_path=None))
-    return tuple(kept) or (Update(RepoInitialized(), info.updates[0].updated_at),)
+    return tuple(kept) or tuple(Update(RepoInitialized(), it.updated_at) for it in info.updates[:1])
 
 
 @dataclass(frozen=True, slots=True)
