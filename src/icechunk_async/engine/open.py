@@ -10,7 +10,6 @@ import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from icechunk_async._runtime import clock, telemetry
@@ -32,7 +31,6 @@ from icechunk_async.engine.virtual.chunks import open_virtual
 from icechunk_async.errors import InvalidInputError, SnapshotNotFoundError, UnsafeStorageError
 from icechunk_async.format.config import RepositoryConfig, merge
 from icechunk_async.format.ids import SnapshotId
-from icechunk_async.format.layout import is_immutable, is_written_once
 from icechunk_async.format.manifest.writing import LocationDictionary
 from icechunk_async.storage import open_storage
 from icechunk_async.storage.cache.cached import Cached
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from datetime import datetime
 
+    from icechunk_async.engine.files.layout import Layout
     from icechunk_async.engine.history import History, RepositoryState
     from icechunk_async.engine.history.capabilities import Feature
     from icechunk_async.engine.history.way import Found
@@ -158,7 +157,7 @@ class Engine:
 
     def new_packs(self) -> Packs | None:
         """Return where a new session puts small chunks; None if each gets an object."""
-        return Packs(self.packing) if self.packing.is_on else None
+        return Packs(self.packing, self.assets.layout) if self.packing.is_on else None
 
     def state_to_change(self, feature: Feature) -> RepositoryState:
         """Return the repository's state in order to change it.
@@ -388,23 +387,20 @@ async def _assemble(
     request: Request, storage: Storage, found: Found | None, creation: Creation | None
 ) -> AsyncGenerator[Engine]:
     """Put the parts together; if nothing was found, create the repository first."""
-    source = found or creation
-    assert source is not None  # otherwise opening was refused
-    spec_version = source.spec_version
+    layout = found.layout if found is not None else _layout_of(creation)
     stored = found.config if found is not None else None
     config = merge(stored or RepositoryConfig(), request.config or RepositoryConfig())
     budget = Budget(config.effective_max_concurrent_requests)
     policies = policies_of(config.effective_storage, request.hedge)
-    limited = with_policies(storage, budget, policies, immutable=is_written_once)
+    limited = with_policies(storage, budget, policies, immutable=layout.names.is_written_once)
     cache = None
     if request.cache is not None:  # outside the budget: a hit needs no request
-        immutable = partial(is_immutable, spec_version=spec_version)
-        limited = cache = Cached(limited, request.cache, immutable=immutable)
+        limited = cache = Cached(limited, request.cache, immutable=layout.names.is_immutable)
     caching = config.effective_caching
     level = config.effective_compression.effective_level
     assets = Assets(
         limited,
-        spec_version=spec_version,
+        layout,
         compression_level=level,
         snapshot_nodes=caching.effective_num_snapshot_nodes,
         chunk_refs=caching.effective_num_chunk_refs,
@@ -414,7 +410,8 @@ async def _assemble(
     )
     given = request.settings
     if found is None:
-        found = await opening.create(limited, assets, spec_version, request.config, given)
+        assert creation is not None  # else a layout was found
+        found = await opening.create(limited, assets, creation.spec_version, request.config, given)
     assets.keeps_sums = bool(found.settings.sums if given.sums is None else given.sums)
     history = found.open(limited, assets, history_settings(config))
     async with AsyncExitStack() as stack:
@@ -429,7 +426,7 @@ async def _assemble(
                 request.config.effective_virtual_chunk_containers if request.config else (),
             )
         )
-        options = manifest_options(config, spec_version)
+        options = manifest_options(config, layout.spec_version)
         background = await stack.enter_async_context(Background())
         packing = given.packing or found.settings.packing or Packing.off()
         yield Engine(
@@ -444,6 +441,12 @@ async def _assemble(
             cache,
             packing,
         )
+
+
+def _layout_of(creation: Creation | None) -> Layout:
+    """Return the layout of a repository that is about to be created."""
+    assert creation is not None  # otherwise opening was refused
+    return opening.way_of(creation.spec_version).new_layout()
 
 
 def history_settings(config: RepositoryConfig) -> HistorySettings:

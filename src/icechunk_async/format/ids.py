@@ -16,6 +16,7 @@ __all__ = [
     "NodeId",
     "SessionId",
     "SnapshotId",
+    "encode_base32",
 ]
 
 ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -26,27 +27,39 @@ _VALUES: Final = {letter: value for value, letter in enumerate(ALPHABET)}
 _VALUES.update({letter.lower(): value for letter, value in _VALUES.items()})
 _VALUES.update({"O": 0, "o": 0, "I": 1, "i": 1, "L": 1, "l": 1})
 
+_COMMON_BYTES: Final = 12
+
+
+def encode_base32(raw: bytes) -> str:
+    """Return bytes in Crockford base32, most significant bit first, zero bits at the end."""
+    letters = -(-len(raw) * 8 // 5)
+    number = int.from_bytes(raw) << (letters * 5 - len(raw) * 8)
+    return "".join([ALPHABET[number >> place & 31] for place in range(5 * letters - 5, -1, -5)])
+
 
 class _ObjectId(bytes):
-    """Bytes of a fixed length; ``str()`` is the text form, order is byte order.
+    """Bytes of one of few lengths; ``str()`` is the text form, order is byte order.
 
-    Text order equals byte order, since the alphabet ascends.
+    Text order equals byte order, since the alphabet ascends. Ids of format versions 1 and 2 have
+    ``size_bytes``; those of layouts before them may have another length of ``sizes_bytes``.
     """
 
     size_bytes: ClassVar[int] = 12
+    sizes_bytes: ClassVar[tuple[int, ...]] = (12, 16)
     __slots__ = ()
 
     def __new__(cls, raw: bytes) -> Self:
-        if len(raw) != cls.size_bytes:
+        if len(raw) not in cls.sizes_bytes:
+            sizes = " or ".join(map(str, cls.sizes_bytes))
             raise InvalidInputError(
-                f"a {cls.__name__} has {cls.size_bytes} bytes, not {len(raw)}: {raw[:32]!r}"
+                f"a {cls.__name__} has {sizes} bytes, not {len(raw)}: {raw[:32]!r}"
             )
         return super().__new__(cls, raw)
 
     @classmethod
-    def random(cls) -> Self:
+    def random(cls, size_bytes: int | None = None) -> Self:
         """Return a fresh id; two never agree in practice."""
-        return cls(clock.random_bytes(cls.size_bytes))
+        return cls(clock.random_bytes(cls.size_bytes if size_bytes is None else size_bytes))
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -55,21 +68,23 @@ class _ObjectId(bytes):
         Raises:
             InvalidInputError: wrong length, or a letter outside the alphabet.
         """
-        letters = -(-cls.size_bytes * 8 // 5)
-        number = 0
-        if len(text) == letters and all(letter in _VALUES for letter in text):
+        sizes = {-(-size * 8 // 5): size for size in cls.sizes_bytes}
+        if len(text) in sizes and all(letter in _VALUES for letter in text):
+            number = 0
             for letter in text:
                 number = number << 5 | _VALUES[letter]
-            padding = letters * 5 - cls.size_bytes * 8
-            return cls((number >> padding).to_bytes(cls.size_bytes))
+            size = sizes[len(text)]
+            return cls((number >> (len(text) * 5 - size * 8)).to_bytes(size))
         raise InvalidInputError(
-            f"{text[:64]!r} is not a {cls.__name__}: it needs {letters} letters of "
+            f"{text[:64]!r} is not a {cls.__name__}: it needs {min(sizes)} letters of "
             "Crockford base32, such as '1CECHNKREP0F1RSTCMT0' for a snapshot.",
             text=text[:64],
             code="invalid-snapshot-id",
         )
 
     def __str__(self) -> str:
+        if len(self) != _COMMON_BYTES:
+            return encode_base32(self)
         n, pairs = int.from_bytes(self) << 4, _PAIRS
         return (  # written out: every chunk that is read has its name made
             f"{pairs[n >> 90]}{pairs[n >> 80 & 1023]}{pairs[n >> 70 & 1023]}"
@@ -97,19 +112,23 @@ class ChunkId(_ObjectId):
 class BackupId(_ObjectId):
     """The random part of a backup's name."""
 
+    sizes_bytes = (12,)
+
 
 class SessionId(_ObjectId):
     """Names one session and all of its forks; of leased sessions, also in the storage."""
+
+    sizes_bytes = (12,)
 
 
 class NodeId(_ObjectId):
     """Names one array or group for its whole life, also when it moves."""
 
     size_bytes = 8
+    sizes_bytes = (8,)
 
     def __str__(self) -> str:
-        number = int.from_bytes(self) << 1
-        return "".join([ALPHABET[number >> place & 31] for place in range(60, -1, -5)])
+        return encode_base32(self)
 
 
 INITIAL_SNAPSHOT_ID: Final = SnapshotId(bytes.fromhex("0b1cc8d6787580f0e33a6534"))

@@ -15,7 +15,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.tree.blocking import BlockingChunks
-from icechunk_async.errors import InvalidStoreKeyError, UnsupportedBySpecError
+from icechunk_async.errors import InvalidStoreKeyError
 from icechunk_async.format.paths import check_path
 from icechunk_async.format.zarr_document import parse_document
 from icechunk_async.storage import ByteRange, SuffixRange, slice_range
@@ -266,12 +266,6 @@ class IcechunkStore(Store):
             case MetadataKey(path):
                 document = value.to_bytes()
                 parsed = parse_document(document, path)
-                if not parsed.regular_grid and self._session.spec_version == 1:
-                    raise UnsupportedBySpecError(
-                        f"Array {path!r} has a rectilinear chunk grid, and format version 1 stores "
-                        "regular grids only. Use a repository of format version 2.",
-                        path=path,
-                    )
                 self._workspace.set_node(path, document, parsed.array, if_absent=if_absent)
                 return None
             case ChunkKey() as chunk:

@@ -22,7 +22,7 @@ from icechunk_async.format.snapshot import Node
 from icechunk_async.format.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
     import numpy.typing as npt
@@ -200,6 +200,13 @@ class ChangeSet:
         chunks = {node_id: changes.copy() for node_id, changes in self.chunks.items()}
         new, updated, deleted = dict(self.new), dict(self.updated), dict(self.deleted)
         return ChangeSet(new, updated, deleted, chunks, self.moves.copy(), self.sources)
+
+    def renumber(self, ids: Mapping[NodeId, NodeId]) -> None:
+        """Give created nodes other ids."""
+        self.new = {
+            path: replace(node, id=ids.get(node.id, node.id)) for path, node in self.new.items()
+        }
+        self.chunks = {ids.get(node_id, node_id): it for node_id, it in self.chunks.items()}
 
     def is_empty(self) -> bool:
         """Return whether committing would change nothing."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from icechunk_async.engine.changes.change_set import ArrayChanges
 from icechunk_async.errors import FormatError, InvalidMetadataError, MergeFailedError
+from icechunk_async.format.ids import NodeId
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.paths import ancestors
 from icechunk_async.format.zarr_document import parse_document
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.engine.changes.change_set import ChangeSet, Deleted
-    from icechunk_async.format.ids import NodeId, SnapshotId
+    from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.manifest.refs import Coordinates
     from icechunk_async.format.snapshot import Node, Nodes
 
@@ -144,6 +145,7 @@ class Merger:
 
     def add(self, fork: ChangeSet, point: ForkPoint) -> None:
         """Merge a fork that began at ``point``."""
+        fork = self._apart(fork)
         if fork.sources:  # of an unpublished snapshot on top of the base, perhaps
             self._changes.sources |= {self._base_id}
         since = _Since(self._changes, point)
@@ -162,6 +164,27 @@ class Merger:
             if paths.get(node_id) not in taken:
                 self._write(since, node_id, changes, paths.get(node_id))
         self._fork += 1
+
+    def _apart(self, fork: ChangeSet) -> ChangeSet:
+        """Return a fork whose created nodes have no id of another node.
+
+        Random ids never agree. Those of layouts with short ids may, because each fork chose them.
+        """
+        ids = {
+            node.id: NodeId.random()
+            for node in fork.new.values()
+            if self._ids.get(node.id, node.path) != node.path
+        }
+        if not ids:
+            return fork
+        apart = fork.copy()
+        apart.renumber(ids)
+        return apart
+
+    @cached_property
+    def _ids(self) -> dict[NodeId, str]:
+        """Paths of the created nodes, by id."""
+        return {node.id: path for path, node in self._changes.new.items()}
 
     def finish(self) -> ChangeSet:
         """Return the session's changes with those of every fork.
@@ -226,6 +249,7 @@ class Merger:
             self._clash(MergeClashKind.CREATED_BELOW_ARRAY, node.path)
             return False
         self._changes.new[node.path] = node
+        self._ids[node.id] = node.path
         self._parents.update(ancestors(node.path))
         return True
 

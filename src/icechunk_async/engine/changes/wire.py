@@ -337,9 +337,7 @@ def _refs(document: dict[str, object], rank: int) -> ChunkRefs:
         raise FormatError("A fork holds a chunk reference that cannot be.")
     objects = np.zeros(columns.count, np.uint32)
     native, virtual, inline = (kinds == kind for kind in (Kind.NATIVE, Kind.VIRTUAL, Kind.INLINE))
-    ids = np.frombuffer(_typed(document["ids"], bytes), np.uint8).reshape(-1, ChunkId.size_bytes)
-    if len(ids) != int(native.sum()):
-        raise FormatError(f"A fork holds {len(ids)} chunk ids in place of {int(native.sum())}.")
+    ids = _ids(_typed(document["ids"], bytes), int(native.sum()))
     objects[native] = np.arange(len(ids))
     locations, etag_pool = columns.strings("locations"), columns.strings("etags")
     objects[virtual] = _below(
@@ -369,6 +367,14 @@ def _refs(document: dict[str, object], rank: int) -> ChunkRefs:
     )
     refs.check_sorted()
     return refs
+
+
+def _ids(data: bytes, count: int) -> npt.NDArray[np.uint8]:
+    """Return the ids of chunk objects; all of a repository's have the same length."""
+    width = len(data) // count if count else ChunkId.size_bytes
+    if width not in ChunkId.sizes_bytes or len(data) != width * count:
+        raise FormatError(f"A fork holds {len(data)} bytes of ids for {count} native chunks.")
+    return np.frombuffer(data, np.uint8).reshape(count, width)
 
 
 def _sums(columns: _Columns, native: npt.NDArray[np.bool_]) -> Codes | None:

@@ -23,8 +23,7 @@ from icechunk_async.format.ids import ManifestId
 from icechunk_async.format.manifest.reading import Manifest
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.manifest.row_index import rows_in
-from icechunk_async.format.manifest.seekable.patching import MAX_PATCHED_REFS, patch_manifest
-from icechunk_async.format.manifest.writing import encode_manifest
+from icechunk_async.format.manifest.seekable.patching import MAX_PATCHED_REFS
 from icechunk_async.format.snapshot import ManifestFileInfo, ManifestRef, Nodes
 from icechunk_async.format.sums import ArraySums, ManifestSums, SumsHead, without_sum
 
@@ -380,18 +379,17 @@ class Flusher:
         data = await self._assets.manifests.seekable_file(info.id, info.size_bytes)
         if data is None:
             return None
-        manifest_id = ManifestId.random()
+        manifest_id = ManifestId.random(self._assets.layout.id_bytes)
         changed = ours.sort()
         old_sums = await self._assets.sums.load(info.id) if self._assets.keeps_sums else None
 
         def work() -> tuple[bytes, Sidecar | None] | None:
-            patched = patch_manifest(
+            patched = self._assets.layout.manifests.patch(
                 data,
                 (info.id, manifest_id),
                 node_id,
                 changed,
-                self._assets.spec_version,
-                level=self._assets.compression_level,
+                self._assets.compression_level,
             )
             if patched is None:
                 return None
@@ -432,11 +430,10 @@ class Flusher:
         refs = ChunkRefs.concat([*kept, ours]).sort()
         if len(refs) == 0:
             return None
-        manifest_id = ManifestId.random()
-        payload = encode_manifest(
-            manifest_id, {node_id: refs}, location_dictionary=self.options.location_dictionary
+        manifest_id = ManifestId.random(self._assets.layout.id_bytes)
+        packed = self._assets.manifests.encode(
+            manifest_id, {node_id: refs}, self.options.location_dictionary
         )
-        packed = self._assets.manifests.pack(payload, seconds_cut=refs.has_cut_seconds)
         info = ManifestFileInfo(manifest_id, len(packed), len(refs))
         sidecar = _sidecar(manifest_id, node_id, refs, packed) if self._assets.keeps_sums else None
         return _Made(ManifestRef(manifest_id, refs.extents()), info, packed, sidecar)

@@ -101,6 +101,7 @@ class Forks:
         workspace = self._workspace
         with workspace.lock:
             workspace.check_writable()
+            workspace.number_nodes()
             base = workspace.base
             point, points = self._point_now(), self._points
         if point is None:
@@ -134,7 +135,7 @@ class Forks:
         await self._workspace.store_packs()
         flushed = await self.flusher.flush(base, WorkingTree(base.nodes, point.changes))
         snapshot = Snapshot(
-            SnapshotId.random(),
+            SnapshotId.random(assets.layout.id_bytes),
             base.id,
             max(clock.now_us(), base.flushed_at + 1),
             "fork",

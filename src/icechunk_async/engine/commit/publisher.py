@@ -335,7 +335,8 @@ class Publisher:
         if self.mode is SessionMode.REARRANGE:
             await check_moves_allowed(self._history)
         await workspace.store_packs()
-        log = logged(SnapshotId.random())
+        workspace.number_nodes()
+        log = logged(SnapshotId.random(workspace.assets.layout.id_bytes))
         flush, pack_log = self._flush, workspace.assets.pack_transaction_log
         if sum(map(len, log.updated_chunks.values())) < _MANY_CHUNKS:  # not worth any task
             flushed, packed_log = await flush(base), await pack_log(log)

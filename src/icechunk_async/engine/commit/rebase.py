@@ -22,7 +22,6 @@ from icechunk_async.errors import (
     InvalidInputError,
     RebaseFailedError,
     SnapshotNotFoundError,
-    UnsupportedBySpecError,
 )
 from icechunk_async.format.zarr_document import parse_document
 
@@ -182,12 +181,8 @@ class Settlement:
 
     def _put_document(self, conflict: Conflict, document: bytes) -> bool:
         """Give a node a document on top of the one that the newer commit gave it."""
+        document = self._home.assets.layout.document(conflict.path, document)
         parsed = parse_document(document, conflict.path)
-        if not parsed.regular_grid and self._home.assets.spec_version == 1:
-            raise UnsupportedBySpecError(
-                f"A conflict solver gave {conflict.path!r} a rectilinear chunk grid, and format "
-                "version 1 stores regular grids only. Migrate the repository to version 2."
-            )
         theirs = self._theirs.nodes.get(conflict.path)
         if theirs is None or theirs.id != conflict.node_id:
             return False  # they deleted it as well, which is a separate conflict
@@ -321,6 +316,10 @@ async def _settle(
 ) -> None:
     """Move a workspace to a newer commit, settling what clashes with its logs."""
     changes = workspace.changes.copy()
+    created = [node.id for node in changes.new.values()]
+    # Theirs may have chosen the same ids, which conflicts are found by.
+    if ids := workspace.assets.layout.numbered(created, theirs.nodes):
+        changes.renumber(ids)
     settlement = Settlement(workspace, changes, theirs)
     for log in logs:
         await settlement.settle(log, solver)

@@ -7,12 +7,13 @@ one is always right.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from icechunk_async._runtime.concurrency import SingleFlight
+from icechunk_async._runtime.concurrency import SingleFlight, bounded_map
 from icechunk_async._runtime.weighted_cache import WeightedCache
 from icechunk_async.engine.files.checks import ReadChecks
 from icechunk_async.engine.files.chunks import BlockingChunkFiles, ChunkFiles
+from icechunk_async.engine.files.differences import difference
 from icechunk_async.engine.files.digests import DigestFiles
 from icechunk_async.engine.files.manifests import (
     BlockingManifestFiles,
@@ -22,24 +23,19 @@ from icechunk_async.engine.files.manifests import (
 )
 from icechunk_async.engine.files.sums import SumFiles
 from icechunk_async.errors import (
+    FormatError,
     IcechunkError,
     ObjectNotFoundError,
     SnapshotNotFoundError,
 )
-from icechunk_async.format.envelope import FileType, pack, unpack
-from icechunk_async.format.layout import snapshot_key, transaction_key
-from icechunk_async.format.snapshot import decode_snapshot, encode_snapshot
-from icechunk_async.format.transaction_log import (
-    decode_transaction_log,
-    encode_transaction_log,
-    fitting_level,
-)
+from icechunk_async.format.envelope import FileType, pack
 from icechunk_async.storage import BlockingStorage
 from icechunk_async.storage.extensions import ByteReads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from icechunk_async.engine.files.layout import Layout
     from icechunk_async.format.ids import ManifestId, SnapshotId
     from icechunk_async.format.manifest.held import HeldManifest
     from icechunk_async.format.snapshot import Snapshot
@@ -47,6 +43,11 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Storage
 
 __all__ = ["Assets", "BlockingFiles"]
+
+_CONCURRENT_FILES: Final = 8
+_EXPANSION: Final = 4
+"""Roughly how much larger a snapshot is than its file; decides what goes to a thread."""
+_BYTES_PER_NODE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,8 @@ class Assets:
     def __init__(
         self,
         storage: Storage,
+        layout: Layout,
         *,
-        spec_version: int,
         compression_level: int,
         snapshot_nodes: int,
         chunk_refs: int,
@@ -76,7 +77,7 @@ class Assets:
 
         Args:
             storage: where the files are.
-            spec_version: the version that new files are written to.
+            layout: names and encodes them.
             compression_level: zstd level of new files.
             snapshot_nodes: capacity of the snapshot cache.
             chunk_refs: capacity of the manifest cache.
@@ -86,7 +87,7 @@ class Assets:
             verify_reads: compare chunks that are read with their checksums.
         """
         self.storage = storage
-        self.spec_version = spec_version
+        self.layout = layout
         self.compression_level = compression_level
         self.backend = backend
         self.keeps_sums = False
@@ -99,7 +100,7 @@ class Assets:
         self.manifests = ManifestFiles(
             storage,
             held,
-            spec_version=spec_version,
+            layout,
             compression_level=compression_level,
             sums=self.sums,
             attach_sums=verify_reads,
@@ -107,13 +108,13 @@ class Assets:
         at_once = None
         if bypass and isinstance(backend, ByteReads):
             at_once = backend.read_bytes_at_once
-        self.chunks = ChunkFiles(storage, at_once)
+        self.chunks = ChunkFiles(storage, layout, at_once)
         self.blocking: BlockingFiles | None = None
         """The same files without an event loop; None if the backend cannot."""
         if isinstance(backend, BlockingStorage):
             self.blocking = BlockingFiles(
-                BlockingManifestFiles(backend, held, self.sums if verify_reads else None),
-                BlockingChunkFiles(backend),
+                BlockingManifestFiles(backend, held, layout, self.sums if verify_reads else None),
+                BlockingChunkFiles(backend, layout),
             )
         self._snapshots: WeightedCache[SnapshotId, Snapshot] = WeightedCache(snapshot_nodes)
         self._flights: SingleFlight[SnapshotId, Snapshot] = SingleFlight()
@@ -146,9 +147,10 @@ class Assets:
     async def read_snapshot(self, snapshot_id: SnapshotId) -> Snapshot:
         """Read a snapshot from the storage, and do not cache it.
 
-        Errors as `snapshot`. Cost: one request.
+        Errors as `snapshot`. Cost: one request; one more for each file that it needs besides, all
+        at the same time.
         """
-        key = snapshot_key(snapshot_id)
+        key, codec = self.layout.names.snapshot(snapshot_id), self.layout.snapshots
         try:
             retrieved = await self.storage.get(key)
         except ObjectNotFoundError as error:
@@ -157,12 +159,27 @@ class Assets:
                 "It may have expired; 'ancestry' lists the snapshots of a branch.",
                 snapshot_id=str(snapshot_id),
             ) from error
-        envelope = unpack(retrieved.data, FileType.SNAPSHOT)
-        snapshot = await self.compute(
-            lambda: decode_snapshot(envelope), size_bytes=len(envelope.payload)
+        size_bytes = _EXPANSION * len(retrieved.data)
+        opened = await self.compute(
+            lambda: codec.open(snapshot_id, retrieved.data), size_bytes=size_bytes
         )
+        found: dict[str, bytes | memoryview] = {}
+        if opened.needs:
+            files = await bounded_map(self._companion, opened.needs, limit=_CONCURRENT_FILES)
+            found = dict(zip(opened.needs, files, strict=True))
+        snapshot = await self.compute(lambda: opened.decode(found), size_bytes=size_bytes)
         check_id(key, snapshot.id, snapshot_id)
         return snapshot
+
+    async def _companion(self, key: str) -> bytes | memoryview:
+        """Read a file that a snapshot needs besides its own."""
+        try:
+            return (await self.storage.get(key)).data
+        except ObjectNotFoundError as error:
+            raise FormatError(
+                f"A snapshot refers to {key!r}, which is missing. The repository is damaged: "
+                "restore the object, or read another snapshot."
+            ) from error
 
     async def _load_snapshot(self, snapshot_id: SnapshotId) -> Snapshot:
         snapshot = await self.read_snapshot(snapshot_id)
@@ -174,51 +191,69 @@ class Assets:
         self._snapshots.discard(snapshot_id)
 
     async def transaction_log(self, snapshot_id: SnapshotId) -> TransactionLog:
-        """Return the transaction log of a snapshot.
+        """Return the transaction log of a snapshot; where none are stored, its equivalent.
 
         Raises:
             ObjectNotFoundError: it does not exist; in spec 1 the first snapshot has no log.
             FormatError: it is damaged, or belongs to another snapshot.
 
-        Cost: one request; logs are not cached.
+        Cost: one request; logs are not cached. Where none are stored the snapshot, the one before
+        it, and the manifests in which they differ.
         """
-        key = transaction_key(snapshot_id)
+        codec = self.layout.logs
+        if codec is None:
+            return await self._compare_with_parent(snapshot_id)
+        key = codec.key(snapshot_id)
         retrieved = await self.storage.get(key)
         log = await self.compute(
-            lambda: decode_transaction_log(
-                unpack(retrieved.data, FileType.TRANSACTION_LOG).payload
-            ),
-            size_bytes=len(retrieved.data),
+            lambda: codec.decode(retrieved.data), size_bytes=len(retrieved.data)
         )
         check_id(key, log.id, snapshot_id)
         return log
 
+    async def _compare_with_parent(self, snapshot_id: SnapshotId) -> TransactionLog:
+        after = await self.snapshot(snapshot_id)
+        before = None if after.parent_id is None else await self.snapshot(after.parent_id)
+        return await difference(before, after, self.manifests)
+
+    @property
+    def spec_version(self) -> int:
+        """The version that new files are written to."""
+        return self.layout.spec_version
+
     def pack(self, payload: bytes | memoryview, file_type: FileType) -> bytes:
-        """Wrap a FlatBuffer as this repository writes files."""
+        """Wrap a FlatBuffer as a repository of this format version writes files."""
         return pack(payload, file_type, self.spec_version, level=self.compression_level)
 
     async def put_snapshot(self, snapshot: Snapshot) -> None:
         """Store a snapshot, and keep it.
 
-        Cancellation: the object may exist; nothing refers to it.
+        Raises:
+            UnsupportedBySpecError: the layout cannot express it; nothing was stored.
+
+        Cancellation: objects may exist; nothing refers to them.
         """
-        packed = await self.compute(
-            lambda: self.pack(encode_snapshot(snapshot, self.spec_version), FileType.SNAPSHOT),
-            size_bytes=1000 * len(snapshot.nodes),
+        codec, level = self.layout.snapshots, self.compression_level
+        parent = None
+        if codec.needs_parent and snapshot.parent_id is not None:
+            parent = await self.snapshot(snapshot.parent_id)
+        encoded = await self.compute(
+            lambda: codec.encode(snapshot, parent, level),
+            size_bytes=_BYTES_PER_NODE * len(snapshot.nodes),
         )
-        await self.storage.put(snapshot_key(snapshot.id), packed)
+        if encoded.companions:
+            files = encoded.companions.items()
+            await bounded_map(lambda it: self.storage.put(*it), files, limit=_CONCURRENT_FILES)
+        await self.storage.put(self.layout.names.snapshot(snapshot.id), encoded.data)
         self._snapshots.put(snapshot.id, snapshot, 1 + len(snapshot.nodes))
 
     async def pack_transaction_log(self, log: TransactionLog) -> bytes:
-        """Encode a transaction log as this repository writes files."""
-
-        def encode() -> bytes:
-            payload = encode_transaction_log(log, self.spec_version)
-            level = fitting_level(log, self.compression_level)
-            return pack(payload, FileType.TRANSACTION_LOG, self.spec_version, level=level)
-
+        """Encode a transaction log as this repository writes files; empty if it writes none."""
+        codec, level = self.layout.logs, self.compression_level
+        if codec is None:
+            return b""
         size_bytes = sum(coords.nbytes for coords in log.updated_chunks.values())
-        return await self.compute(encode, size_bytes=size_bytes)
+        return await self.compute(lambda: codec.encode(log, level), size_bytes=size_bytes)
 
     async def put_transaction_log(self, log: TransactionLog) -> None:
         """Store a transaction log.
@@ -229,4 +264,5 @@ class Assets:
 
     async def put_packed_log(self, snapshot_id: SnapshotId, packed: bytes) -> None:
         """Store the encoded transaction log of a snapshot; as `put_transaction_log`."""
-        await self.storage.put(transaction_key(snapshot_id), packed)
+        if self.layout.logs is not None:
+            await self.storage.put(self.layout.logs.key(snapshot_id), packed)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from icechunk_async.errors import FormatError, ObjectNotFoundError
 from icechunk_async.format.ids import ChunkId
-from icechunk_async.format.layout import chunk_key
 from icechunk_async.format.manifest.refs import NativeChunk
 from icechunk_async.storage import ByteRange
 from icechunk_async.storage.cache.cached import Cached
@@ -20,6 +19,7 @@ from icechunk_async.storage.extensions import ByteReads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from icechunk_async.engine.files.layout import Layout
     from icechunk_async.storage import BlockingStorage, Data, Retrieved, Storage
 
     type ByteRead = Callable[[str, int, int], bytes | memoryview | None]
@@ -30,14 +30,17 @@ __all__ = ["BlockingChunkFiles", "ChunkFiles"]
 class ChunkFiles:
     """Chunk objects on an event loop."""
 
-    def __init__(self, storage: Storage, at_once: ByteRead | None = None) -> None:
+    def __init__(self, storage: Storage, layout: Layout, at_once: ByteRead | None = None) -> None:
         """Use ``storage``.
 
         Args:
             storage: where the objects are.
+            layout: names them.
             at_once: asked first; returns bytes if that takes no waiting, else None.
         """
         self.storage = storage
+        self._key = layout.names.chunk
+        self._id_bytes = layout.id_bytes
         self._at_once = at_once
 
     async def read(self, chunk_id: ChunkId, start: int, stop: int) -> bytes | memoryview:
@@ -48,7 +51,7 @@ class ChunkFiles:
 
         Cost: one request; none for bytes that the backend has in memory.
         """
-        key = chunk_key(chunk_id)
+        key = self._key(chunk_id)
         if self._at_once is not None:
             data = self._at_once(key, start, stop)
             if data is not None:
@@ -62,7 +65,7 @@ class ChunkFiles:
     async def read_again(self, chunk_id: ChunkId, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a chunk object from the storage, past all caches; as `read`."""
         if isinstance(self.storage, Cached):
-            await self.storage.forget([chunk_key(chunk_id)])
+            await self.storage.forget([self._key(chunk_id)])
         return await self.read(chunk_id, start, stop)
 
     async def store(self, data: Data) -> NativeChunk:
@@ -70,22 +73,24 @@ class ChunkFiles:
 
         Cancellation: an object that nothing refers to may exist.
         """
-        chunk_id = ChunkId.random()
-        await self.storage.put(chunk_key(chunk_id), data)
+        chunk_id = ChunkId.random(self._id_bytes)
+        await self.storage.put(self._key(chunk_id), data)
         return NativeChunk(chunk_id, 0, len(data))
 
 
 class BlockingChunkFiles:
     """Chunk objects on the calling thread. Usable from any thread."""
 
-    def __init__(self, storage: BlockingStorage) -> None:
-        """Use ``storage``."""
+    def __init__(self, storage: BlockingStorage, layout: Layout) -> None:
+        """Use ``storage``; ``layout`` names the objects."""
         self.storage = storage
+        self._key = layout.names.chunk
+        self._id_bytes = layout.id_bytes
         self._read_bytes = storage.read_bytes if isinstance(storage, ByteReads) else None
 
     def read(self, chunk_id: ChunkId, start: int, stop: int) -> bytes | memoryview:
         """Return bytes of a chunk object; as `ChunkFiles.read`."""
-        key = chunk_key(chunk_id)
+        key = self._key(chunk_id)
         if self._read_bytes is not None:
             data = self._read_bytes(key, start, stop)
             if data is not None:
@@ -98,8 +103,8 @@ class BlockingChunkFiles:
 
     def store(self, data: Data) -> NativeChunk:
         """Store a chunk; as `ChunkFiles.store`."""
-        chunk_id = ChunkId.random()
-        self.storage.put_blocking(chunk_key(chunk_id), data)
+        chunk_id = ChunkId.random(self._id_bytes)
+        self.storage.put_blocking(self._key(chunk_id), data)
         return NativeChunk(chunk_id, 0, len(data))
 
 

@@ -18,33 +18,20 @@ import anyio.to_thread
 from icechunk_async._runtime.concurrency import SingleFlight, bounded_map, gather
 from icechunk_async.engine.files.sums import with_sums
 from icechunk_async.errors import FormatError, ObjectNotFoundError
-from icechunk_async.format.envelope import (
-    FileType,
-    may_cut_seconds,
-    pack,
-    unpack,
-    with_cut_seconds,
-)
-from icechunk_async.format.layout import manifest_key
 from icechunk_async.format.manifest.held import BYTES_PER_REF, EXPAND, HeldManifest, Undecided
-from icechunk_async.format.manifest.packed import ManifestFile, open_manifest
-from icechunk_async.format.manifest.reading import Manifest, decode_manifest
-from icechunk_async.format.manifest.seekable.reading import (
-    longer_tail,
-    open_seekable,
-    tail_extent,
-)
-from icechunk_async.format.manifest.seekable.writing import pack_manifest
 from icechunk_async.storage import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
 
     from icechunk_async._runtime.weighted_cache import WeightedCache
+    from icechunk_async.engine.files.layout import Layout, ManifestPieces
     from icechunk_async.engine.files.sums import SumFiles
     from icechunk_async.format.ids import ManifestId, NodeId
     from icechunk_async.format.manifest.held import Extent
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.reading import Manifest
+    from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs, Coordinates
+    from icechunk_async.format.manifest.writing import LocationDictionary
     from icechunk_async.storage import BlockingStorage, Storage
 
     type ManifestCache = WeightedCache[ManifestId, HeldManifest]
@@ -82,8 +69,8 @@ class ManifestFiles:
         self,
         storage: Storage,
         cache: ManifestCache,
+        layout: Layout,
         *,
-        spec_version: int,
         compression_level: int,
         sums: SumFiles,
         attach_sums: bool,
@@ -93,7 +80,7 @@ class ManifestFiles:
         Args:
             storage: where the files are.
             cache: manifests in memory; may be shared with `BlockingManifestFiles`.
-            spec_version: the version that new files are written to.
+            layout: names and encodes them.
             compression_level: zstd level of new files.
             sums: checksums of the chunks.
             attach_sums: return every reference with its sum. Then each manifest
@@ -102,7 +89,8 @@ class ManifestFiles:
         self._storage = storage
         self._sums = sums
         self._attach_sums = attach_sums
-        self._spec_version = spec_version
+        self._names = layout.names
+        self._codec = layout.manifests
         self._compression_level = compression_level
         self._cache = cache
         self._flights: SingleFlight[object, Any] = SingleFlight()
@@ -186,19 +174,20 @@ class ManifestFiles:
     async def _open(self, manifest_id: ManifestId, size_bytes: int) -> HeldManifest:
         """Have a manifest in memory; of a large one not more than its index, if it has one."""
 
-        async def load() -> HeldManifest | None:
-            tail = await self._fetch(manifest_id, *tail_extent(size_bytes))
-            longer = longer_tail(size_bytes, tail)
+        async def load(pieces: ManifestPieces) -> HeldManifest | None:
+            tail = await self._fetch(manifest_id, *pieces.tail_extent(size_bytes))
+            longer = pieces.longer_tail(size_bytes, tail)
             if longer is not None:
                 tail = await self._fetch(manifest_id, *longer)
-            opened = open_seekable(manifest_id, size_bytes, tail)
+            opened = pieces.open(manifest_id, size_bytes, tail)
             if opened is not None:
                 self._cache.put(manifest_id, opened, opened.weight)
             return opened
 
         held = self._cache.get(manifest_id)
-        if held is None and size_bytes >= MIN_SEEKABLE_FILE_BYTES:
-            held = await self._flights.run((manifest_id, "index"), load)
+        pieces = self._codec.pieces
+        if held is None and pieces is not None and size_bytes >= MIN_SEEKABLE_FILE_BYTES:
+            held = await self._flights.run((manifest_id, "index"), lambda: load(pieces))
         return await self._expand(manifest_id, size_bytes, None) if held is None else held
 
     async def _fill(
@@ -234,13 +223,15 @@ class ManifestFiles:
         return fuller
 
     def _keep(self, manifest_id: ManifestId, held: HeldManifest) -> HeldManifest:
-        check_id(manifest_key(manifest_id), held.id, manifest_id)
+        check_id(self._names.manifest(manifest_id), held.id, manifest_id)
         self._cache.put(manifest_id, held, held.weight)
         return held
 
     async def keep(self, manifest_id: ManifestId, data: bytes | memoryview) -> HeldManifest:
         """Keep a manifest whose file was read. Errors as `get`."""
-        held: HeldManifest = await offload(lambda: open_manifest(data), size_bytes=len(data))
+        held: HeldManifest = await offload(
+            lambda: self._codec.open(manifest_id, data), size_bytes=len(data)
+        )
         return self._keep(manifest_id, await self._with_sums(manifest_id, held))
 
     async def _with_sums(self, manifest_id: ManifestId, held: HeldManifest) -> HeldManifest:
@@ -258,12 +249,9 @@ class ManifestFiles:
         """
         data = await self._fetch(manifest_id, 0, size_bytes or None)
         manifest = await offload(
-            lambda: decode_manifest(
-                unpack(data, FileType.MANIFEST).payload, seconds_cut=may_cut_seconds(data)
-            ),
-            size_bytes=len(data),
+            lambda: self._codec.decode(manifest_id, data), size_bytes=len(data)
         )
-        check_id(manifest_key(manifest_id), manifest.id, manifest_id)
+        check_id(self._names.manifest(manifest_id), manifest.id, manifest_id)
         return manifest
 
     async def seekable_file(
@@ -271,9 +259,13 @@ class ManifestFiles:
     ) -> bytes | memoryview | None:
         """Return the file of a manifest that may be seekable; None if it is in memory whole.
 
+        None as well if the layout changes no manifest in place.
+
         Args and errors as `get`. Cost: a request, or two for large files; a large file
         without an index is kept.
         """
+        if not self._codec.patches:
+            return None
         if size_bytes >= MIN_SEEKABLE_FILE_BYTES:
             held: HeldManifest | None = await self._open(manifest_id, size_bytes)
         else:
@@ -285,25 +277,23 @@ class ManifestFiles:
     async def _fetch(
         self, manifest_id: ManifestId, start: int, stop: int | None
     ) -> bytes | memoryview:
-        key = manifest_key(manifest_id)
+        key = self._names.manifest(manifest_id)
         try:
             return (await self._storage.get(key, ByteRange(start, stop))).data
         except ObjectNotFoundError as error:
             raise _missing(key) from error
 
-    def pack(self, payload: memoryview, *, seconds_cut: bool = False) -> bytes:
-        """Wrap the FlatBuffer of a manifest as this repository writes files.
+    def encode(
+        self,
+        manifest_id: ManifestId,
+        arrays: Mapping[NodeId, ChunkRefs],
+        dictionary: LocationDictionary | None = None,
+    ) -> bytes:
+        """Return the file of a manifest as this repository writes files.
 
-        Args:
-            payload: the FlatBuffer.
-            seconds_cut: see `ChunkRefs.has_cut_seconds`. Such a file is not seekable.
+        Args and errors as `ManifestCodec.encode`.
         """
-        level = self._compression_level
-        if seconds_cut:
-            return with_cut_seconds(
-                pack(payload, FileType.MANIFEST, self._spec_version, level=level)
-            )
-        return pack_manifest(payload, self._spec_version, level=level)
+        return self._codec.encode(manifest_id, arrays, self._compression_level, dictionary)
 
     async def put(self, manifest_id: ManifestId, packed: bytes, *, keep: bool = False) -> None:
         """Store a manifest that is already encoded.
@@ -316,9 +306,9 @@ class ManifestFiles:
 
         Cancellation: the object may exist; nothing refers to it.
         """
-        await self._storage.put(manifest_key(manifest_id), packed)
+        await self._storage.put(self._names.manifest(manifest_id), packed)
         if keep and len(packed) < MIN_SEEKABLE_FILE_BYTES:
-            file = ManifestFile(manifest_id, packed)
+            file = self._codec.hold(manifest_id, packed)
             self._cache.put(manifest_id, file, file.weight)
 
 
@@ -329,17 +319,24 @@ class BlockingManifestFiles:
     """
 
     def __init__(
-        self, storage: BlockingStorage, cache: ManifestCache, sums: SumFiles | None = None
+        self,
+        storage: BlockingStorage,
+        cache: ManifestCache,
+        layout: Layout,
+        sums: SumFiles | None = None,
     ) -> None:
         """Use ``storage``, and share ``cache`` with the asynchronous reader.
 
         Args:
             storage: where the objects are.
             cache: manifests in memory.
+            layout: names and encodes them.
             sums: given if every reference is to be returned with its checksum.
         """
         self._storage = storage
         self._cache = cache
+        self._names = layout.names
+        self._codec = layout.manifests
         self._sums = sums
 
     def find_ref(
@@ -378,24 +375,25 @@ class BlockingManifestFiles:
 
     def _open(self, manifest_id: ManifestId, size_bytes: int) -> HeldManifest:
         held = self._cache.get(manifest_id)
-        if held is None and size_bytes >= MIN_SEEKABLE_FILE_BYTES:
-            tail = self._fetch(manifest_id, *tail_extent(size_bytes))
-            longer = longer_tail(size_bytes, tail)
+        pieces = self._codec.pieces
+        if held is None and pieces is not None and size_bytes >= MIN_SEEKABLE_FILE_BYTES:
+            tail = self._fetch(manifest_id, *pieces.tail_extent(size_bytes))
+            longer = pieces.longer_tail(size_bytes, tail)
             if longer is not None:
                 tail = self._fetch(manifest_id, *longer)
-            held = open_seekable(manifest_id, size_bytes, tail)
+            held = pieces.open(manifest_id, size_bytes, tail)
         if held is None:
             held = self._read_whole(manifest_id, size_bytes)
             self._cache.put(manifest_id, held, held.weight)
         return held
 
     def _read_whole(self, manifest_id: ManifestId, size_bytes: int) -> HeldManifest:
-        held = open_manifest(self._fetch(manifest_id, 0, size_bytes or None))
-        check_id(manifest_key(manifest_id), held.id, manifest_id)
+        held = self._codec.open(manifest_id, self._fetch(manifest_id, 0, size_bytes or None))
+        check_id(self._names.manifest(manifest_id), held.id, manifest_id)
         return held
 
     def _fetch(self, manifest_id: ManifestId, start: int, stop: int | None) -> bytes | memoryview:
-        key = manifest_key(manifest_id)
+        key = self._names.manifest(manifest_id)
         try:
             return self._storage.get_blocking(key, ByteRange(start, stop)).data
         except ObjectNotFoundError as error:

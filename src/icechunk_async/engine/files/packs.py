@@ -21,12 +21,12 @@ import numpy as np
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.ids import ChunkId
-from icechunk_async.format.layout import chunk_key
 from icechunk_async.format.manifest.refs import NativeChunk
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from icechunk_async.engine.files.layout import Layout
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.storage import BlockingStorage, Data
 
@@ -85,8 +85,8 @@ class _Pack:
 
     __slots__ = ("_buffer", "id", "size_bytes")
 
-    def __init__(self, capacity: int) -> None:
-        self.id = ChunkId.random()
+    def __init__(self, capacity: int, id_bytes: int) -> None:
+        self.id = ChunkId.random(id_bytes)
         self.size_bytes = 0
         self._buffer = memoryview(np.empty(capacity, np.uint8))  # untouched pages take no memory
 
@@ -117,9 +117,11 @@ class Packs:
     Usable from several tasks, threads and event loops at the same time.
     """
 
-    def __init__(self, packing: Packing) -> None:
-        """Begin with none."""
+    def __init__(self, packing: Packing, layout: Layout) -> None:
+        """Begin with none; ``layout`` names the objects."""
         self._packing = packing
+        self._layout = layout
+        self._key = layout.names.chunk
         # Held over no await. Reentrant because the garbage collector may end a suspended task of a
         # closed loop on the thread that holds the lock, and that task takes it, too.
         self._lock = threading.RLock()
@@ -132,7 +134,7 @@ class Packs:
 
     def another(self) -> Packs:
         """Return packs of the same setting for another session."""
-        return Packs(self._packing)
+        return Packs(self._packing, self._layout)
 
     @property
     def count(self) -> int:
@@ -174,7 +176,7 @@ class Packs:
                 await turn
             elif full is not None:
                 with self._storing(full):
-                    await storage.put(chunk_key(full.id), full.data())
+                    await storage.put(self._key(full.id), full.data())
             if ref is not None:
                 return ref
 
@@ -185,7 +187,7 @@ class Packs:
                 ref, full = self._place(data, limit=None)
             if full is not None:
                 with self._storing(full):
-                    storage.put_blocking(chunk_key(full.id), full.data())
+                    storage.put_blocking(self._key(full.id), full.data())
             if ref is not None:
                 return ref
 
@@ -206,7 +208,7 @@ class Packs:
 
     def _begin(self, data: Data) -> NativeChunk:
         """Open another pack with its first chunk; the lock is held."""
-        self._open = pack = _Pack(self._packing.target_bytes)
+        self._open = pack = _Pack(self._packing.target_bytes, self._layout.id_bytes)
         self._kept[pack.id] = pack
         ref = pack.append(data)
         assert ref is not None  # no longer than a pack: takes() was asked
@@ -229,7 +231,7 @@ class Packs:
         async def store_some(_: int) -> None:
             while (pack := self._take(wanted)) is not None:
                 with self._storing(pack):
-                    await storage.put(chunk_key(pack.id), pack.data())
+                    await storage.put(self._key(pack.id), pack.data())
 
         while True:
             with self._lock:

@@ -17,7 +17,6 @@ from icechunk_async.errors import (
     RepositoryNotFoundError,
 )
 from icechunk_async.format.config import RepositoryConfig
-from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID
 from icechunk_async.format.refs import CLOSED
 from icechunk_async.format.snapshot import Snapshot
 from icechunk_async.storage import ObjectInfo
@@ -37,6 +36,7 @@ __all__ = [
     "find_or_check_empty",
     "find_or_see_empty",
     "missing",
+    "way_of",
 ]
 
 # The first that recognises a repository wins: refs beside a repo info are left over from a
@@ -135,6 +135,22 @@ async def _refusal_of_contents(storage: Storage) -> RepositoryExistsError | None
     return None
 
 
+def way_of(spec_version: int) -> Way:
+    """Return the way of publishing of a format version.
+
+    Raises:
+        InvalidInputError: there is no such format version.
+    """
+    way = next((way for way in WAYS if way.spec_version == spec_version), None)
+    if way is None:
+        versions = " or ".join(str(it) for it in sorted(way.spec_version for way in WAYS))
+        raise InvalidInputError(
+            f"There is no format version {spec_version!r}; repositories can be created with "
+            f"version {versions}."
+        )
+    return way
+
+
 async def create(
     storage: Storage,
     assets: Assets,
@@ -150,17 +166,11 @@ async def create(
 
     Cancellation: a repository may have been created.
     """
-    way = next((way for way in WAYS if way.spec_version == spec_version), None)
-    if way is None:
-        versions = " or ".join(str(it) for it in sorted(way.spec_version for way in WAYS))
-        raise InvalidInputError(
-            f"There is no format version {spec_version!r}; repositories can be created with "
-            f"version {versions}."
-        )
+    way = way_of(spec_version)
     if config == RepositoryConfig():
         config = None  # it says nothing, so there is nothing to store
     snapshot = Snapshot(
-        INITIAL_SNAPSHOT_ID,
+        assets.layout.first_snapshot_id(),
         None,
         clock.now_us(),
         "Repository initialized",

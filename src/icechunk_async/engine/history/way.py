@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from icechunk_async._runtime.backoff import Backoff
     from icechunk_async.engine.files.assets import Assets
+    from icechunk_async.engine.files.layout import Layout
     from icechunk_async.engine.history.protocol import History
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.snapshot import Snapshot
@@ -39,13 +40,19 @@ class HistorySettings:
 class Found:
     """A repository that was found or created, not yet opened."""
 
-    spec_version: int
+    layout: Layout
+    """Names and encodes the immutable files."""
     config: RepositoryConfig | None
     """The stored configuration."""
     open: Callable[[Storage, Assets, HistorySettings], History]
     """Opens the history at the state that was just read or written, without a request."""
     settings: OwnSettings = field(default_factory=OwnSettings)
     """Those that the repository stores."""
+
+    @property
+    def spec_version(self) -> int:
+        """The version of the format; 0 for layouts before version 1."""
+        return self.layout.spec_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,8 @@ class Way:
     """One way of publishing snapshots."""
 
     spec_version: int
+    new_layout: Callable[[], Layout]
+    """Returns the layout of a repository that is created."""
     marker: str
     """The key of the object that every such repository has."""
     detect: Callable[[Storage], Awaitable[Callable[[], Found] | None]]

@@ -188,6 +188,18 @@ class Workspace:
             self.base, self.changes = base, changes
             self.tree = WorkingTree(base.nodes, changes)
 
+    def number_nodes(self) -> None:
+        """Give created nodes ids that the layout can store beside those of the base.
+
+        Raises:
+            UnsupportedBySpecError: there are more nodes than the layout has ids.
+        """
+        with self.lock:
+            created = [node.id for node in self.changes.new.values()]
+            ids = self.assets.layout.numbered(created, self.base.nodes)
+            if ids:
+                self.changes.renumber(ids)
+
     def check_open(self) -> None:
         """Refuse if no change of any kind is allowed at present.
 
@@ -258,12 +270,14 @@ class Workspace:
 
         Raises:
             ReadOnlyError: changes are not allowed.
+            UnsupportedBySpecError: the repository's layout cannot express the document.
             NodeExistsError: a node of the other type is there.
         """
         with self.lock:
             self.check_writable()
             if not (if_absent and self.tree.get(path) is not None):
-                self.tree.set_node(path, user_data, array)
+                document = self.assets.layout.document(path, user_data)
+                self.tree.set_node(path, document, array)
 
     def delete_node(self, path: str) -> None:
         """Delete an array, or a group with all below it; a missing node is no error."""
@@ -284,7 +298,9 @@ class Workspace:
 
         Raises:
             ReadOnlyError, NodeNotFoundError, InvalidCoordinatesError: nothing was set.
+            UnsupportedBySpecError: the repository's layout cannot express the reference.
         """
+        self.assets.layout.check_ref(path, ref)
         with self.lock:
             self.tree.chunk_changes(self._target(path, coords)).set(coords, ref)
 
@@ -295,7 +311,9 @@ class Workspace:
             NodeNotFoundError: there is no array.
             InvalidCoordinatesError: some lie outside of the grid; nothing was set.
             InvalidInputError: a chunk of no bytes.
+            UnsupportedBySpecError: the repository's layout cannot express some.
         """
+        self.assets.layout.check_refs(path, refs)
         with self.lock:
             self.check_writable()
             node = self.array(path)

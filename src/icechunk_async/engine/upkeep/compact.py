@@ -202,7 +202,7 @@ def _session(
         engine.virtual,
         inline_threshold_bytes=0,
         read_only=False,
-        packs=Packs(engine.packing if engine.packing.is_on else Packing()),
+        packs=Packs(engine.packing if engine.packing.is_on else Packing(), engine.assets.layout),
     )
     return Publisher(
         workspace,

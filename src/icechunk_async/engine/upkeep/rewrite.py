@@ -92,7 +92,7 @@ async def publish_rewritten(
     if assets.keeps_sums:
         flushed = await with_digests(assets, flushed, await assets.digests.load(base.id))
     snapshot = Snapshot(
-        SnapshotId.random(),
+        SnapshotId.random(assets.layout.id_bytes),
         base.id,
         max(clock.now_us(), base.flushed_at + 1),  # a clock that lags must not stop anyone
         message,

@@ -28,7 +28,9 @@ from icechunk_async.format.manifest.reading import (
 )
 
 if TYPE_CHECKING:
-    from icechunk_async.format.manifest.held import Undecided
+    from collections.abc import Callable
+
+    from icechunk_async.format.manifest.held import HeldManifest, Undecided
     from icechunk_async.format.manifest.reading import Manifest
     from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
 
@@ -62,10 +64,16 @@ class ManifestFile:
     is_whole = True
     columns = None
 
-    def __init__(self, manifest_id: ManifestId, data: bytes | memoryview) -> None:
-        """Hold the bytes of the file; nothing is looked at."""
+    def __init__(
+        self,
+        manifest_id: ManifestId,
+        data: bytes | memoryview,
+        open_file: Callable[[bytes | memoryview], HeldManifest],
+    ) -> None:
+        """Hold the bytes of the file, which ``open_file`` can open; nothing is looked at."""
         self.id = manifest_id
         self._data = data
+        self._open = open_file
 
     @property
     def weight(self) -> int:
@@ -77,9 +85,9 @@ class ManifestFile:
         del node_id, coords
         return EXPAND
 
-    def expand(self) -> Manifest | PackedManifest:
+    def expand(self) -> HeldManifest:
         """As ``HeldManifest``."""
-        return open_manifest(self._data)
+        return self._open(self._data)
 
 
 class PackedManifest:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from icechunk_async.errors import FormatError
+from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.flatbuffers.writing import copy_pieces
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.manifest.locations import EMPTY_POOL, StringPool, Strings, merge_pools
@@ -159,7 +159,12 @@ class _SingleColumns:
 
     def _native(self, refs: list[Any], rows: _Rows) -> None:
         ids = np.frombuffer(b"".join(map(attrgetter("chunk_id"), refs)), np.uint8)
-        self._columns["chunk_ids"] = ids.reshape(len(refs), ChunkId.size_bytes)
+        width = len(refs[0].chunk_id) if refs else ChunkId.size_bytes
+        if len(ids) != width * len(refs):
+            raise InvalidInputError(
+                "The ids of some chunk objects have another length: they are of another repository."
+            )
+        self._columns["chunk_ids"] = ids.reshape(len(refs), width)
         self._column("objects", "u4")[rows] = np.arange(len(refs))
         self._places(refs, rows)
         sums = np.fromiter(map(attrgetter("sum"), refs), np.uint64, len(refs))
@@ -216,7 +221,7 @@ class ChunkRefs:
     chunk_ids: npt.NDArray[np.uint8] = field(
         default_factory=lambda: np.empty((0, ChunkId.size_bytes), np.uint8)
     )
-    """``(k, 12)``."""
+    """``(k, 12)``, or as wide as the ids of the repository's layout; without rows any width."""
     locations: StringPool = EMPTY_POOL
     etag_pool: StringPool = EMPTY_POOL
     inline: memoryview = _NOTHING
@@ -391,7 +396,7 @@ class ChunkRefs:
             inline_base += len(part.inline)
         return cls.build(
             **columns,
-            chunk_ids=np.concatenate([part.chunk_ids for part in parts]),
+            chunk_ids=_joined_ids(parts),
             locations=locations,
             etag_pool=etag_pool,
             inline=memoryview(b"".join([part.inline for part in parts])),
@@ -433,6 +438,12 @@ class ChunkRefs:
         copy_pieces(packed, places, np.frombuffer(self.inline, np.uint8), starts, sizes)
         offsets[rows] = places
         return replace(self, offsets=offsets, inline=packed.data)
+
+
+def _joined_ids(parts: Sequence[ChunkRefs]) -> npt.NDArray[np.uint8]:
+    """Join the ids of chunk objects; parts without any have no width."""
+    found = [part.chunk_ids for part in parts if len(part.chunk_ids)]
+    return np.concatenate(found) if found else parts[0].chunk_ids
 
 
 def _joined_sums(parts: Sequence[ChunkRefs]) -> npt.NDArray[np.uint64] | None:

@@ -19,6 +19,7 @@ from icechunk_async import ForkSession, Packing, Repository, RepositoryConfig
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.config import StorageRetriesSettings, StorageSettings
 from icechunk_async.conflicts import ConflictDetector
+from icechunk_async.engine.files.binary_layout import BinaryLayout
 from icechunk_async.engine.files.packs import MAX_UNSTORED, Packs
 from icechunk_async.errors import (
     OutcomeUnknownError,
@@ -429,7 +430,7 @@ class Nowhere:
 
 async def test_each_byte_is_copied_once() -> None:
     """A chunk is copied into its pack, and the pack is handed to the storage without a copy."""
-    packs, storage, data = Packs(Packing()), Nowhere(), b"x" * 100_000
+    packs, storage, data = Packs(Packing(), BinaryLayout(2)), Nowhere(), b"x" * 100_000
     await packs.add(data, storage)
     tracemalloc.start()
     try:

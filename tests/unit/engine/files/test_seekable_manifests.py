@@ -12,6 +12,7 @@ from icechunk_async import Repository
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.weighted_cache import WeightedCache
 from icechunk_async.engine.files import manifests as manifest_files
+from icechunk_async.engine.files.binary_layout import BinaryLayout
 from icechunk_async.engine.files.manifests import BlockingManifestFiles
 from icechunk_async.errors import FormatError
 from icechunk_async.format.ids import ChunkId
@@ -201,7 +202,7 @@ async def test_blocking_lookups_read_a_fraction_of_the_file(spec: int, tmp_path:
         assert files is not None
         [info] = workspace.base.manifests.values()
         counted = Counted(files.chunks.storage)
-        manifests = BlockingManifestFiles(counted, WeightedCache(1_000_000))
+        manifests = BlockingManifestFiles(counted, WeightedCache(1_000_000), BinaryLayout(2))
 
         def find(chunk: int) -> object:
             return manifests.find_ref(info.id, info.size_bytes, node.id, (chunk,))

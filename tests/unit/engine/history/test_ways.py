@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import pytest
 
 from icechunk_async import Repository
+from icechunk_async.engine.files.binary_layout import BinaryLayout
 from icechunk_async.engine.history import opening
 from icechunk_async.engine.history.capabilities import Capabilities, Feature
 from icechunk_async.engine.history.outcomes import read_if_there
@@ -62,7 +63,9 @@ async def _detect(storage: Storage) -> Callable[[], Found] | None:
     if main is None:
         return None
     ref = SeenRef(decode_ref(main.data), main.version)
-    return lambda: Found(1, None, lambda *parts: _Numbered(parts[0], parts[1], ref, parts[2]))
+    return lambda: Found(
+        BinaryLayout(1), None, lambda *parts: _Numbered(parts[0], parts[1], ref, parts[2])
+    )
 
 
 async def test_another_way_joins_by_an_entry_in_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +73,7 @@ async def test_another_way_joins_by_an_entry_in_the_list(monkeypatch: pytest.Mon
     url = memory_url()
     async with Repository.create(url, spec_version=1) as repository:
         tip = await repository.lookup_branch("main")
-    way = Way(1, REF_FILES_WAY.marker, _detect, REF_FILES_WAY.create)
+    way = Way(1, lambda: BinaryLayout(1), REF_FILES_WAY.marker, _detect, REF_FILES_WAY.create)
     monkeypatch.setattr(opening, "WAYS", (way, *opening.WAYS))
     async with Repository.open(url) as repository:
         assert await repository.branches() == {"main": tip}

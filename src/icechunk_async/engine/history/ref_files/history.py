@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map, gather
+from icechunk_async.engine.files.binary_layout import BinaryLayout
 from icechunk_async.engine.history.capabilities import Capabilities
 from icechunk_async.engine.history.collections import leave_note, read_notes
 from icechunk_async.engine.history.outcomes import Doubt, create_object, read_if_there
@@ -549,6 +550,7 @@ def _check_name(name: str) -> None:
 
 
 _MAIN_KEY: Final = branch_key(MAIN)
+_LAYOUT: Final = BinaryLayout(1)
 
 
 async def _detect(storage: Storage) -> Callable[[], Found] | None:
@@ -562,7 +564,7 @@ def _read(main: Retrieved, config: Retrieved | None) -> Found:
 
 
 def _found(config: RepositoryConfig | None, main: SeenRef) -> Found:
-    return Found(1, config, partial(_open, main))
+    return Found(_LAYOUT, config, partial(_open, main))
 
 
 def _open(
@@ -586,4 +588,4 @@ async def _put(storage: Storage, key: str, data: bytes) -> Version:
     return version
 
 
-REF_FILES_WAY: Final = Way(1, _MAIN_KEY, _detect, _create)
+REF_FILES_WAY: Final = Way(1, lambda: _LAYOUT, _MAIN_KEY, _detect, _create)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import closing, gather
+from icechunk_async.engine.files.binary_layout import BinaryLayout
 from icechunk_async.engine.files.settings import OwnSettings
 from icechunk_async.engine.history.capabilities import Capabilities
 from icechunk_async.engine.history.collections import (
@@ -344,6 +345,9 @@ class RepoInfoHistory:
         return Kept(snapshots, snapshots | pruned)
 
 
+_LAYOUT: Final = BinaryLayout(2)
+
+
 async def _detect(storage: Storage) -> Callable[[], Found] | None:
     retrieved = await read_if_there(storage, REPO_INFO)
     return None if retrieved is None else partial(_read, retrieved)
@@ -353,7 +357,7 @@ def _read(retrieved: Retrieved) -> Found:
     seen = read_info(retrieved)
     raw = seen.info.raw_config
     config = None if raw is None else decode_config(raw, 2)
-    return Found(2, config, partial(_open, seen), OwnSettings.stored_in(seen.info))
+    return Found(_LAYOUT, config, partial(_open, seen), OwnSettings.stored_in(seen.info))
 
 
 def _open(
@@ -383,7 +387,7 @@ async def _create(new: Creating) -> Found:
     version = await create_object(new.storage, REPO_INFO, data)
     if version is None:
         raise repository_exists(new.storage, repr(REPO_INFO))
-    return Found(2, new.config, partial(_open, Seen(info, version)), new.settings)
+    return Found(_LAYOUT, new.config, partial(_open, Seen(info, version)), new.settings)
 
 
-REPO_INFO_WAY: Final = Way(2, REPO_INFO, _detect, _create)
+REPO_INFO_WAY: Final = Way(2, lambda: _LAYOUT, REPO_INFO, _detect, _create)

@@ -19,6 +19,7 @@ from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.concurrency import closing, gather
 from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.files.assets import Assets
+from icechunk_async.engine.files.binary_layout import BinaryLayout
 from icechunk_async.engine.open import Request as OpenRequest
 from icechunk_async.engine.open import as_snapshot_id, check_safe, open_location
 from icechunk_async.engine.policies import policies_of
@@ -625,7 +626,7 @@ def _assets_of(storage: Storage, spec_version: int) -> Assets:
     """Return the files of a repository, uncached."""
     return Assets(
         storage,
-        spec_version=spec_version,
+        BinaryLayout(spec_version),
         compression_level=_LEVEL,
         snapshot_nodes=_NO_CACHE,
         chunk_refs=_NO_CACHE,

@@ -69,7 +69,7 @@ def uncached(engine: Engine) -> Assets:
     """Return the files of a repository as stored, whatever a cache holds."""
     return Assets(
         engine.storage if engine.cache is None else engine.cache.storage,
-        spec_version=engine.assets.spec_version,
+        engine.assets.layout,
         compression_level=engine.assets.compression_level,
         snapshot_nodes=0,
         chunk_refs=0,
