@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from icechunk_async.storage import Capabilities, StorageDescription
 from icechunk_async_azure.clients import Clients, Tuning
+from icechunk_async_azure.copying import copy, copy_from
 from icechunk_async_azure.options import check_number, login_of, place_of
 from icechunk_async_azure.reading import list_entries, read, read_if_changed
 from icechunk_async_azure.requests import Requests
-from icechunk_async_azure.writing import copy, delete, owned, write
+from icechunk_async_azure.writing import delete, owned, write
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         ListEntry,
         RangeRequest,
         Retrieved,
+        Storage,
         Version,
     )
 
@@ -162,8 +164,25 @@ class AzureStorage:
         return list_entries(self._requests, prefix, start_after, grouped=delimiter is not None)
 
     async def copy(self, source: str, target: str, *, if_version: Version | None = None) -> Version:
-        """Copy an object; one request up to 256 MiB, through this machine beyond."""
+        """Copy an object; one request up to 256 MiB, in blocks beyond."""
         return await copy(self._requests, source, target, if_version)
+
+    @property
+    def requests(self) -> Requests:
+        """How blobs are reached, for copies to another container."""
+        return self._requests
+
+    def copies_from(self, source: Storage) -> bool:
+        """Return whether the source is a container of the same account."""
+        if not isinstance(source, AzureStorage):
+            return False
+        ours, theirs = self._requests.clients.login, source.requests.clients.login
+        return ours.account_url == theirs.account_url
+
+    async def copy_from(self, source: Storage, key: str) -> None:
+        """Copy an object of another container, by the service; above 256 MiB in blocks."""
+        assert isinstance(source, AzureStorage)
+        await copy_from(self._requests, source.requests, key)
 
     async def sync(self) -> None:
         """Return at once: an acknowledged write is durable."""

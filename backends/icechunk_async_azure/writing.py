@@ -1,4 +1,4 @@
-"""Writes, copies and deletions of blobs, with or without a condition.
+"""Writes and deletions of blobs, with or without a condition.
 
 Each conditional write carries a unique id in the blob's metadata, so that after a lost reply the
 blob shows if this very write landed.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import anyio
 from azure.core import MatchConditions
-from azure.storage.blob import BlobBlock, BlobSasPermissions, generate_blob_sas
+from azure.storage.blob import BlobBlock
 
 from icechunk_async.errors import (
     IcechunkError,
@@ -23,14 +22,12 @@ from icechunk_async.errors import (
     OutcomeUnknownError,
     PreconditionFailedError,
     StorageClosedError,
-    StorageError,
     StorageUnavailableError,
     ThrottledError,
 )
-from icechunk_async.storage import Absent, ByteRange, DeleteFailure, Version
+from icechunk_async.storage import Absent, DeleteFailure, Version
 from icechunk_async_azure.clients import released
 from icechunk_async_azure.failures import FOREIGN, code_of, status_of, was_not_applied
-from icechunk_async_azure.reading import read
 from icechunk_async_azure.requests import is_etag
 
 if TYPE_CHECKING:
@@ -45,12 +42,11 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCK_BYTES",
     "Write",
-    "copy",
-    "copy_through",
     "delete",
     "for_each",
     "owned",
     "settle",
+    "stage_bytes",
     "write",
     "write_blocks",
 ]
@@ -155,12 +151,12 @@ async def write(requests: Requests, key: str, data: bytes, expected: Expected) -
         raise task.refused("is at no such version")  # '*' would match any
     client = await requests.client("write", key)
     if len(data) > BLOCK_BYTES:
-        starts = range(0, len(data), BLOCK_BYTES)
 
-        async def block(start: int) -> bytes:
-            return data[start : start + BLOCK_BYTES]
+        async def stage(block_id: str, start: int) -> None:
+            part = data[start : start + BLOCK_BYTES]
+            await stage_bytes(requests, client, task, block_id, part)
 
-        return await write_blocks(requests, client, task, starts, block)
+        return await write_blocks(requests, client, task, range(0, len(data), BLOCK_BYTES), stage)
     blob: Any = client.blob(name)
     request = blob.upload_blob(
         data,
@@ -173,12 +169,21 @@ async def write(requests: Requests, key: str, data: bytes, expected: Expected) -
     return await settle(requests, client, task, request)
 
 
+async def stage_bytes(
+    requests: Requests, client: Client, task: Write, block_id: str, data: bytes
+) -> None:
+    """Send one block; see `write_blocks`."""
+    blob: Any = client.blob(requests.name(task.key))
+    request = blob.stage_block(block_id, data, length=len(data))
+    await requests.ask(request, task.action, key=task.key)
+
+
 async def write_blocks(
     requests: Requests,
     client: Client,
     task: Write,
     starts: range,
-    block: Callable[[int], Awaitable[bytes]],
+    stage: Callable[[str, int], Awaitable[None]],
 ) -> Version:
     """Send blocks, then commit them in one conditional step.
 
@@ -190,20 +195,18 @@ async def write_blocks(
         client: the running loop's client.
         task: what is written.
         starts: the position of each block.
-        block: returns the bytes of the block at a position.
+        stage: sends the block with an id, at a position.
     """
     blob: Any = client.blob(requests.name(task.key))
 
     def block_id(start: int) -> str:
         return f"{task.write_id}/{start // starts.step:06}"
 
-    async def stage(start: int) -> None:
-        data = await block(start)
-        request = blob.stage_block(block_id(start), data, length=len(data))
-        await requests.ask(request, task.action, key=task.key)
+    async def stage_at(start: int) -> None:
+        await stage(block_id(start), start)
 
     for _ in range(_TRIES):
-        await for_each(stage, starts, limit=_BLOCKS_AT_ONCE)
+        await for_each(stage_at, starts, limit=_BLOCKS_AT_ONCE)
         commit = blob.commit_block_list(
             [BlobBlock(block_id(start)) for start in starts],
             metadata=task.metadata,
@@ -305,116 +308,6 @@ def _unknown(task: Write, failure: IcechunkError) -> OutcomeUnknownError:
         "know.",
         **{**failure.context, "key": task.key},
     )
-
-
-_COPY_TRIES: Final = 10
-_SIGNED_FOR: Final = timedelta(hours=1)
-_NOT_BY_THE_SERVICE: Final = frozenset({400, 401, 403, 409, 413, 501})
-"""Replies to a copy that the service cannot make: too large (over 256 MiB), a source that the
-account's firewall or these credentials hide from the service, an emulator without copies."""
-
-
-async def copy(requests: Requests, source: str, target: str, if_version: Version | None) -> Version:
-    """Copy one version of an object, in one request if the service can."""
-    source_name, target_name = requests.name(source), requests.name(target)
-    task = replace(Write.of(target, if_version), action="copy", subject=source)
-    if if_version is not None and not is_etag(if_version):
-        raise task.refused("is at no such version")  # '*' would match any
-    client = await requests.client("copy", source)
-    source_url = client.blob(source_name).url
-    conditions: dict[str, Any] = {}
-    if if_version is not None:
-        conditions["source_etag"] = if_version.token
-        conditions["source_match_condition"] = MatchConditions.IfNotModified
-    bearer = await requests.ask(client.proof.bearer(), "copy", key=source)
-    if bearer is not None:
-        conditions["source_authorization"] = bearer
-    request = client.blob(target_name).start_copy_from_url(
-        _signed(requests, client, source_url, source_name),
-        metadata=task.metadata,
-        requires_sync=True,  # an asynchronous copy would show a part of an object
-        **conditions,
-    )
-    try:
-        return await settle(requests, client, task, request)
-    except ObjectNotFoundError as error:
-        missing = ObjectNotFoundError(
-            f"Could not copy {source!r}: there is no such object.", key=source
-        )
-        missing.__cause__ = error.__cause__
-    except PreconditionFailedError:
-        raise
-    except StorageError as error:
-        if error.context.get("status") not in _NOT_BY_THE_SERVICE:
-            raise
-        return await copy_through(requests, source, target, if_version)
-    raise missing
-
-
-async def copy_through(
-    requests: Requests, source: str, target: str, if_version: Version | None
-) -> Version:
-    """Copy an object by reading and writing it; memory: a few blocks."""
-    task = replace(Write.of(target, if_version), action="copy", subject=source)
-    for _ in range(_COPY_TRIES):
-        client = await requests.client("copy", source)
-        found = await requests.properties(client, source, action="copy")
-        version = Version(found.etag)
-        if if_version not in (None, version):
-            raise task.refused(f"is at {version}")
-        if found.size <= BLOCK_BYTES:
-            whole = await read(requests, source, None)
-            if whole.version == version:
-                return await write(requests, target, bytes(whole.data), None)
-            continue
-        try:
-            return await _copy_blocks(requests, client, (source, target), version, found.size)
-        except _ReplacedError:
-            continue
-    raise StorageUnavailableError(
-        f"Could not copy {source!r}: it was replaced {_COPY_TRIES} times meanwhile. Try again.",
-        key=source,
-    )
-
-
-class _ReplacedError(StorageError):
-    """The source is no longer at the version that is being copied."""
-
-
-async def _copy_blocks(
-    requests: Requests, client: Client, keys: tuple[str, str], version: Version, size: int
-) -> Version:
-    source, target = keys
-
-    async def block(start: int) -> bytes:
-        part = await read(requests, source, ByteRange(start, min(start + BLOCK_BYTES, size)))
-        if part.version != version:
-            raise _ReplacedError(f"{source!r} was replaced.", key=source)
-        return bytes(part.data)
-
-    task = replace(Write.of(target, None), action="copy")
-    return await write_blocks(requests, client, task, range(0, size, BLOCK_BYTES), block)
-
-
-def _signed(requests: Requests, client: Client, url: str, name: str) -> str:
-    """Return a URL from which the service itself may read the source."""
-    credential = client.proof.credential
-    login = requests.clients.login
-    match login.kind:
-        case "key":
-            token = generate_blob_sas(
-                login.account_name or "",
-                requests.place.container,
-                name,
-                account_key=str(login.secret),
-                permission=BlobSasPermissions(read=True),
-                expiry=datetime.now(UTC) + _SIGNED_FOR,
-            )
-            return f"{url}?{token}"
-        case "sas" | "sas-callback":
-            return f"{url}?{credential.signature}"
-        case _:
-            return url
 
 
 _AT_ONCE: Final = 16
