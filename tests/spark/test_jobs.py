@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
 import zarr
+from zarr.api import asynchronous
+from zarr.codecs import BytesCodec, Crc32cCodec
 
+from icechunk_async.config import RepositoryConfig as NativeConfig
 from icechunk_async.errors import InvalidInputError
+from icechunk_async.repository import Repository as AsyncRepository
 from icechunk_async.spark import (
     check_references,
     garbage_collect,
     ingest_virtual,
     rewrite_manifests,
     storage_statistics,
+    verify,
 )
 from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.tasks import run_job
@@ -36,7 +43,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from icechunk_async.engine.upkeep.check import ReferenceReport
-    from icechunk_async.repository import Repository as AsyncRepository
 
 DATA = np.arange(40 * 20, dtype="f8").reshape(40, 20)
 
@@ -173,6 +179,54 @@ def _broken_without(root: Path, chunks: list[Path], repo: Repository) -> Any:
     finally:
         for it, data in kept.items():
             it.write_bytes(data)
+
+
+def test_contents_are_verified(spark: SparkSession, tmp_path: Path) -> None:
+    """A byte that was flipped is found by its sum or by decoding, as in one process."""
+    asyncio.run(_write_checked(tmp_path / "repo"))
+    repo = Repository.open(f"file://{tmp_path}/repo")
+    opened = SharedRepository.of(repo)
+    levels: tuple[Literal["sums", "decode"], ...] = ("sums", "decode")
+    for level in levels:
+        made = verify(spark, repo, level, tasks=3)
+        assert made.result.findings == ()
+        assert made.result.chunks_read > 0
+        assert made.result == opened.ask(partial(AsyncRepository.verify, level=level))
+    for path in (tmp_path / "repo" / "chunks").iterdir():
+        data = bytearray(path.read_bytes())
+        data[3] ^= 1
+        path.write_bytes(data)
+    length = verify(spark, repo, "length", tasks=3)
+    assert length.result.is_healthy
+    for level, arrays in zip(levels, ({"/summed"}, {"/summed", "/plain"}), strict=True):
+        made = verify(spark, repo, level, tasks=3)
+        assert made.result == opened.ask(partial(AsyncRepository.verify, level=level))
+        assert set(made.table.column("array").to_pylist()) == arrays
+        assert made.table.num_rows == 5 * len(arrays)
+    problems = {(it.array, it.problem) for it in made.result.findings}
+    assert problems == {("/summed", "wrong sum"), ("/plain", "undecodable")}
+
+
+async def _write_checked(place: Path) -> None:
+    """Write arrays of five chunks whose codec adds checksums; one has sums beside them, too."""
+    async with AsyncRepository.create(place):
+        pass
+    config = NativeConfig(inline_chunk_threshold_bytes=0)
+    for name in ("summed", "plain"):
+        opening = AsyncRepository.open(place, config=config, sums=name == "summed")
+        async with opening as repository:
+            session = await repository.writable_session("main")
+            array = await asynchronous.create_array(
+                store=session.store,
+                name=name,
+                shape=(20,),
+                chunks=(4,),
+                dtype="i4",
+                serializer=BytesCodec(),
+                compressors=[Crc32cCodec()],
+            )
+            await array.setitem(slice(None), np.arange(20))
+            await session.commit(name)
 
 
 def test_virtual_objects_are_looked_at(spark: SparkSession, url: str, tmp_path: Path) -> None:

@@ -84,8 +84,10 @@ class Collected:
     manifests_deleted: int
     snapshots_deleted: int
     transaction_logs_deleted: int
+    sums_deleted: int
+    """Checksums of manifests, and lists of digests of snapshots."""
     unfinished_deleted: int
-    """Files of killed writers on a local disk."""
+    """Files of killed writers, and objects of trials of the storage."""
     failures: list[FailedDeletion]
 
 
@@ -138,6 +140,8 @@ class Checked:
     virtual_not_authorized: int
     broken: list[Broken]
     not_looked_at: list[str]
+    left_over: list[str]
+    """Sentences about what killed processes left, and how it goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +194,8 @@ async def gc(
     Exit code 1 if some objects could not be deleted.
 
     JSON keys: dry_run, older_than, bytes_deleted, chunks_deleted, manifests_deleted,
-    snapshots_deleted, transaction_logs_deleted, unfinished_deleted (files that killed writers left
-    on a local disk), failures (each: key, reason).
+    snapshots_deleted, transaction_logs_deleted, sums_deleted (checksums), unfinished_deleted (what
+    killed writers left), failures (each: key, reason).
     """
     with showing_progress() as progress:
         found = await repository.garbage_collect(older_than, dry_run=dry_run, progress=progress)
@@ -203,6 +207,7 @@ async def gc(
         found.manifests_deleted,
         found.snapshots_deleted,
         found.transaction_logs_deleted,
+        found.sums_deleted,
         found.unfinished_deleted,
         [FailedDeletion(it.key, str(it.error)) for it in found.failures],
     )
@@ -271,11 +276,11 @@ async def check(repository: Repository) -> Checked:
 
     Virtual objects are looked at in the containers that --authorize names. Exit code 1 if
     something is missing, damaged, too short or changed. It is verify at the level length: the
-    contents of chunks are not read.
+    contents of chunks are not read. What killed processes left is counted; it is no damage.
 
     JSON keys: snapshots, transaction_logs, manifests, chunk_objects, virtual_objects,
     virtual_not_authorized (counts), broken (each: kind, location, problem, detail, references),
-    not_looked_at (sentences).
+    not_looked_at (sentences), left_over (sentences: what killed processes left, and how it goes).
     """
     with showing_progress() as progress:
         found = await repository.check_references(progress=progress)
@@ -288,6 +293,7 @@ async def check(repository: Repository) -> Checked:
         found.virtual_not_authorized,
         [Broken(it.kind, it.location, it.problem, it.detail, it.references) for it in found.broken],
         list(found.not_looked_at),
+        list(found.leftovers.advice),
     )
 
 
@@ -343,6 +349,8 @@ def _show_collected(document: Collected, console: Console) -> None:
     table.add_row("manifests", f"{document.manifests_deleted:,}")
     table.add_row("snapshots", f"{document.snapshots_deleted:,}")
     table.add_row("transaction logs", f"{document.transaction_logs_deleted:,}")
+    if document.sums_deleted:
+        table.add_row("checksums", f"{document.sums_deleted:,}")
     if document.unfinished_deleted:
         table.add_row("files of killed writers", f"{document.unfinished_deleted:,}")
     console.print(table)
@@ -402,6 +410,8 @@ def _show_checked(document: Checked, console: Console) -> None:
             f"{document.virtual_not_authorized:,} virtual object(s) were not looked at. If you "
             "trust their containers, add --authorize with their URL prefixes."
         )
+    for sentence in document.left_over:
+        console.print(Text.assemble("Left over: ", plain(sentence), "."), soft_wrap=True)
     verdict = "Something is broken." if document.broken else "Nothing is missing."
     left = "; ".join(document.not_looked_at)
     console.print(Text.assemble(verdict, " Not looked at: ", plain(left), "."), soft_wrap=True)

@@ -14,6 +14,7 @@ from icechunk_async.storage.extensions import CopiesFrom
 from icechunk_async.testing.proxy import FaultProxy
 from icechunk_async.testing.proxy_plan import FaultPlan, Respond, Rule
 from icechunk_async_azure import copying
+from icechunk_async_azure.writing import write_blocks
 from tests.helpers import make_array, write
 from tests.servers.azure.azurite_server import ACCOUNT
 from tests.servers.azure.conftest import make_container, options
@@ -143,7 +144,6 @@ async def test_blocks_are_of_one_version(
         assert isinstance(target, CopiesFrom)
         await source.put("large", BODY)
         refusing_one_request(proxy)
-        write_blocks = copying.write_blocks
 
         async def replaced(requests: Any, client: Any, task: Any, starts: range, stage: Any) -> Any:
             async def other(block_id: str, start: int) -> None:

@@ -7,7 +7,7 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from icechunk_async import Packing, Repository
+from icechunk_async import Packing, Repository, RepositoryConfig
 from tests.helpers import make_array, write
 from tests.unit.cli.conftest import run
 
@@ -80,6 +80,30 @@ async def _pack(directory: Path) -> None:
                 await store.delete(f"a/c/{number}")
 
 
+def test_gc_counts_checksums(tmp_path: Path) -> None:
+    """Those of manifests and snapshots that are gone; they are shown only if there are some."""
+    asyncio.run(_summed(tmp_path))
+    run("expire", tmp_path, "--older-than", "0m")
+    _age(tmp_path)
+    dry = run("gc", tmp_path, "--older-than", "1m", "--dry-run", "--json").json
+    assert dry["sums_deleted"] == 2  # the sidecar of a manifest, the list of a snapshot
+    assert "checksums" in run("gc", tmp_path, "--older-than", "1m").stdout
+    again = run("gc", tmp_path, "--older-than", "1m", "--json").json
+    assert again["sums_deleted"] == 0
+    assert "checksums" not in run("gc", tmp_path, "--older-than", "1m").stdout
+
+
+async def _summed(directory: Path) -> None:
+    """Make two commits with checksums; the second replaces all of the first."""
+    config = RepositoryConfig(inline_chunk_threshold_bytes=0)
+    async with Repository.create(directory, sums=True, config=config) as repository:
+        for number in range(2):
+            async with repository.transaction("main", message=str(number)) as store:
+                if not number:
+                    await make_array(store.session, "a", (1,), (1,))
+                await write(store.session, "a/c/0", bytes([number]))
+
+
 def test_compact(tmp_path: Path) -> None:
     """Chunks leave sparse objects, after a dry run; a second run has nothing to do."""
     asyncio.run(_pack(tmp_path))
@@ -111,6 +135,17 @@ def test_check(sample: Sample, repository: Path) -> None:
     said = run("check", repository).stdout.splitlines()[-1]
     assert said.startswith("Nothing is missing. Not looked at: ")
     assert "chunks were not compared with checksums" in said
+    assert fine["left_over"] == []
+    (repository / "chunks").mkdir(exist_ok=True)
+    (repository / "chunks" / ".icechunk-tmp-killed").write_bytes(bytes(1234))
+    (left,) = run("check", repository, "--json").json["left_over"]
+    assert left.startswith("1 file(s) of killed writers, 1,234 bytes: garbage collection removes")
+    shown = run("check", repository).stdout.splitlines()
+    assert f"Left over: {left}." in shown
+    assert shown[-1] == said
+    _age(repository)
+    assert run("gc", repository, "--older-than", "1m", "--json").json["unfinished_deleted"] == 1
+    assert run("check", repository, "--json").json["left_over"] == []
     (repository / "transactions" / sample.tip).unlink()
     done = run("check", repository, "--json")
     assert done.exit_code == 1

@@ -37,6 +37,7 @@ __all__ = [
     "SessionState",
     "Spared",
     "as_session_id",
+    "count_expired",
     "end_session",
     "leased_sessions",
     "open_lease",
@@ -178,6 +179,29 @@ def _described(record: LeaseRecord, renewed_at: datetime, now: datetime) -> Leas
         record.snapshot_id,
         len(record.spilled),
     )
+
+
+async def count_expired(storage: Storage) -> int:
+    """Count the sessions that collection takes for dead, by this machine's clock.
+
+    Nothing is written, so it can be asked of storages that may only be read.
+
+    Cost: one request, and one for each session with a lease.
+    """
+    if not storage.capabilities.listing:
+        return 0
+    now = clock.from_us(clock.now_us())
+
+    async def look(entry: tuple[SessionId, datetime]) -> bool:
+        try:
+            record, _, _ = await read_lease(storage, entry[0])
+        except (LeaseNotFoundError, FormatError):
+            return False
+        it = _described(record, entry[1], now)
+        return it.state is SessionState.EXPIRED and now > it.expires_at + _LATE
+
+    renewed = await _renewed(storage)
+    return sum(await bounded_map(look, renewed.items(), limit=_AT_ONCE))
 
 
 async def open_lease(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from icechunk_async.engine.upkeep.integrity.report import Level
 from icechunk_async.engine.upkeep.integrity.verify import VerifyOptions, verify
+from icechunk_async.engine.upkeep.leftovers import NOTHING_LEFT, Leftovers, find_leftovers
 
 if TYPE_CHECKING:
     from icechunk_async._runtime.progress import ProgressCallback
@@ -53,6 +54,8 @@ class ReferenceReport:
     """References first, then snapshots, what they refer to, and so on."""
     not_looked_at: tuple[str, ...] = ()
     """Sentences about parts that were in question and not looked at."""
+    leftovers: Leftovers = NOTHING_LEFT
+    """The remains of killed processes, which are no damage."""
 
     @property
     def is_whole(self) -> bool:
@@ -60,8 +63,8 @@ class ReferenceReport:
         return not self.broken
 
     @classmethod
-    def of(cls, report: VerifyReport) -> Self:
-        """Return a verification in these words."""
+    def of(cls, report: VerifyReport, leftovers: Leftovers) -> Self:
+        """Return a verification in these words, with what killed processes left."""
         return cls(
             report.snapshots,
             report.transaction_logs,
@@ -74,6 +77,7 @@ class ReferenceReport:
                 for it in report.findings
             ),
             tuple(it.what for it in report.not_looked_at),
+            leftovers,
         )
 
 
@@ -81,4 +85,5 @@ async def check_references(
     engine: Engine, progress: ProgressCallback | None = None
 ) -> ReferenceReport:
     """Check all objects; see `Repository.check_references`."""
-    return ReferenceReport.of(await verify(engine, CHECK, progress=progress))
+    report = await verify(engine, CHECK, progress=progress)
+    return ReferenceReport.of(report, await find_leftovers(engine))

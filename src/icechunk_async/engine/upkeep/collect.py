@@ -85,7 +85,8 @@ class GarbageReport:
     skipped_phases: tuple[str, ...] = ()
     """Folders that were left to the next run because of the failures."""
     unfinished_deleted: int = 0
-    """Files of killed writers on a local disk that never became objects."""
+    """Files of killed writers on a local disk that never became objects, and objects by which
+    killed processes tried the storage."""
 
 
 async def expire_snapshots(engine: Engine, rule: Expiration, *, dry_run: bool) -> set[SnapshotId]:

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime.concurrency import closing
 from icechunk_async.engine.leases.register import spared
 from icechunk_async.engine.upkeep.survey import Limits, Survey
-from icechunk_async.engine.upkeep.sweep import chunk_ids, delete_batch, garbage_in, id_set, pages
+from icechunk_async.engine.upkeep.sweep import (
+    BATCH,
+    chunk_ids,
+    delete_batch,
+    garbage_in,
+    id_set,
+    is_older,
+    pages,
+)
 from icechunk_async.errors import SnapshotNotFoundError, StorageFullError
 from icechunk_async.storage.extensions import Unfinished, UnfinishedWrites
 
@@ -26,8 +34,14 @@ if TYPE_CHECKING:
     from icechunk_async.engine.open import Engine
     from icechunk_async.format.id_set import Ids, IdSet
     from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.storage import ObjectInfo, Storage
 
-__all__ = ["count_unfinished", "remove_unfinished", "with_room"]
+__all__ = [
+    "count_unfinished",
+    "remove_unfinished",
+    "trial_objects",
+    "with_room",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -43,11 +57,38 @@ async def count_unfinished(engine: Engine) -> Unfinished:
 
 
 async def remove_unfinished(engine: Engine, cutoff: datetime, *, dry_run: bool) -> Unfinished:
-    """Remove what writers left that were killed before the cutoff; only count it in a dry run."""
-    backend = engine.assets.backend
-    if not isinstance(backend, UnfinishedWrites):
-        return Unfinished()
-    return await backend.unfinished(cutoff, remove=not dry_run)
+    """Remove what was left by processes killed before the cutoff; only count it in a dry run.
+
+    Cost: one request, and on a local disk a listing of all folders.
+    """
+    files, backend = Unfinished(), engine.assets.backend
+    if isinstance(backend, UnfinishedWrites):
+        files = await backend.unfinished(cutoff, remove=not dry_run)
+    trials = await _remove_trials(engine.storage, cutoff, dry_run=dry_run)
+    return Unfinished(files.count + trials.count, files.size_bytes + trials.size_bytes)
+
+
+async def trial_objects(storage: Storage) -> list[ObjectInfo]:
+    """Return the objects by which a storage was tried; those of killed processes stay.
+
+    Cost: one request.
+    """
+    from icechunk_async.storage.probe import PROBE_PREFIX  # noqa: PLC0415 -- not without need
+
+    if not storage.capabilities.listing:
+        return []
+    return [it async for page in pages(storage, PROBE_PREFIX) for it in page]
+
+
+async def _remove_trials(storage: Storage, cutoff: datetime, *, dry_run: bool) -> Unfinished:
+    """Remove the objects of trials that were stopped before the cutoff, or only count them."""
+    old = [it for it in await trial_objects(storage) if is_older(it.last_modified, cutoff)]
+    failed: set[str] = set()
+    for start in range(0, 0 if dry_run else len(old), BATCH):
+        keys = [it.key for it in old[start : start + BATCH]]
+        failed |= {it.key for it in await delete_batch(storage, keys)}
+    gone = [it.size_bytes for it in old if it.key not in failed]
+    return Unfinished(len(gone), sum(gone))
 
 
 async def with_room[T](engine: Engine, cutoff: datetime, change: Callable[[], Awaitable[T]]) -> T:

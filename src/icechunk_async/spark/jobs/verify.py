@@ -27,6 +27,7 @@ from icechunk_async.engine.upkeep.integrity.verify import (
     read,
     report_of,
 )
+from icechunk_async.engine.upkeep.leftovers import find_leftovers
 from icechunk_async.format.ids import ALPHABET
 from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.tasks import (
@@ -147,8 +148,9 @@ def check_references(
     Cost: that of one process, divided; the driver reads every snapshot and transaction log. Memory
     of the driver: about 60 bytes for each chunk object in use.
     """
-    report = _Run(spark, SharedRepository.of(repository), CHECK, tasks, progress).report()
-    result = ReferenceReport.of(report)
+    shared = SharedRepository.of(repository)
+    report = _Run(spark, shared, CHECK, tasks, progress).report()
+    result = ReferenceReport.of(report, shared.ask(lambda it: find_leftovers(it.engine)))
     return reported(spark, result, _table([astuple(it) for it in result.broken], _BROKEN))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, override
 
@@ -17,6 +18,7 @@ from icechunk_async.engine.files.packs import Packing
 from icechunk_async.engine.upkeep.integrity import verify as steps
 from icechunk_async.engine.upkeep.integrity.pieces import Pieces
 from icechunk_async.errors import InvalidInputError, NotFoundError, PermissionDeniedError
+from icechunk_async.format.sums import ManifestSums
 from icechunk_async.storage import open_storage
 from icechunk_async.storage.cache.cached import CacheOptions
 from icechunk_async.testing.wrapping import WrappedStorage
@@ -27,6 +29,7 @@ from tests.unit.engine.upkeep.upkeep_tools import commit, littered
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from icechunk_async.format.ids import ManifestId
     from icechunk_async.storage import RangeRequest, Retrieved, Storage
 
 CHUNKS = 40
@@ -145,6 +148,55 @@ async def test_a_flipped_byte_is_found_by_reading_and_check_says_that_it_did_not
         assert any("chunks were not compared with checksums" in it for it in check.not_looked_at)
         assert any("decoded" in it for it in check.not_looked_at)
         assert not (await repository.verify()).is_healthy
+
+
+async def test_wrong_sums_are_found_whether_the_chunk_or_the_sum_was_changed() -> None:
+    """Each is named at the level *sums*, and not at the one below."""
+    url = memory_url()
+    async with Repository.create(url, sums=True) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (2,), (1,))
+        for number in range(2):
+            await write(session, f"a/c/{number}", bytes([number]) * 600)
+        await session.commit("two chunks")
+        async with open_storage(url) as storage:
+            sound = await repository.verify("sums")
+            assert (sound.findings, sound.chunks_read) == ((), 2)
+            assert not any("have none stored" in it.what for it in sound.not_looked_at)
+            key = (await chunk_keys(storage))[0]
+            await flip(storage, key)
+            assert (await repository.verify("length")).is_healthy
+            (found,) = (await repository.verify("sums")).findings
+            assert (found.kind, found.location, found.problem) == ("chunk", key, "wrong sum")
+            assert (found.level, found.array, found.length) == ("sums", "/a", 600)
+            assert found.coordinates in ((0,), (1,))
+            await flip(storage, key)
+            assert (await repository.verify("sums")).is_healthy
+
+            tip = await repository.lookup_branch("main")
+            (name,) = [it.id for it in await repository.list_manifest_files(tip)]
+            sidecar = f"sums/{name}"
+            data = bytes((await storage.get(sidecar)).data)
+            await storage.put(sidecar, _with_another_sum(data, name))
+            (found,) = (await repository.verify("sums")).findings
+            assert (found.kind, found.problem) == ("chunk", "wrong sum")
+            assert found.coordinates == (0,)
+            assert "CRC-32C" in found.detail
+            await storage.put(sidecar, data)
+            await flip(storage, sidecar, len(data) - 40)
+            (found,) = (await repository.verify("sums")).findings
+            assert (found.kind, found.location) == ("sums", sidecar)
+            assert (found.problem, found.level) == ("unreadable", "sums")
+            assert (await repository.verify("length")).is_healthy
+
+
+def _with_another_sum(data: bytes, manifest_id: ManifestId) -> bytes:
+    """Return a sidecar that is sound but for the sum of the first chunk."""
+    sums = ManifestSums.decode(data, manifest_id)
+    ((key, it),) = sums.arrays.items()
+    crcs = it.crcs.copy()
+    crcs[0] ^= 1
+    return replace(sums, arrays={key: replace(it, crcs=crcs)}).encode()
 
 
 async def test_what_a_cache_holds_does_not_hide_damage(tmp_path: Path) -> None:
