@@ -478,7 +478,7 @@ class Repository:
                 raise lost(record)  # another process was first
             holder = record.holder
             base = await engine.assets.snapshot(record.base_id)
-            changes = await spilled_changes(self.storage, record, base)
+            changes = await spilled_changes(self.storage, record, base, self.spec_version)
             check_online(engine.history)
             lease = await Lease.take_over(self.storage, record, version, owner or default_owner())
             if lease is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, Self, overload
 
 from icechunk_async._runtime.processes import generation
 from icechunk_async.engine.changes.change_set import ChangeSet
+from icechunk_async.engine.changes.merge import check_fits
 from icechunk_async.engine.changes.wire import ForkState, Lineage, decode_fork, encode_fork
 from icechunk_async.engine.commit.flush import Flusher
 from icechunk_async.engine.commit.forks import Forks, joined, merge_apart
@@ -1002,6 +1003,7 @@ class ForkSession(_Hierarchy):
 
         Raises:
             SnapshotNotFoundError: what the fork stands on was collected as garbage.
+            FormatError: the changes that it came with cannot have been made on that.
             SessionStateError: it was read from bytes alone, and no storage is given.
             StorageError: at the end of the block: chunks that waited to be packed are not stored.
                 They stay in the fork, which can be attached again but not sent until they are.
@@ -1032,9 +1034,14 @@ class ForkSession(_Hierarchy):
                 self._detach()
 
     def attach(self, engine: Engine, base: Snapshot) -> None:
-        """Begin to read and write in an open repository, for as long as that is open."""
+        """Begin to read and write in an open repository, for as long as that is open.
+
+        Raises:
+            FormatError: the changes that it came with cannot have been made on ``base``.
+        """
         state = self._state
         assert isinstance(state, _Detached)
+        check_fits(state.changes, base.nodes, engine.assets.spec_version)
         workspace = Workspace(
             base,
             engine.assets,

@@ -37,7 +37,15 @@ from icechunk_async.testing.faults import FaultRates, FaultyStorage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from icechunk_async.testing.wrapping import WrappedStorage
-from tests.helpers import array_document, make_array, memory_url, objects, read, write
+from tests.helpers import (
+    array_document,
+    group_document,
+    make_array,
+    memory_url,
+    objects,
+    read,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -470,6 +478,22 @@ def _chunks(*rows: tuple[int, ...]) -> ArrayChanges:
     return changes
 
 
+def _group(path: str) -> Node:
+    return Node(NodeId(b"g" * 8), path, group_document())
+
+
+def _resized(node: Node, *shape: int) -> Node:
+    """Return an array of chunks of one element with another shape."""
+    array = ArrayData(tuple(Dimension(it, it) for it in shape))
+    return replace(node, user_data=array_document(shape, (1,) * len(shape)), array=array)
+
+
+def _kept(*grid: int) -> ArrayChanges:
+    changes = ArrayChanges(len(grid))
+    changes.shrink(grid)
+    return changes
+
+
 IMPOSSIBLE: dict[str, Callable[[Node, Node], ChangeSet]] = {
     "a second node at a path": lambda it, _: ChangeSet(new={it.path: _node(it.path, 1)}),
     "a second node of an id": lambda it, _: ChangeSet(new={"/b": replace(it, path="/b")}),
@@ -487,6 +511,26 @@ IMPOSSIBLE: dict[str, Callable[[Node, Node], ChangeSet]] = {
     "chunks of a group": lambda _, group: ChangeSet(chunks={group.id: _chunks((0,))}),
     "chunks of another rank": lambda it, _: ChangeSet(chunks={it.id: _chunks((0, 0))}),
     "chunks outside": lambda it, _: ChangeSet(chunks={it.id: _chunks((1,), (1 << 30,))}),
+    "two nodes of one id": lambda _, __: ChangeSet(new={"/b": _group("/b"), "/c": _group("/c")}),
+    "a node changed and deleted": lambda it, _: ChangeSet(
+        updated={it.id: _resized(it, 10)}, deleted={it.id: Deleted(it.path, is_array=True)}
+    ),
+    "chunks of a deleted array": lambda it, _: ChangeSet(
+        deleted={it.id: Deleted(it.path, is_array=True)}, chunks={it.id: _chunks((1,))}
+    ),
+    "chunks left outside of a smaller grid": lambda it, _: ChangeSet(
+        updated={it.id: _resized(it, 1)}
+    ),
+    "some chunks left outside": lambda it, _: ChangeSet(
+        updated={it.id: _resized(it, 1)}, chunks={it.id: _kept(2)}
+    ),
+    "chunks left of another rank": lambda it, _: ChangeSet(updated={it.id: _resized(it, 10, 10)}),
+    "a document in UTF-16": lambda it, _: ChangeSet(
+        updated={it.id: replace(it, user_data=it.user_data.decode().encode("utf-16"))}
+    ),
+    "a shape given twice": lambda it, _: ChangeSet(
+        updated={it.id: replace(it, user_data=b'{"shape": [1], ' + it.user_data[1:])}
+    ),
 }
 
 
@@ -501,9 +545,36 @@ async def test_impossible_changes_are_not_merged(
     assert group is not None
     genuine = await session.fork()
     state = ForkState(genuine.session_id, genuine.snapshot_id, change(array, group))
-    with pytest.raises(FormatError, match="Nothing was merged"):
+    with pytest.raises((FormatError, MergeFailedError), match="Nothing was merged"):
         await session.merge(ForkSession.from_bytes(encode_fork(state)))
     assert not session.has_uncommitted_changes
+    fork = ForkSession.from_bytes(encode_fork(state))
+    with pytest.raises(FormatError, match="Nothing was merged"):
+        async with fork.attached(filled.storage):
+            pytest.fail("it can be read and written, and forked again")
+
+
+async def test_a_rectilinear_grid_is_not_merged_into_format_1(filled: Repository) -> None:
+    """It cannot store one; in format 2 the same fork is merged."""
+    session = await filled.writable_session("main")
+    document = array_document(
+        (4,),
+        (4,),
+        chunk_grid={
+            "name": "rectilinear",
+            "configuration": {"kind": "inline", "chunk_shapes": [[1, 3]]},
+        },
+    )
+    node = Node(NodeId(b"r" * 8), "/r", document, ArrayData((Dimension(4, 2),)))
+    genuine = await session.fork()
+    state = ForkState(genuine.session_id, genuine.snapshot_id, ChangeSet(new={"/r": node}))
+    back = ForkSession.from_bytes(encode_fork(state))
+    if filled.spec_version == 1:
+        with pytest.raises(FormatError, match="format 1"):
+            await session.merge(back)
+    else:
+        await session.merge(back)
+        assert session.has_uncommitted_changes
 
 
 async def test_credentials_of_virtual_chunks_travel_with_a_fork(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
@@ -36,7 +37,9 @@ def parse_document(data: bytes, path: str) -> Document:
             chunk grid, chunk key encoding or dimension names that cannot be stored.
     """
     try:
-        document = json.loads(data)
+        # As text: of bytes `json` also takes UTF-16, UTF-32 and marks of byte order, which other
+        # readers do not.
+        document = json.loads(str(data, "utf-8"), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise _invalid(path, f"it is no JSON ({error})") from error
     if not _is_object(document):
@@ -51,6 +54,15 @@ def parse_document(data: bytes, path: str) -> Document:
             return _array(document, path)
         case _:
             raise _invalid(path, f"its node_type is {node_type!r}, not 'array' or 'group'")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a name that is given twice: readers differ in which value they take."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{name!r} is given twice")
+    return found
 
 
 def _array(document: dict[str, Any], path: str) -> Document:

@@ -84,6 +84,11 @@ def _without(key: str) -> bytes:
     [
         (b"", "no JSON"),
         (b"\xff\xfe", "no JSON"),
+        (_regular([4], [2]).decode().encode("utf-16"), "no JSON"),
+        (_regular([4], [2]).decode().encode("utf-32"), "no JSON"),
+        (b"\xef\xbb\xbf" + _regular([4], [2]), "no JSON"),
+        (b'{"shape": [1], ' + _regular([4], [2])[1:], "'shape' is given twice"),
+        (_regular([4], [2]).replace(b'"name"', b'"name": "x", "name"'), "'name' is given twice"),
         (b"[" * 100_000, "no JSON"),
         (b"[]", "no JSON object"),
         (b'{"node_type": "array", "zarr_format": 2}', "zarr_format is 2"),

@@ -358,47 +358,88 @@ def _failure(clashes: list[MergeClash]) -> MergeFailedError:
     )
 
 
-def check_fits(changes: ChangeSet, base: Nodes) -> None:
+def check_fits(changes: ChangeSet, base: Nodes, spec_version: int) -> None:
     """Refuse changes that no session can have made.
 
+    Args:
+        changes: those of a fork or a session, as they came from elsewhere.
+        base: the nodes of the snapshot that they are against.
+        spec_version: of the repository.
+
     Raises:
-        FormatError: they create a node where there is one, change one that there is not, or say
-            something else of an array than its document says.
+        FormatError: they create a node where there is one, change one that there is not, say
+            something else of an array than its document says, or leave chunks outside of a grid.
 
     Cost: reads the document of each node that was changed, and looks at each chunk of arrays
     that stayed.
     """
-    known: dict[bytes, Node] = {node.id: node for node in changes.new.values()}
-    for path, node in changes.new.items():
-        there = base.get(path)
-        if there is not None and there.id not in changes.deleted:
-            raise _impossible(f"creates {path!r}, where there is a node")
-        if base.path_of(node.id) is not None:
-            raise _impossible(f"creates {path!r} with the id of another node")
-        _check_document(node)
-    for node_id, node in changes.updated.items():
-        was = base.get(node.path)
-        if was is None or was.id != node_id or (was.array is None) != (node.array is None):
-            raise _impossible(f"changes {node.path!r}, which is another node, or none")
-        _check_document(node)
-        known[node_id] = node
+    known = _check_created(changes, base, spec_version) | _check_updated(
+        changes, base, spec_version
+    )
     for node_id, gone in changes.deleted.items():
         was = base.get(gone.path)
         if was is None or was.id != node_id or (was.array is not None) != gone.is_array:
             raise _impossible(f"deletes {gone.path!r}, which is another node, or none")
     for node_id, chunks in changes.chunks.items():
         if not chunks.is_empty() or chunks.kept_grid is not None:
-            place = base.path_of(node_id)
+            place = None if node_id in changes.deleted else base.path_of(node_id)
             _check_chunks(chunks, known.get(node_id) or (None if place is None else base[place]))
 
 
-def _check_document(node: Node) -> None:
+def _check_created(changes: ChangeSet, base: Nodes, spec_version: int) -> dict[NodeId, Node]:
+    """Check created nodes; return them by id."""
+    known = {node.id: node for node in changes.new.values()}
+    if len(known) < len(changes.new):
+        raise _impossible("creates two nodes with one id")
+    for path, node in changes.new.items():
+        there = base.get(path)
+        if there is not None and there.id not in changes.deleted:
+            raise _impossible(f"creates {path!r}, where there is a node")
+        if base.path_of(node.id) is not None:
+            raise _impossible(f"creates {path!r} with the id of another node")
+        _check_document(node, spec_version)
+    return known
+
+
+def _check_updated(changes: ChangeSet, base: Nodes, spec_version: int) -> dict[NodeId, Node]:
+    """Check nodes that were given other documents; return them by id."""
+    for node_id, node in changes.updated.items():
+        was = base.get(node.path)
+        if was is None or was.id != node_id or (was.array is None) != (node.array is None):
+            raise _impossible(f"changes {node.path!r}, which is another node, or none")
+        if node_id in changes.deleted:
+            raise _impossible(f"both changes and deletes {node.path!r}")
+        _check_document(node, spec_version)
+        _check_shrunk(was, node, changes.chunks.get(node_id))
+    return changes.updated
+
+
+def _check_document(node: Node, spec_version: int) -> None:
     try:
-        array = parse_document(node.user_data, node.path).array
+        parsed = parse_document(node.user_data, node.path)
     except InvalidMetadataError as error:
         raise _impossible(f"brings a document that no array or group can have: {error}") from error
-    if array != node.array:
+    if parsed.array != node.array:
         raise _impossible(f"says another shape or grid of {node.path!r} than its document")
+    if spec_version == 1 and not parsed.regular_grid:
+        raise _impossible(f"gives {node.path!r} a rectilinear grid, which format 1 cannot store")
+
+
+def _check_shrunk(was: Node, node: Node, chunks: ArrayChanges | None) -> None:
+    """Refuse an array that shrank and keeps chunks of the base outside of its grid."""
+    if was.array is None or node.array is None:
+        return
+    old, new = was.array.grid, node.array.grid
+    kept = None if chunks is None else chunks.kept_grid
+    if len(old) != len(new):
+        fits = kept is not None and not any(kept)  # of another number of axes none can be kept
+    else:
+        limits = old if kept is None else kept
+        fits = len(limits) == len(new) and all(
+            min(a, b) <= size for a, b, size in zip(old, limits, new, strict=True)
+        )
+    if not fits:
+        raise _impossible(f"shrinks {node.path!r} and keeps chunks outside of its grid")
 
 
 def _check_chunks(chunks: ArrayChanges, node: Node | None) -> None:

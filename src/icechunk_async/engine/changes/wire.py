@@ -22,6 +22,7 @@ from icechunk_async.format.ids import ChunkId, NodeId, SnapshotId
 from icechunk_async.format.manifest.locations import Strings
 from icechunk_async.format.manifest.reading import MAX_RANK
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
+from icechunk_async.format.paths import check_path
 from icechunk_async.format.snapshot import ArrayData, Dimension, Node
 
 if TYPE_CHECKING:
@@ -246,7 +247,7 @@ def _lineage(value: object) -> Lineage:
 
 def _path(value: object) -> str:
     path = _typed(value, str)
-    if not path.startswith("/") or (path != "/" and (path.endswith("/") or "//" in path)):
+    if not path.startswith("/") or check_path(path) != path:
         raise FormatError(f"A fork holds a node at {path[:100]!r}, which is no path.")
     return path
 

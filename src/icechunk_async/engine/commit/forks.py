@@ -172,7 +172,7 @@ class Forks:
                 for changes, point in zip(parts, points, strict=True):
                     merger.add(changes, point)
                 merged = merger.finish()
-                check_fits(merged, workspace.base.nodes)
+                check_fits(merged, workspace.base.nodes, workspace.assets.spec_version)
                 return merged
 
             merged = await workspace.assets.compute(work, size_bytes=_BYTES_PER_FORK * len(parts))

@@ -120,7 +120,9 @@ class Spiller:
             return segment, now, anew
 
 
-async def spilled_changes(storage: Storage, record: LeaseRecord, base: Snapshot) -> ChangeSet:
+async def spilled_changes(
+    storage: Storage, record: LeaseRecord, base: Snapshot, spec_version: int
+) -> ChangeSet:
     """Return the changes of a session as it spilled them last.
 
     Raises:
@@ -141,7 +143,7 @@ async def spilled_changes(storage: Storage, record: LeaseRecord, base: Snapshot)
 
     segments = await bounded_map(read, record.spilled, limit=_AT_ONCE)
     changes = replay(record.base_id, segments)
-    check_fits(changes, base.nodes)
+    check_fits(changes, base.nodes, spec_version)
     return changes
 
 

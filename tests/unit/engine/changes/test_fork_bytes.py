@@ -152,6 +152,8 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "short_node_id": row("new", 1, b"1"),
     "relative_path": row("new", 0, "a"),
     "path_of_numbers": row("deleted", 0, 7),
+    "path_of_dots": row("new", 0, "/a/../b"),
+    "path_with_nul": row("deleted", 0, "/a\0"),
     "deleted_is_a_number": row("deleted", 2, 1),
     "document_is_text": row("new", 2, "{}"),
     "negative_shape": row("new", 3, [[[-1, 1]], None]),
