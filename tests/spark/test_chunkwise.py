@@ -209,7 +209,7 @@ def here(
     for task in range(tasks):
         fork = write.fork()
         work(fork, task)
-        answers.append(Answer(task, CooperativeWrite.changes(fork)))
+        answers.append(Answer(task, write.changes(fork)))
     return answers
 
 

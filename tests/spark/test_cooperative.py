@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -163,6 +164,33 @@ def test_preparation_and_finish_are_in_the_same_commit(place: str) -> None:
     assert np.asarray(array[:]).tolist() == [1, 1, 2, 2]
     assert dict(array.attrs) == {"done": True}
     assert commits(place) == 3
+
+
+def test_prepared_tasks_leave_no_files_behind(place: str) -> None:
+    """One snapshot, log and manifest for each commit, and only chunks that it refers to."""
+
+    def prepare(store: IcechunkStore) -> None:
+        array = zarr.create_array(store, name="b", shape=(4,), chunks=(2,), dtype="i4")
+        array[:2] = 9
+
+    write = CooperativeWrite.begin(place, prepare=prepare)
+    answers = []
+    for task in range(2):
+        fork = write.fork()
+        array: Any = zarr.open_array(fork.store, path="b", mode="r+")
+        assert array[:2].tolist() == [9, 9]
+        if task:
+            array[2:] = 7
+        answers.append(Answer(task, write.changes(fork)))
+    write.commit(answers, 2, "new")
+    root = Path(place.removeprefix("file://"))
+    assert {it: len(list((root / it).iterdir())) for it in ("snapshots", "manifests")} == {
+        "snapshots": 3,
+        "manifests": 2,
+    }
+    store = Repository.open(place).readonly_session("main").store
+    b: Any = zarr.open_array(store, path="b", mode="r")
+    assert b[:].tolist() == [9, 9, 7, 7]
 
 
 def test_solver_decides_conflicts_with_other_commits(place: str) -> None:

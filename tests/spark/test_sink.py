@@ -48,7 +48,7 @@ def batch(directory: Path, name: str, times: list[int], value: float) -> None:
     """Put a file of rows where the stream finds it."""
     directory.mkdir(exist_ok=True)
     lines = [f"{time},{x},{value}" for time in times for x in range(3)]
-    (directory / f".{name}").write_text("\n".join(lines))
+    (directory / f".{name}").write_text("\n".join(lines), "utf-8")
     (directory / f".{name}").rename(directory / name)
 
 
@@ -167,7 +167,7 @@ def test_query_of_a_killed_driver_continues(
             done = subprocess.run(
                 command, env=environment, cwd=ROOT, stdout=log, stderr=log, timeout=280, check=False
             )
-        assert (done.returncode == 0) == ended, (tmp_path / "log").read_text()[-3000:]
+        assert (done.returncode == 0) == ended, (tmp_path / "log").read_text("utf-8")[-3000:]
         assert (tmp_path / "end").exists() == ended
         for note in (tmp_path / "notes").glob("driver-*"):
             note.unlink()

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import zarr
 from pyspark import TaskContext
 
+from icechunk_async.engine.changes.since import changes_since
 from icechunk_async.engine.changes.wire import decode_fork, encode_fork
 from icechunk_async.engine.commit.once import record_of
+from icechunk_async.format.ids import SnapshotId
 from icechunk_async.session import ForkSession as AsyncForkSession
 from icechunk_async.sync import ForkSession, Repository, RepositoryConfig
 from icechunk_async.sync.bridge.portal import run
@@ -38,9 +40,11 @@ __all__ = [
     "SharedRepository",
     "adopt_changes",
     "base_of",
+    "changes_of",
     "fork_changes",
     "has_chunks",
     "merge_changes",
+    "new_point",
     "open_array",
     "tasks_at_a_time",
     "workspace_of",
@@ -190,18 +194,41 @@ def fork_changes(fork: ForkSession) -> bytes:
     return fork.handle.fork_bytes()
 
 
-def base_of(changes: bytes) -> str:
-    """Return the snapshot that a fork was made from."""
-    return str(decode_fork(changes).base_id)
+def base_of(root: bytes) -> str:
+    """Return the snapshot that a root was made from."""
+    return str(decode_fork(root).base_id)
 
 
-def adopt_changes(changes: bytes, fork: bytes) -> bytes:
-    """Return changes as if they had been made in another fork of the same snapshot."""
-    return encode_fork(replace(decode_fork(fork), changes=decode_fork(changes).changes))
+def changes_of(fork: ForkSession, root: bytes, point: bytes) -> bytes:
+    """Return what was changed in a copy of a root, once its chunks are durable.
+
+    Args:
+        fork: a fork with the bytes of the root, in which a task worked.
+        root: the root.
+        point: names the state of the root; see `new_point`.
+    """
+    state = decode_fork(fork_changes(fork))
+    since = changes_since(state.changes, decode_fork(root).changes)
+    return encode_fork(replace(state, base_id=SnapshotId(point), changes=since))
+
+
+def adopt_changes(changes: bytes, root: bytes, point: bytes) -> bytes:
+    """Return changes as if they had been made in a copy of another root in the same state."""
+    since = decode_fork(changes).changes
+    return encode_fork(replace(decode_fork(root), base_id=SnapshotId(point), changes=since))
+
+
+def new_point() -> bytes:
+    """Return a new name for the state of a root.
+
+    Changes of tasks say with it that they follow that state, which no snapshot holds: every task
+    gets the root's changes, so that none has to be stored for them.
+    """
+    return bytes(SnapshotId.random())
 
 
 def merge_changes(session: Session, root: bytes, forks: Sequence[bytes]) -> None:
-    """Bring the changes of a fork and of all forks that were made from it into a session."""
+    """Bring the changes of a root, and those that tasks made after it, into a session."""
     resumed = AsyncForkSession.from_bytes(root)
     parts = [AsyncForkSession.from_bytes(it) for it in forks]
     run(session.handle.ask(lambda native: native.resume(resumed, *parts)))

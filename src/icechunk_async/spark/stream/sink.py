@@ -98,7 +98,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             written = write_batches(plan, task, rows)
         except IcechunkError as error:
             # Kept instead of raised: if the batch is written already, it does not matter.
-            nothing = CooperativeWrite.changes(plan.write.fork())
+            nothing = plan.write.changes(plan.write.fork())
             written = RowsWritten(Answer(task, nothing), 0, error)
         return BatchWritten(
             written.answer,

@@ -17,8 +17,10 @@ from icechunk_async.spark.shared import (
     SharedRepository,
     adopt_changes,
     base_of,
+    changes_of,
     fork_changes,
     merge_changes,
+    new_point,
 )
 from icechunk_async.spark.write.publish import Published, is_published, publish
 from icechunk_async.sync import Repository
@@ -75,13 +77,13 @@ class CooperativeWrite:
     """One transaction in which tasks of any process take part. Pickles, credentials included."""
 
     def __init__(
-        self, repository: Repository, branch: str, root: bytes, fork: bytes, budget: Budget
+        self, repository: Repository, branch: str, root: bytes, point: bytes, budget: Budget
     ) -> None:
         """Keep plain data; use `begin`."""
         self.repository = repository
         self.branch = branch
         self._root = root
-        self._fork = fork
+        self._point = point
         self._budget = budget
 
     @classmethod
@@ -106,27 +108,29 @@ class CooperativeWrite:
         Raises:
             BranchNotFoundError: there is no such branch.
 
-        Cost: stores nothing unless `prepare` changes something, and then one unpublished
-        snapshot, which later is garbage.
+        Cost: stores nothing but chunks that `prepare` writes. What it changes travels to every
+        task.
         """
         repo = Repository.open(repository) if isinstance(repository, str) else repository
         root = repo.writable_session(branch).fork()
         if prepare is not None:
             prepare(root.store)
-        # Tasks fork from the prepared state, so that their changes are chunks only: nodes created
-        # by each task would conflict when the forks are merged.
-        fork = root.fork() if root.has_uncommitted_changes else root
+        # Every task works in a copy of the root, prepared as it is, and answers what it changed
+        # there. Nodes created by each task would conflict when their changes are merged.
         budget = SharedRepository.of(repo).budget(cores)
-        return cls(repo, branch, fork_changes(root), fork_changes(fork), budget)
+        return cls(repo, branch, fork_changes(root), new_point(), budget)
 
     def fork(self) -> ForkSession:
         """Return a fork: in a task to write in, elsewhere to read what tasks will see."""
-        return SharedRepository.of(self.repository).in_task(self._budget).fork(self._fork)
+        return SharedRepository.of(self.repository).in_task(self._budget).fork(self._root)
 
-    @staticmethod
-    def changes(fork: ForkSession) -> bytes:
-        """Return the changes of a fork, once its chunks are durable; no location and no secret."""
-        return fork_changes(fork)
+    def changes(self, fork: ForkSession) -> bytes:
+        """Return what a task changed, once its chunks are durable; no location and no secret.
+
+        Args:
+            fork: a fork of this write.
+        """
+        return changes_of(fork, self._root, self._point)
 
     @property
     def base_id(self) -> str:
@@ -138,7 +142,7 @@ class CooperativeWrite:
 
         Both must start at the same snapshot, with the same preparation.
         """
-        return adopt_changes(changes, self._fork)
+        return adopt_changes(changes, self._root, self._point)
 
     def is_done(self, transaction: Transaction | None) -> bool:
         """Return whether the branch already holds a transaction."""
@@ -223,7 +227,7 @@ def run_tasks(
             for task in batch.column(0).to_pylist():
                 fork = write.fork()
                 work(fork, task)
-                answer = {"task": [task], "changes": [fork_changes(fork)]}
+                answer = {"task": [task], "changes": [write.changes(fork)]}
                 yield pa.RecordBatch.from_pydict(answer)
 
     # A data frame, not an RDD: Spark Connect has no RDDs.

@@ -216,7 +216,7 @@ def write_batches(plan: WritePlan, task: int, batches: Iterator[pa.RecordBatch])
     if target is None:
         for _ in batches:
             pass
-        return RowsWritten(Answer(task, CooperativeWrite.changes(fork)), 0)
+        return RowsWritten(Answer(task, plan.write.changes(fork)), 0)
     arrays = {it.name: open_array(fork.store, path, write=True) for path, it in target.variables}
     grid = target.grid(fork.store)
     assembly = ChunkAssembly(grid, next(iter(arrays)))
@@ -237,7 +237,7 @@ def write_batches(plan: WritePlan, task: int, batches: Iterator[pa.RecordBatch])
             _put(arrays, grid, block, old)
     for block in assembly.rest():
         _put(arrays, grid, block, old)
-    answer = Answer(task, CooperativeWrite.changes(fork))
+    answer = Answer(task, plan.write.changes(fork))
     return RowsWritten(answer, length, appended=None if appended is None else appended.columns())
 
 
