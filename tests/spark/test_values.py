@@ -81,6 +81,8 @@ def _encode(
         ("f4", -9.0, pa.float64(), {"_FillValue": np.float32(-9)}),
         ("i2", 0.04, pa.float64(), {"_FillValue": 0, "scale_factor": 0.1}),
         ("i1", 255, pa.int16(), {"_FillValue": -1, "_Unsigned": "true"}),
+        ("f8", -9.0, pa.float64(), {"_FillValue": np.nan, "missing_value": -9.0}),
+        ("i4", 8, pa.int32(), {"_FillValue": 7, "missing_value": [9, 8]}),
         # Packed, and too large.
         ("i2", 4000.0, pa.float64(), {"scale_factor": 0.1}),
         ("i1", 256, pa.int16(), {"_Unsigned": "true"}),
@@ -129,6 +131,8 @@ def test_value_that_would_change_is_refused(
         ("f4", None, pa.float64(), {"_FillValue": np.float32(-1)}, -1),
         ("f4", float("nan"), pa.float64(), {"_FillValue": np.float32(-1)}, -1),
         ("i2", None, pa.int32(), {"_FillValue": -9}, -9),
+        ("i2", None, pa.int32(), {"_FillValue": -9, "missing_value": -8}, -9),
+        ("i2", None, pa.int32(), {"missing_value": [-8, -7]}, -8),
         ("i2", None, pa.float64(), {"_FillValue": -9, "scale_factor": 0.1}, -9),
         ("i4", None, pa.date32(), {"_FillValue": -9, **DAYS}, -9),
         ("i2", 5.04, pa.float64(), {"scale_factor": 0.1, "add_offset": 2}, 30),
@@ -176,6 +180,43 @@ def test_encodings_are_those_of_xarray() -> None:
         values = (found.astype("M8[D]") if name == "t" else found).tolist()
         shown = [None if gone else it for gone, it in zip(missing, values, strict=True)]
         assert shown == column.to_pylist()
+
+
+ENCODINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a float's fill value": ("f4", {"_FillValue": -1.0}),
+    "NaN, and another": ("f8", {"missing_value": -1.0}),
+    "two": ("f8", {"_FillValue": -1.0, "missing_value": -1.0}),
+    "packed": ("f8", {"dtype": "i2", "_FillValue": -9, "scale_factor": 0.5, "add_offset": 3.5}),
+    "unsigned": ("f4", {"dtype": "i1", "_Unsigned": "true", "_FillValue": np.int8(-1)}),
+    "unsigned twice": ("f4", {"dtype": "u1", "_Unsigned": "true", "_FillValue": np.uint8(255)}),
+    "an integer's": ("f8", {"dtype": "i4", "_FillValue": np.int32(-1)}),
+    "an integer's, named otherwise": ("f8", {"dtype": "i4", "missing_value": np.int32(-1)}),
+}
+
+
+@pytest.mark.parametrize("named", ENCODINGS)
+def test_arrays_of_xarray_give_back_what_they_took(repository: Repository, named: str) -> None:
+    """The values -1, 0, 255 and null: each is refused, or read as it was written."""
+    dtype, encoding = ENCODINGS[named]
+    session = repository.writable_session("main")
+    xr.Dataset({"v": ("x", np.zeros(4, dtype))}).to_zarr(
+        session.store, zarr_format=3, consolidated=False, encoding={"v": encoding}
+    )
+    session.commit("made")
+    refused: list[float | None] = []
+    for value in (-1.0, 0.0, 255.0, None):
+        rows = pa.RecordBatch.from_pydict({"x": [1], "v": pa.array([value], pa.float64())})
+        options = WriteOptions(repository.storage, cores=1)
+        plan = WritePlan.begin(options, rows.schema.names, overwrite=True, repository=repository)
+        try:
+            commit_rows(plan, [write_batches(plan, 0, iter([rows]))], None)
+        except ValueRefusedError:
+            refused.append(value)
+            continue
+        store = repository.readonly_session("main").store
+        found = xr.open_zarr(store, consolidated=False).v.values[1]
+        assert (None if np.isnan(found) else float(found)) == value
+    assert refused == ([-1.0, 255.0] if "unsigned" in named else [-1.0])
 
 
 def test_cast_allow_converts_as_numpy_does() -> None:

@@ -75,11 +75,6 @@ class Encoding:
         return cls(name, dtype, found)
 
     @property
-    def fill(self) -> Any:
-        """The stored value for missing data, or None."""
-        return self.attributes.get("_FillValue", self.attributes.get("missing_value"))
-
-    @property
     def is_scaled(self) -> bool:
         """Whether stored numbers are packed by a scale or an offset."""
         return bool({"scale_factor", "add_offset"} & set(self.attributes))
@@ -103,11 +98,17 @@ class Encoding:
         return _KINDS.get(self.dtype.kind, str(self.dtype))
 
     @property
-    def stored_fill(self) -> Any:
-        """The value for missing data in the type of the array, or None."""
-        if self.fill is None:
-            return None
-        fill = np.asarray(self.fill)
+    def stored_fills(self) -> tuple[Any, ...]:
+        """The values for missing data in the type of the array: all are read as null.
+
+        The first, `_FillValue` if there is one, is what null is written as. CF allows several as
+        `missing_value`.
+        """
+        given = (self.attributes.get(it) for it in ("_FillValue", "missing_value"))
+        fills = (fill for it in given if it is not None for fill in np.atleast_1d(np.asarray(it)))
+        return tuple(self._stored(fill) for fill in fills)
+
+    def _stored(self, fill: npt.NDArray[Any]) -> Any:
         if self.dtype.kind in "iu" and fill.dtype.kind in "iuf":
             # It may be written with either sign: the bits count.
             return fill.astype(np.int64, casting="unsafe").astype(self.dtype)[()]
@@ -150,9 +151,9 @@ def encode_column(
     Raises:
         ValueRefusedError: the array cannot hold a value, or has no value for null.
     """
-    fill = encoding.stored_fill
     # Many frames have NaN where data is missing. Read as null, it is written as null.
-    is_missing = column.is_null(nan_is_null=fill is not None and encoding.kind == "numbers")
+    has_fill = bool(encoding.stored_fills)
+    is_missing = column.is_null(nan_is_null=has_fill and encoding.kind == "numbers")
     missing = np.asarray(is_missing)
     plain = column.filter(pc.invert(is_missing)) if missing.any() else column
     rows = np.flatnonzero(~missing)
@@ -165,9 +166,8 @@ def encode_column(
 
 
 def _of_null(encoding: Encoding, row: int) -> Any:
-    fill = encoding.stored_fill
-    if fill is not None:
-        return fill
+    if encoding.stored_fills:
+        return encoding.stored_fills[0]
     if encoding.dtype.kind in "fMm":
         return np.array("NaT" if encoding.dtype.kind in "Mm" else np.nan).astype(encoding.dtype)[()]
     raise ValueRefusedError(
@@ -232,13 +232,12 @@ class _Check:
             raise self.refusal(int(np.flatnonzero(bad)[0]), why)
 
     def _refuse_fill(self, stored: npt.NDArray[Any]) -> None:
-        fill = self.encoding.stored_fill
-        if fill is None or fill != fill:  # noqa: PLR0124 - NaN
-            return  # NaN is written by many as missing data, and is read as such
-        self._refuse(
-            np.asarray(stored == fill, bool),
-            f"it is stored as {fill}, the array's value for missing data, and is read as null",
-        )
+        for fill in self.encoding.stored_fills:
+            # NaN equals nothing: it is written by many as missing data, and is read as such.
+            self._refuse(
+                np.asarray(stored == fill, bool),
+                f"it is stored as {fill}, the array's value for missing data, and is read as null",
+            )
 
     def _converted(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         try:
