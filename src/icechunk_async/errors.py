@@ -56,6 +56,7 @@
     │   └── RebaseFailedError
     ├── ChunksCollectedError             garbage collection deleted what a session wrote
     ├── StreamPositionLostError          the history no longer holds the stream's position
+    ├── CheckpointLostError              a stream counts its batches anew under an old name
     ├── ReadOnlyError
     │   └── RepositoryReadOnlyError
     ├── SessionStateError
@@ -483,6 +484,16 @@ class StreamPositionLostError(IcechunkError):
     """
 
     kind = "stream-position-lost"
+
+
+class CheckpointLostError(IcechunkError):
+    """A streaming query tries a batch again that a branch does not hold under its number.
+
+    ``context`` holds ``branch``, ``app_id``, ``batch`` and ``newest``, the last batch that the
+    branch has. Nothing of the batch was written.
+    """
+
+    kind = "checkpoint-lost"
 
 
 class ReadOnlyError(IcechunkError):

@@ -45,7 +45,7 @@ class DyingWriter(StreamWriter):
 
     def __init__(self, writer: StreamWriter, dies: str, notes: Path) -> None:
         """Be like another writer."""
-        super().__init__(writer.options, writer.app_id, writer.columns, overwrite=writer.replaces)
+        super().__init__(writer.options, writer.app_id, writer.columns)
         self.dies, self.notes = dies, notes
 
     def die(self, step: str) -> None:

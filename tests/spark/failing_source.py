@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
-    from icechunk_async.spark.write.rows import RowsWritten
+    from icechunk_async.spark.write.task import RowsWritten
 
 __all__ = ["FailingSource", "fail", "kill_executor", "once", "wait_for"]
 

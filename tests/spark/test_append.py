@@ -17,9 +17,11 @@ from icechunk_async.errors import (
 )
 from icechunk_async.spark.options import WriteOptions
 from icechunk_async.spark.shared import open_array
+from icechunk_async.spark.write.commit import commit_rows
 from icechunk_async.spark.write.leftovers import places_beyond
-from icechunk_async.spark.write.rows import WritePlan, commit_rows, write_batches
+from icechunk_async.spark.write.plan import WritePlan
 from icechunk_async.spark.write.target import set_length
+from icechunk_async.spark.write.task import write_batches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -58,11 +58,9 @@ def test_unknown_coordinates_are_refused(values: Any, given: Any, error: type[Ex
         places(values, given)
 
 
-def test_append_does_not_write_to_existing_coordinates() -> None:
-    """A write that appends says so."""
-    with pytest.raises(OutsideGridError, match="have already"):
-        places([1, 2, 3], [3, 2], first=2)
-    assert places([1, 2, 3], [3], first=2) == [2]
+def test_late_coordinates_have_places() -> None:
+    """Before the first that may be appended; the write says what becomes of them."""
+    assert places([1, 2, 3], [3, 2], first=2) == [2, 1]
 
 
 @given(

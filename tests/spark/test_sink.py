@@ -16,9 +16,16 @@ import pytest
 import zarr
 from pyspark.sql.types import FloatType, LongType, StructField, StructType
 
-from icechunk_async.errors import ConflictError, IncompleteWriteError, InvalidInputError
-from icechunk_async.spark import published_version
+from icechunk_async.errors import (
+    CheckpointLostError,
+    ConflictError,
+    IncompleteWriteError,
+    InvalidInputError,
+    OutsideGridError,
+)
+from icechunk_async.spark import published_version, repartition_by_chunk
 from icechunk_async.spark.stream import sink
+from icechunk_async.spark.stream.mark import BatchMark
 from icechunk_async.spark.stream.sink import BatchWritten, StreamWriter, stream_writer
 from icechunk_async.sync import Repository
 from tests.spark.dying_sink import DyingSource
@@ -60,12 +67,10 @@ def run(
     kind: str = "icechunk",
     **options: Any,
 ) -> None:
-    """Run the query until it has seen all there is, one file in a batch."""
-    frame = (
-        spark.readStream.schema("time long, x long, v float")
-        .option("maxFilesPerTrigger", 1)
-        .csv(str(source))
-        .coalesce(1)
+    """Run the query until it has seen all there is, by default one file in a batch."""
+    reader = spark.readStream.schema("time long, x long, v float")
+    frame = reader.option("maxFilesPerTrigger", options.pop("maxFilesPerTrigger", 1)).csv(
+        str(source)
     )
     writer = frame.writeStream.format(kind).option("append-dim", "time")
     writer = writer.option("checkpointLocation", str(checkpoint)).outputMode("append")
@@ -102,6 +107,48 @@ def test_each_batch_is_one_commit_and_is_not_written_again(
     assert read(place) == expected
     assert next(iter(Repository.open(place).ancestry(branch="main"))).id == tip.id
     assert published_version(Repository.open(place), "main", APP) == 1
+
+
+def test_rows_of_one_chunk_may_be_in_many_files(
+    spark: SparkSession, place: str, tmp_path: Path
+) -> None:
+    """Two tasks of one batch, and one commit."""
+    source = tmp_path / "source"
+    batch(source, "a.csv", [20], 2)
+    batch(source, "b.csv", [30], 3)
+    run(spark, source, tmp_path / "checkpoint", place, maxFilesPerTrigger=2)
+    assert read(place) == ([0, 10, 20, 30], [1, 1, 2, 3])
+    assert len(list(Repository.open(place).ancestry(branch="main"))) == 3
+
+
+@pytest.mark.thorough
+def test_rows_of_a_stream_can_be_arranged_by_chunk(
+    spark: SparkSession, place: str, tmp_path: Path
+) -> None:
+    """Spark cannot sort a stream, but brings the rows of each chunk to one task."""
+    source = tmp_path / "source"
+    for number, times in enumerate(([20, 50], [30, 40])):
+        batch(source, f"{number}.csv", times, number + 2)
+    rows = spark.readStream.schema("time long, x long, v float").csv(str(source))
+    arranged = repartition_by_chunk(rows, place, append_dim="time", tasks=2)
+    assert arranged.isStreaming
+    query = arranged.writeStream.format("icechunk").option("append-dim", "time")
+    query = query.option("txnAppId", APP).option("checkpointLocation", str(tmp_path / "point"))
+    query.trigger(availableNow=True).start(place).awaitTermination(120)
+    assert read(place) == ([0, 10, 20, 30, 40, 50], [1, 1, 2, 3, 3, 2])
+
+
+def test_complete_results_are_refused_by_name(
+    spark: SparkSession, place: str, tmp_path: Path
+) -> None:
+    """Arrays would keep cells that the result lacks."""
+    batch(tmp_path / "source", "a.csv", [20], 2)
+    frame = spark.readStream.schema("time long, x long, v float").csv(str(tmp_path / "source"))
+    counted = frame.groupBy("time", "x").max("v").withColumnRenamed("max(v)", "v")
+    query = counted.writeStream.format("icechunk").outputMode("complete").option("txnAppId", APP)
+    query = query.option("checkpointLocation", str(tmp_path / "point"))
+    with pytest.raises(Exception, match=r"outputMode\('complete'\).*outputMode\('update'\)"):
+        query.trigger(availableNow=True).start(place).awaitTermination(60)
 
 
 def test_a_stream_must_be_named(spark: SparkSession, place: str, tmp_path: Path) -> None:
@@ -245,8 +292,7 @@ def test_batch_is_recognised_under_later_commits(place: str, writer: StreamWrite
     tip = repository.lookup_snapshot(repository.lookup_branch("main"))
     repository.expire_snapshots(tip.written_at)
     assert len(list(repository.ancestry(branch="main"))) == 2
-    for batch_id in (4, 3):
-        writer.commit([write(writer, 0, [20])], batch_id)
+    writer.commit([write(writer, 0, [20])], 4)
     assert Repository.open(place).lookup_branch("main") == tip.id
     writer.commit([write(writer, 0, [30])], 5)
     assert read(place) == ([0, 10, 20, 30], [1, 1, 5, 5])
@@ -260,6 +306,90 @@ def test_only_one_of_two_drivers_writes_the_batch(place: str, writer: StreamWrit
     writer.commit(both[1], 0)
     assert Repository.open(place).lookup_branch("main") == tip
     assert read(place) == ([0, 10, 20], [1, 1, 5])
+
+
+def test_new_rows_under_old_batch_numbers_are_an_error(place: str, writer: StreamWriter) -> None:
+    """The checkpoint was lost, and the query counts from 0 again: nothing is dropped in silence."""
+    writer.commit([write(writer, 0, [20])], 0)
+    with pytest.raises(CheckpointLostError, match=r"batch 0.*has batch 0 .* with other rows"):
+        writer.commit([write(writer, 0, [30])], 0)
+    with pytest.raises(CheckpointLostError, match="with other rows"):
+        writer.commit([write(writer, 0, [20]), write(writer, 1, [30])], 0)
+    writer.commit([write(writer, 0, [30])], 1)
+    touch(place, "others")
+    tip = Repository.open(place).lookup_branch("main")
+    for times in ([20], [40]):
+        with pytest.raises(CheckpointLostError, match=r"new 'txnAppId'.*'late-rows'") as raised:
+            writer.commit([write(writer, 0, times)], 0)
+        told = {"branch": "main", "app_id": APP, "batch": 0, "newest": 1}
+        assert raised.value.context == told
+    writer.commit([write(writer, 0, [30])], 1)
+    assert Repository.open(place).lookup_branch("main") == tip
+    assert read(place)[0] == [0, 10, 20, 30]
+
+
+@pytest.mark.parametrize(("how", "kept"), [("drop", 1), ("overwrite", 5)])
+def test_late_rows_of_a_stream_do_what_it_says(
+    place: str, writer: StreamWriter, how: str, kept: float
+) -> None:
+    """The commit counts them; a batch of nothing else makes one too, to be recognised."""
+    with pytest.raises(OutsideGridError, match="A row has time=10, x=0"):
+        writer.commit([write(writer, 0, [20]), write(writer, 1, [10])], 0)
+    writer.options = replace(writer.options, late_rows=how)
+    writer.commit([write(writer, 0, [20]), write(writer, 1, [10])], 0)
+    writer.commit([write(writer, 0, [10])], 1)
+    assert read(place) == ([0, 10, 20], [1, kept, 5])
+    tips = [it.metadata for it in Repository.open(place).ancestry(branch="main")][:2]
+    assert [it["spark-late-rows"] for it in tips] == [3, 3]
+    assert [it["spark-transaction"]["version"] for it in tips] == [1, 0]
+
+
+def test_marks_tell_rows_in_any_order_and_type() -> None:
+    """Equal coordinates of other types have one mark; so have parts of rows, added up."""
+    text = np.array(["north", "south"], object)
+    one = BatchMark.of([np.array([1, 2]), text])
+    assert one == BatchMark.of([np.array([2.0, 1.0]), text[::-1]])
+    assert one == sum(
+        (BatchMark.of([np.array([it + 1]), text[it:][:1]]) for it in (1, 0)), BatchMark()
+    )
+    others = (
+        [np.array([1, 2]), text[::-1]],
+        [np.array([2, 3]), text],
+        [np.array([1]), text[:1]],
+        [np.array([1, 2]).astype("M8[D]"), text],
+    )
+    assert len({one, *(BatchMark.of(it) for it in others)}) == 5
+    assert BatchMark.of([np.array([0.0])]) == BatchMark.of([np.array([-0.0])])
+
+
+def test_rows_that_replace_are_told_from_those_before(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an appended dimension too, in any order and tasks; other values are the same rows."""
+    monkeypatch.setattr(sink, "TaskContext", _Task)
+    kinds = {"time": LongType(), "x": LongType(), "v": FloatType()}
+    schema = StructType([StructField(name, kind) for name, kind in kinds.items()])
+    writer = stream_writer({"path": place, "txnAppId": APP}, schema, overwrite=False)
+    assert isinstance(writer, StreamWriter)
+    writer.commit([write(writer, 0, [0, 10])], 0)
+    tip = Repository.open(place).lookup_branch("main")
+    writer.commit([write(writer, 0, [10]), write(writer, 1, [0])], 0)
+    assert Repository.open(place).lookup_branch("main") == tip
+    with pytest.raises(CheckpointLostError):
+        writer.commit([write(writer, 0, [10])], 0)
+
+
+def test_batches_leave_no_files_but_their_commits(place: str, writer: StreamWriter) -> None:
+    """Tasks store no snapshot, manifest or log; rows of shared chunks travel with answers."""
+    for number, times in enumerate(([20], [30], [40])):
+        tasks = [write(writer, 0, times), write(writer, 1, [])]
+        writer.commit(tasks, number)
+    root = Path(place.removeprefix("file://"))
+    commits = len(list(Repository.open(place).ancestry(branch="main")))
+    assert [len(list((root / it).iterdir())) for it in ("snapshots", "transactions")] == [
+        commits,
+        commits,
+    ]
 
 
 def test_a_batch_without_rows_makes_no_commit(place: str, writer: StreamWriter) -> None:
@@ -329,7 +459,7 @@ def test_coordinates_changed_by_another_commit_are_a_conflict(
     monkeypatch.setattr(sink, "TaskContext", _Task)
     kinds = {"time": LongType(), "x": LongType(), "v": FloatType()}
     schema = StructType([StructField(name, kind) for name, kind in kinds.items()])
-    writer = stream_writer({"path": place, "txnAppId": APP}, schema, overwrite=True)
+    writer = stream_writer({"path": place, "txnAppId": APP}, schema, overwrite=False)
     assert isinstance(writer, StreamWriter)
     messages = [write(writer, 0, [0])]
     session = Repository.open(place).writable_session("main")

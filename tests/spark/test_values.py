@@ -14,7 +14,9 @@ import xarray as xr
 
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.options import WriteOptions
-from icechunk_async.spark.write.rows import WritePlan, commit_rows, write_batches
+from icechunk_async.spark.write.commit import commit_rows
+from icechunk_async.spark.write.plan import WritePlan
+from icechunk_async.spark.write.task import write_batches
 from icechunk_async.spark.write.values import Encoding, ValueRefusedError, encode_column
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from icechunk_async.errors import (
     OutsideGridError,
 )
 from icechunk_async.spark.options import WriteOptions
-from icechunk_async.spark.write.rows import WritePlan, write_batches
+from icechunk_async.spark.write.plan import WritePlan
+from icechunk_async.spark.write.task import write_batches
 from tests.spark.weather import commits, dataset, load, make, table
 
 if TYPE_CHECKING:
@@ -146,12 +147,17 @@ def test_plans_and_errors_of_writes_show_no_secret(
     assert commits(place) == 2
 
 
-def test_a_chunk_of_two_tasks_is_refused(spark: SparkSession, place: str) -> None:
-    """The last one would win; the message says what to do."""
-    frame = table(spark, dataset()).repartition(2, "lat", "lon")
-    with pytest.raises(Exception, match="written by both"):
-        frame.write.format("icechunk").mode("overwrite").save(place)
-    assert commits(place) == 2
+def test_a_chunk_of_two_tasks_is_joined(spark: SparkSession, place: str) -> None:
+    """Rows come in any partitioning; those of one cell in two tasks are named."""
+    new = dataset(seed=5)
+    frame = table(spark, new).repartition(2, "lat", "lon")
+    frame.write.format("icechunk").mode("overwrite").save(place)
+    xr.testing.assert_equal(load(place), new)
+    assert commits(place) == 3
+    again = frame.limit(1).unionAll(frame)
+    with pytest.raises(Exception, match="Several rows have time="):
+        again.write.format("icechunk").mode("overwrite").save(place)
+    assert commits(place) == 3
 
 
 def test_existing_values_can_be_an_error_or_skip_the_write(spark: SparkSession, place: str) -> None:

@@ -348,6 +348,14 @@ OPTIONS: Final = (
         "false",
     ),
     Option(
+        "late-rows",
+        _WRITING,
+        "with `append-dim`, rows whose coordinate exists already: `fail`, `overwrite` values by "
+        "them, or `drop` them. The commit counts them in its property `spark-late-rows`",
+        _one_of("fail", "overwrite", "drop"),
+        "fail",
+    ),
+    Option(
         "if-written",
         _ONE_WRITE,
         'with `mode("overwrite")`: `error` or `ignore` if an array has values. Spark does not '
@@ -644,6 +652,8 @@ class WriteOptions:
     max_append: int | None = None
     """The most coordinates to append in equal steps; None for the default."""
     fill_gaps: bool = False
+    late_rows: str = "fail"
+    """Rows whose coordinate along `append_dim` exists: `fail`, `overwrite` or `drop`."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
@@ -669,6 +679,7 @@ class WriteOptions:
             cast=given["cast"],
             max_append=given["max-append"],
             fill_gaps=given["fill-gaps"],
+            late_rows=given["late-rows"],
         )
 
     @property

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import zarr
 from pyspark import TaskContext
 
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.engine.changes.merge import ForkPoint, Merger
 from icechunk_async.engine.changes.since import changes_since
 from icechunk_async.engine.changes.wire import decode_fork, encode_fork
 from icechunk_async.engine.commit.once import record_of
@@ -30,7 +32,11 @@ from icechunk_async.sync.session import Session
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    import numpy as np
+    import numpy.typing as npt
+
     from icechunk_async.engine.tree.workspace import Workspace
+    from icechunk_async.format.manifest.refs import NativeChunk
     from icechunk_async.repository import Repository as AsyncRepository
     from icechunk_async.sync.storage import Storage
     from icechunk_async.sync.store import IcechunkStore
@@ -46,10 +52,15 @@ __all__ = [
     "merge_changes",
     "new_point",
     "open_array",
+    "read_objects",
+    "root_with",
+    "store_object",
     "tasks_at_a_time",
+    "without_chunks",
     "workspace_of",
 ]
 
+_CONCURRENT: Final = 16
 _MASTER: Final = "spark.master"
 _CORES: Final = ("resource.executor.cores", "spark.executor.cores")
 _LOCAL: Final = re.compile(r"local(?:\[(\*|\d+)(?:,.*)?\])?$")
@@ -200,7 +211,7 @@ def base_of(root: bytes) -> str:
 
 
 def changes_of(fork: ForkSession, root: bytes, point: bytes) -> bytes:
-    """Return what was changed in a copy of a root, once its chunks are durable.
+    """Return the changes made in a copy of a root, once its chunks are durable.
 
     Args:
         fork: a fork with the bytes of the root, in which a task worked.
@@ -216,6 +227,54 @@ def adopt_changes(changes: bytes, root: bytes, point: bytes) -> bytes:
     """Return changes as if they had been made in a copy of another root in the same state."""
     since = decode_fork(changes).changes
     return encode_fork(replace(decode_fork(root), base_id=SnapshotId(point), changes=since))
+
+
+def without_chunks(changes: bytes, coords: npt.NDArray[np.uint32]) -> bytes:
+    """Return changes of a task without some chunks of every array of their rank.
+
+    Args:
+        changes: what `changes_of` returned.
+        coords: coordinates of the chunks, `(n, axes)`.
+    """
+    state = decode_fork(changes)
+    for it in state.changes.chunks.values():
+        if it.rank == coords.shape[1]:
+            it.drop(coords)
+    return encode_fork(state)
+
+
+def root_with(root: bytes, changes: bytes) -> bytes:
+    """Return the root with what a task changed: the fork in which the task worked."""
+    state = decode_fork(root)
+    merger = Merger(state.changes, state.base_id)
+    merger.add(decode_fork(changes).changes, ForkPoint(state.changes))
+    return encode_fork(replace(state, changes=merger.finish()))
+
+
+def store_object(fork: ForkSession, data: bytes) -> NativeChunk:
+    """Store bytes as an object that nothing refers to: garbage, once nobody needs it."""
+    return run(fork.handle.ask(lambda native: native.workspace.assets.chunks.store(data)))
+
+
+def read_objects(
+    repository: Repository, ranges: Sequence[tuple[NativeChunk, int, int]]
+) -> list[bytes | memoryview]:
+    """Return ranges of objects that `store_object` stored.
+
+    Raises:
+        FormatError: one is missing or too short.
+    """
+
+    async def read(opened: AsyncRepository) -> list[bytes | memoryview]:
+        chunks = opened.engine.assets.chunks
+
+        async def one(part: tuple[NativeChunk, int, int]) -> bytes | memoryview:
+            at, start, stop = part
+            return await chunks.read(at.chunk_id, at.offset + start, at.offset + stop)
+
+        return await bounded_map(one, ranges, limit=_CONCURRENT)
+
+    return SharedRepository.of(repository).ask(read) if ranges else []
 
 
 def new_point() -> bytes:

@@ -1,4 +1,4 @@
-"""What a copy of a session's changes has beyond the changes it was copied from; pure."""
+"""The difference of two states of a session's changes; pure."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Axis:
     Attributes:
         name: name of the dimension, and of its column.
         values: the coordinate at every index, in any order; with `steps`, only existing ones.
-        first: the first index that may be written to.
+        first: the first index to append at; rows before are late.
         steps: how the coordinate continues after `values`, for an append.
     """
 
@@ -103,6 +103,12 @@ class Axis:
     values: Column
     first: int = 0
     steps: Steps | None = None
+
+    def at(self, place: int) -> Any:
+        """Return the coordinate at an index, also at one that follows by steps."""
+        if place < len(self.values) or self.steps is None:
+            return self.values[place]
+        return self.steps.values(place + 1 - len(self.values))[-1]
 
     def finder(self) -> PlaceFinder:
         """Return a finder of indices; make one for many rows, since it sorts."""
@@ -125,8 +131,7 @@ class PlaceFinder:
 
         Raises:
             MissingCoordinatesError: a coordinate is NaN or NaT.
-            OutsideGridError: a coordinate does not exist in this dimension, or its index may not
-                be written to.
+            OutsideGridError: a coordinate does not exist in this dimension.
             InvalidInputError: they are of another kind than those of the dimension.
         """
         axis = self._axis
@@ -177,25 +182,17 @@ class PlaceFinder:
             )
 
     def _check(self, places: npt.NDArray[np.int64], given: Column) -> None:
-        axis = self._axis
-        bad = places < axis.first
-        if not bad.any():
-            return
-        value = given[bad][0]
-        there = bool((places[bad] >= 0)[0])
-        raise OutsideGridError(
-            f"A row has {value!s} in column {axis.name!r}, "
-            + (
-                "which the arrays have already, and this write appends. Use mode('overwrite') to "
-                "replace values."
-                if there
-                else f"which is not among the {len(axis.values)} coordinates of that dimension"
+        axis, bad = self._axis, places < 0
+        if bad.any():
+            value = given[bad][0]
+            raise OutsideGridError(
+                f"A row has {value!s} in column {axis.name!r}, which is not among the "
+                f"{len(axis.values)} coordinates of that dimension"
                 + (" and does not follow them in equal steps." if axis.steps else ".")
-                + " Filter such rows, or make the arrays larger first."
-            ),
-            dimension=axis.name,
-            value=str(value),
-        )
+                + " Filter such rows, or make the arrays larger first.",
+                dimension=axis.name,
+                value=str(value),
+            )
 
 
 class Appended:

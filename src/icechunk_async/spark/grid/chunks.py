@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from icechunk_async.errors import DuplicateRowsError, InvalidInputError
+from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
     import zarr
+
+    from icechunk_async.errors import DuplicateRowsError
 
     type Column = npt.NDArray[Any]
 
@@ -68,6 +70,12 @@ class ChunkGrid:
             slice(int(edges[at]), int(edges[at + 1]))
             for at, edges in zip(np.unravel_index(chunk, self.counts), self.edges, strict=True)
         )
+
+    def index(self, chunk: int, cell: int) -> tuple[int, ...]:
+        """Return the index of a cell of a chunk, both given by their numbers in C order."""
+        region = self.region(chunk)
+        at = np.unravel_index(cell, tuple(it.stop - it.start for it in region))
+        return tuple(int(i) + it.start for i, it in zip(at, region, strict=True))
 
     def chunks_in(self, region: Region) -> npt.NDArray[np.int64]:
         """Return the numbers of the chunks of a region.
@@ -154,13 +162,16 @@ class Block:
 class ChunkAssembly:
     """Collects rows by chunk, and yields each chunk as soon as all its cells have rows."""
 
-    def __init__(self, grid: ChunkGrid, array: str) -> None:
-        """Begin without rows; `array` is the name for messages."""
+    def __init__(
+        self, grid: ChunkGrid, duplicate: Callable[[tuple[int, ...]], DuplicateRowsError]
+    ) -> None:
+        """Begin without rows; `duplicate` returns the error for two rows of a cell, by index."""
         self._grid = grid
-        self._array = array
+        self._duplicate = duplicate
         self._waiting: dict[int, list[tuple[npt.NDArray[np.int64], dict[str, Column]]]] = {}
         self._rows: dict[int, int] = {}
-        self._given: set[int] = set()
+        self.whole: set[int] = set()
+        """Chunks all of whose cells had rows."""
 
     def add(
         self, places: list[npt.NDArray[np.int64]], columns: Mapping[str, Column]
@@ -186,17 +197,18 @@ class ChunkAssembly:
         for rows in np.split(order, bounds):
             chunk = int(chunks[rows[0]])
             cells = self._cells(chunk, [at[rows] for at in places])
-            if chunk in self._given:
-                self._refuse(chunk, int(cells[0]))
+            if chunk in self.whole:
+                raise self._duplicate(self._grid.index(chunk, int(cells[0])))
             self._waiting.setdefault(chunk, []).append(
                 (cells, {name: values[rows] for name, values in columns.items()})
             )
             self._rows[chunk] = self._rows.get(chunk, 0) + len(rows)
-            if self._rows[chunk] >= self._size(chunk):
+            if self._rows[chunk] >= self.size(chunk):
+                self.whole.add(chunk)
                 yield self._take(chunk)
 
     def rest(self) -> Iterator[Block]:
-        """Yield the chunks that have rows for some of their cells.
+        """Yield the chunks that have rows for some of their cells, in ascending order.
 
         Raises:
             DuplicateRowsError: two rows have the same cell.
@@ -204,11 +216,12 @@ class ChunkAssembly:
         for chunk in sorted(self._waiting):
             yield self._take(chunk)
 
+    def size(self, chunk: int) -> int:
+        """Return the number of cells of a chunk."""
+        return prod(self._shape(chunk))
+
     def _shape(self, chunk: int) -> tuple[int, ...]:
         return tuple(at.stop - at.start for at in self._grid.region(chunk))
-
-    def _size(self, chunk: int) -> int:
-        return int(np.prod(self._shape(chunk)))
 
     def _cells(self, chunk: int, places: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
         region = self._grid.region(chunk)
@@ -217,23 +230,11 @@ class ChunkAssembly:
 
     def _take(self, chunk: int) -> Block:
         parts = self._waiting.pop(chunk)
-        self._given.add(chunk)
         del self._rows[chunk]
         cells = np.concatenate([it for it, _ in parts])
-        times = np.bincount(cells, minlength=self._size(chunk))
+        times = np.bincount(cells, minlength=self.size(chunk))
         if times.max() > 1:
-            self._refuse(chunk, int(np.flatnonzero(times > 1)[0]))
+            twice = int(np.flatnonzero(times > 1)[0])
+            raise self._duplicate(self._grid.index(chunk, twice))
         values = {name: np.concatenate([it[name] for _, it in parts]) for name in parts[0][1]}
-        return Block(chunk, cells, values, whole=len(cells) == self._size(chunk))
-
-    def _refuse(self, chunk: int, cell: int) -> None:
-        at = np.unravel_index(cell, self._shape(chunk))
-        index = tuple(
-            int(it) + here.start for it, here in zip(at, self._grid.region(chunk), strict=True)
-        )
-        raise DuplicateRowsError(
-            f"Several rows have the coordinates of the cell {index} of {self._array!r}. Leave one "
-            "row for each cell, for example with dropDuplicates on the coordinates.",
-            array=self._array,
-            index=index,
-        )
+        return Block(chunk, cells, values, whole=len(cells) == self.size(chunk))

@@ -7,26 +7,39 @@ it, and every commit carries the newest batch of each name.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceStreamArrowWriter
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from icechunk_async.errors import ConflictError, IcechunkError, InvalidInputError
+from icechunk_async.errors import (
+    CheckpointLostError,
+    ConflictError,
+    IcechunkError,
+    InvalidInputError,
+)
 from icechunk_async.spark.options import WriteOptions
-from icechunk_async.spark.write.cooperative import Answer, CooperativeWrite
-from icechunk_async.spark.write.publish import Transaction
-from icechunk_async.spark.write.rows import RowsWritten, WritePlan, commit_rows, write_batches
+from icechunk_async.spark.stream.mark import BatchMark
+from icechunk_async.spark.write.commit import commit_rows
+from icechunk_async.spark.write.plan import WritePlan
+from icechunk_async.spark.write.publish import Transaction, published_version
+from icechunk_async.spark.write.task import RowsWritten, write_batches
+from icechunk_async.spark.write.values import plain_column
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
-    from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
-__all__ = ["BatchWritten", "StreamWriter", "stream_writer"]
+    from icechunk_async.sync import Repository
+
+__all__ = ["BATCH", "BatchWritten", "StreamWriter", "stream_writer"]
+
+
+BATCH: Final = "spark-batch"
+"""Property of a commit: what tells the rows of its batch from others."""
 
 
 def stream_writer(
@@ -34,11 +47,22 @@ def stream_writer(
 ) -> DataSourceStreamArrowWriter:
     """Return the sink of a streaming query.
 
+    Args:
+        options: as Spark hands them over.
+        schema: the columns.
+        overwrite: whether the output mode is `complete`.
+
     Raises:
-        InvalidInputError: `txnAppId` is missing or `txnVersion` is given; or an option would refuse
-            a batch that is tried again after its commit landed.
+        InvalidInputError: `txnAppId` is missing or `txnVersion` is given; an option would refuse
+            a batch that is tried again after its commit landed; or the output mode is `complete`.
     """
     parsed = WriteOptions.parse(options)
+    if overwrite:
+        raise InvalidInputError(
+            "outputMode('complete') writes the whole result anew in each batch, and arrays keep "
+            "cells that no row names any more. Use outputMode('update') without 'append-dim', "
+            "which replaces the values of the rows that changed, or 'append' with it."
+        )
     if parsed.app_id is None or parsed.version is not None:
         raise InvalidInputError(
             "A stream needs the option 'txnAppId', the lasting name of the query, and no "
@@ -51,18 +75,22 @@ def stream_writer(
             "refuse the next batch, or one that is tried again. Leave it out, or use write_rows "
             "with a transaction in foreachBatch, which takes such options."
         )
-    return StreamWriter(parsed, parsed.app_id, schema.names, overwrite=overwrite)
+    return StreamWriter(parsed, parsed.app_id, schema.names)
 
 
 @dataclass
-class BatchWritten(RowsWritten):
+class BatchWritten(WriterCommitMessage):
     """The result of one task of a batch.
 
     Attributes:
-        rows: how many rows it got.
+        written: that of its rows.
+        plan: by which it wrote.
+        mark: tells its rows from others.
     """
 
-    rows: int = 0
+    written: RowsWritten
+    plan: WritePlan
+    mark: BatchMark
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -72,14 +100,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
     batch begins.
     """
 
-    def __init__(
-        self, options: WriteOptions, app_id: str, columns: Sequence[str], *, overwrite: bool
-    ) -> None:
+    def __init__(self, options: WriteOptions, app_id: str, columns: Sequence[str]) -> None:
         """Keep plain data."""
         self.options = options
         self.app_id = app_id
         self.columns = tuple(columns)
-        self.replaces = overwrite or options.append_dim is None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> BatchWritten:  # type: ignore[override]
         """Write the rows of one partition; called in a task.
@@ -90,24 +115,19 @@ class StreamWriter(DataSourceStreamArrowWriter):
         context = TaskContext.get()
         assert context is not None  # Spark runs it in a task
         task = context.partitionId()
-        rows = _Counted(iterator)
+        replaces = self.options.append_dim is None
         plan = WritePlan.begin(
-            self.options, self.columns, overwrite=self.replaces, cores=self.options.cores
+            self.options, self.columns, overwrite=replaces, cores=self.options.cores
         )
+        rows = _Marked(iterator, () if plan.target is None else plan.target.dimensions)
         try:
             written = write_batches(plan, task, rows)
         except IcechunkError as error:
             # Kept instead of raised: if the batch is written already, it does not matter.
-            nothing = plan.write.changes(plan.write.fork())
-            written = RowsWritten(Answer(task, nothing), 0, error)
-        return BatchWritten(
-            written.answer,
-            written.length,
-            written.refusal,
-            plan,
-            written.appended,
-            rows=rows.count,
-        )
+            written = replace(RowsWritten.nothing(plan, task), refusal=error)
+            for _ in rows:
+                pass
+        return BatchWritten(written, plan, rows.mark)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 -- PySpark's name
         """Publish the changes of all tasks, unless there is no row or the branch has the batch.
@@ -116,34 +136,90 @@ class StreamWriter(DataSourceStreamArrowWriter):
         the arrays.
 
         Raises:
+            CheckpointLostError: the branch has a later batch of this name, or another one of this
+                number.
             ConflictError: another writer changed the same, or the option `rebase` refuses any
                 other commit. Nothing was published; a restarted query tries the batch again.
         """
         written = [it for it in messages if isinstance(it, BatchWritten)]
-        plans = [it.plan for it in written if it.plan is not None]
-        transaction = Transaction(self.app_id, batchId)
-        if not any(it.rows for it in written) or plans[0].write.is_done(transaction):
+        plans = [it.plan for it in written]
+        mark = sum((it.mark for it in written), BatchMark())
+        if not mark.rows or self._is_written(plans[0], batchId, mark):
             return
         plan = _oldest(plans, batchId)
-        commit_rows(plan, [_under(plan, it) for it in messages], transaction)
+        commit_rows(
+            plan,
+            [_under(plan, it) for it in messages],
+            Transaction(self.app_id, batchId),
+            metadata={BATCH: mark.properties()},
+        )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Do nothing; see `RowWriter.abort`."""
 
+    def _is_written(self, plan: WritePlan, batch: int, mark: BatchMark) -> bool:
+        """Return whether the branch has a batch.
 
-class _Counted:
-    """Counts the rows of the batches of a partition."""
+        A checkpoint tries its last batch again at most. An older one, or other rows under the
+        number of the last, are of another checkpoint: these rows are not written yet.
 
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self.count = 0
+        Raises:
+            CheckpointLostError: it has a later one, or another one of this number.
+        """
+        repository, branch = plan.write.repository, plan.write.branch
+        newest = published_version(repository, branch, self.app_id)
+        if newest is None or newest < batch:
+            return False
+        if newest == batch:
+            there = _mark_of(repository, branch, Transaction(self.app_id, batch))
+            if there is None or there == mark.properties():
+                return True
+        raise CheckpointLostError(
+            f"The query tries batch {batch}, and {branch!r} has batch {newest} of "
+            f"{self.app_id!r}{' with other rows' if newest == batch else ''}: its checkpoint is "
+            "not the one that those were written with. Nothing of the batch was written. Bring "
+            "that checkpoint back; or start the query with a new 'txnAppId', and with "
+            "option('late-rows', 'drop') if its source begins again at rows that are written.",
+            branch=branch,
+            app_id=self.app_id,
+            batch=batch,
+            newest=newest,
+        )
+
+
+def _mark_of(
+    repository: Repository, branch: str, transaction: Transaction
+) -> Mapping[str, Any] | None:
+    """Return the mark of the rows of a written batch; None if nobody knows it any more.
+
+    Cost: one request with format version 2; one for each commit since with version 1.
+    """
+    own = {"app-id": transaction.app_id, "version": transaction.version}
+    for info in repository.ancestry(branch=branch):
+        if info.metadata.get("spark-transaction") == own:
+            found: Mapping[str, Any] | None = info.metadata.get(BATCH)
+            return found
+    return None
+
+
+class _Marked:
+    """Marks the rows of the batches of a partition."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], coordinates: Sequence[str]) -> None:
+        self.mark = BatchMark()
         self._batches = batches
+        self._coordinates = coordinates
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return self
 
     def __next__(self) -> pa.RecordBatch:
         batch = next(self._batches)
-        self.count += batch.num_rows
+        columns = [batch.column(it) for it in self._coordinates]
+        if not columns or any(it.null_count for it in columns):  # such a batch is refused
+            self.mark += BatchMark(batch.num_rows)
+        else:
+            self.mark += BatchMark.of([plain_column(it) for it in columns])
         return batch
 
 
@@ -192,9 +268,10 @@ def _alike(one: WritePlan, other: WritePlan) -> bool:
     )
 
 
-def _under(plan: WritePlan, message: WriterCommitMessage | None) -> WriterCommitMessage | None:
+def _under(plan: WritePlan, message: WriterCommitMessage | None) -> RowsWritten | None:
     """Return the result of a task as if it had been given this plan."""
-    if not isinstance(message, RowsWritten):
-        return message
-    answer = replace(message.answer, changes=plan.write.adopt(message.answer.changes))
-    return replace(message, answer=answer)
+    if not isinstance(message, BatchWritten):
+        return None
+    written = message.written
+    answer = replace(written.answer, changes=plan.write.adopt(written.answer.changes))
+    return replace(written, answer=answer)

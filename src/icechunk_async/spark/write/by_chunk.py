@@ -44,8 +44,12 @@ def repartition_by_chunk(
 ) -> DataFrame:
     """Arrange rows for `df.write`: the rows of one chunk in one partition, contiguously.
 
+    Rows need not be arranged to be written. Where they are, tasks store all chunks; elsewhere the
+    commit joins, in one process, the rows of chunks that are in several tasks.
+
     Args:
-        frame: rows with columns named like the arrays and their dimensions.
+        frame: rows with columns named like the arrays and their dimensions; also of a stream, whose
+            rows are then not contiguous.
         repository: an open repository, or its URL.
         branch: the branch of the arrays.
         group: the group of the arrays.
@@ -92,7 +96,9 @@ def arrange(frame: DataFrame, target: WriteTarget, grid: ChunkGrid, count: int) 
     frame = frame.withColumn(name, chunk)
     # By partition number: hashing would give some partitions several chunks and others none.
     frame = frame.repartitionById(count, sf.pmod(name, sf.lit(count)).cast("int"))
-    return frame.sortWithinPartitions(name).select(*[sf.col(f"`{it}`") for it in columns])
+    if not frame.isStreaming:  # Spark sorts no stream; each chunk is in one task all the same
+        frame = frame.sortWithinPartitions(name)
+    return frame.select(*[sf.col(f"`{it}`") for it in columns])
 
 
 def _along(

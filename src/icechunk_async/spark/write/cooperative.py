@@ -21,6 +21,7 @@ from icechunk_async.spark.shared import (
     fork_changes,
     merge_changes,
     new_point,
+    root_with,
 )
 from icechunk_async.spark.write.publish import Published, is_published, publish
 from icechunk_async.sync import Repository
@@ -115,8 +116,8 @@ class CooperativeWrite:
         root = repo.writable_session(branch).fork()
         if prepare is not None:
             prepare(root.store)
-        # Every task works in a copy of the root, prepared as it is, and answers what it changed
-        # there. Nodes created by each task would conflict when their changes are merged.
+        # Every task works in a copy of the prepared root, and answers what it changed there.
+        # Nodes created by each task would conflict when their changes are merged.
         budget = SharedRepository.of(repo).budget(cores)
         return cls(repo, branch, fork_changes(root), new_point(), budget)
 
@@ -124,8 +125,13 @@ class CooperativeWrite:
         """Return a fork: in a task to write in, elsewhere to read what tasks will see."""
         return SharedRepository.of(self.repository).in_task(self._budget).fork(self._root)
 
+    def fork_with(self, changes: bytes) -> ForkSession:
+        """Return the fork in which a task made its changes, to read what it wrote."""
+        fork = root_with(self._root, changes)
+        return SharedRepository.of(self.repository).in_task(self._budget).fork(fork)
+
     def changes(self, fork: ForkSession) -> bytes:
-        """Return what a task changed, once its chunks are durable; no location and no secret.
+        """Return the changes of a task, once its chunks are durable; no location and no secret.
 
         Args:
             fork: a fork of this write.

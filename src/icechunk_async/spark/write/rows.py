@@ -1,162 +1,42 @@
-"""Rows of a table written to arrays: the plan, the work of a task, and the commit."""
+"""Rows of a table written to arrays: the batch writer of Spark, and `write_rows`."""
 
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter
 
-from icechunk_async.errors import (
-    AlreadyExistsError,
-    IcechunkError,
-    IncompleteWriteError,
-    InvalidInputError,
-)
-from icechunk_async.spark.grid.axes import Appended, Steps
-from icechunk_async.spark.grid.chunks import ChunkAssembly
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.spark.grid.axes import Steps
 from icechunk_async.spark.options import WriteOptions
-from icechunk_async.spark.shared import has_chunks, open_array
 from icechunk_async.spark.tasks import default_tasks
 from icechunk_async.spark.write.by_chunk import arrange
-from icechunk_async.spark.write.cooperative import Answer, CooperativeWrite, check_answers
+from icechunk_async.spark.write.commit import commit_rows
+from icechunk_async.spark.write.cooperative import check_answers
+from icechunk_async.spark.write.plan import WritePlan
 from icechunk_async.spark.write.publish import Published, is_published
-from icechunk_async.spark.write.target import (
-    WriteTarget,
-    coordinates_of,
-    is_sorted,
-    open_dataset,
-)
-from icechunk_async.spark.write.values import ValueRefusedError, coordinate_column, encode_column
+from icechunk_async.spark.write.target import coordinates_of, is_sorted, open_dataset
+from icechunk_async.spark.write.task import write_batches
+from icechunk_async.spark.write.values import coordinate_column
 from icechunk_async.sync import Repository
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy.typing as npt
-    import zarr
     from pyspark.sql import DataFrame
+    from pyspark.sql.datasource import WriterCommitMessage
     from pyspark.sql.types import StructType
 
-    from icechunk_async.spark.grid.chunks import Block, ChunkGrid
     from icechunk_async.spark.write.publish import Transaction
-    from icechunk_async.sync import ForkSession
+    from icechunk_async.spark.write.task import RowsWritten
     from icechunk_async.sync.conflicts import ConflictSolver
-    from icechunk_async.sync.store import IcechunkStore
 
-__all__ = [
-    "RowWriter",
-    "RowsWritten",
-    "WritePlan",
-    "batch_writer",
-    "commit_rows",
-    "write_batches",
-    "write_rows",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class WritePlan:
-    """One write of rows, prepared once and sent to every task as plain data.
-
-    Attributes:
-        write: the write in which tasks take part.
-        options: the request.
-        target: the arrays; None if there is nothing to do.
-    """
-
-    write: CooperativeWrite
-    options: WriteOptions
-    target: WriteTarget | None
-
-    @classmethod
-    def begin(
-        cls,
-        options: WriteOptions,
-        columns: Sequence[str],
-        *,
-        overwrite: bool,
-        transaction: Transaction | None = None,
-        cores: int = 0,
-        repository: Repository | None = None,
-    ) -> WritePlan:
-        """Look up the arrays, and begin a write.
-
-        Args:
-            options: the request.
-            columns: names of the table's columns.
-            overwrite: whether rows replace existing values; otherwise they are appended.
-            transaction: names the write, if that is known yet.
-            cores: tasks of one executor that share the budget; 0 if each has to ask Spark.
-            repository: an open repository; by default that of the options is opened.
-
-        Raises:
-            InvalidInputError: columns and arrays do not go together; see also `WriteTarget.look`.
-            AlreadyExistsError: an array has values, and the options refuse that.
-        """
-        options.check_mode(overwrite=overwrite)
-        repository = repository or options.open()
-        if is_published(repository, options.branch, transaction):
-            return cls(CooperativeWrite.begin(repository, options.branch), options, None)
-        looked: list[WriteTarget] = []
-
-        def prepare(store: IcechunkStore) -> None:
-            # At the snapshot at which the write begins, so that later changes are conflicts.
-            target = WriteTarget.look(store, options, columns)
-            looked.append(target)
-            if target.growth is not None:
-                target.growth.prepare(store)
-
-        write = CooperativeWrite.begin(repository, options.branch, prepare=prepare, cores=cores)
-        target = looked[0]
-        skip = options.if_written != "replace" and _is_written(write.fork(), options, target)
-        return cls(write, options, None if skip else target)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there is nothing to do."""
-        return self.target is None
-
-
-def _is_written(fork: ForkSession, options: WriteOptions, target: WriteTarget) -> bool:
-    """Return whether an array already has values and the write is to be skipped.
-
-    Raises:
-        AlreadyExistsError: an array has values, and the options refuse that.
-    """
-    for path, _ in target.variables:
-        if has_chunks(fork, path):
-            if options.if_written == "ignore":
-                return True
-            raise AlreadyExistsError(
-                f"{path!r} has values already, and the option 'if-written' makes that an error. "
-                "Nothing was written.",
-                path=path,
-            )
-    return False
-
-
-@dataclass
-class RowsWritten(WriterCommitMessage):
-    """The result of one task.
-
-    Attributes:
-        answer: the changes it made.
-        length: the length that its rows need along the appended dimension, or 0.
-        refusal: why its rows cannot be written, if the batch may turn out to be written already.
-        plan: the plan, if the task made it.
-        appended: places and coordinates along the appended dimension, as the rows gave them.
-    """
-
-    answer: Answer
-    length: int
-    refusal: IcechunkError | None = None
-    plan: WritePlan | None = None
-    appended: tuple[npt.NDArray[np.int64], npt.NDArray[Any]] | None = None
+__all__ = ["RowWriter", "batch_writer", "write_rows"]
 
 
 def batch_writer(
@@ -201,156 +81,6 @@ class RowWriter(DataSourceArrowWriter):
         """
 
 
-def write_batches(plan: WritePlan, task: int, batches: Iterator[pa.RecordBatch]) -> RowsWritten:
-    """Write the rows of one task to chunks.
-
-    Raises:
-        DuplicateRowsError, OutsideGridError, MissingCoordinatesError: rows have no cell, or
-            several have the same.
-        InvalidInputError: an array cannot hold a value.
-
-    Memory: the rows of incomplete chunks; of one chunk if rows come chunk by chunk.
-    """
-    fork = plan.write.fork()
-    target = plan.target
-    if target is None:
-        for _ in batches:
-            pass
-        return RowsWritten(Answer(task, plan.write.changes(fork)), 0)
-    arrays = {it.name: open_array(fork.store, path, write=True) for path, it in target.variables}
-    grid = target.grid(fork.store)
-    assembly = ChunkAssembly(grid, next(iter(arrays)))
-    finders = [it.finder() for it in target.axes]
-    length = 0
-    growth = target.growth
-    old = None if growth is None else (target.axes.index(growth.axis), growth.length)
-    appended = None if growth is None else Appended(growth.axis, growth.length)
-    for batch in batches:
-        given = [coordinate_column(batch.column(it.name), it.name) for it in target.axes]
-        places = [it.places(values) for it, values in zip(finders, given, strict=True)]
-        columns = _encoded(batch, target, allow=plan.options.cast == "allow")
-        if old is not None and batch.num_rows:
-            length = max(length, int(places[old[0]].max()) + 1)
-        if old is not None and appended is not None:
-            appended.add(places[old[0]], given[old[0]])
-        for block in assembly.add(places, columns):
-            _put(arrays, grid, block, old)
-    for block in assembly.rest():
-        _put(arrays, grid, block, old)
-    answer = Answer(task, plan.write.changes(fork))
-    return RowsWritten(answer, length, appended=None if appended is None else appended.columns())
-
-
-def _encoded(
-    batch: pa.RecordBatch, target: WriteTarget, *, allow: bool
-) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of values as the arrays store them.
-
-    Raises:
-        ValueRefusedError: an array cannot hold one; it says where in the table.
-    """
-    try:
-        return {
-            it.name: encode_column(batch.column(it.name), it, allow=allow)
-            for _, it in target.variables
-        }
-    except ValueRefusedError as error:
-        row = error.row or 0
-        place = ", ".join(f"{it.name}={batch.column(it.name)[row].as_py()}" for it in target.axes)
-        raise ValueRefusedError(
-            f"{error.message} It is in the row of {place}. Nothing was published. Convert the "
-            "column or filter such rows; option('cast', 'allow') converts them as NumPy does.",
-            **error.context,
-        ) from None
-
-
-def _put(
-    arrays: Mapping[str, zarr.Array[Any]],
-    grid: ChunkGrid,
-    block: Block,
-    old: tuple[int, int] | None,
-) -> None:
-    """Write a chunk of every array once; cells without a row keep their values.
-
-    Args:
-        arrays: the arrays by name.
-        grid: their common chunk grid.
-        block: the rows of the chunk.
-        old: the axis that is appended to, and its length before. Cells beyond that length had no
-            value, although the chunk may hold some from when the array was longer.
-    """
-    region = grid.region(block.chunk)
-    shape = tuple(at.stop - at.start for at in region)
-    for name, array in arrays.items():
-        # A chunk whose cells all have rows need not be read.
-        values = np.empty(shape, array.dtype) if block.whole else np.array(array[region])
-        if old is not None and not block.whole:
-            axis, length = old
-            new = slice(max(0, length - region[axis].start), None)
-            values[(*[slice(None)] * axis, new)] = array.fill_value
-        values.reshape(-1)[block.cells] = block.values[name]
-        array[region] = values
-
-
-def commit_rows(
-    plan: WritePlan,
-    messages: Sequence[WriterCommitMessage | None],
-    transaction: Transaction | None,
-    *,
-    metadata: Mapping[str, Any] | None = None,
-    rebase_with: ConflictSolver | None = None,
-) -> Published | None:
-    """Publish the changes of all tasks; return None if there is nothing to do, or no row.
-
-    Args:
-        plan: the plan of the tasks.
-        messages: the results of the tasks.
-        transaction: names the write.
-        metadata: properties of the snapshot.
-        rebase_with: decides conflicts; by default the plan's options say how.
-
-    Raises:
-        IncompleteWriteError: a task did not answer.
-        MergeFailedError: two tasks had rows of one chunk.
-        ConflictError: another writer was first, or changed coordinates by which rows were placed.
-    """
-    written = [it for it in messages if isinstance(it, RowsWritten)]
-    if len(written) < len(messages):
-        raise IncompleteWriteError(
-            f"{len(messages) - len(written)} of {len(messages)} tasks did not answer. Nothing was "
-            "published; write again.",
-            missing=[at for at, it in enumerate(messages) if it is None],
-            repeated=[],
-        )
-    if plan.target is None or plan.write.is_done(transaction):
-        return None
-    for refusal in (it.refusal for it in written if it.refusal is not None):
-        raise refusal
-    growth = plan.target.growth
-    length = max([it.length for it in written] + ([growth.length] if growth else []), default=0)
-    if growth is not None and length == growth.length and transaction is None:
-        return None
-
-    parts = [it.appended for it in written if it.appended is not None]
-    new = None if growth is None else growth.filled(parts, fill_gaps=plan.options.fill_gaps)
-
-    def finish(store: IcechunkStore) -> None:
-        if growth is not None and new is not None:
-            growth.finish(store, new)
-
-    return plan.write.commit(
-        [it.answer for it in written],
-        len(written),
-        plan.options.message,
-        metadata=metadata,
-        transaction=transaction,
-        rebase_with=rebase_with or plan.options.solver,
-        finish=finish,
-        # Also dimensions without an array: another writer may have created one.
-        unchanged=[plan.options.path_of(axis.name) for axis in plan.target.axes],
-    )
-
-
 def write_rows(
     frame: DataFrame,
     repository: Repository | str,
@@ -368,6 +98,7 @@ def write_rows(
     cast: Literal["refuse", "allow"] = "refuse",
     max_append: int | None = None,
     fill_gaps: bool = False,
+    late_rows: Literal["fail", "overwrite", "drop"] = "fail",
 ) -> Published:
     """Arrange rows by chunk, write them to arrays, and commit once.
 
@@ -394,6 +125,9 @@ def write_rows(
             of refusing them.
         max_append: the most coordinates to append; by default 1,000 or ten chunks.
         fill_gaps: whether to append coordinates that no row has and that lie before others.
+        late_rows: with the mode `append`, what to do with rows whose coordinate along the
+            appended dimension exists: refuse them, let them replace values, or leave them out.
+            The commit counts them in its property `spark-late-rows`.
 
     Raises:
         InvalidInputError: columns and arrays do not go together.
@@ -424,6 +158,7 @@ def write_rows(
         cast=cast,
         max_append=max_append,
         fill_gaps=fill_gaps,
+        late_rows=late_rows,
     )
     if is_published(repo, branch, transaction):
         return Published(repo.lookup_branch(branch), committed=False)
@@ -452,7 +187,7 @@ def _run(frame: DataFrame, plan: WritePlan) -> list[RowsWritten]:
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None  # Spark runs it in a task
-        written = write_batches(plan, context.partitionId(), batches)
+        written = write_batches(plan, context.partitionId(), batches, arranged=True)
         yield pa.RecordBatch.from_pydict({"message": [pickle.dumps(written)]})
 
     rows = frame.mapInArrow(each, "message binary").collect()

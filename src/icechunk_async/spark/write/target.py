@@ -18,6 +18,7 @@ from zarr.core.sync import sync
 
 from icechunk_async.errors import (
     AlreadyExistsError,
+    DuplicateRowsError,
     InvalidInputError,
     MissingCoordinatesError,
     NodeNotFoundError,
@@ -270,6 +271,34 @@ class WriteTarget:
             check_unambiguous(it.name, it.values)
         written = [path for path, _ in (*variables, *(growth.arrays if growth else ()))]
         return cls(axes, variables, growth, _ids(store, written))
+
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """The names of the dimensions, in order."""
+        return tuple(it.name for it in self.axes)
+
+    @property
+    def old(self) -> tuple[int, int] | None:
+        """The axis that is appended to and its length before, or None; see `put_block`."""
+        growth = self.growth
+        return None if growth is None else (self.axes.index(growth.axis), growth.length)
+
+    def row_at(self, index: Sequence[int]) -> str:
+        """Return the coordinates of a cell in words, such as `time=2020-01-01, x=0`."""
+        return ", ".join(
+            f"{axis.name}={axis.at(place)!s}" for axis, place in zip(self.axes, index, strict=True)
+        )
+
+    def duplicate(self, index: tuple[int, ...]) -> DuplicateRowsError:
+        """Return the error for several rows of the cell at an index."""
+        name = self.variables[0][1].name
+        return DuplicateRowsError(
+            f"Several rows have {self.row_at(index)}: the cell {index} of {name!r}. Nothing was "
+            "published. Leave one row for each cell, for example with dropDuplicates on the "
+            "coordinates.",
+            array=name,
+            index=index,
+        )
 
     def grid(self, store: IcechunkStore) -> ChunkGrid:
         """Return the common chunk grid of the arrays at the length that they may reach.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import xarray
 
-__all__ = ["Encoding", "ValueRefusedError", "coordinate_column", "encode_column"]
+__all__ = ["Encoding", "ValueRefusedError", "coordinate_column", "encode_column", "plain_column"]
 
 
 _KEPT: Final = (
@@ -135,7 +135,7 @@ def coordinate_column(column: pa.Array[Any], name: str) -> npt.NDArray[Any]:
             f"A row has null in column {name!r}, which says where it belongs. Drop such rows.",
             dimension=name,
         )
-    return _numpy(column)
+    return plain_column(column)
 
 
 def encode_column(
@@ -178,7 +178,7 @@ def _of_null(encoding: Encoding, row: int) -> Any:
     )
 
 
-def _numpy(column: pa.Array[Any]) -> npt.NDArray[Any]:
+def plain_column(column: pa.Array[Any]) -> npt.NDArray[Any]:
     """Return a column without nulls as NumPy values; times in microseconds of UTC."""
     if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
         zone = getattr(column.type, "tz", None)
@@ -206,7 +206,7 @@ class _Check:
             if not self.allow:
                 wanted = self.encoding.kind
                 raise self.refusal(0, f"the column has {found}, and the array holds {wanted}")
-            stored = self._converted(_numpy(self.column))
+            stored = self._converted(plain_column(self.column))
         elif found == "numbers":
             stored = self._numbers()
         elif found == "text":
@@ -279,7 +279,7 @@ class _Check:
     def _given_numbers(self) -> npt.NDArray[Any]:
         """Return the numbers; decimals as integers or as floats, whichever holds them."""
         if not pa.types.is_decimal(self.column.type):
-            return _numpy(self.column)
+            return plain_column(self.column)
         if self.encoding.logical.kind in "biu" and not self.encoding.is_scaled:
             try:
                 return np.asarray(self.column.cast(pa.int64()).to_numpy(zero_copy_only=False))
@@ -293,7 +293,7 @@ class _Check:
 
     def _texts(self) -> npt.NDArray[Any]:
         dtype = self.encoding.dtype
-        values = _numpy(self.column)
+        values = plain_column(self.column)
         if dtype.kind not in "US":
             return values.astype(dtype)
         size = dtype.itemsize // (4 if dtype.kind == "U" else 1)
@@ -313,7 +313,7 @@ class _Check:
         return np.array(given, dtype)
 
     def _times(self) -> npt.NDArray[Any]:
-        values, dtype = _numpy(self.column), self.encoding.dtype
+        values, dtype = plain_column(self.column), self.encoding.dtype
         kind = values.dtype.kind
         values = values.astype(f"{kind}8[us]")
         if dtype.kind in "Mm":

@@ -1,4 +1,4 @@
-"""What a copy changed since it was made brings the original to the same state."""
+"""Changes since a copy was made bring the original to the state of the copy."""
 
 from __future__ import annotations
 

@@ -1,0 +1,143 @@
+"""Rows of chunks that a task has only in part: handed to the commit, which joins them with others'.
+
+Any task may have rows of any chunk. A task stores the chunks that it has whole. Of others it hands
+over which cells its rows fill, and their values too unless it has stored the chunk as well. Few
+rows travel with its answer; more are stored as objects that nothing refers to, which garbage
+collection removes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgpack
+import numpy as np
+import zstandard
+
+from icechunk_async.errors import FormatError
+from icechunk_async.format.envelope import decompress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy.typing as npt
+
+    from icechunk_async.format.manifest.refs import NativeChunk
+    from icechunk_async.spark.grid.chunks import Block
+
+    type Ints = npt.NDArray[np.int64]
+
+__all__ = ["PartWriter", "Parts", "block_rows"]
+
+_INLINE_BYTES: Final = 1 << 18
+"""Rows of a task that travel with its answer: Spark bounds the answers of all tasks together."""
+_OBJECT_BYTES: Final = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The chunks of one task; plain data.
+
+    Attributes:
+        whole: numbers of the chunks that it stored with a row for every cell, ascending.
+        chunks: numbers of the chunks with rows for some cells, ascending.
+        stored: which of these it also stored, with its rows and what was there before.
+        pieces: the rows of these, in blocks: bytes, or the objects that hold them.
+        piece: for each chunk the number of the piece with its block.
+        spans: first byte and end of each block in its piece; `(n, 2)`.
+    """
+
+    whole: Ints
+    chunks: Ints
+    stored: npt.NDArray[np.bool_]
+    pieces: tuple[bytes | NativeChunk, ...]
+    piece: npt.NDArray[np.int32]
+    spans: Ints
+
+
+class PartWriter:
+    """Gathers the blocks of a task, in ascending order of their chunks."""
+
+    def __init__(self, store: Callable[[bytes], NativeChunk]) -> None:
+        """Begin without blocks; `store` stores an object."""
+        self._store = store
+        self._open = bytearray()
+        self._pieces: list[bytes | NativeChunk] = []
+        self._rows: list[tuple[int, bool, int, int, int]] = []
+
+    def add(self, block: Block, *, stored: bool) -> None:
+        """Add the rows of a chunk; without their values if the task stored the chunk."""
+        data = _packed(block, {} if stored else block.values)
+        if self._open and len(self._open) + len(data) > _OBJECT_BYTES:
+            self._flush()
+        start = len(self._open)
+        self._open += data
+        self._rows.append((block.chunk, stored, len(self._pieces), start, len(self._open)))
+
+    def finish(self, whole: list[int]) -> Parts:
+        """Return all blocks, with the numbers of whole chunks."""
+        if self._pieces or len(self._open) > _INLINE_BYTES:
+            self._flush()
+        elif self._open:
+            self._pieces.append(bytes(self._open))
+        rows = np.array(self._rows, np.int64).reshape(-1, 5)
+        return Parts(
+            np.array(sorted(whole), np.int64),
+            rows[:, 0].copy(),
+            rows[:, 1].astype(np.bool_),
+            tuple(self._pieces),
+            rows[:, 2].astype(np.int32),
+            rows[:, 3:].copy(),
+        )
+
+    def _flush(self) -> None:
+        self._pieces.append(self._store(bytes(self._open)))
+        self._open = bytearray()
+
+
+def _packed(block: Block, values: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """Return rows by ascending cell, compressed."""
+    order = np.argsort(block.cells, kind="stable")
+    document = {
+        "cells": block.cells[order].astype("<i8").tobytes(),
+        "values": {name: _column(given[order]) for name, given in values.items()},
+    }
+    return zstandard.ZstdCompressor(level=1).compress(msgpack.packb(document))
+
+
+def _column(values: npt.NDArray[Any]) -> bytes | list[str | bytes]:
+    return values.tolist() if values.dtype.kind in {"O", "T"} else values.tobytes()
+
+
+def block_rows(
+    data: bytes | memoryview, size: int, dtypes: Mapping[str, np.dtype[Any]]
+) -> tuple[Ints, dict[str, npt.NDArray[Any]] | None]:
+    """Return the cells of a block, ascending, and the values of each array; None if it has none.
+
+    Args:
+        data: the block.
+        size: how many cells its chunk has.
+        dtypes: the type of each array.
+
+    Raises:
+        FormatError: it is not what a task of this write handed over.
+    """
+    try:
+        document = msgpack.unpackb(bytes(decompress(memoryview(data), "block of rows")))
+        cells = np.frombuffer(document["cells"], "<i8").astype(np.int64)
+        given: dict[str, Any] = document["values"]
+        values = {it: _stored(given[it], dtypes[it]) for it in dtypes} if given else None
+    except (KeyError, ValueError, TypeError, msgpack.UnpackException) as error:
+        raise FormatError(f"Rows that a task handed over are damaged: {error!r}.") from error
+    if len(cells) and not (cells[0] >= 0 and cells[-1] < size and (np.diff(cells) >= 0).all()):
+        raise FormatError("Rows that a task handed over are outside of their chunk.")
+    if values is not None and any(len(it) != len(cells) for it in values.values()):
+        raise FormatError("Rows that a task handed over lack values.")
+    return cells, values
+
+
+def _stored(column: bytes | list[str | bytes], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if isinstance(column, bytes):
+        return np.frombuffer(column, dtype)
+    return np.array(column, object).astype(dtype)

@@ -1,0 +1,199 @@
+"""The work of one task: rows to chunks, and what it hands over to the commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import WriterCommitMessage
+from zarr.core.sync import sync
+
+from icechunk_async.errors import OutsideGridError
+from icechunk_async.spark.grid.axes import Appended
+from icechunk_async.spark.grid.chunks import ChunkAssembly
+from icechunk_async.spark.shared import open_array, store_object
+from icechunk_async.spark.write.cooperative import Answer
+from icechunk_async.spark.write.parts import Parts, PartWriter
+from icechunk_async.spark.write.put import put_block
+from icechunk_async.spark.write.values import ValueRefusedError, coordinate_column, encode_column
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from icechunk_async.errors import IcechunkError
+    from icechunk_async.spark.write.plan import WritePlan
+    from icechunk_async.spark.write.target import WriteTarget
+
+    type Ints = npt.NDArray[np.int64]
+
+__all__ = ["RowsWritten", "write_batches"]
+
+_DENSE: Final = 8
+"""A task stores a chunk if it has this part of its cells, or more; so do few tasks at most."""
+
+
+@dataclass
+class RowsWritten(WriterCommitMessage):
+    """The result of one task.
+
+    Attributes:
+        answer: the changes it made.
+        parts: the chunks that it wrote, and rows of chunks that it hands over.
+        rows: how many rows it wrote, or handed over.
+        late: how many rows had coordinates that the appended dimension had already.
+        length: the length that its rows need along the appended dimension, or 0.
+        refusal: why its rows cannot be written, if the batch may turn out to be written already.
+        appended: places and coordinates along the appended dimension, as the rows gave them.
+    """
+
+    answer: Answer
+    parts: Parts
+    rows: int = 0
+    late: int = 0
+    length: int = 0
+    refusal: IcechunkError | None = None
+    appended: tuple[Ints, npt.NDArray[Any]] | None = None
+
+    @classmethod
+    def nothing(cls, plan: WritePlan, task: int) -> RowsWritten:
+        """Return the result of a task that wrote nothing."""
+        fork = plan.write.fork()
+        parts = PartWriter(partial(store_object, fork)).finish([])
+        return cls(Answer(task, plan.write.changes(fork)), parts)
+
+
+def write_batches(
+    plan: WritePlan, task: int, batches: Iterator[pa.RecordBatch], *, arranged: bool = False
+) -> RowsWritten:
+    """Write the rows of one task to chunks.
+
+    Args:
+        plan: the plan.
+        task: number of the task.
+        batches: the rows.
+        arranged: the rows of a chunk are in one task, which stores the chunk in any case.
+
+    Raises:
+        DuplicateRowsError, OutsideGridError, MissingCoordinatesError: rows have no cell, or
+            several have the same.
+        InvalidInputError: an array cannot hold a value.
+
+    Memory: the rows of incomplete chunks; of one chunk if rows come chunk by chunk.
+    """
+    target = plan.target
+    if target is None:
+        for _ in batches:
+            pass
+        return RowsWritten.nothing(plan, task)
+    fork = plan.write.fork()
+    arrays = {it.name: open_array(fork.store, path, write=True) for path, it in target.variables}
+    grid = target.grid(fork.store)
+    assembly = ChunkAssembly(grid, target.duplicate)
+    parts = PartWriter(partial(store_object, fork))
+    growth = target.growth
+    appended = None if growth is None else Appended(growth.axis, growth.length)
+    rows = _Rows(plan, target)
+    for batch in batches:
+        places, given, kept = rows.place(batch)
+        if growth is not None and appended is not None:
+            at = target.axes.index(growth.axis)
+            appended.add(places[at], given[at])
+        columns = _encoded(kept, target, allow=plan.options.cast == "allow")
+        for block in assembly.add(places, columns):
+            sync(put_block(arrays, grid, block, target.old))
+    for block in assembly.rest():
+        stored = arranged or len(block.cells) * _DENSE >= assembly.size(block.chunk)
+        if stored:
+            sync(put_block(arrays, grid, block, target.old))
+        parts.add(block, stored=stored)
+    return RowsWritten(
+        Answer(task, plan.write.changes(fork)),
+        parts.finish(sorted(assembly.whole)),
+        rows=rows.count,
+        late=rows.late,
+        length=rows.length,
+        appended=None if appended is None else appended.columns(),
+    )
+
+
+class _Rows:
+    """Finds the places of rows, and counts the rows."""
+
+    def __init__(self, plan: WritePlan, target: WriteTarget) -> None:
+        self.count = 0
+        self.late = 0
+        self.length = 0
+        self._target = target
+        self._late_rows = plan.options.late_rows
+        self._finders = [it.finder() for it in target.axes]
+
+    def place(
+        self, batch: pa.RecordBatch
+    ) -> tuple[list[Ints], list[npt.NDArray[Any]], pa.RecordBatch]:
+        """Return the places of rows along each axis, their coordinates, and the rows to write.
+
+        Raises:
+            OutsideGridError: a row is late, and the options refuse that.
+        """
+        target = self._target
+        given = [coordinate_column(batch.column(it.name), it.name) for it in target.axes]
+        places = [it.places(values) for it, values in zip(self._finders, given, strict=True)]
+        if target.growth is not None and batch.num_rows:
+            at = target.axes.index(target.growth.axis)
+            late = places[at] < target.growth.axis.first
+            if late.any():
+                self._take_late(batch, places, late)
+                if self._late_rows == "drop":
+                    batch = batch.filter(pa.array(~late))
+                    given = [it[~late] for it in given]
+                    places = [it[~late] for it in places]
+            if batch.num_rows:
+                self.length = max(self.length, int(places[at].max()) + 1)
+        self.count += batch.num_rows
+        return places, given, batch
+
+    def _take_late(
+        self, batch: pa.RecordBatch, places: Sequence[Ints], late: npt.NDArray[np.bool_]
+    ) -> None:
+        self.late += int(late.sum())
+        growth = self._target.growth
+        if self._late_rows != "fail" or growth is None:
+            return
+        row = int(np.flatnonzero(late)[0])
+        name = growth.axis.name
+        raise OutsideGridError(
+            f"A row has {self._target.row_at([int(it[row]) for it in places])}, which the arrays "
+            f"have already along {name!r}, and this write appends. Nothing was published. Let "
+            "option('late-rows', 'overwrite') replace values by such rows or 'drop' leave them "
+            "out, or use mode('overwrite').",
+            dimension=name,
+            value=str(batch.column(name)[row].as_py()),
+        )
+
+
+def _encoded(
+    batch: pa.RecordBatch, target: WriteTarget, *, allow: bool
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of values as the arrays store them.
+
+    Raises:
+        ValueRefusedError: an array cannot hold one; it says where in the table.
+    """
+    try:
+        return {
+            it.name: encode_column(batch.column(it.name), it, allow=allow)
+            for _, it in target.variables
+        }
+    except ValueRefusedError as error:
+        row = error.row or 0
+        place = ", ".join(f"{it.name}={batch.column(it.name)[row].as_py()}" for it in target.axes)
+        raise ValueRefusedError(
+            f"{error.message} It is in the row of {place}. Nothing was published. Convert the "
+            "column or filter such rows; option('cast', 'allow') converts them as NumPy does.",
+            **error.context,
+        ) from None
