@@ -14,9 +14,11 @@ from icechunk_async.engine.commit.conflicts import (
     Side,
     VersionSelection,
 )
+from icechunk_async.engine.commit.solvers import AttributesSolver, Newest, PerPath
 
 __all__ = [
     "Answer",
+    "AttributesSolver",
     "BasicConflictSolver",
     "ChunkAnswers",
     "Clash",
@@ -26,6 +28,8 @@ __all__ = [
     "ConflictSolver",
     "MergeClash",
     "MergeClashKind",
+    "Newest",
+    "PerPath",
     "Resolution",
     "Side",
     "VersionSelection",

@@ -53,7 +53,8 @@
     │   ├── TagDeletedError
     │   └── NodeExistsError
     ├── ConflictError                    another writer was first; rebase or start again
-    │   └── RebaseFailedError
+    │   ├── RebaseFailedError
+    │   └── MergeConflictError           what is to be merged clashes with the branch
     ├── ChunksCollectedError             garbage collection deleted what a session wrote
     ├── StreamPositionLostError          the history no longer holds the stream's position
     ├── CheckpointLostError              a stream counts its batches anew under an old name
@@ -464,6 +465,16 @@ class RebaseFailedError(ConflictError):
     """
 
     kind = "rebase-failed"
+
+
+class MergeConflictError(ConflictError):
+    """What is to be merged, picked, reverted or restored clashes with the branch.
+
+    Nothing was published. ``context`` holds ``report``, a `MergeReport` whose ``conflicts`` name
+    every clash, and the commits of both sides that touched it.
+    """
+
+    kind = "merge-conflict"
 
 
 class ChunksCollectedError(IcechunkError):

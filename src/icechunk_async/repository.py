@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.backoff import Turns
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async.engine.commit.publisher import RESERVED
 from icechunk_async.engine.files.settings import METADATA_NAME, OwnSettings, stored_item
@@ -36,7 +37,7 @@ from icechunk_async.engine.open import (
     open_engine,
 )
 from icechunk_async.engine.upkeep.survey import Limits
-from icechunk_async.errors import InvalidInputError, LeaseLostError
+from icechunk_async.errors import ConflictError, InvalidInputError, LeaseLostError
 from icechunk_async.format.config import RepositoryConfig, merge
 from icechunk_async.format.ids import ManifestId, SessionId, SnapshotId
 from icechunk_async.format.operations_log import Availability as RepoAvailability
@@ -73,11 +74,14 @@ if TYPE_CHECKING:
     from icechunk_async.engine.upkeep.integrity.report import VerifyReport
     from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
     from icechunk_async.engine.upkeep.sums import AddedSums, ContentReport
+    from icechunk_async.engine.versions.plans import Plan
+    from icechunk_async.engine.versions.report import MergeReport
     from icechunk_async.engine.virtual.chunks import VirtualAccess
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.operations_log import Update
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import ManifestFileInfo, Snapshot
+    from icechunk_async.merging import PendingMerge
     from icechunk_async.storage import Storage
     from icechunk_async.storage.cache.cached import CacheOptions, CacheStatistics
     from icechunk_async.storage.policies.hedge import HedgePolicy
@@ -811,6 +815,349 @@ class Repository:
         """
         async for update in state_for(self._engine.history, "operations_log").operations():
             yield update
+
+    # Undo and merge
+
+    async def undo(self, branch: str = "main") -> SnapshotId:
+        """Take back the last commit of a branch, by moving the branch to the snapshot before it.
+
+        The commit can still be read by its id, and the branch reset to it, until garbage is
+        collected. To take back an older commit and keep those after it, see `revert`.
+
+        Args:
+            branch: the branch.
+
+        Returns:
+            The tip of the branch now.
+
+        Raises:
+            BranchNotFoundError: there is no such branch.
+            InvalidInputError: its tip is the first snapshot.
+            ConflictError: somebody else moved the branch meanwhile; nothing changed.
+            OutcomeUnknownError: the storage never answered.
+
+        Cancellation: the branch may have been moved.
+
+        Cost: two requests; with format version 1 one more.
+        """
+        from icechunk_async.engine.versions.plans import parent_of_tip  # noqa: PLC0415 -- slow to import
+
+        check_safe(self.storage)
+        tip, parent = await parent_of_tip(self._engine, branch)
+        await self._engine.history.reset_branch(branch, parent, expected=tip)
+        return parent
+
+    async def revert(
+        self,
+        snapshot: SnapshotId | str,
+        *,
+        on: str = "main",
+        solver: ConflictSolver | None = None,
+        message: str | None = None,
+        metadata: Mapping[str, JSON] | None = None,
+        dry_run: bool = False,
+    ) -> MergeReport:
+        """Take back one commit by a new one; commits after it stay.
+
+        Nodes, metadata and chunks that the commit changed become as they were before it. No chunk
+        is copied: the new commit refers to the old bytes. What later commits changed again is a
+        conflict.
+
+        Args:
+            snapshot: the commit to take back: an id, the first letters of one, or a ref such as
+                ``main~2``.
+            on: the branch to commit to.
+            solver: decides conflicts; *ours* is the state before the commit, *theirs* the branch.
+            message: says what was done; by default names the commit that is taken back.
+            metadata: properties of the new snapshot, laid over the default ones.
+            dry_run: only work out what would be changed, and what would clash.
+
+        Raises:
+            MergeConflictError: later commits changed the same; nothing was published.
+            NotFoundError: nothing has this name.
+            SnapshotNotFoundError: the commit, or the snapshot before it, expired or was collected.
+            InvalidInputError: it is the first snapshot; or the solver returned something invalid.
+            OutcomeUnknownError: the storage never answered.
+            BranchNotFoundError, RepositoryReadOnlyError, UnsafeStorageError: nothing changed.
+
+        Cancellation: the commit may have been published.
+
+        Cost: the commit's transaction log and those of all commits after it, the manifests that
+        hold what it touched, and a commit.
+        """
+        from icechunk_async.engine.versions.plans import Revert  # noqa: PLC0415 -- slow to import
+
+        return await self._combine(Revert(snapshot, on, solver), message, metadata, dry_run)
+
+    async def restore(
+        self,
+        ref: SnapshotId | str,
+        *,
+        paths: Sequence[str] | None = None,
+        region: Sequence[slice] | None = None,
+        on: str = "main",
+        message: str | None = None,
+        metadata: Mapping[str, JSON] | None = None,
+        dry_run: bool = False,
+    ) -> MergeReport:
+        """Bring nodes back to how they were in another snapshot, by a new commit.
+
+        No chunk is copied. What the branch has at these paths now is replaced; what did not exist
+        then is deleted. Everything else on the branch stays.
+
+        Args:
+            ref: where to bring it back from: a branch, a tag, an id, or a ref such as ``main~2``.
+            paths: the arrays and groups to bring back, each with all below it; None: everything.
+            region: with the path of one array: bring back the chunks of this part only, a slice of
+                elements for each axis. It begins and ends at borders of chunks. The metadata of
+                the array stay.
+            on: the branch to commit to.
+            message: says what was done.
+            metadata: properties of the new snapshot, laid over the default ones.
+            dry_run: only work out what would be changed.
+
+        Raises:
+            NodeNotFoundError: neither snapshot has a node at a path.
+            MergeConflictError: a node would be left without the group that it is in; restore the
+                group as well.
+            NotFoundError, SnapshotNotFoundError: nothing has this name, or it was collected.
+            InvalidInputError: the region does not fit chunks, or the array was created anew since.
+            OutcomeUnknownError, BranchNotFoundError, RepositoryReadOnlyError, UnsafeStorageError:
+                as `revert`.
+
+        Cancellation: the commit may have been published.
+
+        Cost: that of comparing two snapshots: transaction logs if one is an ancestor of the other,
+        otherwise the manifests that only one of them uses; and a commit.
+        """
+        from icechunk_async.engine.versions.plans import Restore  # noqa: PLC0415 -- slow to import
+
+        return await self._combine(Restore(ref, on, paths, region), message, metadata, dry_run)
+
+    async def merge(
+        self,
+        source: SnapshotId | str,
+        *,
+        into: str = "main",
+        base: SnapshotId | str | None = None,
+        solver: ConflictSolver | None = None,
+        message: str | None = None,
+        metadata: Mapping[str, JSON] | None = None,
+        dry_run: bool = False,
+    ) -> MergeReport:
+        """Merge what a branch changed into another branch, by one commit.
+
+        The changes of the source since the nearest common ancestor are made on the branch. Nodes
+        are known by their ids, so chunks follow an array that the other side moved. No chunk is
+        copied. The commit names the source in its properties, so that merging again brings only
+        what is new.
+
+        Args:
+            source: what to merge: a branch, a tag, or a snapshot.
+            into: the branch to commit to.
+            base: the state that both began with; None: the nearest common ancestor.
+            solver: decides conflicts; *ours* is the source, *theirs* is the branch. See
+                `icechunk_async.conflicts`.
+            message: says what was done.
+            metadata: properties of the new snapshot, laid over the default ones.
+            dry_run: only work out what would be changed, and what would clash.
+
+        Raises:
+            MergeConflictError: both changed the same; nothing was published. The report in its
+                context has every clash.
+            NotFoundError: nothing has this name.
+            InvalidInputError: there is no common ancestor, or the solver returned nonsense.
+            SnapshotNotFoundError: a snapshot that is needed was collected.
+            OutcomeUnknownError, BranchNotFoundError, RepositoryReadOnlyError, UnsafeStorageError:
+                as `revert`.
+
+        Cancellation: the commit may have been published.
+
+        Cost: the ancestries; the logs of the commits on both sides since the common ancestor, the
+        manifests that hold what those touched, and a commit.
+        """
+        from icechunk_async.engine.versions.plans import Merge  # noqa: PLC0415 -- slow to import
+
+        return await self._combine(Merge(source, into, base, solver), message, metadata, dry_run)
+
+    async def begin_merge(
+        self,
+        source: SnapshotId | str,
+        *,
+        into: str = "main",
+        base: SnapshotId | str | None = None,
+        solver: ConflictSolver | None = None,
+    ) -> PendingMerge:
+        """Begin a merge whose conflicts are settled by hand, in a session, before it is committed.
+
+        Args:
+            source: what to merge: a branch, a tag, or a snapshot.
+            into: the branch to commit to.
+            base: the state that both began with; None: the nearest common ancestor.
+            solver: decides conflicts first; those that it leaves are open.
+
+        Raises:
+            NotFoundError, BranchNotFoundError, SnapshotNotFoundError, InvalidInputError,
+            RepositoryReadOnlyError, UnsafeStorageError: as `merge`.
+
+        Cost: that of `merge` without the commit.
+        """
+        from icechunk_async.engine.versions.differences import reading  # noqa: PLC0415 -- slow to import
+        from icechunk_async.engine.versions.plans import Merge  # noqa: PLC0415 -- slow to import
+        from icechunk_async.engine.versions.report import report_of  # noqa: PLC0415 -- slow to import
+        from icechunk_async.merging import PendingMerge  # noqa: PLC0415 -- slow to import
+
+        check_safe(self.storage)
+        plan = Merge(source, into, base, solver)
+        combined = await plan.combine(self._engine)
+        check_online(self._engine.history)
+        report = await report_of(self._engine, into, combined)
+        session = self._session(combined.target, into, SessionMode.WRITABLE)
+        session.workspace.rebase_to(combined.target, combined.changes)
+        return PendingMerge(
+            session,
+            reading(self._engine, combined.source),
+            report,
+            plan.message(combined.source, combined.base),
+            plan.how.properties(combined.source.id),
+        )
+
+    async def cherry_pick(
+        self,
+        snapshot: SnapshotId | str,
+        *,
+        onto: str = "main",
+        solver: ConflictSolver | None = None,
+        message: str | None = None,
+        metadata: Mapping[str, JSON] | None = None,
+        dry_run: bool = False,
+    ) -> MergeReport:
+        """Make the changes of one commit on another branch, by a new commit.
+
+        Args:
+            snapshot: the commit: an id, the first letters of one, or a ref such as ``trial~1``.
+            onto: the branch to commit to.
+            solver: decides conflicts; *ours* is the commit, *theirs* is the branch.
+            message: by default that of the commit.
+            metadata: properties of the new snapshot, laid over the default ones.
+            dry_run: only work out what would be changed, and what would clash.
+
+        Errors, cancellation and cost are those of `revert`.
+        """
+        from icechunk_async.engine.versions.plans import CherryPick  # noqa: PLC0415 -- slow to import
+
+        return await self._combine(CherryPick(snapshot, onto, solver), message, metadata, dry_run)
+
+    async def fast_forward(self, branch: str, *, to: SnapshotId | str) -> SnapshotId:
+        """Move a branch forward to a snapshot that has the branch's tip before it.
+
+        Args:
+            branch: the branch.
+            to: a branch, a tag, or a snapshot.
+
+        Returns:
+            The tip of the branch now.
+
+        Raises:
+            InvalidInputError: the tip is not an ancestor of the snapshot; nothing changed. Merge.
+            BranchNotFoundError, NotFoundError: nothing has this name.
+            ConflictError: somebody else moved the branch meanwhile; nothing changed.
+            OutcomeUnknownError: the storage never answered.
+
+        Cancellation: the branch may have been moved.
+
+        Cost: the ancestry of the snapshot, and the move.
+        """
+        from icechunk_async.engine.versions.plans import descendant  # noqa: PLC0415 -- slow to import
+
+        check_safe(self.storage)
+        tip, target = await descendant(self._engine, branch, to)
+        if tip != target:
+            await self._engine.history.reset_branch(branch, target, expected=tip)
+        return target
+
+    async def squash(
+        self,
+        branch: str,
+        *,
+        since: SnapshotId | str,
+        message: str | None = None,
+        metadata: Mapping[str, JSON] | None = None,
+    ) -> SnapshotId:
+        """Replace the commits of a branch after a snapshot by one that has all their changes.
+
+        The old commits can be read by their ids until garbage is collected; tags keep them.
+
+        Args:
+            branch: the branch.
+            since: the snapshot that the new commit follows.
+            message: by default all messages, the oldest first.
+            metadata: properties of the new snapshot, laid over the default ones.
+
+        Returns:
+            The new tip of the branch.
+
+        Raises:
+            InvalidInputError: ``since`` is not an ancestor of the tip; nothing changed.
+            ConflictError: somebody else moved the branch meanwhile; it was left unchanged.
+            OutcomeUnknownError: the storage never answered.
+            BranchNotFoundError, NotFoundError, RepositoryReadOnlyError, UnsafeStorageError:
+                nothing changed.
+
+        Cancellation: the branch may have been moved.
+
+        Cost: the logs of the commits, the manifests that hold what they touched, a commit, and a
+        move of the branch.
+        """
+        from icechunk_async.engine.versions.plans import plan_squash  # noqa: PLC0415 -- slow to import
+
+        check_safe(self.storage)
+        plan = await plan_squash(self._engine, branch, since)
+        if plan is None:
+            return await self.lookup_branch(branch)
+        session = self._session(plan.combined.base, branch, SessionMode.WRITABLE)
+        session.workspace.rebase_to(plan.combined.target, plan.combined.changes)
+        properties = {**plan.properties, **(metadata or {})}
+        made = await session.flush(message or plan.message, properties)
+        await self._engine.history.reset_branch(branch, made, expected=plan.tip)
+        return made
+
+    async def _combine(
+        self,
+        plan: Plan,
+        message: str | None,
+        metadata: Mapping[str, JSON] | None,
+        dry_run: bool,  # noqa: FBT001
+    ) -> MergeReport:
+        """Commit changes on the tip of a branch; work them out again if the branch moves."""
+        from icechunk_async.engine.versions.report import conflict_error, report_of  # noqa: PLC0415
+
+        if not dry_run:
+            check_safe(self.storage)
+        turns = Turns()
+        while True:
+            combined = await plan.combine(self._engine)
+            report = await report_of(self._engine, plan.branch, combined)
+            if combined.conflicts and not dry_run:
+                raise conflict_error(report, combined.conflicts)
+            if dry_run or combined.changes.is_empty():
+                return report
+            check_online(self._engine.history)
+            session = self._session(combined.target, plan.branch, SessionMode.WRITABLE)
+            session.workspace.rebase_to(combined.target, combined.changes)
+            try:
+                snapshot_id = await session.commit(
+                    message or plan.message(combined.source, combined.base),
+                    {**plan.how.properties(combined.source.id), **(metadata or {})},
+                )
+            except ConflictError:  # somebody committed first
+                session.abandon()
+                await turns.wait()
+                continue
+            except BaseException:
+                session.abandon()
+                raise
+            return replace(report, snapshot_id=snapshot_id)
 
     # Administration
 

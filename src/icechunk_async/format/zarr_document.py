@@ -14,7 +14,7 @@ from icechunk_async.format.snapshot import ArrayData, Dimension
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Document", "parse_document"]
+__all__ = ["Document", "parse_document", "same_chunk_format"]
 
 _MAX_CHUNKS: Final = (1 << 32) - 1
 _MAX_LENGTH: Final = (1 << 64) - 1
@@ -63,6 +63,19 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"{name!r} is given twice")
     return found
+
+
+def same_chunk_format(one: bytes, other: bytes) -> bool:
+    """Return whether the bytes of a chunk mean the same under two documents of arrays.
+
+    Attributes and the shape make no difference; everything else may.
+    """
+    return _chunk_format(one) == _chunk_format(other)
+
+
+def _chunk_format(data: bytes) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(data)
+    return {key: it for key, it in document.items() if key not in {"attributes", "shape"}}
 
 
 def _array(document: dict[str, Any], path: str) -> Document:

@@ -281,10 +281,14 @@ class WorkingTree:
         changes = self.changes
         found = changes.moves.paths(self.base, below)
         if changes.deleted:
-            found = [path for path in found if self.base[path].id not in changes.deleted]
+            found = [path for path in found if not self._is_deleted(path)]
         prefix = "" if below is None else below.rstrip("/") + "/"
         created = [path for path in changes.new if path.startswith(prefix) and path != below]
         return sorted(found + created) if created else found
+
+    def _is_deleted(self, path: str) -> bool:
+        node = self.changes.moves.find(self.base, path)
+        return node is not None and node.id in self.changes.deleted
 
     def child_names(self, path: str) -> list[str]:
         """Return the names directly below a path, also of parents that are not nodes."""

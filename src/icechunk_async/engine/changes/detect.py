@@ -13,7 +13,7 @@ from icechunk_async.format.manifest.row_index import rows_in
 from icechunk_async.format.paths import ancestors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
     from icechunk_async.format.ids import NodeId
@@ -51,13 +51,21 @@ class Conflict:
     node_id: NodeId | None = field(default=None, repr=False)
 
 
-def detect_conflicts(ours: WorkingTree, log: TransactionLog, theirs: Snapshot) -> list[Conflict]:
+def detect_conflicts(
+    ours: WorkingTree,
+    log: TransactionLog,
+    theirs: Snapshot,
+    *,
+    path_of: Callable[[NodeId], str | None] | None = None,
+) -> list[Conflict]:
     """Return every conflict between a session and one newer commit.
 
     Args:
         ours: the session's hierarchy and changes.
         log: of the newer commit, or of one that expired before it.
         theirs: the newer commit's snapshot.
+        path_of: returns the path of a node that ours may have changed and others too; by default
+            that in the session's base.
     """
     if log.moves:
         first = log.moves[0]
@@ -69,7 +77,7 @@ def detect_conflicts(ours: WorkingTree, log: TransactionLog, theirs: Snapshot) -
     return [
         *_new_nodes(changes, theirs.nodes),
         *_updated_nodes(changes, log),
-        *_chunks(ours, log),
+        *_chunks(ours, log, path_of or ours.base.path_of),
         *_deleted_nodes(changes, log, theirs.nodes),
     ]
 
@@ -83,7 +91,8 @@ def clears(log: TransactionLog, ours: WorkingTree) -> bool:
     changes = ours.changes
     if log.moves or changes.new or changes.deleted or changes.moves.requested:
         return False
-    return not any(_updated_nodes(changes, log)) and not any(_chunks(ours, log))
+    touched = _chunks(ours, log, ours.base.path_of)
+    return not any(_updated_nodes(changes, log)) and not any(touched)
 
 
 def _new_nodes(changes: ChangeSet, theirs: Nodes) -> Iterator[Conflict]:
@@ -113,11 +122,13 @@ def _updated_nodes(changes: ChangeSet, log: TransactionLog) -> Iterator[Conflict
             yield Conflict(kind, node.path, node_id=node_id)
 
 
-def _chunks(ours: WorkingTree, log: TransactionLog) -> Iterator[Conflict]:
+def _chunks(
+    ours: WorkingTree, log: TransactionLog, path_of: Callable[[NodeId], str | None]
+) -> Iterator[Conflict]:
     for node_id, changed in ours.changes.chunks.items():
         if changed.is_empty():
             continue
-        path = ours.base.path_of(node_id)
+        path = path_of(node_id)
         if path is None:
             continue  # created in this session, so no other session can have changed it
         if node_id in log.deleted_arrays:

@@ -16,7 +16,7 @@ from icechunk_async.format.paths import ancestors
 from icechunk_async.format.transaction_log import Move
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from icechunk_async.format.snapshot import Node, Nodes
 
@@ -51,6 +51,11 @@ class Moves:
             return move.source
         return None if path in self._by_source else path
 
+    def place(self, path: str) -> str:
+        """Return where the base's node at ``path`` is after the moves."""
+        move = self._by_source.get(path)
+        return path if move is None else move.target
+
     def find(self, base: Nodes, path: str) -> Node | None:
         """Return the node at a path after the moves."""
         if not self._by_source:
@@ -73,8 +78,14 @@ class Moves:
         arrived = takewhile(lambda path: path.startswith(prefix), after)
         return sorted([*stayed, *(path for path in arrived if path != below)])
 
-    def add(self, base: Nodes, source: str, target: str) -> None:
+    def add(self, base: Nodes, source: str, target: str, *, created: Container[str] = ()) -> None:
         """Move the node at ``source``, and all below it, to ``target``.
+
+        Args:
+            base: the nodes of the base snapshot.
+            source: where the node is now.
+            target: where it goes.
+            created: paths of groups that are created beside the moves.
 
         Raises:
             NodeNotFoundError: nothing is at ``source``.
@@ -83,7 +94,7 @@ class Moves:
 
         Cost: time in proportion to the nodes moved.
         """
-        self._check(base, source, target)
+        self._check(base, source, target, created)
         subtree = [source, *self.paths(base, source)]
         stem = target.rstrip("/")
         places = {path: stem + path[len(source) :] or "/" for path in subtree}
@@ -111,7 +122,7 @@ class Moves:
             self._targets = sorted(self._by_target)
         self.requested.append((source, target))
 
-    def _check(self, base: Nodes, source: str, target: str) -> None:
+    def _check(self, base: Nodes, source: str, target: str, created: Container[str]) -> None:
         if self.find(base, source) is None:
             raise NodeNotFoundError(
                 f"There is nothing at {source!r} to be moved to {target!r}.", path=source
@@ -127,6 +138,8 @@ class Moves:
         if self.find(base, target) is not None:
             raise _taken(source, target, target)
         for parent in ancestors(target)[:1]:
+            if parent in created:
+                continue
             above = self.find(base, parent)
             if above is None or above.array is not None:
                 problem = "does not exist" if above is None else "is an array, not a group"

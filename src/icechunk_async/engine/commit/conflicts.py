@@ -7,14 +7,16 @@ follow the official engine's policies.
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from icechunk_async.engine.changes.detect import Conflict, ConflictKind
+from icechunk_async.format.json.metadata import encode_items
 from icechunk_async.format.manifest.refs import Coordinates
 from icechunk_async.format.paths import check_path
+from icechunk_async.format.repo_info import SnapshotInfo
 
 if TYPE_CHECKING:
     from icechunk_async.engine.tree.workspace import Workspace
@@ -34,6 +36,7 @@ __all__ = [
     "ConflictSolver",
     "Resolution",
     "Side",
+    "TouchedBy",
     "VersionSelection",
 ]
 
@@ -90,6 +93,12 @@ class Side:
         document: dict[str, Any] = json.loads(node.user_data)
         return document
 
+    def metadata_of(self, conflict: Conflict) -> dict[str, Any] | None:
+        """Return the document of the node that a conflict is about, wherever it is on this side."""
+        nodes, node_id = self._workspace.base.nodes, conflict.node_id
+        path = None if node_id is None else nodes.path_of(node_id)
+        return self.metadata(conflict.path if path is None else path)
+
     async def chunk_ref(self, path: str, coords: Coordinates) -> ChunkRef | None:
         """Return where the bytes of a chunk are. Cost: at most one request, for a manifest."""
         handle = await self._workspace.find_chunk(check_path(path), coords)
@@ -117,6 +126,26 @@ class Clash:
     """The newer commit."""
     theirs_log: TransactionLog
     """The log of the newer commit, or of one that expired before it."""
+    who: Callable[[Conflict], Awaitable[TouchedBy]] | None = None
+    """See `commits`."""
+
+    async def commits(self, conflict: Conflict) -> TouchedBy:
+        """Return the commits of both sides that touched what is in conflict, newest first.
+
+        With their messages, times and properties, such as an author. In a rebase *ours* has none,
+        since it is not committed, and *theirs* is the newer commit.
+
+        Cost: in a merge the logs of the commits since the common ancestor, once.
+        """
+        if self.who is not None:
+            return await self.who(conflict)
+        it = self.theirs.snapshot
+        items = tuple(encode_items(it.metadata, 2))
+        return (), (SnapshotInfo(it.id, it.parent_id, it.flushed_at, it.message, items),)
+
+
+type TouchedBy = tuple[tuple[SnapshotInfo, ...], tuple[SnapshotInfo, ...]]
+"""Commits of *ours* and of *theirs*."""
 
 
 class ConflictSolver(Protocol):

@@ -157,6 +157,8 @@ class SessionGuard:
         for source in workspace.changes.sources:
             snapshot = await workspace.assets.snapshot_if_there(source)
             path = None if snapshot is None else snapshot.nodes.path_of(node_id)
+            # A merge puts chunks of an array into another one of the same path and document.
+            path = path or workspace.base.nodes.path_of(node_id)
             node = None if snapshot is None or path is None else snapshot.nodes.get(path)
             if snapshot is None or node is None or node.array is None:
                 continue
@@ -164,7 +166,7 @@ class SessionGuard:
                 info = snapshot.manifests.get(ref.manifest_id)
                 if info is not None:
                     manifest = await workspace.assets.manifests.get(info.id, info.size_bytes)
-                    inherited.add(manifest.refs(node_id, len(node.array.grid)).chunk_ids)
+                    inherited.add(manifest.refs(node.id, len(node.array.grid)).chunk_ids)
         return ids[~inherited.contains(ids)]
 
     def lost_chunks(self) -> dict[str, npt.NDArray[np.uint32]]:

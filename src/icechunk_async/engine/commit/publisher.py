@@ -332,7 +332,7 @@ class Publisher:
         """
         workspace = self.workspace
         base = workspace.base
-        if self.mode is SessionMode.REARRANGE:
+        if self.mode is SessionMode.REARRANGE or workspace.changes.moves.requested:
             await check_moves_allowed(self._history)
         await workspace.store_packs()
         workspace.number_nodes()

@@ -23,10 +23,10 @@ from icechunk_async.errors import (
     RebaseFailedError,
     SnapshotNotFoundError,
 )
-from icechunk_async.format.zarr_document import parse_document
+from icechunk_async.format.zarr_document import parse_document, same_chunk_format
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from icechunk_async.engine.changes.change_set import ChangeSet
     from icechunk_async.engine.commit.conflicts import (
@@ -34,15 +34,16 @@ if TYPE_CHECKING:
         ChunkAnswers,
         Conflict,
         ConflictSolver,
+        TouchedBy,
     )
     from icechunk_async.engine.history import History
-    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.ids import NodeId, SnapshotId
     from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.format.transaction_log import TransactionLog
 
-__all__ = ["Settlement", "rebase"]
+__all__ = ["Settlement", "describe", "rebase"]
 
 
 _CONCURRENT_CHUNKS: Final = 16
@@ -56,14 +57,31 @@ _ALWAYS_OURS: Final = frozenset(
 
 
 class Settlement:
-    """Settles the conflicts of a session's changes with one newer commit."""
+    """Settles the conflicts of changes with another snapshot that they are to be made on."""
 
-    def __init__(self, home: Workspace, changes: ChangeSet, theirs: Snapshot) -> None:
-        """Change ``changes``, a copy of those of ``home``, so that ``theirs`` can stand."""
+    def __init__(
+        self,
+        home: Workspace,
+        changes: ChangeSet,
+        theirs: Snapshot,
+        *,
+        ours: Snapshot | None = None,
+        who: Callable[[Conflict], Awaitable[TouchedBy]] | None = None,
+    ) -> None:
+        """Change ``changes`` so that ``theirs`` can stand.
+
+        Args:
+            home: stands on the snapshot that both sides began with.
+            changes: a copy of those of ``home``, or those of another snapshot.
+            theirs: the other snapshot.
+            ours: the snapshot whose changes they are; None: they are of ``home``, unpublished.
+            who: returns the commits behind a conflict, see `Clash.commits`.
+        """
         self._home = home
         self._changes = changes
         self._theirs = theirs
-        self._ours = WorkingTree(home.base.nodes, changes)
+        self._snapshot = ours
+        self._who = who
 
     async def settle(self, log: TransactionLog, solver: ConflictSolver) -> None:
         """Let a solver decide every conflict with the nodes and chunks that a log lists.
@@ -72,15 +90,36 @@ class Settlement:
             RebaseFailedError: one is not settled.
             InvalidInputError: the solver returned something invalid.
         """
-        conflicts = detect_conflicts(self._ours, log, self._theirs)
+        ours = WorkingTree(self._home.base.nodes, self._changes)
+        conflicts = detect_conflicts(ours, log, self._theirs)
+        unsolved = await self.decide(conflicts, log, solver)
+        if unsolved:
+            raise RebaseFailedError(
+                f"The session's changes clash with commit {log.id}: {describe(unsolved)}. "
+                "Nothing was published and no change was lost. Choose a solver that decides "
+                "these, or begin a new session and make the changes again.",
+                snapshot_id=str(log.id),
+                conflicts=conflicts,
+            )
+
+    async def decide(
+        self, conflicts: Sequence[Conflict], log: TransactionLog, solver: ConflictSolver
+    ) -> list[Conflict]:
+        """Let a solver decide conflicts, and return those that it does not settle.
+
+        Raises:
+            InvalidInputError: the solver returned something invalid.
+        """
         if not conflicts:
-            return
+            return []
+        base, snapshot = self._home.base, self._snapshot
         clash = Clash(
             tuple(conflicts),
-            base=self._side(self._home.base),
-            ours=self._side(self._home.base, self._changes),
+            base=self._side(base),
+            ours=self._side(base, self._changes) if snapshot is None else self._side(snapshot),
             theirs=self._side(self._theirs),
             theirs_log=log,
+            who=self._who,
         )
         solved = solver.solve(clash)
         answers = await solved if inspect.isawaitable(solved) else solved
@@ -89,19 +128,11 @@ class Settlement:
                 f"A conflict solver returned {len(answers)} resolutions for {len(conflicts)} "
                 "conflicts; it must return one for each."
             )
-        unsolved = [
+        return [
             conflict
             for conflict, answer in zip(conflicts, answers, strict=True)
             if not await self._apply(conflict, answer)
         ]
-        if unsolved:
-            raise RebaseFailedError(
-                f"The session's changes clash with commit {log.id}: {_describe(unsolved)}. "
-                "Nothing was published and no change was lost. Choose a solver that decides "
-                "these, or begin a new session and make the changes again.",
-                snapshot_id=str(log.id),
-                conflicts=conflicts,
-            )
 
     def _side(self, base: Snapshot, changes: ChangeSet | None = None) -> Side:
         home = self._home
@@ -123,7 +154,7 @@ class Settlement:
             case Resolution.OURS:
                 return conflict.kind in _ALWAYS_OURS or self._fits(conflict)
             case Resolution.THEIRS:
-                return self._take_back(conflict)
+                return self.take_back(conflict)
             case Resolution.FAIL:
                 return False
             case bytes() if conflict.kind is ConflictKind.ZARR_METADATA_DOUBLE_UPDATE:
@@ -149,8 +180,8 @@ class Settlement:
         box = tuple((0, size) for size in node.array.grid)
         return bool(ours.columns().inside(box).all())
 
-    def _take_back(self, conflict: Conflict) -> bool:
-        """Undo the part of the session's changes that clashes."""
+    def take_back(self, conflict: Conflict) -> bool:
+        """Undo the part of the changes that clashes; return whether that settles it."""
         changes, node_id = self._changes, conflict.node_id
         if node_id is None:
             return False
@@ -174,10 +205,25 @@ class Settlement:
                 changes.chunks.pop(node_id, None)
             case ConflictKind.MOVE_OPERATION_CANNOT_BE_REBASED:
                 return False
+            case ConflictKind.ZARR_METADATA_DOUBLE_UPDATE:
+                self._take_back_document(node_id)
             case _:
                 changes.updated.pop(node_id, None)
                 changes.chunks.pop(node_id, None)
         return True
+
+    def _take_back_document(self, node_id: NodeId) -> None:
+        """Leave a node its new document, and keep our chunks if they mean the same under it."""
+        ours, chunks = self._changes.updated.pop(node_id, None), self._changes.chunks
+        path = self._theirs.nodes.path_of(node_id)
+        theirs = None if path is None else self._theirs.nodes[path]
+        mine = chunks.get(node_id)
+        if mine is None or ours is None or theirs is None or theirs.array is None:
+            return
+        if mine.kept_grid is None and same_chunk_format(ours.user_data, theirs.user_data):
+            mine.clip(theirs.array.grid)
+        else:
+            del chunks[node_id]
 
     def _put_document(self, conflict: Conflict, document: bytes) -> bool:
         """Give a node a document on top of the one that the newer commit gave it."""
@@ -230,7 +276,8 @@ class Settlement:
         return coords, None if data is None else await self._home.store_bytes(data)
 
 
-def _describe(conflicts: list[Conflict]) -> str:
+def describe(conflicts: Sequence[Conflict]) -> str:
+    """Return the first few of some conflicts in words."""
     parts = [
         f"{conflict.kind.name.lower().replace('_', ' ')} at {conflict.path!r}"
         + (f" ({len(conflict.coords)} chunk(s))" if conflict.coords else "")

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async._runtime.text import printable
+from icechunk_async.engine.history.merged import merged_into
+from icechunk_async.errors import SnapshotNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,13 +51,21 @@ class Row:
     """Columns of lines that go by."""
     below: frozenset[int]
     """Columns of lines that continue in the next row."""
+    merging: tuple[int, ...] = ()
+    """Columns of the lines to the snapshots that were merged into this one."""
     branches: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
 
     @property
+    def span(self) -> tuple[int, int]:
+        """The first and the last column that lines of this snapshot reach."""
+        columns = (self.lane, *self.joining, *self.merging)
+        return min(columns), max(columns)
+
+    @property
     def width(self) -> int:
         """Number of columns that the row needs."""
-        return 1 + max({self.lane, *self.joining, *self.passing})
+        return 1 + max({self.lane, *self.joining, *self.passing, *self.merging})
 
 
 @dataclass(slots=True)
@@ -69,10 +79,20 @@ class _Lanes:
     def waiting(self, snapshot_id: SnapshotId) -> list[int]:
         return [lane for lane, it in enumerate(self.next) if it == snapshot_id]
 
-    def free(self) -> int:
-        if None not in self.next:
-            self.next.append(None)
-        return self.next.index(None)
+    def free(self, right_of: int = -1) -> int:
+        for lane in range(right_of + 1, len(self.next)):
+            if self.next[lane] is None:
+                return lane
+        self.next.append(None)
+        return len(self.next) - 1
+
+    def lead(self, snapshot_id: SnapshotId, right_of: int) -> int:
+        """Return the column of a line to a snapshot, a new one if there is none yet."""
+        waiting = self.waiting(snapshot_id)
+        lane = waiting[0] if waiting else self.free(right_of)
+        self.next[lane] = snapshot_id
+        self.drawn.add(lane)
+        return lane
 
 
 def lay_out(
@@ -103,6 +123,8 @@ def lay_out(
         if info.parent_id in known:
             lanes.next[lane] = info.parent_id
             lanes.drawn.add(lane)
+        merged = _parents(info, known) - {info.parent_id}
+        merging = sorted({lanes.lead(it, lane) for it in sorted(merged)} - {lane})
         rows.append(
             Row(
                 info,
@@ -110,6 +132,7 @@ def lay_out(
                 tuple(joining),
                 passing,
                 frozenset(lanes.drawn),
+                tuple(merging),
                 labels_b.get(info.id, ()),
                 labels_t.get(info.id, ()),
             )
@@ -127,21 +150,31 @@ def _by_target(refs: Mapping[str, SnapshotId]) -> dict[SnapshotId, tuple[str, ..
 def _newest_first(known: Mapping[SnapshotId, SnapshotInfo]) -> list[SnapshotInfo]:
     """Order by time, but put a parent after all its children even if clocks disagreed."""
     children = dict.fromkeys(known, 0)
-    for info in known.values():
-        if info.parent_id is not None and info.parent_id in known:
-            children[info.parent_id] += 1
+    parents = {info.id: _parents(info, known) for info in known.values()}
+    for above in parents.values():
+        for parent_id in above:
+            children[parent_id] += 1
     ready = [(-it.flushed_at, str(it.id), it) for it in known.values() if not children[it.id]]
     heapify(ready)
     ordered: list[SnapshotInfo] = []
     while ready:
         info = heappop(ready)[2]
         ordered.append(info)
-        parent = known.get(info.parent_id) if info.parent_id is not None else None
-        if parent is not None:
-            children[parent.id] -= 1
-            if not children[parent.id]:
+        for parent_id in parents[info.id]:
+            children[parent_id] -= 1
+            if not children[parent_id]:
+                parent = known[parent_id]
                 heappush(ready, (-parent.flushed_at, str(parent.id), parent))
     return ordered
+
+
+def _parents(info: SnapshotInfo, known: Mapping[SnapshotId, SnapshotInfo]) -> frozenset[SnapshotId]:
+    """Return the snapshots that stand below one: its parent, and what was merged into it."""
+    first = () if info.parent_id is None else (info.parent_id,)
+    # A snapshot is younger than what it was made of, so that properties cannot make a circle.
+    merged = (it for it in merged_into(info.metadata) if it in known)
+    older = (it for it in merged if known[it].flushed_at < info.flushed_at)
+    return frozenset(it for it in (*first, *older) if it in known)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -199,7 +232,7 @@ class AncestryGraph:
     def _svg_lines(self, row: Row, index: int) -> list[str]:
         y = _y(index)
         down = [(_x(it), y, _x(it), y + _LINE, it) for it in sorted(row.below)]
-        across = [(_x(row.lane), y, _x(it), y, it) for it in row.joining]
+        across = [(_x(row.lane), y, _x(it), y, it) for it in (*row.joining, *row.merging)]
         return [
             f'<path d="M{x1} {y1}L{x2} {y2}" stroke="{self._shade(column)}" stroke-width="2"/>'
             for x1, y1, x2, y2, column in (*down, *across)
@@ -229,33 +262,53 @@ async def draw(history: History, start: SnapshotId | None, *, plain: bool) -> An
     """Draw the ancestry of a snapshot; of all branches if ``start`` is None."""
     branches, tags = await gather(history.branches(), history.tags())
     infos: dict[SnapshotId, SnapshotInfo] = {}
-    for tip in branches.values() if start is None else [start]:
-        async for info in history.ancestry(tip):
-            if info.id in infos:
-                break
-            infos[info.id] = info
+    pending = list(branches.values()) if start is None else [start]
+    wanted = set(pending)
+    while pending:
+        tip = pending.pop()
+        try:
+            async for info in history.ancestry(tip):
+                if info.id in infos:
+                    break
+                infos[info.id] = info
+                pending += merged_into(info.metadata)
+        except SnapshotNotFoundError:
+            if tip in wanted:
+                raise  # what was merged may have expired
     return AncestryGraph(lay_out(infos.values(), branches, tags), plain=plain)
 
 
 def _text_row(row: Row, width: int, paint: _Paint) -> str:
-    last = max(row.joining, default=row.lane)
+    first, last = row.span
     cells: list[str] = []
     for column in range(width):
         if column == row.lane:
             cells.append(paint("●", _color(column)))
-        elif column in row.joining:
-            cells.append(paint("╯" if column == last else "┴", _color(column)))
+        elif column in row.joining or column in row.merging:
+            cells.append(paint(_corner(row, column), _color(column)))
         elif column in row.passing:
-            crossed = row.lane < column < last
+            crossed = first < column < last
             cells.append(paint("┼" if crossed else "│", _color(column)))
         else:
-            cells.append(paint("─", _color(last)) if row.lane < column < last else " ")
-        joined = row.lane <= column < last
+            cells.append(paint("─", _color(last)) if first < column < last else " ")
+        joined = first <= column < last
         cells.append(paint("─", _color(last)) if joined else " ")
     names = [paint(printable(name), _color(row.lane)) for name in row.branches]
     names += [paint(printable(name), _TAG_COLOR) for name in row.tags]
     labels = f" ({', '.join(names)})" if names else ""
     return f"{''.join(cells)}{paint(_short(row), _MUTED)}{labels} {_title(row)}".rstrip()
+
+
+def _corner(row: Row, column: int) -> str:
+    """Return the sign for a line that meets the row's own in a column."""
+    first, last = row.span
+    above = column in row.joining or column in row.passing
+    below = column in row.below
+    if column == first:
+        return {(True, True): "├", (True, False): "╰", (False, True): "╭"}[above, below]
+    if column == last:
+        return {(True, True): "┤", (True, False): "╯", (False, True): "╮"}[above, below]
+    return {(True, True): "┼", (True, False): "┴", (False, True): "┬"}[above, below]
 
 
 def _caption(row: Row) -> str:

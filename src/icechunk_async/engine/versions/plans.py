@@ -1,0 +1,415 @@
+"""Merge, cherry-pick, revert and restore: which three snapshots each of them is about."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from icechunk_async.engine.changes.change_set import ArrayChanges
+from icechunk_async.engine.commit.once import repeated
+from icechunk_async.engine.history.diff import load_logs
+from icechunk_async.engine.history.merged import lineage, merged_into
+from icechunk_async.engine.versions.combine import Combining, combine, load
+from icechunk_async.engine.versions.differences import nodes_of
+from icechunk_async.engine.versions.naming import find_ref
+from icechunk_async.errors import (
+    BranchNotFoundError,
+    InvalidInputError,
+    NodeNotFoundError,
+    SnapshotNotFoundError,
+)
+from icechunk_async.format.paths import ancestors, check_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from icechunk_async.engine.commit.conflicts import ConflictSolver
+    from icechunk_async.engine.history import History
+    from icechunk_async.engine.open import Engine
+    from icechunk_async.engine.versions.combine import Combined
+    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.json.metadata import JSON
+    from icechunk_async.format.manifest.refs import Extents
+    from icechunk_async.format.snapshot import Node, Snapshot
+
+__all__ = [
+    "CherryPick",
+    "Merge",
+    "Plan",
+    "Restore",
+    "Revert",
+    "Squash",
+    "descendant",
+    "parent_of_tip",
+    "plan_squash",
+]
+
+
+class Plan(Protocol):
+    """Changes to be put on top of a branch, which may have moved when they are.
+
+    A plan may be combined several times. What its refs named the first time counts.
+    """
+
+    branch: str
+
+    @property
+    def how(self) -> Combining:
+        """The kind of change."""
+        ...
+
+    def message(self, source: Snapshot, base: Snapshot) -> str:
+        """Return the message of the commit, if the caller gives none."""
+        ...
+
+    async def combine(self, engine: Engine) -> Combined:
+        """Work out the changes for the present tip of the branch."""
+        ...
+
+
+@dataclass(slots=True)
+class Merge:
+    """Merge what a branch, a tag or a snapshot changed into a branch."""
+
+    source: SnapshotId | str
+    branch: str
+    base: SnapshotId | str | None = None
+    solver: ConflictSolver | None = None
+    how: Combining = field(default=Combining.MERGE, init=False)
+    _source_id: SnapshotId | None = field(default=None, init=False)
+
+    def message(self, source: Snapshot, base: Snapshot) -> str:
+        """As `Plan`."""
+        del base
+        name = self.source if isinstance(self.source, str) else str(source.id)
+        return f"Merge {name!r} into {self.branch!r}"
+
+    async def combine(self, engine: Engine) -> Combined:
+        """As `Plan`."""
+        self._source_id = source_id = self._source_id or await find_ref(engine, self.source)
+        target_id = await _tip(engine, self.branch)
+        if self.base is not None:
+            base_id = await find_ref(engine, self.base)
+        else:
+            base_id = await _common_ancestor(engine.history, source_id, target_id)
+        source = await load(engine, source_id, "which is to be merged")
+        base = await load(engine, base_id, "the common ancestor")
+        return await combine(
+            engine, base, source, await engine.assets.snapshot(target_id), self.solver
+        )
+
+
+@dataclass(slots=True)
+class CherryPick:
+    """Make the changes of one commit on a branch, too."""
+
+    snapshot: SnapshotId | str
+    branch: str
+    solver: ConflictSolver | None = None
+    how: Combining = field(default=Combining.CHERRY_PICK, init=False)
+
+    def message(self, source: Snapshot, base: Snapshot) -> str:
+        """As `Plan`."""
+        del base
+        return source.message
+
+    async def combine(self, engine: Engine) -> Combined:
+        """As `Plan`."""
+        self.snapshot = await find_ref(engine, self.snapshot)
+        base, source = await _commit(engine, self.snapshot)
+        target = await engine.assets.snapshot(await _tip(engine, self.branch))
+        return await combine(engine, base, source, target, self.solver)
+
+
+@dataclass(slots=True)
+class Revert:
+    """Take back one commit; later ones stay."""
+
+    snapshot: SnapshotId | str
+    branch: str
+    solver: ConflictSolver | None = None
+    how: Combining = field(default=Combining.REVERT, init=False)
+
+    def message(self, source: Snapshot, base: Snapshot) -> str:
+        """As `Plan`."""
+        del source
+        first = base.message.split("\n", 1)[0]
+        return f"Revert {first!r}\n\nTakes back snapshot {base.id}."
+
+    async def combine(self, engine: Engine) -> Combined:
+        """As `Plan`."""
+        self.snapshot = await find_ref(engine, self.snapshot)
+        before, commit = await _commit(engine, self.snapshot)
+        target = await engine.assets.snapshot(await _tip(engine, self.branch))
+        return await combine(engine, commit, before, target, self.solver)
+
+
+@dataclass(slots=True)
+class Restore:
+    """Bring nodes back to how they were in another snapshot."""
+
+    ref: SnapshotId | str
+    branch: str
+    paths: Sequence[str] | None = None
+    region: Sequence[slice] | None = None
+    how: Combining = field(default=Combining.RESTORE, init=False)
+
+    def message(self, source: Snapshot, base: Snapshot) -> str:
+        """As `Plan`."""
+        del base
+        what = "everything" if self.paths is None else ", ".join(map(repr, self.paths))
+        return f"Restore {what} from snapshot {source.id}"
+
+    async def combine(self, engine: Engine) -> Combined:
+        """As `Plan`."""
+        self.ref = await find_ref(engine, self.ref)
+        source = await load(engine, self.ref, "which is to be restored")
+        target = await engine.assets.snapshot(await _tip(engine, self.branch))
+        if self.paths is None:
+            if self.region is not None:
+                raise InvalidInputError(
+                    "A region is a part of one array: name the array with paths=[...]."
+                )
+            return await combine(engine, target, source, target)
+        wanted = _wanted(self.paths, source, target)
+        if self.region is not None:
+            return await _restore_region(engine, source, target, wanted, self.region)
+
+        def within(path: str) -> bool:
+            return path in wanted.parents or any(_is_in(path, top) for top in wanted.tops)
+
+        return await combine(engine, target, source, target, within=within)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    tops: tuple[str, ...]
+    """Nodes that are brought back with all below them."""
+    parents: frozenset[str]
+    """Groups above them that the target lacks."""
+
+
+def _is_in(path: str, top: str) -> bool:
+    return path == top or path.startswith("/" if top == "/" else f"{top}/")
+
+
+def _wanted(paths: Sequence[str], source: Snapshot, target: Snapshot) -> _Wanted:
+    tops = tuple(check_path(path) for path in paths)
+    for top in tops:
+        if top not in source.nodes and top not in target.nodes:
+            raise NodeNotFoundError(
+                f"There is nothing to restore at {top!r}: neither snapshot {source.id} nor the tip "
+                "of the branch has a node there.",
+                path=top,
+            )
+    above = {parent for top in tops if top in source.nodes for parent in ancestors(top)}
+    return _Wanted(tops, frozenset(it for it in above if it not in target.nodes))
+
+
+async def _restore_region(
+    engine: Engine,
+    source: Snapshot,
+    target: Snapshot,
+    wanted: _Wanted,
+    region: Sequence[slice],
+) -> Combined:
+    """Bring back the chunks of a part of one array; its metadata stay as they are."""
+    if len(wanted.tops) != 1:
+        raise InvalidInputError(
+            f"A region is a part of one array, and {len(wanted.tops)} paths were named."
+        )
+    path = wanted.tops[0]
+    old, new = source.nodes.get(path), target.nodes.get(path)
+    if old is None or new is None or old.array is None or new.array is None:
+        raise NodeNotFoundError(
+            f"A region of {path!r} cannot be restored: it must be an array in snapshot "
+            f"{source.id} and at the tip of the branch. Restore the whole array.",
+            path=path,
+        )
+    if old.id != new.id or _chunk_shape(old) != _chunk_shape(new):
+        raise InvalidInputError(
+            f"A region of {path!r} cannot be restored: the array was created anew, or got other "
+            "chunks, since then. Restore the whole array.",
+            path=path,
+        )
+    box = _box(path, new, region)
+    found = await combine(engine, target, source, target, within=lambda it: it == path)
+    changes = found.changes.chunks.get(new.id)
+    kept = ArrayChanges(len(box))
+    if changes is not None:
+        refs = changes.columns()
+        kept.set_many(refs.take(refs.inside(box)))
+    found.changes.updated.clear()
+    found.changes.new.clear()
+    found.changes.deleted.clear()
+    found.changes.chunks = {} if kept.is_empty() else {new.id: kept}
+    if kept.is_empty():
+        found.changes.sources = frozenset()
+    return replace(found, conflicts=())
+
+
+def _chunk_shape(node: Node) -> tuple[int, ...]:
+    """Return the elements of a chunk along each axis of a regular grid."""
+    grid: Any = json.loads(node.user_data)["chunk_grid"]
+    if grid["name"] != "regular":
+        raise InvalidInputError(
+            f"{node.path!r} has a chunk grid of kind {grid['name']!r}, and regions are told for "
+            "regular grids only. Restore the whole array."
+        )
+    return tuple(grid["configuration"]["chunk_shape"])
+
+
+def _box(path: str, node: Node, region: Sequence[slice]) -> Extents:
+    """Return the chunks that make up a region of elements."""
+    assert node.array is not None
+    dimensions, shape = node.array.dimensions, _chunk_shape(node)
+    if len(region) != len(dimensions):
+        raise InvalidInputError(
+            f"{path!r} has {len(dimensions)} axes, and the region has {len(region)} slices."
+        )
+    box: list[tuple[int, int]] = []
+    for axis, (part, dimension, size) in enumerate(zip(region, dimensions, shape, strict=True)):
+        start, stop, step = part.indices(dimension.array_length)
+        if step != 1 or start % size or (stop % size and stop != dimension.array_length):
+            raise InvalidInputError(
+                f"Along axis {axis} of {path!r} the region is {start}:{stop}:{step}. Chunks are "
+                f"brought back whole, so it must begin and end at a multiple of {size}, or at the "
+                f"end of the array ({dimension.array_length}), with step 1."
+            )
+        box.append((start // size, -(-stop // size)))
+    return tuple(box)
+
+
+async def _tip(engine: Engine, branch: str) -> SnapshotId:
+    try:
+        return await engine.history.branch_tip(branch)
+    except BranchNotFoundError as error:
+        if branch in await engine.history.tags():
+            raise BranchNotFoundError(
+                f"{branch!r} is a tag, and tags do not move. Name a branch, or create one there.",
+                branch=branch,
+            ) from error
+        raise
+
+
+async def _commit(engine: Engine, snapshot_id: SnapshotId) -> tuple[Snapshot, Snapshot]:
+    """Return the parent of a commit, and the commit.
+
+    Raises:
+        InvalidInputError: it is the first snapshot.
+        SnapshotNotFoundError: one of them is gone.
+    """
+    info = await engine.history.snapshot_info(snapshot_id)
+    if info.parent_id is None:
+        raise InvalidInputError(
+            f"Snapshot {snapshot_id} is the first of its history: there is nothing before it that "
+            "its changes could be told from."
+        )
+    if info.pruned_ancestor_logs:
+        raise _parent_expired(snapshot_id)
+    parent = await load(engine, info.parent_id, f"which comes before {snapshot_id}")
+    for log in await load_logs(engine.assets, [info]):
+        known = log.new_groups | log.new_arrays
+        if any(parent.nodes.path_of(it) is None for it in nodes_of(log) - known):
+            raise _parent_expired(snapshot_id)  # format 1 does not say so in another way
+    return parent, await load(engine, snapshot_id, "whose changes are asked for")
+
+
+def _parent_expired(snapshot_id: SnapshotId) -> SnapshotNotFoundError:
+    return SnapshotNotFoundError(
+        f"The snapshot before {snapshot_id} has expired, so the changes of this commit alone "
+        "cannot be told from those before it. Restore a snapshot or some paths instead.",
+        snapshot_id=str(snapshot_id),
+    )
+
+
+async def parent_of_tip(engine: Engine, branch: str) -> tuple[SnapshotId, SnapshotId]:
+    """Return the tip of a branch and the snapshot before it.
+
+    Raises:
+        InvalidInputError: the tip is the first snapshot.
+    """
+    tip = await _tip(engine, branch)
+    info = await engine.history.snapshot_info(tip)
+    if info.parent_id is None:
+        raise InvalidInputError(
+            f"The tip of {branch!r} is the first snapshot, {tip}: there is nothing to undo."
+        )
+    return tip, info.parent_id
+
+
+async def descendant(
+    engine: Engine, branch: str, to: SnapshotId | str
+) -> tuple[SnapshotId, SnapshotId]:
+    """Return the tip of a branch, and a snapshot that has it before it.
+
+    Raises:
+        InvalidInputError: the tip is not an ancestor of the snapshot.
+    """
+    tip, target = await _tip(engine, branch), await find_ref(engine, to)
+    if not await _has_before(engine.history, target, tip):
+        raise InvalidInputError(
+            f"{branch!r} cannot be moved forward to {target}: its tip, {tip}, is not among the "
+            "snapshots before that, so commits of the branch would be lost. Merge instead."
+        )
+    return tip, target
+
+
+async def _has_before(history: History, snapshot_id: SnapshotId, wanted: SnapshotId) -> bool:
+    async for info in history.ancestry(snapshot_id):
+        if info.id == wanted:
+            return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Squash:
+    """One commit in the place of several."""
+
+    combined: Combined
+    tip: SnapshotId
+    """Where the branch was."""
+    message: str
+    properties: dict[str, JSON]
+
+
+async def plan_squash(engine: Engine, branch: str, since: SnapshotId | str) -> Squash | None:
+    """Work out the commit that replaces those after ``since``; None if there are none.
+
+    Raises:
+        InvalidInputError: ``since`` is not an ancestor of the tip.
+    """
+    tip, start = await _tip(engine, branch), await find_ref(engine, since)
+    if tip == start:
+        return None
+    messages: list[str] = []
+    merged: list[SnapshotId] = []
+    async for info in engine.history.ancestry(tip):
+        if info.id == start:
+            break
+        messages.append(info.message)
+        merged += merged_into(info.metadata)
+    else:
+        raise InvalidInputError(
+            f"Snapshot {start} is not among those before the tip of {branch!r}, so there are no "
+            "commits after it to squash."
+        )
+    base, last = await load(engine, start, "the first to stay"), await engine.assets.snapshot(tip)
+    combined = await combine(engine, base, last, base)
+    properties = {**repeated(last), **Combining.MERGE.properties(*reversed(merged))}
+    return Squash(combined, tip, "\n\n".join(reversed(messages)), properties)
+
+
+async def _common_ancestor(history: History, source: SnapshotId, target: SnapshotId) -> SnapshotId:
+    """Return the newest snapshot that both have before them, merges included."""
+    theirs = await lineage(history, target)
+    ours = await lineage(history, source)
+    both = [info for info in ours.values() if info.id in theirs]
+    if not both:
+        raise InvalidInputError(
+            f"Snapshots {source} and {target} have no common ancestor. Name the snapshot whose "
+            "state both began with: base=..."
+        )
+    newest = max(both, key=lambda info: info.flushed_at)
+    return newest.id

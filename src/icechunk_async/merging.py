@@ -1,0 +1,157 @@
+"""Merges whose conflicts are settled by hand, and what merges report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from icechunk_async.engine.commit.conflicts import ConflictDetector, ConflictKind
+from icechunk_async.engine.versions.report import MergeConflict, MergeReport
+from icechunk_async.errors import InvalidInputError, MergeConflictError
+from icechunk_async.format.manifest.refs import ChunkRefs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from icechunk_async.engine.tree.workspace import Workspace
+    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.json.metadata import JSON
+    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.session import Session
+
+__all__ = ["MergeConflict", "MergeReport", "PendingMerge"]
+
+
+class PendingMerge:
+    """A merge that is not committed yet, with the conflicts that are open.
+
+    Its session stands on the tip of the branch and has all changes that do not clash; what clashes
+    is as the branch has it. Settle each conflict with `keep_branch`, `take_source`, or, after
+    writing what is right into the session, `resolved`. Then `commit`. Made by
+    ``Repository.begin_merge``.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        source: Workspace,
+        report: MergeReport,
+        message: str,
+        properties: Mapping[str, JSON],
+    ) -> None:
+        """Begin with a session that has the changes that do not clash."""
+        self.session = session
+        """Reads the state to be committed, and takes changes."""
+        self.report = report
+        """The changes and the conflicts as they were at the beginning."""
+        self._source = source
+        self._message = message
+        self._properties = properties
+        self._open = list(report.conflicts)
+
+    @property
+    def conflicts(self) -> tuple[MergeConflict, ...]:
+        """The conflicts that are open."""
+        return tuple(self._open)
+
+    def keep_branch(self, *conflicts: MergeConflict) -> None:
+        """Settle conflicts by leaving things as the branch has them; all if none is named."""
+        self._close(conflicts or self.conflicts)
+
+    def resolved(self, *conflicts: MergeConflict) -> None:
+        """Settle conflicts by what was written into the session; all if none is named."""
+        self._close(conflicts or self.conflicts)
+
+    async def take_source(self, *conflicts: MergeConflict) -> None:
+        """Settle conflicts by making things as the source has them; all if none is named.
+
+        Chunks that both wrote become the source's, by reference. A document that both changed
+        becomes the source's; a node that the source deleted is deleted.
+
+        Raises:
+            InvalidInputError: that alone does not settle one of them, for example chunks of an
+                array that was deleted or got another codec. Write what is right into the session.
+
+        Cancellation: some conflicts may be settled.
+
+        Cost: one request for each manifest that holds the chunks.
+        """
+        for conflict in conflicts or self.conflicts:
+            self._check(conflict)
+            await self._take(conflict)
+            self._open.remove(conflict)
+
+    async def commit(
+        self, message: str | None = None, metadata: Mapping[str, JSON] | None = None
+    ) -> SnapshotId:
+        """Commit the merge. The session only reads afterwards.
+
+        If others committed to the branch meanwhile, the merge is replayed on top, unless they
+        changed the same.
+
+        Args:
+            message: says what was done.
+            metadata: properties of the snapshot, laid over the default ones.
+
+        Raises:
+            MergeConflictError: conflicts are open; nothing was published.
+            NothingToCommitError: the merge changes nothing on the branch.
+            RebaseFailedError: others changed the same meanwhile. Begin the merge again.
+            OutcomeUnknownError: the storage never answered; commit again.
+
+        Cancellation: the commit may have been published.
+        """
+        if self._open:
+            named = ", ".join(repr(it.path) for it in self._open[:5])
+            raise MergeConflictError(
+                f"{len(self._open)} conflict(s) of the merge are open, at {named}. Nothing was "
+                "published. Settle them with keep_branch, take_source or resolved.",
+                report=self.report,
+            )
+        return await self.session.commit(
+            message or self._message,
+            {**self._properties, **(metadata or {})},
+            rebase_with=ConflictDetector(),
+        )
+
+    def _close(self, conflicts: tuple[MergeConflict, ...]) -> None:
+        for conflict in conflicts:
+            self._check(conflict)
+        self._open = [it for it in self._open if it not in conflicts]
+
+    def _check(self, conflict: MergeConflict) -> None:
+        if conflict not in self._open:
+            raise InvalidInputError(
+                f"{conflict.kind.name} at {conflict.path!r} is not an open conflict of this merge."
+            )
+
+    async def _take(self, conflict: MergeConflict) -> None:
+        workspace, path = self.session.workspace, conflict.path
+        match conflict.kind:
+            case ConflictKind.CHUNK_DOUBLE_UPDATE:
+                await self._take_chunks(path, conflict.coords)
+            case ConflictKind.ZARR_METADATA_DOUBLE_UPDATE:
+                node, there = self._source.node(path), workspace.node(path)
+                if node is None or there is None:
+                    raise _not_alone(conflict)
+                workspace.set_node(path, node.user_data, node.array)
+            case ConflictKind.DELETE_OF_UPDATED_ARRAY | ConflictKind.DELETE_OF_UPDATED_GROUP:
+                workspace.delete_node(path)
+            case _:
+                raise _not_alone(conflict)
+
+    async def _take_chunks(self, path: str, coords: tuple[Coordinates, ...]) -> None:
+        refs: dict[Coordinates, ChunkRef | None] = {}
+        for at in coords:
+            handle = await self._source.find_chunk(path, at)
+            refs[at] = None if handle is None else handle.ref
+        workspace = self.session.workspace
+        with workspace.lock:
+            workspace.set_refs(path, ChunkRefs.from_mapping(len(coords[0]), refs))
+            workspace.changes.sources |= {self._source.base.id}
+
+
+def _not_alone(conflict: MergeConflict) -> InvalidInputError:
+    return InvalidInputError(
+        f"{conflict.kind.name} at {conflict.path!r} is not settled by taking the source's side "
+        "alone. Write what is right into the session, and call resolved."
+    )

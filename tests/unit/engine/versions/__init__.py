@@ -1,0 +1,1 @@
+"""Undo, restore, merge: the room `engine/versions`."""

@@ -1,0 +1,222 @@
+"""Conflicts settled by hand, and by the stock solvers."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from icechunk_async.conflicts import (
+    AttributesSolver,
+    BasicConflictSolver,
+    ConflictDetector,
+    Newest,
+    PerPath,
+)
+from icechunk_async.errors import InvalidInputError, MergeConflictError, RebaseFailedError
+from tests.helpers import array_document, read, write
+from tests.unit.engine.versions.stories import contents_at
+from tests.unit.engine.versions.test_merge_matrix import CHANGES, begin, changing
+
+if TYPE_CHECKING:
+    from icechunk_async import Repository
+
+
+def titled(**attributes: object) -> bytes:
+    """Return the document of the array with attributes."""
+    return array_document((12,), (3,), attributes=attributes)
+
+
+async def clashing(repository: Repository) -> None:
+    """Let both sides change chunk 0 and the attributes, and each something of its own."""
+    await begin(repository)
+    await changing(("g/a/c/0", b"sss"), ("g/a/zarr.json", titled(a=1)))(repository, "side")
+    await CHANGES["write chunk 3"](repository, "side")
+    await changing(("g/a/c/0", b"mmm"), ("g/a/zarr.json", titled(b=2)))(repository, "main")
+
+
+async def test_a_merge_settled_by_hand_is_one_commit(repository: Repository) -> None:
+    """The session shows what will be committed, and nothing is published before."""
+    await clashing(repository)
+    before = await contents_at(repository)
+    pending = await repository.begin_merge("side")
+    assert {it.kind.name for it in pending.conflicts} == {
+        "CHUNK_DOUBLE_UPDATE",
+        "ZARR_METADATA_DOUBLE_UPDATE",
+    }
+    assert await read(pending.session, "g/a/c/0") == b"mmm"
+    assert await read(pending.session, "g/a/c/3") == b"yyy"
+    chunk, document = sorted(pending.conflicts, key=lambda it: not it.coords)
+    with pytest.raises(MergeConflictError, match=r"2 conflict\(s\) .* are open"):
+        await pending.commit()
+    await pending.take_source(chunk)
+    assert await read(pending.session, "g/a/c/0") == b"sss"
+    await write(pending.session, "g/a/zarr.json", titled(a=1, b=2))
+    pending.resolved(document)
+    with pytest.raises(InvalidInputError, match="not an open conflict"):
+        pending.keep_branch(document)
+    assert pending.conflicts == ()
+    assert await contents_at(repository) == before
+    await pending.commit("by hand")
+    found = await contents_at(repository)
+    assert (found["g/a/c/0"], found["g/a/c/3"]) == (b"sss", b"yyy")
+    assert json.loads(found["g/a/zarr.json"])["attributes"] == {"a": 1, "b": 2}
+    assert (await repository.merge("side")).snapshot_id is None
+
+
+async def test_keeping_the_branch_and_taking_the_source_settle_everything(
+    repository: Repository,
+) -> None:
+    """Without arguments they are about all open conflicts."""
+    await clashing(repository)
+    kept = await repository.begin_merge("side")
+    kept.keep_branch()
+    assert await read(kept.session, "g/a/zarr.json") == titled(b=2)
+    taken = await repository.begin_merge("side")
+    await taken.take_source()
+    assert await read(taken.session, "g/a/zarr.json") == titled(a=1)
+    assert await read(taken.session, "g/a/c/0") == b"sss"
+    kept.session.discard_changes()
+    await taken.commit()
+
+
+async def test_a_deletion_can_be_taken_and_a_lost_array_cannot(repository: Repository) -> None:
+    """What taking one side cannot settle is refused, and stays open."""
+    await begin(repository)
+    await CHANGES["delete array"](repository, "side")
+    await CHANGES["write chunk 0"](repository, "main")
+    pending = await repository.begin_merge("side")
+    await pending.take_source()
+    await pending.commit()
+    assert "g/a/zarr.json" not in await contents_at(repository)
+    again = await repository.begin_merge(str(await _parent(repository)), into="side")
+    assert again.conflicts
+    with pytest.raises(InvalidInputError, match="call resolved"):
+        await again.take_source()
+    assert again.conflicts
+    again.session.discard_changes()
+
+
+async def _parent(repository: Repository) -> str:
+    infos = [it async for it in repository.ancestry()]
+    return str(infos[1].id)
+
+
+async def test_a_pending_merge_follows_the_branch(repository: Repository) -> None:
+    """Other commits are kept; what they changed as well makes it fail, with nothing lost."""
+    await clashing(repository)
+    pending = await repository.begin_merge("side", solver=BasicConflictSolver())
+    pending.keep_branch()
+    await changing(("g/a/c/1", b"111"))(repository, "main")
+    await pending.commit()
+    found = await contents_at(repository)
+    assert (found["g/a/c/0"], found["g/a/c/1"], found["g/a/c/3"]) == (b"sss", b"111", b"yyy")
+
+    await changing(("g/a/c/2", b"222"))(repository, "side")
+    late = await repository.begin_merge("side")
+    await changing(("g/a/c/2", b"!!!"))(repository, "main")
+    with pytest.raises(RebaseFailedError):
+        await late.commit()
+    assert (await contents_at(repository))["g/a/c/2"] == b"!!!"
+    late.session.discard_changes()
+
+
+async def test_newest_keeps_what_was_committed_last(repository: Repository) -> None:
+    """For each chunk by itself, whichever branch is younger."""
+    await begin(repository)
+    await changing(("g/a/c/0", b"old"))(repository, "side")
+    await changing(("g/a/c/0", b"new"), ("g/a/c/1", b"old"))(repository, "main")
+    await changing(("g/a/c/1", b"new"))(repository, "side")
+    await repository.merge("side", solver=Newest())
+    found = await contents_at(repository)
+    # One conflict covers both chunks: its newest commit is that of the side.
+    assert found["g/a/c/1"] == b"new"
+
+
+async def test_newest_is_the_session_in_a_rebase(repository: Repository) -> None:
+    """It is not committed yet."""
+    await begin(repository)
+    session = await repository.writable_session("main")
+    await write(session, "g/a/c/0", b"ses")
+    await changing(("g/a/c/0", b"oth"))(repository, "main")
+    await session.commit("mine", rebase_with=Newest())
+    assert (await contents_at(repository))["g/a/c/0"] == b"ses"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "merged"),
+    [
+        ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
+        ({"n": {"x": 1, "y": 2}}, {"n": {"x": 1, "z": 3}}, {"n": {"x": 1, "y": 2, "z": 3}}),
+        ({"a": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 2}),
+        ({"a": 1}, {"a": 2}, None),
+        ({"n": {"x": 1}}, {"n": 5}, None),
+    ],
+)
+async def test_attributes_are_merged_key_by_key(
+    repository: Repository,
+    ours: dict[str, object],
+    theirs: dict[str, object],
+    merged: dict[str, object] | None,
+) -> None:
+    """A key that both changed differently is a conflict."""
+    await begin(repository)
+    await changing(("g/a/zarr.json", titled(**ours)))(repository, "side")
+    await changing(("g/a/zarr.json", titled(**theirs)))(repository, "main")
+    if merged is None:
+        with pytest.raises(MergeConflictError):
+            await repository.merge("side", solver=AttributesSolver())
+        return
+    await repository.merge("side", solver=AttributesSolver())
+    found = await contents_at(repository)
+    assert json.loads(found["g/a/zarr.json"])["attributes"] == merged
+
+
+async def test_a_grown_array_and_new_attributes_go_together(repository: Repository) -> None:
+    """The chunks behind the old end are kept."""
+    await begin(repository)
+    await CHANGES["grow"](repository, "side")
+    await CHANGES["attributes"](repository, "main")
+    await repository.merge("side", solver=AttributesSolver())
+    found = await contents_at(repository)
+    document = json.loads(found["g/a/zarr.json"])
+    assert (document["shape"], document["attributes"]) == ([15], {"title": "t"})
+    assert found["g/a/c/4"] == b"zzz"
+
+
+async def test_solvers_are_chosen_by_path(repository: Repository) -> None:
+    """The first pattern that fits counts, and the default decides the rest."""
+    await begin(repository)
+    for branch, data in (("side", b"sss"), ("main", b"mmm")):
+        await changing(
+            ("h/b/zarr.json", array_document((12,), (3,))), ("g/a/c/0", data), ("h/b/c/0", data)
+        )(repository, branch)
+    both = PerPath({"/g/*": BasicConflictSolver()})
+    with pytest.raises(MergeConflictError) as caught:
+        await repository.merge("side", solver=both)
+    report = caught.value.context["report"]
+    assert [it.path for it in report.conflicts] == ["/h/b"]  # type: ignore[attr-defined]
+    solver = PerPath(
+        {"/g/*": BasicConflictSolver(), "/*": ConflictDetector()}, BasicConflictSolver()
+    )
+    with pytest.raises(MergeConflictError):
+        await repository.merge("side", solver=solver)
+    await repository.merge("side", solver=PerPath({}, BasicConflictSolver()))
+    assert (await contents_at(repository))["h/b/c/0"] == b"sss"
+
+
+async def test_a_solver_that_returns_too_little_is_refused(repository: Repository) -> None:
+    """Nothing is published."""
+
+    class Lazy:
+        def solve(self, clash: object) -> list[object]:
+            del clash
+            return []
+
+    await clashing(repository)
+    before = await contents_at(repository)
+    for solver in (Lazy(), PerPath({"*": Lazy()}), AttributesSolver(Lazy())):  # type: ignore[dict-item, arg-type]
+        with pytest.raises(InvalidInputError, match="one for each"):
+            await repository.merge("side", solver=solver)  # type: ignore[arg-type]
+    assert await contents_at(repository) == before
