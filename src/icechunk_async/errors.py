@@ -468,7 +468,7 @@ class RebaseFailedError(ConflictError):
 
 
 class MergeConflictError(ConflictError):
-    """What is to be merged, picked, reverted or restored clashes with the branch.
+    """A merge, cherry-pick, revert or restore clashes with the branch.
 
     Nothing was published. ``context`` holds ``report``, a `MergeReport` whose ``conflicts`` name
     every clash, and the commits of both sides that touched it.

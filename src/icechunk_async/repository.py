@@ -859,9 +859,9 @@ class Repository:
     ) -> MergeReport:
         """Take back one commit by a new one; commits after it stay.
 
-        Nodes, metadata and chunks that the commit changed become as they were before it. No chunk
-        is copied: the new commit refers to the old bytes. What later commits changed again is a
-        conflict.
+        Nodes, metadata and chunks that the commit changed get the state that they had before it.
+        No chunk is copied: the new commit refers to the old bytes. What later commits changed
+        again is a conflict.
 
         Args:
             snapshot: the commit to take back: an id, the first letters of one, or a ref such as

@@ -15,6 +15,7 @@ from icechunk_async.cli import (
     refs,
     sessions,
     upkeep,
+    versions,
 )
 from icechunk_async.cli.demo import command as demo
 
@@ -22,7 +23,8 @@ __all__ = ["app"]
 
 _EPILOG = (
     "URL is a path or a URL such as memory://name or file:///data/repository. REF is a branch, a "
-    "tag or a snapshot id, looked for in this order. Every command takes --json (one document on "
+    "tag or a snapshot id, looked for in this order; four letters or more of an id name it, and "
+    "main~2 is two snapshots before the tip of main. Every command takes --json (one document on "
     "standard output and nothing else; its keys are in the command's help) and --debug. Exit "
     "codes: 0 fine, 1 it cannot be done, 2 wrong usage, 130 interrupted; those of verify are in "
     "its help."
@@ -63,6 +65,7 @@ def _common(
 history.register(app)
 contents.register(app)
 refs.register(app)
+versions.register(app)
 sessions.register(app)
 administration.register(app)
 upkeep.register(app)

@@ -37,7 +37,18 @@ if TYPE_CHECKING:
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.repo_info import SnapshotInfo
 
-__all__ = ["Comparison", "Log", "diff", "log", "register", "show_comparison", "show_log"]
+__all__ = [
+    "Comparison",
+    "Log",
+    "Touched",
+    "diff",
+    "log",
+    "register",
+    "show_comparison",
+    "show_log",
+    "show_touched",
+    "touched_of",
+]
 
 _SpecVersion = Annotated[int, typer.Option(min=1, max=2, help="Version of the Icechunk format.")]
 _Probe = Annotated[
@@ -248,7 +259,11 @@ def _line(info: SnapshotInfo, names: dict[str, dict[SnapshotId, list[str]]]) -> 
 async def _read_touched(
     repository: Repository, start: SnapshotId, end: SnapshotId, max_chunks: int
 ) -> Touched:
-    found: Diff = await repository.diff(from_snapshot_id=start, to_snapshot_id=end)
+    return touched_of(await repository.diff(from_snapshot_id=start, to_snapshot_id=end), max_chunks)
+
+
+def touched_of(found: Diff, max_chunks: int) -> Touched:
+    """Return the document of what was touched."""
     return Touched(
         sorted(found.new_groups),
         sorted(found.new_arrays),
@@ -316,7 +331,7 @@ def _show_details(document: Details, console: Console) -> None:
     console.print(table)
     if document.touched is not None:
         console.print()
-        _show_touched(document.touched, console)
+        show_touched(document.touched, console)
 
 
 def show_comparison(document: Comparison, console: Console) -> None:
@@ -331,10 +346,11 @@ def show_comparison(document: Comparison, console: Console) -> None:
         ),
         soft_wrap=True,
     )
-    _show_touched(document.touched, console)
+    show_touched(document.touched, console)
 
 
-def _show_touched(document: Touched, console: Console) -> None:
+def show_touched(document: Touched, console: Console) -> None:
+    """Print what was touched."""
     if document.is_empty:
         console.print("Nothing was touched.")
         return

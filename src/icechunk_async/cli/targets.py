@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.engine.versions.naming import find_ref
 from icechunk_async.errors import (
-    BranchNotFoundError,
     InvalidInputError,
     NotFoundError,
-    TagNotFoundError,
 )
 
 if TYPE_CHECKING:
@@ -32,47 +31,23 @@ class Target:
 
 
 async def find_target(repository: Repository, ref: str, as_of: datetime | None = None) -> Target:
-    """Find a branch, a tag or a snapshot id, in this order.
+    """Find a branch, a tag or a snapshot id, in this order; see `find_ref`.
 
     Raises:
         NotFoundError: the text names no branch, tag or snapshot.
         InvalidInputError: ``as_of`` was given with something other than a branch.
         SnapshotNotFoundError: the branch had no snapshot yet at that time.
     """
-    try:
-        tip = await repository.lookup_branch(ref)
-    except BranchNotFoundError:
-        if as_of is not None:
-            raise InvalidInputError(
-                f"--as-of needs a branch, and there is no branch {ref!r}. A tag or a snapshot id "
-                "names one moment already.",
-                ref=ref,
-            ) from None
-        return Target(ref, await _find_fixed(repository, ref))
     if as_of is None:
-        return Target(ref, tip)
+        return Target(ref, await find_ref(repository.engine, ref))
+    if ref not in await repository.list_branches():
+        raise InvalidInputError(
+            f"--as-of needs a branch, and there is no branch {ref!r}. A tag or a snapshot id "
+            "names one moment already.",
+            ref=ref,
+        )
     session = await repository.readonly_session(ref, as_of=as_of)
     return Target(ref, session.snapshot_id)
-
-
-async def _find_fixed(repository: Repository, ref: str) -> SnapshotId:
-    try:
-        return await repository.lookup_tag(ref)
-    except TagNotFoundError:
-        pass
-    try:
-        return (await repository.lookup_snapshot(ref)).id
-    except InvalidInputError:
-        branches, tags = await repository.list_branches(), await repository.list_tags()
-        raise NotFoundError(
-            f"{ref!r} is not a branch, a tag or a snapshot id. Branches here: {_some(branches)}. "
-            f"Tags here: {_some(tags)}.",
-            ref=ref,
-        ) from None
-
-
-def _some(names: set[str]) -> str:
-    return ", ".join(sorted(names)[:20]) or "none"
 
 
 async def open_session(

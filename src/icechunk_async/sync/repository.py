@@ -674,6 +674,43 @@ class Repository(Displayed):
     disabled_feature_flags = blocking(disabled_feature_flags_async)
     set_feature_flag = blocking(set_feature_flag_async)
 
+    # Undo and merge: additions to the official names
+
+    revert_async = asked(AsyncRepository.revert)
+    restore_async = asked(AsyncRepository.restore)
+    merge_async = asked(AsyncRepository.merge)
+    cherry_pick_async = asked(AsyncRepository.cherry_pick)
+
+    @twin_of(AsyncRepository.undo)
+    async def undo_async(self, branch: str = "main") -> str:
+        return str(await self.handle.ask(lambda it: it.undo(branch)))
+
+    @twin_of(AsyncRepository.fast_forward)
+    async def fast_forward_async(self, branch: str, *, to: str) -> str:
+        return str(await self.handle.ask(lambda it: it.fast_forward(branch, to=to)))
+
+    @twin_of(AsyncRepository.squash)
+    async def squash_async(
+        self,
+        branch: str,
+        *,
+        since: str,
+        message: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> str:
+        made = await self.handle.ask(
+            lambda it: it.squash(branch, since=since, message=message, metadata=metadata)
+        )
+        return str(made)
+
+    revert = blocking(revert_async)
+    restore = blocking(restore_async)
+    merge = blocking(merge_async)
+    cherry_pick = blocking(cherry_pick_async)
+    undo = blocking(undo_async)
+    fast_forward = blocking(fast_forward_async)
+    squash = blocking(squash_async)
+
     # Upkeep; arguments that are only accepted limit something that this library limits itself
 
     @awaited

@@ -26,7 +26,7 @@ __all__ = ["RefChanges", "compare_refs", "same_refs"]
 
 @dataclass(frozen=True, slots=True)
 class RefChanges:
-    """What differs between two states of an array's references; both sides in ascending order."""
+    """Differences between two states of an array's references, each in ascending order."""
 
     before: ChunkRefs
     """References that are gone, or were replaced."""
@@ -67,11 +67,11 @@ class RefChanges:
 
 
 def compare_refs(before: ChunkRefs, after: ChunkRefs, *, equal_sums: bool = False) -> RefChanges:
-    """Return what differs between the references of one array in two states.
+    """Compare the references of one array in two states.
 
     Args:
         before: the first state, in ascending order of coordinates, as is ``after``.
-        after: the second state, with as many axes.
+        after: the second state, with the same number of axes.
         equal_sums: count native chunks of equal length and checksum as the same, wherever their
             bytes are.
 

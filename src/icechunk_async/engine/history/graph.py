@@ -87,7 +87,7 @@ class _Lanes:
         return len(self.next) - 1
 
     def lead(self, snapshot_id: SnapshotId, right_of: int) -> int:
-        """Return the column of a line to a snapshot, a new one if there is none yet."""
+        """Return the column of a line to a snapshot, a new one unless there is one."""
         waiting = self.waiting(snapshot_id)
         lane = waiting[0] if waiting else self.free(right_of)
         self.next[lane] = snapshot_id

@@ -65,11 +65,11 @@ class Combined:
     target: Snapshot
     """The snapshot that the changes are against."""
     changes: ChangeSet
-    """Without what is in conflict: there the target stays as it is."""
+    """Without conflicting ones: there the target stays unchanged."""
     conflicts: tuple[Conflict, ...]
 
     def diff(self) -> Diff:
-        """Return what the changes touch, by path."""
+        """Return the nodes and chunks that the changes touch, by path."""
         new = {node.id: path for path, node in self.changes.new.items()}
         gone = {node_id: it.path for node_id, it in self.changes.deleted.items()}
         places = self.changes.moves

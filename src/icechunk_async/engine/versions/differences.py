@@ -1,4 +1,4 @@
-"""What differs between two snapshots, net: nodes by their ids, chunks by their references.
+"""Net differences of two snapshots: nodes by their ids, chunks by their references.
 
 Any two snapshots of a repository can be compared, also unrelated ones. Where one is an ancestor of
 the other, transaction logs say where to look; otherwise manifests that both use are skipped.

@@ -41,7 +41,7 @@ async def find_ref(engine: Engine, ref: SnapshotId | str) -> SnapshotId:
 
     Raises:
         NotFoundError: it names nothing, or more than one snapshot; nearby names are in the message.
-        SnapshotNotFoundError: there are not so many snapshots before it.
+        SnapshotNotFoundError: the history does not go back that far.
 
     Cost: one request for the branches and tags, which format 1 lists and reads one by one; for an
     id one listing of the snapshots that begin with its letters.

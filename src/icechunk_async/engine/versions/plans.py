@@ -214,7 +214,7 @@ async def _restore_region(
     wanted: _Wanted,
     region: Sequence[slice],
 ) -> Combined:
-    """Bring back the chunks of a part of one array; its metadata stay as they are."""
+    """Bring back the chunks of a part of one array; its metadata stay unchanged."""
     if len(wanted.tops) != 1:
         raise InvalidInputError(
             f"A region is a part of one array, and {len(wanted.tops)} paths were named."
@@ -375,7 +375,7 @@ class Squash:
 
 
 async def plan_squash(engine: Engine, branch: str, since: SnapshotId | str) -> Squash | None:
-    """Work out the commit that replaces those after ``since``; None if there are none.
+    """Work out the commit that replaces those after ``since``; None without such commits.
 
     Raises:
         InvalidInputError: ``since`` is not an ancestor of the tip.

@@ -52,7 +52,7 @@ class MergeReport:
     snapshot_id: SnapshotId | None
     """The new commit; None after a dry run, or if the branch has these changes already."""
     changes: Diff
-    """What the commit changes on the branch."""
+    """The changes that the commit makes on the branch."""
     conflicts: tuple[MergeConflict, ...] = ()
     """After a dry run: what would have to be settled first."""
 

@@ -47,8 +47,8 @@ def transport(found: Differences, target: Snapshot, theirs: Differences | None) 
     document becomes the one of ``target``.
 
     Args:
-        found: what is to be done, from the common base.
-        target: where it is to be done.
+        found: the changes, from the common base.
+        target: the snapshot that gets them.
         theirs: from the common base to ``target``; None if that is the base.
     """
     return _Transport(found, target, theirs).run()
@@ -211,7 +211,7 @@ class _Transport:
                 self._conflict(ConflictKind.NEW_NODE_IN_INVALID_GROUP, parent, node.id)
 
     def _has_group(self, path: str) -> bool:
-        """Return whether a path is a group after the changes, or was none before either."""
+        """Return whether a path is a group after the changes, or was not one before either."""
         if path in self._changes.new:
             return True
         if self._found.after.nodes.get(path) is None:  # a hierarchy without that group's document

@@ -152,7 +152,7 @@ async def test_matrix(one: str) -> None:
                 continue
             await repository.merge("side")
             merged = await contents_at(repository)
-            # Whoever comes second on one branch makes the same of it, in either order.
+            # Doing one after the other on a single branch gives the same.
             async with Repository.create(memory_url()) as straight:
                 await begin(straight)
                 await change(straight, "main")

@@ -29,7 +29,7 @@ def titled(**attributes: object) -> bytes:
 
 
 async def clashing(repository: Repository) -> None:
-    """Let both sides change chunk 0 and the attributes, and each something of its own."""
+    """Let both sides change chunk 0 and the attributes, and each something else as well."""
     await begin(repository)
     await changing(("g/a/c/0", b"sss"), ("g/a/zarr.json", titled(a=1)))(repository, "side")
     await CHANGES["write chunk 3"](repository, "side")
@@ -82,7 +82,7 @@ async def test_keeping_the_branch_and_taking_the_source_settle_everything(
 
 
 async def test_a_deletion_can_be_taken_and_a_lost_array_cannot(repository: Repository) -> None:
-    """What taking one side cannot settle is refused, and stays open."""
+    """A conflict that taking one side cannot settle stays open."""
     await begin(repository)
     await CHANGES["delete array"](repository, "side")
     await CHANGES["write chunk 0"](repository, "main")
