@@ -6,7 +6,7 @@ import inspect
 import json
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from icechunk_async.engine.changes.detect import ConflictKind
 from icechunk_async.engine.commit.conflicts import ConflictDetector, Resolution
@@ -109,9 +109,10 @@ class AttributesSolver:
         """Merge documents, and ask the other solver about the rest."""
         answers: list[Answer | None] = [self._merge(clash, it) for it in clash.conflicts]
         left = [at for at, it in enumerate(answers) if it is None]
-        rest = await _ask(self.default, clash, [clash.conflicts[at] for at in left]) if left else []
-        for at, answer in zip(left, rest, strict=True):
-            answers[at] = answer
+        if left:
+            rest = await _ask(self.default, clash, [clash.conflicts[at] for at in left])
+            for at, answer in zip(left, rest, strict=True):
+                answers[at] = answer
         return [Resolution.FAIL if it is None else it for it in answers]
 
     @staticmethod
@@ -138,13 +139,15 @@ def _three_way(base: Any, ours: Any, theirs: Any) -> Any:
         return ours
     if ours == base:
         return theirs
-    if not (isinstance(ours, dict) and isinstance(theirs, dict)):
+    if not (_is_object(ours) and _is_object(theirs)):
         raise _BothChangedError
-    mine: dict[str, Any] = ours
-    other: dict[str, Any] = theirs
-    before: dict[str, Any] = base if isinstance(base, dict) else {}
+    mine, other, before = ours, theirs, base if _is_object(base) else dict[str, Any]()
     merged = {
         key: _three_way(*(it.get(key, _ABSENT) for it in (before, mine, other)))
         for key in dict.fromkeys((*other, *mine))
     }
     return {key: it for key, it in merged.items() if it is not _ABSENT}
+
+
+def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)

@@ -59,7 +59,8 @@ class _Transport:
         self._found = found
         self._target = target
         self._nodes: Nodes = target.nodes
-        self._their_chunks = {} if theirs is None else theirs.chunks
+        nothing: dict[NodeId, RefChanges] = {}
+        self._their_chunks = nothing if theirs is None else theirs.chunks
         self._changes = ChangeSet(sources=frozenset({found.after.id}))
         self._conflicts: list[Conflict] = []
         self._twins: dict[NodeId, NodeId] = {}
