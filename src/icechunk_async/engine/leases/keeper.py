@@ -275,7 +275,10 @@ class Lease:
         if record.holder != written.holder or record.state is not LeaseState.OPEN:
             raise self._lost(_why(record), record.snapshot_id)
         with self._lock:  # another task of this process renewed it, or the write is yet to land
-            self._record, self._version = record, found.version
+            # What is stored since the session began does not say when that was. Without it
+            # collection would spare only what was written since the newest renewal.
+            began_us = self._record.began_us if record.began_us is None else record.began_us
+            self._record, self._version = replace(record, began_us=began_us), found.version
         return False
 
     def _expired(self, idle_us: int) -> LeaseExpiredError:

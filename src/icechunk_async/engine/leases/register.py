@@ -228,6 +228,8 @@ async def open_lease(
             "collection may have deleted what it wrote. Begin a new session.",
             session_id=str(session_id),
         )
+    if record.began_us is None:  # it was never renewed, so that was when it began
+        record = replace(record, began_us=clock.to_us(renewed_at))
     return record, version
 
 

@@ -22,7 +22,7 @@ from icechunk_async.errors import (
     OutcomeUnknownError,
     StorageUnavailableError,
 )
-from icechunk_async.format.layout import lease_key
+from icechunk_async.format.layout import LEASED_SESSIONS, lease_key
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import memory_url, objects, read, until, write
@@ -269,6 +269,25 @@ async def test_a_lost_reply_to_a_renewal_is_settled_by_reading_back(*, landed: b
             assert (await repository.sessions())[0].state is SessionState.COMMITTED
 
 
+async def test_a_renewal_that_was_lost_does_not_shorten_what_collection_spares() -> None:
+    """The lease that is read back after it may not say yet when the session began."""
+    world = World()
+    async with filled(world) as plain:
+        storage = _Replyless(plain, landed=False)
+        async with process(storage) as (_, session):
+            await write(session, "a/c/1", CHUNK)
+            world.wait(HOUR)
+            storage.lose = True
+            await session.spill()
+            assert storage.lost
+            with world.clock_wrong_by(timedelta(0)):
+                async with Repository.open(plain) as collector:
+                    (told,) = await collector.sessions()
+                    assert told.age == HOUR
+                    assert (await collector.garbage_collect(world.now)).chunks_deleted == 0
+            await session.commit("whole")
+
+
 class _Replyless(WrappedStorage):
     lose = lost = False
 
@@ -277,7 +296,7 @@ class _Replyless(WrappedStorage):
         self._landed = landed
 
     async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
-        if self.lose and key.startswith("leases/"):
+        if self.lose and key.startswith(LEASED_SESSIONS):
             self.lose, self.lost = False, True
             if self._landed:
                 await super().put(key, data, if_version=if_version)
