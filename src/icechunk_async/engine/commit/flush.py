@@ -142,14 +142,24 @@ class Flusher:
     async def flush(self, base: Snapshot, tree: WorkingTree) -> Flushed:
         """Build the nodes and manifests of a snapshot on top of ``base``.
 
+        Raises:
+            SnapshotNotFoundError: the base was collected.
+            FormatError: a file that it needs is damaged or missing.
+
         Cost: loads the manifests that changes fall into, several at a time; manifests made by
         an earlier call for the same changes on the same base are not made again.
         """
         nodes = list(tree.nodes())
         changed = [node for node in nodes if self._is_changed(node, tree)]
-        written = await bounded_map(
-            lambda node: self._write(node, base, tree), changed, limit=_CONCURRENT_MANIFESTS
-        )
+        try:
+            written = await bounded_map(
+                lambda node: self._write(node, base, tree), changed, limit=_CONCURRENT_MANIFESTS
+            )
+        except FormatError:
+            # Collection deletes a snapshot before what it refers to. If the base's file is gone,
+            # nothing is damaged: the base expired, and this says so.
+            await self._assets.read_snapshot(base.id)
+            raise
         return self._flushed(base, nodes, changed, written)
 
     async def rewrite(

@@ -22,6 +22,7 @@ from icechunk_async.engine.commit.once import Record, newest_versions, record_of
 from icechunk_async.engine.commit.rebase import rebase
 from icechunk_async.engine.history import Amend, Commit, Detach, check_moves_allowed
 from icechunk_async.engine.history.collections import DraftOutdatedError
+from icechunk_async.engine.history.refusals import branch_moved
 from icechunk_async.engine.tree.workspace import Closed
 from icechunk_async.errors import (
     ChunksCollectedError,
@@ -295,9 +296,20 @@ class Publisher:
             assert self._record is not None  # it was looked for
             assert self._record.at == base_id  # the only snapshot that this commit can land on
             recorded = self._record.properties_with(once)
+
+        async def draft() -> tuple[Snapshot, Flushed, bytes]:
+            try:
+                return await self.draft(message, metadata, extra, self._log, recorded)
+            except SnapshotNotFoundError as error:
+                # The base was collected, so the branch has left it: a race that was lost, which
+                # a solver settles from the logs, without the base's files.
+                tip = await self._history.branch_tip(branch)
+                if tip == base_id:
+                    raise
+                raise branch_moved(branch, base_id, tip) from error
+
         return await self._draft_and_publish(
-            lambda: self.draft(message, metadata, extra, self._log, recorded),
-            lambda snapshot: Commit(branch, base_id, snapshot),
+            draft, lambda snapshot: Commit(branch, base_id, snapshot)
         )
 
     async def _draft_and_publish(

@@ -9,6 +9,7 @@ from icechunk_async.conflicts import BasicConflictSolver, ConflictDetector, Vers
 from icechunk_async.engine.commit.once import Transaction
 from icechunk_async.errors import (
     ConflictError,
+    FormatError,
     RebaseFailedError,
     SessionStateError,
     SnapshotNotFoundError,
@@ -44,6 +45,59 @@ async def test_it_commits_over_the_gap(expirations: int) -> None:
         assert await read(reader, "a/c/60") == CHUNK
         assert await read(reader, "a/c/51") is not None
     await read_all(url)
+
+
+async def _collected(url: str) -> None:
+    """Expire the base, and delete its files, from another process."""
+    async with Repository.open(url) as other:
+        await _expired(other)
+        assert (await other.garbage_collect(now())).manifests_deleted > 0
+
+
+async def test_it_commits_over_the_gap_when_its_base_was_collected() -> None:
+    """Neither the base's snapshot nor its manifests are needed: they are not called damaged."""
+    url, _ = await littered(2)
+    async with Repository.open(url) as repository:
+        session = await repository.writable_session("main")
+        await write(session, "a/c/60", b"inline")
+        await _collected(url)
+        with pytest.raises(ConflictError, match="another writer was first"):
+            await session.commit("late")
+        await session.commit("late", rebase_with=DETECTOR)
+        reader = await repository.readonly_session("main")
+        assert await read(reader, "a/c/60") == b"inline"
+        assert await read(reader, "a/c/51") is not None
+    await read_all(url)
+
+
+async def test_without_its_base_a_session_is_told_what_became_of_it(spec: int) -> None:
+    """Nothing is flushed or forked, and format 1 cannot commit; the repository is not damaged."""
+    url, _ = await littered(spec)
+    async with Repository.open(url) as repository:
+        session = await repository.writable_session("main")
+        await write(session, "a/c/60", b"inline")
+        await _collected(url)
+        base = session.snapshot_id
+        with pytest.raises(SnapshotNotFoundError, match=f"{base}.*may have expired"):
+            await session.fork()
+        with pytest.raises(SnapshotNotFoundError, match=f"{base}.*may have expired"):
+            await session.flush("late")
+        if spec == 1:
+            with pytest.raises(ConflictError, match="Format version 1 does not record"):
+                await session.commit("late", rebase_with=DETECTOR)
+        assert session.has_uncommitted_changes
+
+
+async def test_a_manifest_that_is_missing_from_a_base_in_place_is_damage(spec: int) -> None:
+    """This is no race: committing again would not help."""
+    url, _ = await littered(spec)
+    async with Repository.open(url) as repository:
+        (manifest,) = await repository.list_manifest_files(await repository.lookup_branch("main"))
+        await repository.storage.delete([f"manifests/{manifest.id}"])
+        session = await repository.writable_session("main")
+        await write(session, "a/c/60", b"inline")
+        with pytest.raises(FormatError, match="damaged"):
+            await session.commit("refused", rebase_with=DETECTOR)
 
 
 @pytest.mark.parametrize(("chunk", "clashes"), [(3, False), (50, True), (52, True), (53, True)])
