@@ -31,7 +31,11 @@ class SeededClock:
 
     def now_us(self) -> int:
         """Return the loop's time."""
-        return self._start_us + round(asyncio.get_running_loop().time() * 1e6)
+        return self._start_us + self.elapsed_us()
+
+    def elapsed_us(self) -> int:
+        """Return the microseconds since the loop began."""
+        return round(asyncio.get_running_loop().time() * 1e6)
 
     def random_bytes(self, size_bytes: int) -> bytes:
         """Return the next bytes of the seed."""
