@@ -142,7 +142,7 @@ def test_file_that_became_unreadable_keeps_its_place(
     store = repo.readonly_session("main").store
     with pytest.raises(Exception, match="changed since it was referenced"):
         zarr.open_array(store, path="t", mode="r")[4:8]
-    with pytest.raises(InvalidInputError, match="would have to move with the others"):
+    with pytest.raises(InvalidInputError, match="would have to be written anew with the others"):
         ingest_virtual(spark, repo, paths[1:], concat_dim="time", mode="overwrite")
 
 

@@ -121,6 +121,93 @@ def test_a_group_that_was_deleted_is_ingested_again(repo: Repository, sources: P
     assert ingest(repo, files) == ["unchanged"] * 2
 
 
+def delete(repo: Repository, *paths: str) -> None:
+    """Delete nodes by hand."""
+    session = repo.writable_session("main")
+    for path in paths:
+        group, _, name = path.rpartition("/")
+        del zarr.open_group(session.store, path=group, mode="a")[name]
+    session.commit("Deleted by hand")
+
+
+def write_pair(path: Path, value: int) -> str:
+    """Write a Zarr store of two arrays, one of them in a group."""
+    write_store(path, value)
+    array: Any = (
+        zarr.open_group(path, mode="a")
+        .create_group("g")
+        .create_array(
+            "w", shape=(2,), chunks=(2,), dtype="i8", dimension_names=["t"], compressors=None
+        )
+    )
+    array[...] = value
+    return str(path)
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["listed", "not listed"])
+@pytest.mark.parametrize("gone", ["a/v", "a/g/w", "a/g"])
+def test_an_array_deleted_within_a_group_is_ingested_again(
+    repo: Repository, sources: Path, gone: str, *, listed: bool
+) -> None:
+    """Whether its file is listed or not; other files are not read again."""
+    a, b = (write_pair(sources / name, number) for number, name in enumerate(("a.zarr", "b.zarr")))
+    ingest(repo, [a, b])
+    delete(repo, gone)
+    assert sorted(ingest(repo, [a, b] if listed else [b])) == ["ingested", "unchanged"]
+    assert (read(repo, "a/v"), read(repo, "a/g/w")) == ([0] * 4, [0] * 2)
+    assert ingest(repo, [a, b]) == ["unchanged"] * 2
+
+
+def test_an_array_that_cannot_be_brought_back_is_reported(repo: Repository, sources: Path) -> None:
+    """The rest of its group stays, and the report names what is missing."""
+    a = write_pair(sources / "a.zarr", 1)
+    ingest(repo, [a])
+    delete(repo, "a/v")
+    (sources / "a.zarr" / "zarr.json").write_text("broken", "utf-8")
+    done = ingest_virtual(session_here(), repo, [a])
+    (row,) = done.report.to_pylist()
+    assert row["status"] == "kept"
+    assert "'/a/v' is missing and cannot be ingested again" in row["reason"]
+    assert not done.published.committed
+    assert read(repo, "a/g/w") == [1, 1]
+
+
+def test_a_concatenated_array_that_was_deleted_comes_back_with_all_files(
+    repo: Repository, sources: Path
+) -> None:
+    """Those that are not listed, too; one that cannot be read stops it, and nothing is lost."""
+
+    def concatenate(*files: str) -> list[str]:
+        done = ingest_virtual(session_here(), repo, files, concat_dim="t", load=())
+        statuses: list[str] = done.report.column("status").to_pylist()
+        return statuses
+
+    a, b, c = (write_uniform(sources / f"{it}.zarr", it) for it in (1, 2, 3))
+    concatenate(a, b)
+    delete(repo, "w")
+    assert concatenate(c) == ["ingested"] * 3
+    assert read(repo, "v") == read(repo, "w") == [1, 1, 2, 2, 3, 3]
+    delete(repo, "v")
+    (sources / "1.zarr" / "zarr.json").write_text("broken", "utf-8")
+    with pytest.raises(InvalidInputError, match="written anew with the others"):
+        concatenate(b, c)
+    assert read(repo, "w") == [1, 1, 2, 2, 3, 3]
+    delete(repo, "w")  # all of it: begin with what is listed
+    assert concatenate(b, c) == ["ingested"] * 2
+    assert read(repo, "v") == [2, 2, 3, 3]
+
+
+def write_uniform(path: Path, value: int) -> str:
+    """Write a Zarr store with two arrays of two steps."""
+    group = zarr.open_group(path, mode="w", zarr_format=3)
+    for name in ("v", "w"):
+        array: Any = group.create_array(
+            name, shape=(2,), chunks=(2,), dtype="i8", dimension_names=["t"], compressors=None
+        )
+        array[...] = value
+    return str(path)
+
+
 def write_references(sources: Path, *, as_parquet: bool) -> str:
     """Write references of kerchunk to ``data.bin``."""
     array = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "<i8", "fill_value": 0}

@@ -46,14 +46,22 @@ class Entry:
     count: int
     """Length of the file along that dimension; 0 if files are not concatenated."""
     references: int
+    arrays: tuple[str, ...] | None = None
+    """Paths of its arrays within its group; None if files are concatenated, which all have the
+    arrays of the catalog, and in catalogs of before this was recorded."""
+
+    @classmethod
+    def of_row(cls, row: dict[str, Any]) -> Self:
+        """Return the entry of a row of the table."""
+        arrays: list[str] | None = row.pop("arrays", None)
+        return cls(**row, arrays=None if arrays is None else tuple(arrays))
 
 
-_SCHEMA: Final = pa.schema(
-    [
-        (it.name, pa.int64() if it.name in ("start", "count", "references") else pa.string())
-        for it in fields(Entry)
-    ]
-)
+_TYPES: Final = {
+    **dict.fromkeys(("start", "count", "references"), pa.int64()),
+    "arrays": pa.list_(pa.string()),
+}
+_SCHEMA: Final = pa.schema([(it.name, _TYPES.get(it.name, pa.string())) for it in fields(Entry)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,7 @@ class Catalog:
                 rows = reader.read_all().to_pylist()
             settings = attributes["ingest"]
             return cls(
-                tuple(Entry(**row) for row in rows),
+                tuple(Entry.of_row(row) for row in rows),
                 settings["concat_dim"],
                 tuple(settings["arrays"]),
                 tuple(settings["loaded"]),

@@ -24,6 +24,8 @@ from icechunk_async.spark.ingest.tasks import COLUMNS, FileWork, ScanOptions, sc
 from icechunk_async.spark.ingest.write import (
     existing_groups,
     existing_template,
+    has_output,
+    missing_arrays,
     write_concatenated,
     write_groups,
 )
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.repository import Repository as AsyncRepository
-    from icechunk_async.spark.ingest.plan import Mode, Plan, Template
+    from icechunk_async.spark.ingest.plan import Mode, Placed, Plan, Template
     from icechunk_async.spark.ingest.scan import Guard
     from icechunk_async.spark.ingest.tasks import Kind
     from icechunk_async.sync import Session
@@ -224,7 +226,7 @@ def ingest_virtual(
     if concat_dim is None:
         stay = catalog.entries if mode == "append" else ()
         groups = groups_of(root, locations, group_of, stay)
-    answers = ingest.scan([(it, catalog.by_location.get(it)) for it in locations])
+    answers = ingest.scan_first(catalog, locations, mode)
 
     def decide() -> Plan:
         if concat_dim is None:
@@ -263,7 +265,8 @@ def ingest_virtual(
 def ingested_files(repository: Repository, *, group: str = "/", branch: str = "main") -> pa.Table:
     """Return the files that were ingested into a group, in the order of their data.
 
-    Columns: `location`, `stamp` (of its state), `group`, `start`, `count` and `references`.
+    Columns: `location`, `stamp` (of its state), `group`, `start`, `count`, `references`, and
+    `arrays` (their paths within the group; null if files were concatenated).
     """
     session = repository.readonly_session(branch)
     return Catalog.read(session.store, check_path(group)).table()
@@ -329,7 +332,7 @@ class _Ingest:
         if self.concat_dim is None:
             return replace(found, entries=existing_groups(self.session, found))
         self.template = existing_template(self.session, found, self.group)
-        if self.template is None:
+        if self.template is None and not has_output(self.session, found, self.group):
             return replace(found, entries=(), loaded=())
         return found
 
@@ -343,6 +346,27 @@ class _Ingest:
                     f"{it.location!r} and is replaced as a whole when that file changes. Ingest "
                     "into another group."
                 )
+
+    def scan_first(
+        self, catalog: Catalog, locations: Sequence[str], mode: Mode
+    ) -> dict[str, Answered]:
+        """Scan files; those of which an array was deleted by hand even if they are unchanged.
+
+        In the mode `"append"` these are scanned also if they are not listed.
+        """
+        missing = missing_arrays(self.session, catalog, self.group)
+        wanted = [*locations]
+        if mode == "append":
+            wanted += missing.keys() - set(locations)
+        answers = self.scan(
+            [(it, None if it in missing else catalog.by_location.get(it)) for it in wanted]
+        )
+        for location, place in missing.items():
+            answer = answers.get(location)
+            if answer is not None and answer.reason is not None:
+                reason = f"Its array {place!r} is missing and cannot be ingested again: "
+                answers[location] = replace(answer, reason=reason + answer.reason)
+        return answers
 
     def scan(self, wanted: Sequence[tuple[str, Entry | None]]) -> dict[str, Answered]:
         """Scan files that have no entry or changed since; return the result for each location."""
@@ -399,11 +423,20 @@ class _Ingest:
                 it.start,
                 it.count,
                 it.scanned.num_references if it.scanned is not None else references_of(it.old),
+                self._arrays_of(it),
             )
             for it in plan.placed
         )
         after = Catalog(entries, self.concat_dim, arrays, loaded, attributes)
         after.write(self.session.store, self.group)
+
+    def _arrays_of(self, placed: Placed) -> tuple[str, ...] | None:
+        """Return the arrays that a file has in its group."""
+        if self.concat_dim is not None:
+            return None
+        if placed.scanned is not None:
+            return tuple(sorted(placed.scanned.arrays))
+        return None if placed.old is None else placed.old.arrays
 
 
 def _location(given: str) -> str:

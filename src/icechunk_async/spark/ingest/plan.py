@@ -308,8 +308,9 @@ def plan_concat(
 
 def _stuck(location: str, why: str) -> InvalidInputError:
     return InvalidInputError(
-        f"{location!r} was ingested before and would have to move with the others, but cannot be "
-        f"read: {why} Nothing was changed. Repair it, or leave it out with mode='overwrite'."
+        f"{location!r} was ingested before and would have to be written anew with the others, but "
+        f"cannot be read: {why} Nothing was changed. Repair it, or leave it out with "
+        "mode='overwrite'."
     )
 
 

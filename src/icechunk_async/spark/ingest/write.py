@@ -20,7 +20,7 @@ from icechunk_async.sync.bridge.portal import run
 from icechunk_async.zarr.virtual.zarr2 import group_document
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from icechunk_async.format.manifest.refs import Coordinates
     from icechunk_async.spark.ingest.catalog import Catalog, Entry
@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from icechunk_async.spark.ingest.scan import Document, Guard, Scanned, ScannedArray
     from icechunk_async.sync import Session
 
-__all__ = ["existing_groups", "existing_template", "write_concatenated", "write_groups"]
+__all__ = [
+    "existing_groups",
+    "existing_template",
+    "has_output",
+    "missing_arrays",
+    "write_concatenated",
+    "write_groups",
+]
 
 _AT_ONCE: Final = 32
 _COPIED_STEPS: Final = 4096
@@ -40,6 +47,37 @@ def existing_groups(session: Session, catalog: Catalog) -> tuple[Entry, ...]:
     workspace = workspace_of(session)
     nodes = [(it, workspace.node(check_path(it.group))) for it in catalog.entries]
     return tuple(it for it, node in nodes if node is not None and node.array is None)
+
+
+def missing_arrays(session: Session, catalog: Catalog, group: str) -> dict[str, str]:
+    """Return the files of which an array was deleted since, and the path of one such array.
+
+    Args:
+        session: of the present state of the branch.
+        catalog: without entries whose groups do not exist.
+        group: that of the output.
+    """
+    workspace = workspace_of(session)
+
+    def first_missing(root: str, paths: Iterable[str]) -> str | None:
+        for path in paths:
+            place = check_path(f"{root}/{path}")
+            node = workspace.node(place)
+            if node is None or node.array is None:
+                return place
+        return None
+
+    if catalog.concat_dim is None:
+        found = {it.location: first_missing(it.group, it.arrays or ()) for it in catalog.entries}
+    else:
+        found = dict.fromkeys(catalog.by_location, first_missing(group, catalog.arrays))
+    return {location: place for location, place in found.items() if place is not None}
+
+
+def has_output(session: Session, catalog: Catalog, group: str) -> bool:
+    """Return whether any array to which files were concatenated still exists."""
+    nodes = (workspace_of(session).node(check_path(f"{group}/{it}")) for it in catalog.arrays)
+    return any(node is not None and node.array is not None for node in nodes)
 
 
 def existing_template(session: Session, catalog: Catalog, group: str) -> Template | None:
