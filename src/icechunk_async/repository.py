@@ -42,6 +42,7 @@ from icechunk_async.format.config import RepositoryConfig, merge
 from icechunk_async.format.ids import ManifestId, SessionId, SnapshotId
 from icechunk_async.format.operations_log import Availability as RepoAvailability
 from icechunk_async.format.operations_log import RepoStatus as StoredStatus
+from icechunk_async.format.paths import check_path
 from icechunk_async.session import Session, SessionMode
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ if TYPE_CHECKING:
     from icechunk_async.engine.upkeep.integrity.report import VerifyReport
     from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
     from icechunk_async.engine.upkeep.sums import AddedSums, ContentReport
+    from icechunk_async.engine.versions.blame import Blame
+    from icechunk_async.engine.versions.feed import Change
     from icechunk_async.engine.versions.plans import Plan
     from icechunk_async.engine.versions.report import MergeReport
     from icechunk_async.engine.virtual.chunks import VirtualAccess
@@ -81,10 +84,10 @@ if TYPE_CHECKING:
     from icechunk_async.format.operations_log import Update
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import ManifestFileInfo, Snapshot
-    from icechunk_async.merging import PendingMerge
     from icechunk_async.storage import Storage
     from icechunk_async.storage.cache.cached import CacheOptions, CacheStatistics
     from icechunk_async.storage.policies.hedge import HedgePolicy
+    from icechunk_async.versions import PendingMerge
     from icechunk_async.zarr.store import IcechunkStore
 
 __all__ = ["FeatureFlag", "RepoAvailability", "RepoStatus", "Repository"]
@@ -816,6 +819,133 @@ class Repository:
         async for update in state_for(self._engine.history, "operations_log").operations():
             yield update
 
+    # Changes and watching
+
+    async def changes(
+        self,
+        start: SnapshotId | str,
+        end: SnapshotId | str = "main",
+        *,
+        net: bool = True,
+        before: bool = False,
+        batch_size: int = 100_000,
+    ) -> AsyncIterator[Change]:
+        """Iterate over everything that turns one snapshot into another, as columns.
+
+        Any two snapshots can be compared, also of different branches. Nodes come first, in an order
+        in which the changes can be made: deletions, moves, creations, new metadata. Then come
+        chunks, array by array. In a repository that keeps checksums, chunks that were written
+        again with equal bytes are left out (a checksum has 32 bits).
+
+        Args:
+            start: the first snapshot: a branch, a tag, an id, or a ref such as ``main~2``.
+            end: the second one.
+            net: compare the two states. False: what each commit between them changed, in order.
+            before: also give the references of chunks before the change.
+            batch_size: chunks in a batch, at most.
+
+        Yields:
+            `NodeChange` and `ChunkChanges` of `icechunk_async.versions`.
+
+        Raises:
+            NotFoundError, SnapshotNotFoundError: nothing has this name, or it was collected.
+            InvalidInputError: without ``net``: ``start`` is not an ancestor of ``end``.
+            FormatError: a snapshot or a manifest is damaged.
+
+        Cost: where one is an ancestor of the other, the logs between them, and the manifests that
+        hold what those list; otherwise a look at each node, and the manifests that only one
+        of them uses (in format version 1 always). Memory: the references of the manifests of
+        eight arrays.
+        """
+        from icechunk_async.engine.versions.combine import load  # noqa: PLC0415 -- slow to import
+        from icechunk_async.engine.versions.feed import changes_between  # noqa: PLC0415
+        from icechunk_async.engine.versions.naming import find_ref  # noqa: PLC0415
+
+        engine = self._engine
+        one = await load(engine, await find_ref(engine, start), "which is to be compared")
+        other = await load(engine, await find_ref(engine, end), "which is to be compared")
+        async for change in changes_between(
+            engine, one, other, net=net, with_references=before, batch_size=batch_size
+        ):
+            yield change
+
+    async def watch(
+        self,
+        branch: str = "main",
+        *,
+        since: SnapshotId | str | None = None,
+        poll_seconds: float = 1.0,
+        max_poll_seconds: float = 30.0,
+    ) -> AsyncIterator[SnapshotInfo]:
+        """Iterate over the commits of a branch as they come, without end, oldest first.
+
+        To continue after a restart, keep the id of the last commit and pass it as ``since``. No
+        commit is left out, and none comes twice.
+
+        Args:
+            branch: the branch to follow.
+            since: the last commit that is known; None: the present tip.
+            poll_seconds: the time between two looks while commits come.
+            max_poll_seconds: the time that this grows to while none comes.
+
+        Raises:
+            BranchNotFoundError: there is no such branch, or it was deleted.
+            StreamPositionLostError: the branch was reset, its tip amended, or its history expired,
+                so that the last commit is not part of it any more.
+            NotFoundError: nothing has the name ``since``.
+
+        Cancellation: no effect.
+
+        Cost: each look is one request, which the storage answers in a few bytes if nothing
+        changed (in format version 2). Failures of the storage that its retries do not overcome
+        are waited for.
+        """
+        from icechunk_async.engine.versions.naming import find_ref  # noqa: PLC0415 -- slow to import
+        from icechunk_async.engine.versions.watch import watch  # noqa: PLC0415 -- slow to import
+
+        start = None if since is None else await find_ref(self._engine, since)
+        async for info in watch(
+            self._engine.history,
+            branch,
+            start,
+            poll_seconds=poll_seconds,
+            max_poll_seconds=max_poll_seconds,
+        ):
+            yield info
+
+    async def blame(
+        self,
+        path: str,
+        region: Sequence[slice] | None = None,
+        *,
+        ref: SnapshotId | str = "main",
+    ) -> Blame:
+        """Find the commit that wrote each chunk of an array.
+
+        Chunks that were shifted or reindexed are those of the commit that moved them.
+
+        Args:
+            path: the array.
+            region: only the chunks that this part of the array meets, a slice of elements for each
+                axis; for regular grids.
+            ref: the state that is asked about: a branch, a tag, an id, or a ref.
+
+        Raises:
+            NodeNotFoundError: there is no array at this path.
+            NotFoundError, SnapshotNotFoundError: nothing has this name, or it was collected.
+            InvalidInputError: the region does not fit the array.
+
+        Cost: the array's manifests, and the logs from the ref back to the oldest commit that wrote
+        one of the chunks, one request for each.
+        """
+        from icechunk_async.engine.versions.blame import blame  # noqa: PLC0415 -- slow to import
+        from icechunk_async.engine.versions.combine import load  # noqa: PLC0415 -- slow to import
+        from icechunk_async.engine.versions.naming import find_ref  # noqa: PLC0415
+
+        snapshot_id = await find_ref(self._engine, ref)
+        snapshot = await load(self._engine, snapshot_id, "whose chunks are asked about")
+        return await blame(self._engine, snapshot, check_path(path), region)
+
     # Undo and merge
 
     async def undo(self, branch: str = "main") -> SnapshotId:
@@ -1005,7 +1135,7 @@ class Repository:
         from icechunk_async.engine.versions.differences import reading  # noqa: PLC0415 -- slow to import
         from icechunk_async.engine.versions.plans import Merge  # noqa: PLC0415 -- slow to import
         from icechunk_async.engine.versions.report import report_of  # noqa: PLC0415 -- slow to import
-        from icechunk_async.merging import PendingMerge  # noqa: PLC0415 -- slow to import
+        from icechunk_async.versions import PendingMerge  # noqa: PLC0415 -- slow to import
 
         check_safe(self.storage)
         plan = Merge(source, into, base, solver)

@@ -38,7 +38,7 @@ def test_a_public_class_has_a_page(name: str) -> None:
         "config",
         "conflicts",
         "credentials",
-        "merging",
+        "versions",
         "results",
         "spark",
         "sync",

@@ -16,6 +16,7 @@ from icechunk_async.cli import (
     sessions,
     upkeep,
     versions,
+    watch,
 )
 from icechunk_async.cli.demo import command as demo
 
@@ -66,6 +67,7 @@ history.register(app)
 contents.register(app)
 refs.register(app)
 versions.register(app)
+watch.register(app)
 sessions.register(app)
 administration.register(app)
 upkeep.register(app)

@@ -33,7 +33,7 @@ from icechunk_async.cli.console import make_console, one_line
 from icechunk_async.errors import IcechunkError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 
     from rich.console import Console
 
@@ -52,6 +52,7 @@ __all__ = [
     "parse_time_or_age",
     "repository_command",
     "run_and_show",
+    "streaming_command",
     "url_command",
 ]
 
@@ -188,6 +189,35 @@ def repository_command[D](
     return _command(function, work, parameters, show, has_failed)
 
 
+def streaming_command[D](
+    function: Callable[..., AsyncIterator[D]], show: Callable[[D, Console], None]
+) -> Callable[..., None]:
+    """Return a command that opens a repository and prints documents as a function yields them.
+
+    With ``--json`` each is one line. See `repository_command` for the rest.
+    """
+
+    async def work(url: str, options: dict[str, Any], *, as_json: bool, **arguments: Any) -> None:
+        from icechunk_async import Repository  # noqa: PLC0415  # slow to import
+
+        console = make_console()
+        async with Repository.open(url, storage_options=options) as repository:
+            async for document in function(repository, **arguments):
+                if as_json:
+                    typer.echo(_to_json(document, indent=None))
+                else:
+                    show(document, console)
+                sys.stdout.flush()
+
+    def run(
+        *, url: str, option: list[OptionPair] | None, as_json: bool, debug: bool, **arguments: Any
+    ) -> None:
+        with _reporting(debug=debug, error_code=1):
+            asyncio.run(work(url, dict(option or ()), as_json=as_json, **arguments))
+
+    return _described(run, function, _parameters_of(function)[1:])
+
+
 def url_command[D](
     function: Callable[..., Coroutine[Any, Any, D]],
     show: Callable[[D, Console], None],
@@ -231,6 +261,15 @@ def _command[D](
         if has_failed is not None and has_failed(document):
             raise typer.Exit(1)
 
+    return _described(run, function, parameters)
+
+
+def _described(
+    run: Callable[..., None],
+    function: Callable[..., object],
+    parameters: list[inspect.Parameter],
+) -> Callable[..., None]:
+    """Give a command the name, the help and the parameters of its function, and the common ones."""
     signature = inspect.Signature(
         [
             inspect.Parameter("url", inspect.Parameter.KEYWORD_ONLY, annotation=_Url),
@@ -312,9 +351,9 @@ def _reporting(*, debug: bool, error_code: int) -> Generator[None]:
         raise typer.Exit(130) from None
 
 
-def _to_json(document: object) -> str:
+def _to_json(document: object, indent: int | None = 2) -> str:
     values: Any = asdict(document) if is_dataclass(document) else document  # type: ignore[arg-type]
-    return json.dumps(values, default=_encode, ensure_ascii=False, indent=2)
+    return json.dumps(values, default=_encode, ensure_ascii=False, indent=indent)
 
 
 def _encode(value: object) -> object:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from icechunk_async import Repository
-    from icechunk_async.merging import MergeReport
+    from icechunk_async.versions import MergeReport
 
 __all__ = ["register"]
 

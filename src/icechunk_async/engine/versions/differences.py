@@ -9,18 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.changes.compare import RefChanges, compare_refs
 from icechunk_async.engine.history.diff import load_logs
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.errors import FormatError, SnapshotNotFoundError
 from icechunk_async.format.manifest.refs import ChunkRefs
+from icechunk_async.format.manifest.row_index import rows_in
 from icechunk_async.format.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    import numpy as np
     import numpy.typing as npt
 
     from icechunk_async.engine.open import Engine
@@ -256,11 +258,11 @@ class _Comparer:
         assert old.array is not None
         assert new.array is not None
         listed = self._listed(new.id, rank)
-        if listed is not None and len(listed) <= _FEW_CHUNKS:
+        if listed is not None and len(listed) <= _FEW_CHUNKS and not self._equal_sums:
             before = await self._look_up(self._before, old.path, listed)
             after = await self._look_up(self._after, new.path, listed)
         else:
-            before, after = await self._unshared(old.path, new.path)
+            before, after = await self._unshared(old.path, new.path, listed)
         return await self._assets.compute(
             lambda: compare_refs(before, after, equal_sums=self._equal_sums),
             size_bytes=(len(before) + len(after)) * _BYTES_PER_REF,
@@ -289,8 +291,13 @@ class _Comparer:
         }
         return ChunkRefs.from_mapping(coords.shape[1], refs)
 
-    async def _unshared(self, old: str, new: str) -> tuple[ChunkRefs, ChunkRefs]:
-        """Return the references of an array on both sides, without those in shared manifests."""
+    async def _unshared(
+        self, old: str, new: str, listed: npt.NDArray[np.uint32] | None
+    ) -> tuple[ChunkRefs, ChunkRefs]:
+        """Return the references of an array on both sides, without those in shared manifests.
+
+        Nor those in manifests without any chunk that may differ, if these are ``listed``.
+        """
         before, after = self._before.array_state(old), self._after.array_state(new)
         shared = set(before.manifests) & set(after.manifests)
         if before.box != after.box:  # of what lies in one grid only, a shared manifest says more
@@ -298,18 +305,31 @@ class _Comparer:
                 min(one, other) for (_, one), (_, other) in zip(before.box, after.box, strict=True)
             ]
             shared = {ref for ref in shared if _lies_in(ref, grid)}
-        return (
-            await self._load(self._before, before, shared),
-            await self._load(self._after, after, shared),
+        wanted = [
+            [
+                it
+                for it in state.manifests
+                if it not in shared and (listed is None or _holds(it, listed))
+            ]
+            for state in (before, after)
+        ]
+        found = (
+            await self._load(self._before, before, wanted[0]),
+            await self._load(self._after, after, wanted[1]),
         )
+        if listed is None:
+            return found
+        # Others may lie elsewhere, with the same bytes: compaction lists nothing in its log.
+        one, other = (refs.take(rows_in(refs.coords, listed)) for refs in found)
+        return one, other
 
     async def _load(
-        self, side: Workspace, state: ArrayState, shared: set[ManifestRef]
+        self, side: Workspace, state: ArrayState, manifests: list[ManifestRef]
     ) -> ChunkRefs:
         sums = self._equal_sums
         parts = await bounded_map(
             lambda manifest: side.manifest_refs(state, manifest, sums=sums),
-            [it for it in state.manifests if it not in shared],
+            manifests,
             limit=_CONCURRENT_ARRAYS,
         )
         return ChunkRefs.concat([*parts, ChunkRefs.empty(len(state.box))]).sort()
@@ -324,6 +344,14 @@ def reading(engine: Engine, snapshot: Snapshot) -> Workspace:
 
 def _lies_in(ref: ManifestRef, grid: list[int]) -> bool:
     return all(stop <= size for (_, stop), size in zip(ref.extents, grid, strict=True))
+
+
+def _holds(ref: ManifestRef, coords: npt.NDArray[np.uint32]) -> bool:
+    """Return whether some coordinates lie in the box of a manifest."""
+    if not ref.extents:
+        return len(coords) > 0
+    low, high = (np.array(ends) for ends in zip(*ref.extents, strict=True))
+    return bool(((coords >= low) & (coords < high)).all(axis=1).any())
 
 
 def _rank(node: Node) -> int:

@@ -40,6 +40,7 @@ __all__ = [
     "Restore",
     "Revert",
     "Squash",
+    "chunk_shape",
     "descendant",
     "parent_of_tip",
     "plan_squash",
@@ -227,7 +228,7 @@ async def _restore_region(
             f"{source.id} and at the tip of the branch. Restore the whole array.",
             path=path,
         )
-    if old.id != new.id or _chunk_shape(old) != _chunk_shape(new):
+    if old.id != new.id or chunk_shape(old) != chunk_shape(new):
         raise InvalidInputError(
             f"A region of {path!r} cannot be restored: the array was created anew, or got other "
             "chunks, since then. Restore the whole array.",
@@ -249,7 +250,7 @@ async def _restore_region(
     return replace(found, conflicts=())
 
 
-def _chunk_shape(node: Node) -> tuple[int, ...]:
+def chunk_shape(node: Node) -> tuple[int, ...]:
     """Return the elements of a chunk along each axis of a regular grid."""
     grid: Any = json.loads(node.user_data)["chunk_grid"]
     if grid["name"] != "regular":
@@ -263,7 +264,7 @@ def _chunk_shape(node: Node) -> tuple[int, ...]:
 def _box(path: str, node: Node, region: Sequence[slice]) -> Extents:
     """Return the chunks that make up a region of elements."""
     assert node.array is not None
-    dimensions, shape = node.array.dimensions, _chunk_shape(node)
+    dimensions, shape = node.array.dimensions, chunk_shape(node)
     if len(region) != len(dimensions):
         raise InvalidInputError(
             f"{path!r} has {len(dimensions)} axes, and the region has {len(region)} slices."

@@ -1,10 +1,12 @@
-"""Merges whose conflicts are settled by hand, and what merges report."""
+"""Changes between snapshots, reports of merges, and merges whose conflicts are settled by hand."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from icechunk_async.engine.commit.conflicts import ConflictDetector, ConflictKind
+from icechunk_async.engine.versions.blame import Blame
+from icechunk_async.engine.versions.feed import Change, ChunkChange, ChunkChanges, NodeChange
 from icechunk_async.engine.versions.report import MergeConflict, MergeReport
 from icechunk_async.errors import InvalidInputError, MergeConflictError
 from icechunk_async.format.manifest.refs import ChunkRefs
@@ -18,7 +20,16 @@ if TYPE_CHECKING:
     from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
     from icechunk_async.session import Session
 
-__all__ = ["MergeConflict", "MergeReport", "PendingMerge"]
+__all__ = [
+    "Blame",
+    "Change",
+    "ChunkChange",
+    "ChunkChanges",
+    "MergeConflict",
+    "MergeReport",
+    "NodeChange",
+    "PendingMerge",
+]
 
 
 class PendingMerge:

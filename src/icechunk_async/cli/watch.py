@@ -1,0 +1,167 @@
+"""`watch` and `blame`: commits as they come, and the commit behind each chunk."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator  # noqa: TC003 -- Typer evaluates annotations
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from icechunk_async.cli.commands import Ref, repository_command, streaming_command
+from icechunk_async.cli.console import SNAPSHOT, make_table, plain, time_of
+from icechunk_async.cli.webhook import Webhook
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from rich.console import Console
+
+    from icechunk_async import Repository
+    from icechunk_async.format.json.metadata import JSON
+
+__all__ = ["register"]
+
+_Branch = Annotated[str, typer.Argument(metavar="BRANCH", help="The branch to follow.")]
+_Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since", metavar="REF", help="The last commit that is known. By default the tip."
+    ),
+]
+_Post = Annotated[
+    str | None,
+    typer.Option(
+        "--post",
+        metavar="URL",
+        help="Send each commit there as a CloudEvent, again until it is taken. Needs the extra "
+        "http.",
+    ),
+]
+_Poll = Annotated[
+    float, typer.Option("--poll", metavar="SECONDS", min=0.01, help="Time between two looks.")
+]
+_Count = Annotated[
+    int | None, typer.Option("--count", min=1, help="End after this number of commits.")
+]
+_Path = Annotated[str, typer.Argument(metavar="PATH", help="The path of the array.")]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLine:
+    """The document of `watch`: one commit."""
+
+    branch: str
+    snapshot_id: str
+    parent_id: str | None
+    written_at: datetime
+    message: str
+    metadata: dict[str, JSON]
+
+
+@dataclass(frozen=True, slots=True)
+class BlamedCommit:
+    """A commit that wrote chunks."""
+
+    snapshot_id: str | None
+    """None for chunks whose commit expired."""
+    written_at: datetime | None
+    message: str
+    chunks: int
+    coords: list[list[int]]
+    """The first of the chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """The document of `blame`."""
+
+    ref: str
+    path: str
+    commits: list[BlamedCommit]
+    """Newest first."""
+
+
+async def watch(
+    repository: Repository,
+    branch: _Branch = "main",
+    *,
+    since: _Since = None,
+    post: _Post = None,
+    poll: _Poll = 1.0,
+    count: _Count = None,
+) -> AsyncIterator[CommitLine]:
+    """Print the commits of a branch as they come, until interrupted; oldest first.
+
+    To continue after a restart, pass the id of the last commit as --since. With --post each commit
+    is sent at least once, in order; the event's id is that of the snapshot, so that receivers
+    can tell repetitions.
+
+    JSON keys, one document a line: branch, snapshot_id, parent_id, written_at, message, metadata.
+    """
+    url = repository.storage.description.url
+    webhook = None if post is None else Webhook(post, source=url)
+    left = count
+    async for info in repository.watch(
+        branch, since=since, poll_seconds=poll, max_poll_seconds=max(poll, 30.0)
+    ):
+        parent = None if info.parent_id is None else str(info.parent_id)
+        line = CommitLine(
+            branch, str(info.id), parent, info.written_at, info.message, info.metadata
+        )
+        if webhook is not None:
+            await webhook.send(line.snapshot_id, line.written_at, branch, line)
+        yield line
+        if left is not None and (left := left - 1) == 0:
+            return
+
+
+async def blame(repository: Repository, path: _Path, ref: Ref = "main") -> Blamed:
+    """Show which commit wrote each chunk of an array last.
+
+    JSON keys: ref, path, commits (each: snapshot_id, written_at, message, chunks, coords).
+    """
+    found = await repository.blame(path, ref=ref)
+    commits: list[BlamedCommit] = []
+    for number in (*range(len(found.commits)), -1):
+        coords = found.coords[found.written_by == number]
+        first: list[list[int]] = coords[:5].tolist()
+        if number >= 0:
+            info = found.commits[number]
+            commits.append(
+                BlamedCommit(str(info.id), info.written_at, info.message, len(coords), first)
+            )
+        elif len(coords):
+            commits.append(BlamedCommit(None, None, "", len(coords), first))
+    return Blamed(ref, found.path, commits)
+
+
+def _show_commit(document: CommitLine, console: Console) -> None:
+    console.print(
+        Text.assemble(
+            (document.snapshot_id, SNAPSHOT),
+            "  ",
+            time_of(document.written_at),
+            "  ",
+            plain(document.message.split("\n", 1)[0]),
+        ),
+        soft_wrap=True,
+    )
+
+
+def _show_blamed(document: Blamed, console: Console) -> None:
+    table = make_table("SNAPSHOT", "WRITTEN (UTC)", "CHUNKS", "MESSAGE")
+    for commit in document.commits:
+        shown = ", ".join("/".join(map(str, at)) for at in commit.coords)
+        more = ", ..." if commit.chunks > len(commit.coords) else ""
+        when = Text("expired") if commit.written_at is None else time_of(commit.written_at)
+        name = Text(commit.snapshot_id or "unknown", SNAPSHOT)
+        table.add_row(name, when, Text(f"{commit.chunks}: {shown}{more}"), plain(commit.message))
+    console.print(table)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(streaming_command(watch, _show_commit))
+    app.command()(repository_command(blame, _show_blamed))

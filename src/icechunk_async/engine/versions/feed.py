@@ -1,0 +1,196 @@
+"""The change feed: everything that turns one snapshot into another, as a stream of columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+
+from icechunk_async.engine.tree.listing import ChunkBatch
+from icechunk_async.engine.versions.differences import commits_between, find_differences
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.manifest.row_index import rows_in
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
+    import numpy.typing as npt
+
+    from icechunk_async.engine.changes.compare import RefChanges
+    from icechunk_async.engine.open import Engine
+    from icechunk_async.engine.versions.differences import Differences
+    from icechunk_async.format.ids import NodeId, SnapshotId
+    from icechunk_async.format.snapshot import Node, Snapshot
+
+__all__ = ["Change", "ChunkChange", "ChunkChanges", "NodeChange", "changes_between"]
+
+_BATCH: Final = 100_000
+
+
+class ChunkChange(IntEnum):
+    """How a chunk changed."""
+
+    ADDED = 0
+    """It did not exist before."""
+    CHANGED = 1
+    REMOVED = 2
+    """It does not exist any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeChange:
+    """An array or a group that was created, deleted, moved, or given other metadata."""
+
+    snapshot_id: SnapshotId
+    """The snapshot that has the change."""
+    kind: Literal["created", "deleted", "moved", "updated"]
+    path: str
+    """After the change; of a deleted node, before."""
+    previous_path: str | None
+    """Of a moved node: where it was."""
+    node_id: NodeId
+    is_array: bool
+    before: bytes | None
+    """The metadata document (``zarr.json``) before; None if the node is new."""
+    after: bytes | None
+    """The metadata document after; None if the node was deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkChanges:
+    """Chunks of one array that changed, as columns; row ``i`` of each is about one chunk."""
+
+    snapshot_id: SnapshotId
+    """The snapshot that has the change."""
+    path: str
+    """Of the array, after the change."""
+    node_id: NodeId
+    coords: npt.NDArray[np.uint32]
+    """Where they are in the array's grid, ``(n, rank)``, ascending."""
+    kinds: npt.NDArray[np.uint8]
+    """The `ChunkChange` of each, ``(n,)``."""
+    after: ChunkBatch
+    """References of the chunks that exist after the change, in the order of ``coords``."""
+    before: ChunkBatch | None
+    """References of the chunks that existed before, in the order of ``coords``; None unless they
+    were asked for."""
+
+    def __len__(self) -> int:
+        """Count the chunks."""
+        return len(self.coords)
+
+
+type Change = NodeChange | ChunkChanges
+
+
+async def changes_between(
+    engine: Engine,
+    before: Snapshot,
+    after: Snapshot,
+    *,
+    net: bool = True,
+    with_references: bool = False,
+    batch_size: int = _BATCH,
+) -> AsyncGenerator[Change]:
+    """Iterate over the changes between two snapshots; see `Repository.changes`."""
+    if batch_size < 1:
+        raise InvalidInputError(f"batch_size must be at least 1 chunk; it is {batch_size}.")
+    steps = [(before, after)] if net else await _steps(engine, before, after)
+    for older, newer in steps:
+        found = await find_differences(
+            engine, older, newer, equal_sums=net and engine.assets.keeps_sums
+        )
+        for node_change in _nodes(found):
+            yield node_change
+        for node_id, changes in found.chunks.items():
+            path = newer.nodes.path_of(node_id) or ""
+            for some in _parts(changes, batch_size):
+                locations = engine.virtual.locations
+                before_refs = ChunkBatch(some.before, locations) if with_references else None
+                yield ChunkChanges(
+                    newer.id,
+                    path,
+                    node_id,
+                    some.coords,
+                    _kinds(some),
+                    ChunkBatch(some.after, locations),
+                    before_refs,
+                )
+
+
+async def _steps(
+    engine: Engine, before: Snapshot, after: Snapshot
+) -> list[tuple[Snapshot, Snapshot]]:
+    """Return each commit after a snapshot up to another, with the one before it."""
+    commits = await commits_between(engine, before.id, after.id)
+    if commits is None or (commits and commits[-1].id != after.id):
+        raise InvalidInputError(
+            f"Snapshot {before.id} is not among those before {after.id}, so there are no commits "
+            "between them to be told one by one. Ask for the net changes, net=True."
+        )
+    steps: list[tuple[Snapshot, Snapshot]] = []
+    older = before
+    for info in commits:
+        newer = await engine.assets.snapshot(info.id)
+        steps.append((older, newer))
+        older = newer
+    return steps
+
+
+def _nodes(found: Differences) -> Iterator[NodeChange]:
+    """Return changes of nodes in an order in which they can be made."""
+    target = found.after.id
+
+    def change(
+        kind: Literal["created", "deleted", "moved", "updated"],
+        old: Node | None,
+        new: Node | None,
+    ) -> NodeChange:
+        node = new or old
+        assert node is not None
+        moved = old is not None and new is not None and old.path != new.path
+        return NodeChange(
+            target,
+            kind,
+            node.path,
+            old.path if moved and old is not None else None,
+            node.id,
+            node.array is not None,
+            None if old is None else old.user_data,
+            None if new is None else new.user_data,
+        )
+
+    for old in reversed(found.deleted):  # those below a group before it
+        yield change("deleted", old, None)
+    for old, new in found.moved:
+        yield change("moved", old, new)
+    for new in found.created:
+        yield change("created", None, new)
+    for old, new in found.updated:
+        yield change("updated", old, new)
+
+
+def _parts(changes: RefChanges, size: int) -> Iterator[RefChanges]:
+    """Divide changes into batches of places."""
+    coords = changes.coords
+    if len(coords) <= size:
+        yield changes
+        return
+    for start in range(0, len(coords), size):
+        places = coords[start : start + size]
+        yield replace(
+            changes,
+            before=changes.before.take(rows_in(changes.before.coords, places)),
+            after=changes.after.take(rows_in(changes.after.coords, places)),
+        )
+
+
+def _kinds(changes: RefChanges) -> npt.NDArray[np.uint8]:
+    """Return the `ChunkChange` of each place."""
+    coords = changes.coords
+    kinds = np.full(len(coords), ChunkChange.CHANGED, np.uint8)
+    kinds[~rows_in(coords, changes.before.coords)] = ChunkChange.ADDED
+    kinds[~rows_in(coords, changes.after.coords)] = ChunkChange.REMOVED
+    return kinds
