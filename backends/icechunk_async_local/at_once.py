@@ -142,6 +142,17 @@ class ReadsAtOnce:
         """Whether reads at once may work here; False once they were found not to."""
         return self._calls is not None
 
+    def open_root(self) -> int | None:
+        """Open the directory; return its descriptor, or None if a thread must try."""
+        calls = self._calls
+        if calls is None:
+            return None
+        try:
+            return calls.open(self._below)
+        except OSError as error:
+            self._learn(error)
+            return None
+
     def read_bytes(self, key: str, start: int, stop: int) -> memoryview | None:
         """Return bytes ``[start, stop)`` of a file, or None as `read`; the key is checked.
 

@@ -145,7 +145,8 @@ def _libc() -> Any:
 
 
 _FIRST_PAUSE_SECONDS: Final = 50e-6
-_LONGEST_PAUSE_SECONDS: Final = 0.01
+_LONGEST_PAUSE_SECONDS: Final = 0.001
+"""A lock is held for a fraction of that, and who waits for long should not be the last to look."""
 
 
 def try_lock(directory: int, *, exclusive: bool) -> bool:

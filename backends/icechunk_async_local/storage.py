@@ -25,6 +25,7 @@ from icechunk_async_local.filesystems import probe, remove_abandoned
 from icechunk_async_local.listing import PAGE_ENTRIES, next_page, states_in, walk
 from icechunk_async_local.paths import Tree, is_plain, place_of, root_of
 from icechunk_async_local.publishing import Publisher
+from icechunk_async_local.queueing import WriterQueue
 from icechunk_async_local.unfinished import unfinished_files
 from icechunk_async_local.versions import disk_time_us, modified_at_us
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage.extensions import ObjectStates, Unfinished
     from icechunk_async_local.filesystems import Abilities
     from icechunk_async_local.paths import Place
+    from icechunk_async_local.queueing import Number
 
 __all__ = ["LocalStorage", "open_local"]
 
@@ -159,6 +161,7 @@ class LocalStorage:
         self._files = files
         self._readers, self._writers = lanes
         self._at_once = at_once
+        self._queue = WriterQueue(at_once)
         self._read_this_turn = 0
         self._small_writes = threading.RLock()
         self._closed = False
@@ -276,6 +279,11 @@ class LocalStorage:
         """Copy a file."""
         places = self._place(source), self._place(target)
         return await self._writers.hop(partial(self._files.copy, *places, if_version))
+
+    def take_number(self, line: str) -> Number | None:
+        """Join a queue of the writers of all processes; None on network file systems."""
+        self._check_open()
+        return self._queue.take(line)
 
     @property
     def files(self) -> Files:

@@ -623,6 +623,7 @@ class Repository:
             default_metadata=self.default_commit_metadata,
             origin=engine.origin,
             lease=lease,
+            writers=engine.neighbours.writers,
         )
 
     # Branches and tags

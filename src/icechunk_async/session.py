@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.commit.conflicts import ConflictSolver
     from icechunk_async.engine.commit.flush import ManifestOptions
     from icechunk_async.engine.commit.once import Transaction
+    from icechunk_async.engine.commit.turns import Writers
     from icechunk_async.engine.files.packs import Packs
     from icechunk_async.engine.history import History
     from icechunk_async.engine.history.diff import Diff
@@ -457,6 +458,7 @@ class Session(_Hierarchy):
         default_metadata: Mapping[str, JSON],
         origin: Origin | None,
         lease: Lease | None = None,
+        writers: Writers | None = None,
     ) -> None:
         """Stand on the workspace's base.
 
@@ -469,11 +471,18 @@ class Session(_Hierarchy):
             default_metadata: properties of each commit.
             origin: how others can open the repository.
             lease: of a leased session.
+            writers: those that take turns in committing.
         """
         self._workspace = workspace
         self._abandoned = False
         self._publisher = Publisher(
-            workspace, history, options, branch=branch, mode=mode, default_metadata=default_metadata
+            workspace,
+            history,
+            options,
+            branch=branch,
+            mode=mode,
+            default_metadata=default_metadata,
+            writers=writers,
         )
         self._session_forks = Forks(
             workspace,

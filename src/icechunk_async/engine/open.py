@@ -10,21 +10,24 @@ import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, Self, runtime_checkable
 
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.backoff import Backoff
 from icechunk_async._runtime.concurrency import Background, gather
+from icechunk_async._runtime.places import Places
 from icechunk_async.credentials._refresh import Credential
 from icechunk_async.engine.commit.flush import ManifestOptions
 from icechunk_async.engine.commit.publisher import SessionMode
+from icechunk_async.engine.commit.turns import Writers
 from icechunk_async.engine.files.assets import Assets
 from icechunk_async.engine.files.packs import Packing, Packs
 from icechunk_async.engine.files.preload import preload
+from icechunk_async.engine.files.recent import RecentFiles
 from icechunk_async.engine.files.settings import OwnSettings
 from icechunk_async.engine.history import MAIN, opening, state_for
 from icechunk_async.engine.history.refusals import repository_exists
-from icechunk_async.engine.history.way import HistorySettings
+from icechunk_async.engine.history.way import HistorySettings, Known
 from icechunk_async.engine.policies import policies_of
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.engine.virtual.chunks import open_virtual
@@ -132,6 +135,28 @@ class Request:
     verify_reads: bool = False
 
 
+class Neighbours:
+    """What the repositories share that this process opened at the same URL with the same options.
+
+    A repository on an open storage, which its caller may have wrapped, has one of its own.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self.writers = Writers()
+        self.known = Known()
+        self.recent = RecentFiles()
+
+
+_neighbours: Final = Places(Neighbours)
+
+
+def _neighbours_of(request: Request, storage: Storage) -> Neighbours:
+    if request.location is storage:
+        return Neighbours()
+    return _neighbours.at(storage.description.url, request.storage_options)
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """An open repository."""
@@ -147,6 +172,7 @@ class Engine:
     manifest_options: ManifestOptions
     background: Background
     """Work that sessions start without waiting for it; it ends before the storage closes."""
+    neighbours: Neighbours
     cache: Cached | None = None
     packing: Packing = field(default_factory=Packing.off)
 
@@ -398,6 +424,7 @@ async def _assemble(
         limited = cache = Cached(limited, request.cache, immutable=layout.names.is_immutable)
     caching = config.effective_caching
     level = config.effective_compression.effective_level
+    neighbours = _neighbours_of(request, storage)
     assets = Assets(
         limited,
         layout,
@@ -407,13 +434,14 @@ async def _assemble(
         backend=storage,
         bypass=cache is None and not telemetry.is_listening(),
         verify_reads=request.verify_reads,
+        recent=neighbours.recent,
     )
     given = request.settings
     if found is None:
         assert creation is not None  # else a layout was found
         found = await opening.create(limited, assets, creation.spec_version, request.config, given)
     assets.keeps_sums = bool(found.settings.sums if given.sums is None else given.sums)
-    history = found.open(limited, assets, history_settings(config))
+    history = found.open(limited, assets, history_settings(config, neighbours.known))
     async with AsyncExitStack() as stack:
         if cache is not None:
             stack.callback(cache.close)
@@ -438,6 +466,7 @@ async def _assemble(
             virtual,
             options,
             background,
+            neighbours,
             cache,
             packing,
         )
@@ -449,7 +478,7 @@ def _layout_of(creation: Creation | None) -> Layout:
     return opening.way_of(creation.spec_version).new_layout()
 
 
-def history_settings(config: RepositoryConfig) -> HistorySettings:
+def history_settings(config: RepositoryConfig, known: Known) -> HistorySettings:
     """Return how snapshots are published under a configuration."""
     retries = config.effective_repo_update_retries.effective_default
     backoff = Backoff(
@@ -461,6 +490,7 @@ def history_settings(config: RepositoryConfig) -> HistorySettings:
         backoff,
         config.effective_num_updates_per_repo_info_file,
         config.effective_compression.effective_level,
+        known,
     )
 
 

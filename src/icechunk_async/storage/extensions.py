@@ -23,9 +23,11 @@ __all__ = [
     "FolderListing",
     "ObjectStates",
     "PlacedRange",
+    "QueuesWriters",
     "TellsTime",
     "Unfinished",
     "UnfinishedWrites",
+    "WriterNumber",
     "room",
 ]
 
@@ -199,4 +201,40 @@ class TellsTime(Protocol):
 
         Cancellation: no effect.
         """
+        ...
+
+
+class WriterNumber(Protocol):
+    """A place in a queue of writers, of all processes that use the storage.
+
+    Its methods neither wait nor send anything, so an event loop may call them.
+    """
+
+    def ahead(self) -> list[int]:
+        """Return the numbers of the writers that came earlier and are not done, in order.
+
+        Of very many, some may be left out, but never the first.
+        """
+        ...
+
+    def overlook(self, number: int) -> None:
+        """Ignore a writer that gives no sign of life, from now on, for all users of the handle."""
+        ...
+
+    def give_back(self) -> None:
+        """Leave the queue; again does nothing."""
+        ...
+
+
+@runtime_checkable
+class QueuesWriters(Protocol):
+    """An optional operation: letting writers of several processes publish one after another.
+
+    An addition to `Storage`, for those where writers can see each other without requests. The queue
+    makes waiting fair and saves tries that would fail. Writers may ignore it: what keeps commits
+    safe is ``put(if_version=...)``. A process that ends in any way is in no queue any more.
+    """
+
+    def take_number(self, line: str) -> WriterNumber | None:
+        """Join the queue of this name, without waiting; None if there is none at present."""
         ...

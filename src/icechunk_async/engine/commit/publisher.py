@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from icechunk_async._runtime import clock, telemetry
-from icechunk_async._runtime.backoff import Turns
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.commit.flush import Flusher, put_digests, root_of, with_digests
@@ -20,6 +19,7 @@ from icechunk_async.engine.commit.guard import SessionGuard
 from icechunk_async.engine.commit.inputs import Inputs
 from icechunk_async.engine.commit.once import Record, newest_versions, record_of, repeated
 from icechunk_async.engine.commit.rebase import rebase
+from icechunk_async.engine.commit.turns import RESERVED, Writers
 from icechunk_async.engine.history import Amend, Commit, Detach, check_moves_allowed
 from icechunk_async.engine.history.collections import DraftOutdatedError
 from icechunk_async.engine.history.refusals import branch_moved
@@ -45,10 +45,12 @@ if TYPE_CHECKING:
     from icechunk_async.engine.commit.conflicts import ConflictSolver
     from icechunk_async.engine.commit.flush import Flushed, ManifestOptions
     from icechunk_async.engine.commit.once import Transaction
+    from icechunk_async.engine.commit.turns import Turn
     from icechunk_async.engine.history import History, Publication
     from icechunk_async.engine.leases.keeper import Lease
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.format.json.metadata import JSON
+    from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.transaction_log import TransactionLog
 
 __all__ = ["RESERVED", "Publisher", "SessionMode"]
@@ -57,7 +59,6 @@ __all__ = ["RESERVED", "Publisher", "SessionMode"]
 _log = logging.getLogger(__name__)
 
 _MANY_CHUNKS: Final = 1 << 14
-RESERVED: Final = "__icechunk"
 _KEPT: Final = "kept_snapshot_id"
 
 
@@ -68,6 +69,33 @@ class SessionMode(Enum):
     WRITABLE = "writable"
     REARRANGE = "rearrange"
     """It may move nodes, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The arguments of a commit."""
+
+    message: str
+    metadata: Mapping[str, JSON] | None
+    solver: ConflictSolver | None
+    """None if nothing may be rebased."""
+    once: Transaction | None
+    inputs: Inputs
+    tries: int
+    """How often it is tried again."""
+    allow_empty: bool
+    notes_rebases: bool
+    """Whether the snapshot tells how often it was rebased."""
+    races: list[ConflictError] = field(default_factory=list[ConflictError])
+    """Every race that was lost."""
+
+
+class _LostRaceError(Exception):
+    """Another writer was first."""
+
+    def __init__(self, error: ConflictError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Publisher:
@@ -83,10 +111,12 @@ class Publisher:
         mode: SessionMode,
         default_metadata: Mapping[str, JSON],
         log: Callable[[SnapshotId], TransactionLog] | None = None,
+        writers: Writers | None = None,
     ) -> None:
         """Stand on the workspace's base, which is the tip of ``branch`` in a writable session.
 
         ``log`` returns the log of a commit; by default it lists what the session changed.
+        ``writers`` are those with which this one takes turns; by default it is alone.
         """
         self.workspace = workspace
         self.branch = branch
@@ -98,6 +128,7 @@ class Publisher:
         self.lease: Lease | None = None
         """Renewed before anything is published; None for a session without one."""
         self._given_log = log
+        self._writers = writers or Writers()
         self._busy = False
         self._doubtful: dict[SnapshotId, Snapshot] = {}
         """Snapshots that may have been published, because no answer came."""
@@ -136,22 +167,20 @@ class Publisher:
         unchanged: Collection[str] = (),
     ) -> SnapshotId:
         """Publish the changes as a new snapshot on the branch; see `Session.commit`."""
-        races: list[ConflictError] = []
-        inputs = Inputs(unchanged, self.workspace.began_at)
+        wanted = _Wanted(
+            message,
+            metadata,
+            rebase_with if rebase_tries > 0 else None,
+            once,
+            Inputs(unchanged, self.workspace.began_at),
+            rebase_tries,
+            allow_empty=allow_empty,
+            notes_rebases=rebase_with is not None,
+        )
         with self._publishing("commit", allow_empty=allow_empty or once is not None) as branch:
             with anyio.move_on_after(timeout_seconds):
                 try:
-                    return await self._commit_on(
-                        branch,
-                        message,
-                        metadata,
-                        rebase_with,
-                        once,
-                        inputs=inputs,
-                        tries=rebase_tries,
-                        allow_empty=allow_empty,
-                        races=races,
-                    )
+                    return await self._commit_on(branch, wanted)
                 except (
                     ConflictError,
                     RebaseFailedError,
@@ -164,49 +193,120 @@ class Publisher:
                         return self._finish(landed)
                     await self._keep_readable(error, message, metadata)
                     raise
-            late = self._too_late(timeout_seconds, races)
+            late = self._too_late(timeout_seconds, wanted.races)
             self._name_kept(late)  # no more requests: the time is used up
             raise late
 
-    async def _commit_on(
-        self,
-        branch: str,
-        message: str,
-        metadata: Mapping[str, JSON] | None,
-        rebase_with: ConflictSolver | None,
-        once: Transaction | None,
-        *,
-        inputs: Inputs,
-        tries: int,
-        allow_empty: bool,
-        races: list[ConflictError],
-    ) -> SnapshotId:
-        """Try until it lands; ``races`` gets every race that was lost."""
-        if self._doubtful and (landed := await self._find_landed(branch, once)):
+    async def _commit_on(self, branch: str, wanted: _Wanted) -> SnapshotId:
+        """Wait for a turn, and try until it lands."""
+        if self._doubtful and (landed := await self._find_landed(branch, wanted.once)):
             return self._finish(landed)
-        turns = Turns()
-        for attempt in range(tries + 1):
-            if once is not None and (held := await self._find_in_base(once)):
-                return self._finish(held)
-            if attempt == 0:  # a solver may have taken every change back since
-                self._check_changed(allow_empty=allow_empty)
-            await inputs.check(self.workspace, self._history, branch)
-            extra: JSON = None if rebase_with is None else {"rebase_attempts": attempt}
-            try:
-                return await self._publish_on(branch, message, metadata, extra, once)
-            except ConflictError as error:
-                races.append(error)
-                if rebase_with is None or attempt == tries:
-                    raise
-            # Before a solver is asked about a clash of these changes with themselves.
-            if landed := await self._find_landed(branch, once):
-                return self._finish(landed)
-            _log.debug("another writer of %r was first, %d time(s) now", branch, attempt + 1)
-            telemetry.add("commit.rebases", 1)
-            # What the lost race showed is new still, unless others had time since.
-            tip = None if await turns.wait() else self._history.last_seen(branch, None)
-            await rebase(self.workspace, self._history, branch, rebase_with, tip=tip)
+        await self._prepare()
+        base = self.workspace.base
+        async with self._writers.turn(branch, self.workspace.assets.backend) as turn:
+            turn.stands_on(base.id, base.metadata)
+            tip: SnapshotId | None = base.id
+            if turn.queued:
+                tip = None  # looking is cheap where writers can queue, and nobody is in between
+            elif turn.waited:
+                tip = self._history.last_seen(branch, None)
+            for tries_left in reversed(range(wanted.tries + 1)):
+                turn.begin()
+                try:
+                    return await self._try_on(branch, wanted, turn, tip)
+                except _LostRaceError as lost:
+                    turn.lost()
+                    wanted.races.append(lost.error)
+                    if wanted.solver is None or not tries_left:
+                        raise lost.error from lost.error.__cause__
+                _log.debug("another writer of %r was first, %d time(s)", branch, len(wanted.races))
+                tip = self._history.last_seen(branch, None)
+                if tip == self.workspace.base.id:  # what the lost race showed is older than that
+                    tip = None
         raise AssertionError("the last try returns or raises")
+
+    async def _try_on(
+        self, branch: str, wanted: _Wanted, turn: Turn, tip: SnapshotId | None
+    ) -> SnapshotId:
+        """Try once, on top of the branch as it was last seen.
+
+        Raises:
+            _LostRaceError: another writer was first.
+        """
+        once = wanted.once
+        if wanted.solver is not None:
+            landed = await self._catch_up(turn, tip, wanted.solver, once)
+            if landed is not None:
+                return self._finish(landed)
+        if once is not None and (held := await self._find_in_base(once)):
+            return self._finish(held)
+        if turn.rebases == 0:  # a solver may have taken every change back since
+            self._check_changed(allow_empty=wanted.allow_empty)
+        await wanted.inputs.check(self.workspace, self._history, branch)
+        extra: JSON = turn.properties() if wanted.notes_rebases else None
+        try:
+            landed_id = await self._publish_on(branch, wanted.message, wanted.metadata, extra, once)
+        except ConflictError as error:
+            raise _LostRaceError(error) from error
+        turn.landed(landed_id)
+        return landed_id
+
+    async def _prepare(self) -> None:
+        """Build and store the manifests of many changes before it is the writer's turn.
+
+        Others would have to wait for it. What others do not touch meanwhile is used as it is.
+        """
+        workspace = self.workspace
+        if sum(it.count() for it in workspace.changes.chunks.values()) >= _MANY_CHUNKS:
+            await workspace.store_packs()
+            await self.flusher.store(await self.flusher.flush(workspace.base, workspace.tree))
+
+    async def _catch_up(
+        self,
+        turn: Turn,
+        tip: SnapshotId | None,
+        solver: ConflictSolver,
+        once: Transaction | None,
+    ) -> Snapshot | None:
+        """Move to the tip of the branch as it was last seen, after others whose turn it is.
+
+        Returns:
+            The snapshot that makes another try needless, as `_find_landed`.
+        """
+        assert self.branch is not None
+        while True:
+            pause = turn.pause()
+            if pause == 0 and tip == self.workspace.base.id:
+                return None
+            if pause > 0:
+                await anyio.sleep(pause)
+                turn.begin()
+                tip = None  # what was seen before is old
+            # Before a solver is asked about a clash of these changes with themselves.
+            if landed := await self._find_landed(self.branch, once):
+                return landed
+            passed = await self._rebase(self.branch, solver, tip)
+            turn.rebased((it.id, it.metadata) for it in passed)
+            if passed:
+                telemetry.add("commit.rebases", 1)
+            elif pause > 0:
+                turn.nobody_came()
+            if pause == 0 or not passed:
+                return None
+            tip = self.workspace.base.id
+
+    async def _rebase(
+        self, branch: str, solver: ConflictSolver, tip: SnapshotId | None
+    ) -> list[SnapshotInfo]:
+        """Rebase onto the tip as it was last seen, or as it is now if that leads nowhere."""
+        try:
+            return await rebase(self.workspace, self._history, branch, solver, tip=tip)
+        except RebaseFailedError:
+            raise
+        except ConflictError:
+            if tip is None:
+                raise
+            return await rebase(self.workspace, self._history, branch, solver)
 
     def _too_late(self, timeout_seconds: float | None, races: list[ConflictError]) -> IcechunkError:
         """Return the error for a commit whose time is used up."""
@@ -223,8 +323,8 @@ class Publisher:
                 **{name: it for name, it in races[-1].context.items() if name != _KEPT},
             )
         return StorageUnavailableError(
-            f"{late}: the storage is slow, or there is much to store. Nothing was published and no "
-            "change was lost; commit again, with more time."
+            f"{late}: the storage is slow, there is much to store, or other writers took their "
+            "time. Nothing was published and no change was lost; commit again, with more time."
         )
 
     async def amend(

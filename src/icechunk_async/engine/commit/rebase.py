@@ -300,8 +300,8 @@ async def rebase(
     solver: ConflictSolver,
     *,
     tip: SnapshotId | None = None,
-) -> None:
-    """Move a workspace to the tip of its branch, commit by commit.
+) -> list[SnapshotInfo]:
+    """Move a workspace to the tip of its branch, commit by commit; return the commits.
 
     Args:
         workspace: is changed.
@@ -328,6 +328,7 @@ async def rebase(
         commits = await _commits_since(history, branch, workspace.base.id, tip)
         for some in batched(commits, _AT_ONCE):
             await _replay(workspace, some, solver)
+        return commits
 
 
 async def _replay(
@@ -337,10 +338,11 @@ async def _replay(
     assets = workspace.assets
 
     async def load(info: SnapshotInfo) -> list[TransactionLog]:
-        return await load_logs(assets, [info], need_pruned=True)
+        return await load_logs(assets, [info], need_pruned=True, own_from_memory=True)
 
     logs, last = await gather(
-        bounded_map(load, commits, limit=_CONCURRENT_COMMITS), assets.snapshot(commits[-1].id)
+        bounded_map(load, commits, limit=_CONCURRENT_COMMITS),
+        assets.snapshot_of_commit(commits[-1].id),
     )
     clear = list(
         takewhile(

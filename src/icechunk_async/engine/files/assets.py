@@ -21,6 +21,7 @@ from icechunk_async.engine.files.manifests import (
     check_id,
     offload,
 )
+from icechunk_async.engine.files.recent import RecentFiles
 from icechunk_async.engine.files.sums import SumFiles
 from icechunk_async.errors import (
     FormatError,
@@ -72,6 +73,7 @@ class Assets:
         backend: object = None,
         bypass: bool = True,
         verify_reads: bool = False,
+        recent: RecentFiles | None = None,
     ) -> None:
         """Keep up to ``snapshot_nodes`` nodes and ``chunk_refs`` references in memory.
 
@@ -85,6 +87,7 @@ class Assets:
             bypass: ask the backend itself also on an event loop, for bytes of chunks that are
                 in memory; False if the policies have to see each read.
             verify_reads: compare chunks that are read with their checksums.
+            recent: what this process stored last at this place; by default with these alone.
         """
         self.storage = storage
         self.layout = layout
@@ -118,6 +121,7 @@ class Assets:
             )
         self._snapshots: WeightedCache[SnapshotId, Snapshot] = WeightedCache(snapshot_nodes)
         self._flights: SingleFlight[SnapshotId, Snapshot] = SingleFlight()
+        self._recent = recent or RecentFiles()
 
     async def compute[T](self, work: Callable[[], T], *, size_bytes: int) -> T:
         """Run ``work``, on a thread if it handles enough bytes to hold up the event loop."""
@@ -136,6 +140,10 @@ class Assets:
         if cached is not None:
             return cached
         return await self._flights.run(snapshot_id, lambda: self._load_snapshot(snapshot_id))
+
+    async def snapshot_of_commit(self, snapshot_id: SnapshotId) -> Snapshot:
+        """Return a snapshot as `snapshot` does, or as this process stored it a short time ago."""
+        return self._recent.snapshots.get(snapshot_id) or await self.snapshot(snapshot_id)
 
     async def snapshot_if_there(self, snapshot_id: SnapshotId) -> Snapshot | None:
         """Return a snapshot; None if it is gone or cannot be read."""
@@ -189,6 +197,7 @@ class Assets:
     def forget_snapshot(self, snapshot_id: SnapshotId) -> None:
         """Drop a snapshot from the cache: its file is deleted, or has another parent (spec 1)."""
         self._snapshots.discard(snapshot_id)
+        self._recent.snapshots.discard(snapshot_id)
 
     async def transaction_log(self, snapshot_id: SnapshotId) -> TransactionLog:
         """Return the transaction log of a snapshot; where none are stored, its equivalent.
@@ -210,6 +219,10 @@ class Assets:
         )
         check_id(key, log.id, snapshot_id)
         return log
+
+    async def log_of_commit(self, snapshot_id: SnapshotId) -> TransactionLog:
+        """Return a log as `transaction_log` does, or as this process stored it a short time ago."""
+        return self._recent.logs.get(snapshot_id) or await self.transaction_log(snapshot_id)
 
     async def _compare_with_parent(self, snapshot_id: SnapshotId) -> TransactionLog:
         after = await self.snapshot(snapshot_id)
@@ -246,6 +259,7 @@ class Assets:
             await bounded_map(lambda it: self.storage.put(*it), files, limit=_CONCURRENT_FILES)
         await self.storage.put(self.layout.names.snapshot(snapshot.id), encoded.data)
         self._snapshots.put(snapshot.id, snapshot, 1 + len(snapshot.nodes))
+        self._recent.keep_snapshot(snapshot)
 
     async def pack_transaction_log(self, log: TransactionLog) -> bytes:
         """Encode a transaction log as this repository writes files; empty if it writes none."""
@@ -253,7 +267,9 @@ class Assets:
         if codec is None:
             return b""
         size_bytes = sum(coords.nbytes for coords in log.updated_chunks.values())
-        return await self.compute(lambda: codec.encode(log, level), size_bytes=size_bytes)
+        packed = await self.compute(lambda: codec.encode(log, level), size_bytes=size_bytes)
+        self._recent.keep_log(log)  # it is not stored yet; then nobody asks for it
+        return packed
 
     async def put_transaction_log(self, log: TransactionLog) -> None:
         """Store a transaction log.

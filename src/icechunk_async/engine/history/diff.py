@@ -132,7 +132,11 @@ async def diff_snapshots(
 
 
 async def load_logs(
-    assets: Assets, commits: Sequence[SnapshotInfo], *, need_pruned: bool = False
+    assets: Assets,
+    commits: Sequence[SnapshotInfo],
+    *,
+    need_pruned: bool = False,
+    own_from_memory: bool = False,
 ) -> list[TransactionLog]:
     """Return the logs of commits in order, each after those of snapshots that expired below it.
 
@@ -140,10 +144,12 @@ async def load_logs(
         assets: where the logs are.
         commits: oldest first.
         need_pruned: refuse if a log of an expired snapshot is missing; otherwise leave it out.
+        own_from_memory: do not read again what this process stored a short time ago.
 
     Raises:
         FormatError: a log is missing.
     """
+    read = assets.log_of_commit if own_from_memory else assets.transaction_log
     wanted = [
         (snapshot_id, snapshot_id != info.id and not need_pruned)
         for info in commits
@@ -153,7 +159,7 @@ async def load_logs(
     async def load(request: tuple[SnapshotId, bool]) -> TransactionLog | None:
         snapshot_id, optional = request
         try:
-            return await assets.transaction_log(snapshot_id)
+            return await read(snapshot_id)
         except ObjectNotFoundError as error:
             if snapshot_id == INITIAL_SNAPSHOT_ID and assets.spec_version == 1:
                 return None  # spec 1 writes none for the first snapshot

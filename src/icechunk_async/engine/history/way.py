@@ -7,7 +7,7 @@ in `opening.WAYS`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from icechunk_async.engine.files.settings import OwnSettings
 
@@ -22,7 +22,23 @@ if TYPE_CHECKING:
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.storage import Storage
 
-__all__ = ["Creating", "Found", "HistorySettings", "Way"]
+__all__ = ["Creating", "Found", "HistorySettings", "Known", "Way"]
+
+
+class Known:
+    """What the open repositories of one process at one place know of its references.
+
+    Each way of publishing keeps a part of its own here. It is a guess to begin with: a change lands
+    only if what it replaces is still there.
+    """
+
+    def __init__(self) -> None:
+        """Begin without knowing anything."""
+        self._parts: dict[type[object], object] = {}
+
+    def part[T](self, kind: type[T]) -> T:
+        """Return the part of a way, made by ``kind()`` when it is first asked for."""
+        return cast("T", self._parts.setdefault(kind, kind()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +50,8 @@ class HistorySettings:
     max_updates: int
     """Entries of the operations log that are kept in the repo info."""
     compression_level: int
+    known: Known = field(default_factory=Known)
+    """Shared by the repositories of this process at one place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,6 +212,7 @@ def _session(
         mode=SessionMode.WRITABLE,
         default_metadata=metadata,
         log=TransactionLog,
+        writers=engine.neighbours.writers,
     )
 
 

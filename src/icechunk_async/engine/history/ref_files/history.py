@@ -106,6 +106,10 @@ class SeenRef:
     version: Version
 
 
+class _SeenRefs(dict[str, SeenRef]):
+    """The branches as they were last seen, by name; see `Known`."""
+
+
 _CAPABILITIES: Final = Capabilities(
     "format version 1",
     "Format version 2 has: migrate the repository with icechunk_async.upkeep.upgrade.",
@@ -129,7 +133,8 @@ class RefFilesHistory:
         self._storage = storage
         self._assets = assets
         self._backoff = settings.backoff
-        self._seen = {MAIN: main}
+        self._seen = settings.known.part(_SeenRefs)
+        self._seen[MAIN] = main
         self._known_notes: dict[str, Collection] = {}
         """The notes of collections that were there at the last commit, by name."""
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import anyio
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import gather
+from icechunk_async._runtime.line import Line
 from icechunk_async.engine.history.outcomes import Doubt
 from icechunk_async.engine.history.repo_info import edits
 from icechunk_async.errors import (
@@ -27,9 +30,11 @@ from icechunk_async.format.operations_log import LogCache
 from icechunk_async.format.repo_info import decode_repo_info, encode_repo_info
 
 if TYPE_CHECKING:
+    from icechunk_async._runtime.line import Place
     from icechunk_async.engine.history.repo_info.edits import Edit
     from icechunk_async.engine.history.way import HistorySettings
     from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.operations_log import UpdateDetail
     from icechunk_async.format.repo_info import RepoInfo
     from icechunk_async.storage import Retrieved, Storage, Version
 
@@ -37,6 +42,16 @@ __all__ = ["RepoInfoFile", "Seen", "read_info"]
 
 type _Store = Callable[[], Awaitable[None]]
 type _Admit = Callable[[RepoInfo, RepoInfo], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """The arguments of `RepoInfoFile.update`."""
+
+    edit: Edit
+    store: _Store | None
+    admit: _Admit | None
+    snapshot_id: SnapshotId | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +68,45 @@ def read_info(retrieved: Retrieved) -> Seen:
     return Seen(info, retrieved.version)
 
 
+_PATIENCE_SECONDS: Final = 10.0
+"""How long a change of this process may give no sign of life before others overtake it."""
+_LONGEST_PAUSE_TRIES: Final = 8
+
+
+class _Newest:
+    """What the repositories of this process at one place share: see `Known`."""
+
+    def __init__(self) -> None:
+        self.seen: Seen | None = None
+        self.log_cache = LogCache()
+        self.line = Line()
+        """Of the changes of this process, which would only race each other."""
+
+
 class RepoInfoFile:
     """The repo info of an open repository.
 
-    The newest state seen is kept: a change tries on top of it without reading first.
+    The newest state seen is kept: a change tries on top of it without reading first. Changes of one
+    process follow one another, each on the state that the one before it wrote.
     """
 
     def __init__(self, storage: Storage, seen: Seen, settings: HistorySettings) -> None:
         """Begin with a state just read or written."""
         self._storage = storage
-        self._seen = seen
         self._settings = settings
-        self._log_cache = LogCache()
+        self._newest = settings.known.part(_Newest)
+        self._remember(seen)
 
     @property
     def seen(self) -> Seen:
         """The newest state seen so far."""
-        return self._seen
+        seen = self._newest.seen
+        assert seen is not None  # since the beginning
+        return seen
 
     async def refresh(self) -> Seen:
         """Return the state as of now. Cost: one conditional request."""
-        seen = self._seen
+        seen = self.seen
         try:
             retrieved = await self._storage.get_if_changed(REPO_INFO, seen.version)
         except ObjectNotFoundError as error:
@@ -93,8 +126,9 @@ class RepoInfoFile:
 
     def _remember(self, seen: Seen) -> Seen:
         """Keep the newer of two states; there is no await between comparing and keeping."""
-        if seen.info.updated_at >= self._seen.info.updated_at:
-            self._seen = seen
+        newest = self._newest.seen
+        if newest is None or seen.info.updated_at >= newest.info.updated_at:
+            self._newest.seen = seen
         return seen
 
     async def preview(self, edit: Edit) -> None:
@@ -109,7 +143,7 @@ class RepoInfoFile:
         *,
         store: _Store | None = None,
         admit: _Admit | None = None,
-        known: Seen | None = None,
+        from_seen: bool = False,
         snapshot_id: SnapshotId | None = None,
         despite_status: bool = False,
     ) -> None:
@@ -120,28 +154,39 @@ class RepoInfoFile:
             store: stores files that the edit refers to; awaited once.
             admit: refuses by raising; awaited before each try, with the state that it replaces
                 and the next one.
-            known: a state to try first, without reading.
+            from_seen: try first on the newest state seen, without reading.
             snapshot_id: the snapshot that the edit adds, if it adds one.
             despite_status: write even while the repository's status forbids changes.
 
         Cost: two requests one after the other if no other writer interferes, and one before them
-        without ``known``.
+        without ``from_seen``.
         """
+        with self._newest.line.join() as place:
+            if store is not None and not place.has_turn:
+                await store()  # while others have their turn
+                store = None
+            await place.wait(lambda: _PATIENCE_SECONDS)
+            seen = self.seen if from_seen else await self.refresh()
+            checked = edit if despite_status else _while_online(edit)
+            await self._update(place, seen, _Change(checked, store, admit, snapshot_id))
+
+    async def _update(self, place: Place, seen: Seen, change: _Change) -> None:
+        """Apply a change to a state, and to later ones while others are quicker."""
         backoff = self._settings.backoff
         attempts: list[str] = []
-        seen = known or await self.refresh()
+        store = change.store
         with Doubt() as doubt:
             for attempt in range(1, backoff.max_tries + 1):
-                if not despite_status:
-                    edits.check_online(seen.info)
-                next_info, detail = edit(seen.info)
+                place.give_sign()
+                began = anyio.current_time()
+                next_info, detail = change.edit(seen.info)
                 backup = new_backup_name(REPO_INFO)
                 attempts.append(backup)
                 next_info = edits.push_update(
                     next_info, detail, clock.now_us(), backup, self._settings.max_updates
                 )
-                if admit is not None:
-                    await admit(seen.info, next_info)
+                if change.admit is not None:
+                    await change.admit(seen.info, next_info)
                 if store is None:
                     ready = await self._back_up(seen, backup)
                 else:
@@ -156,10 +201,14 @@ class RepoInfoFile:
                 except OutcomeUnknownError as error:
                     doubt.begin(error, seen.version)
                 seen = await self.refresh()
-                if _landed(seen.info, attempts, snapshot_id):
+                if _landed(seen.info, attempts, change.snapshot_id):
                     return
                 doubt.settle(seen.version)
-                await backoff.wait(attempt)
+                change.edit(seen.info)  # refuses where no further try is worth a pause
+                # Others are quick, or the storage gives no answers.
+                longest = _LONGEST_PAUSE_TRIES * (anyio.current_time() - began)
+                await backoff.wait(attempt, None if doubt.error else longest)
+                seen = await self.refresh()
             raise doubt.error or ConflictError(
                 f"The repository changed each of {backoff.max_tries} times that this change was "
                 "tried; nothing was changed. Try again when fewer writers are at work."
@@ -175,8 +224,20 @@ class RepoInfoFile:
 
     async def _write(self, info: RepoInfo, seen: Seen) -> Version:
         level = self._settings.compression_level
-        data = pack(encode_repo_info(info, self._log_cache), FileType.REPO_INFO, 2, level=level)
+        data = pack(
+            encode_repo_info(info, self._newest.log_cache), FileType.REPO_INFO, 2, level=level
+        )
         return await self._storage.put(REPO_INFO, data, if_version=seen.version)
+
+
+def _while_online(edit: Edit) -> Edit:
+    """Return an edit that refuses while the repository's status forbids changes."""
+
+    def checked(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
+        edits.check_online(info)
+        return edit(info)
+
+    return checked
 
 
 def _landed(info: RepoInfo, attempts: list[str], snapshot_id: SnapshotId | None) -> bool:

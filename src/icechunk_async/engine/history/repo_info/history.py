@@ -250,7 +250,7 @@ class RepoInfoHistory:
         self, publication: Publication, store: Callable[[], Awaitable[None]], guard: Guard
     ) -> None:
         """Store a snapshot's files, then make it known in one atomic step."""
-        known: Seen | None = self._file.seen
+        from_seen = True
         stored = False
 
         async def store_once() -> None:
@@ -270,16 +270,16 @@ class RepoInfoHistory:
         match publication:
             case Commit(branch, expected) | Amend(branch, expected):
                 if self._file.seen.info.branches.get(branch) != expected:
-                    known = None  # find out before storing files in vain
+                    from_seen = False  # find out before storing files in vain
             case Detach():
                 pass
         if self._file.seen.info.status.availability is not Availability.ONLINE:
-            known = None  # it may be online again
+            from_seen = False  # it may be online again
         await self._file.update(
             edits.publication_edit(publication),
             store=store_once,
             admit=admit,
-            known=known,
+            from_seen=from_seen,
             snapshot_id=publication.snapshot.id,
         )
 

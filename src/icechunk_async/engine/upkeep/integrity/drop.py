@@ -294,6 +294,7 @@ async def commit_drop(engine: Engine, drop: Drop) -> SnapshotId:
         mode=SessionMode.WRITABLE,
         default_metadata={},
         log=lambda snapshot_id: _log(snapshot_id, touched),
+        writers=engine.neighbours.writers,
     )
     return await publisher.commit("Repair: " + drop.detail(), allow_empty=True)
 

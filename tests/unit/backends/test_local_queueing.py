@@ -1,0 +1,227 @@
+"""The queue of the writers of a folder: order, and writers that end or stop without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from icechunk_async import Repository
+from icechunk_async.conflicts import ConflictDetector
+from icechunk_async.engine.commit import turns
+from icechunk_async.storage import open_storage
+from icechunk_async.storage.extensions import QueuesWriters
+from tests.helpers import make_array, until, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from icechunk_async.storage.extensions import WriterNumber
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux has locks that queue writers"
+)
+
+HOLDER = """
+import asyncio, sys
+from icechunk_async.storage import open_storage
+
+async def main():
+    async with open_storage(sys.argv[1]) as storage:
+        number = storage.take_number("main")
+        print("holds", flush=True)
+        sys.stdin.readline()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds a number for ``main``."""
+    (tmp_path / "some").touch()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, tmp_path.as_uri()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holds\n"
+        yield process
+        process.kill()
+
+
+def taken(storage: object, line: str = "main") -> WriterNumber:
+    """Take a number."""
+    assert isinstance(storage, QueuesWriters)
+    number = storage.take_number(line)
+    assert number is not None
+    return number
+
+
+async def test_numbers_are_called_in_the_order_of_arrival(tmp_path: Path) -> None:
+    """Those of other handles count, too; those of other lines do not."""
+    (tmp_path / "some").touch()
+    async with open_storage(tmp_path) as one, open_storage(tmp_path) as other:
+        first = taken(one)
+        await asyncio.sleep(0.001)
+        second = taken(other)
+        elsewhere = taken(other, "dev")
+        await asyncio.sleep(0.001)
+        third = taken(one)
+        assert first.ahead() == []
+        assert elsewhere.ahead() == []
+        assert second.ahead() < third.ahead()  # a list that goes on is greater
+        assert (len(second.ahead()), len(third.ahead())) == (1, 2)
+        second.give_back()
+        second.give_back()
+        assert len(third.ahead()) == 1
+        first.give_back()
+        assert third.ahead() == []
+        third.give_back()
+        elsewhere.give_back()
+
+
+async def test_of_very_many_the_first_is_always_named(tmp_path: Path) -> None:
+    """Nobody would wait for that one otherwise."""
+    (tmp_path / "some").touch()
+    async with open_storage(tmp_path) as storage:
+        numbers = []
+        for _ in range(200):
+            numbers.append(taken(storage))
+            await asyncio.sleep(0.00001)
+        assert numbers[0].ahead() == []
+        (first,) = numbers[1].ahead()
+        assert all(number.ahead()[0] == first for number in numbers[1:])
+        for number in numbers:
+            number.give_back()
+
+
+async def test_a_killed_writer_is_in_no_queue(
+    tmp_path: Path, holder: subprocess.Popen[str]
+) -> None:
+    """The kernel drops its number."""
+    async with open_storage(tmp_path) as storage:
+        number = taken(storage)
+        assert len(number.ahead()) == 1
+        holder.kill()
+        await until(lambda: number.ahead() == [])
+        number.give_back()
+
+
+class _Forked:
+    """A child process of this one, with copies of all that is open."""
+
+    def __enter__(self) -> None:
+        read, self._write = os.pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            os.close(self._write)
+            os.read(read, 1)
+            os._exit(0)
+        os.close(read)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._write)
+        os.waitpid(self._child, 0)
+
+
+async def test_a_number_given_back_is_free_although_a_child_has_a_copy(tmp_path: Path) -> None:
+    """A fork copies descriptors, and with them the lock."""
+    (tmp_path / "some").touch()
+    async with open_storage(tmp_path) as storage:
+        number = taken(storage)
+        await asyncio.sleep(0.001)
+        next_one = taken(storage)
+        with _Forked():
+            number.give_back()
+            assert next_one.ahead() == []
+        next_one.give_back()
+
+
+async def test_a_stopped_writer_is_overlooked(
+    tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once; later commits of this process do not wait for it again."""
+    url = tmp_path.as_uri()
+    holder.send_signal(signal.SIGSTOP)
+    try:
+        monkeypatch.setattr(turns, "_ELSEWHERE_SECONDS", 0.2)
+        asked = 0
+        async with Repository.create(url, check_clean_root=False) as repository:
+            real = turns._wait_for
+
+            async def counted(number: Any, state: Any) -> None:
+                nonlocal asked
+                asked += len(number.ahead())
+                await real(number, state)
+
+            monkeypatch.setattr(turns, "_wait_for", counted)
+            for turn in range(3):
+                session = await repository.writable_session("main")
+                await write(session, f"{turn}/zarr.json", b'{"zarr_format":3,"node_type":"group"}')
+                await session.commit(str(turn), rebase_with=ConflictDetector())
+        assert asked == 1
+        async with open_storage(tmp_path) as storage:  # another handle learns it by itself
+            number = taken(storage)
+            (stopped,) = number.ahead()
+            number.overlook(stopped)
+            assert number.ahead() == []
+            await asyncio.sleep(0.001)
+            later = taken(storage)
+            (mine,) = later.ahead()  # those behind the stopped one count
+            assert mine != stopped
+            number.give_back()
+            later.give_back()
+    finally:
+        holder.send_signal(signal.SIGCONT)
+
+
+PROCESSES, COMMITS = 4, 6
+
+
+async def _commit_often(url: str, number: int) -> None:
+    async with Repository.open(url) as repository:
+        for turn in range(COMMITS):
+            session = await repository.writable_session("main")
+            await write(session, f"a/c/{number}", b"%d" % turn * 600)
+            await session.commit(f"{number} {turn}", rebase_with=ConflictDetector())
+
+
+def _process(url: str, number: int) -> None:
+    asyncio.run(_commit_often(url, number))
+
+
+def test_processes_commit_to_a_folder_without_losing_races(tmp_path: Path) -> None:
+    """Each looks where the branch is when its turn comes, and lands with its first try."""
+    url = (tmp_path / "repository").as_uri()
+
+    async def prepare() -> None:
+        async with Repository.create(url) as repository:
+            session = await repository.writable_session("main")
+            await make_array(session, "a", (PROCESSES,), (1,))
+            await session.commit("array")
+
+    async def notes() -> list[Any]:
+        async with Repository.open(url) as repository:
+            infos = [it async for it in repository.ancestry(branch="main")]
+        return [it.metadata["__icechunk"] for it in infos[: PROCESSES * COMMITS]]
+
+    asyncio.run(prepare())
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(PROCESSES, mp_context=spawn) as pool:
+        list(pool.map(_process, [url] * PROCESSES, range(PROCESSES)))
+    found = asyncio.run(notes())
+    assert len(found) == PROCESSES * COMMITS
+    assert max(note["rebase_attempts"] for note in found) <= 1
+    overtaken = [note.get("overtaken_by", note["rebase_attempts"]) for note in found]
+    assert max(overtaken) < 2 * PROCESSES
