@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Number", "WriterQueue"]
 
 _FLOCK: Final = struct.Struct("hhqqi4x")
-"""``struct flock`` of 64-bit Linux: type, whence, start, length, process."""
+"""``struct flock`` of 64-bit Linux: type, origin, start, length, process."""
 _TIME_BITS: Final = 44
 """Microseconds of half a year. When they begin anew, somebody may be let in before others."""
 _LINE_BITS: Final = 18

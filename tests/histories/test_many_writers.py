@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -95,13 +96,8 @@ def test_slow_writers_all_land_in_bounded_tries(
             requests = await bounded_map(writer, range(writers), limit=writers)
             seconds = asyncio.get_running_loop().time()
         await _check(url, writers)
-        async with Repository.open(url) as repository:
-            notes: list[Any] = [
-                info.metadata["__icechunk"]
-                async for info in repository.ancestry(branch="main")
-                if info.message.startswith("chunk")
-            ]
-        return seconds, sum(requests), [note["rebase_attempts"] for note in notes]
+        attempts = [note["rebase_attempts"] for note in await _notes(url)]
+        return seconds, sum(requests), attempts
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         seconds, requests, attempts = runner.run(scenario())
@@ -113,6 +109,16 @@ def test_slow_writers_all_land_in_bounded_tries(
     assert seconds < writers * 6 * 0.3
     assert tries < writers * 30, report
     assert requests < writers * 300, report
+
+
+async def _notes(url: str) -> list[Any]:
+    """Return the notes of each commit of a chunk about its tries."""
+    async with Repository.open(url) as repository:
+        return [
+            info.metadata["__icechunk"]
+            async for info in repository.ancestry(branch="main")
+            if info.message.startswith("chunk")
+        ]
 
 
 def _process(url: str, first: int) -> None:
@@ -128,7 +134,7 @@ def _process(url: str, first: int) -> None:
 
 @pytest.mark.parametrize("spec", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_8_processes_on_one_local_repository_all_land_once(spec: int, tmp_path: Path) -> None:
-    """Compare-and-set holds between processes."""
+    """Compare-and-set holds between processes, and on Linux they queue: each first try lands."""
     url = (tmp_path / "repository").as_uri()
     chunks = PROCESSES * COMMITS_PER_PROCESS
     asyncio.run(_prepare(url, spec, chunks))
@@ -137,3 +143,8 @@ def test_8_processes_on_one_local_repository_all_land_once(spec: int, tmp_path: 
         firsts = range(0, chunks, COMMITS_PER_PROCESS)
         assert list(pool.map(_process, [url] * PROCESSES, firsts)) == [None] * PROCESSES
     asyncio.run(_check(url, chunks))
+    notes = asyncio.run(_notes(url))
+    if sys.platform == "linux":
+        assert max(note["rebase_attempts"] for note in notes) == 1
+        overtaken = [note.get("overtaken_by", note["rebase_attempts"]) for note in notes]
+        assert max(overtaken) < 2 * PROCESSES

@@ -43,9 +43,9 @@ _EARLY: Final = 0.75
 """A writer goes when it was overtaken by this share of what is usual: pauses are a guess, and while
 all are too polite nothing lands."""
 _LONGEST_TRIES: Final = 1.5
-"""After a pause of so many tries a writer looks again, so that it does not wait for nobody."""
+"""After a pause of this length a writer looks again, so that it does not wait for nobody."""
 _CROWD: Final = 8
-"""For each so many changes that overtook ours, writers without a lead spread over a try more."""
+"""For each eight changes that overtook ours, writers without a lead spread over a try more."""
 _SPARED: Final = 0.2
 """The share of a try that is spent on asking where the branch is."""
 _FIRST_STREAK: Final = 4
@@ -62,7 +62,7 @@ class Courtesy:
     again. Therefore each change that landed tells by how many it was *overtaken*: how many landed
     between its beginning and its end. A writer that was overtaken by fewer than the recent winners
     has a lead, and pauses in proportion to it. One that was overtaken by more tries at once. Pauses
-    are counted in the length of its own tries, so they suit a disk and a remote service, and a
+    are multiples of the length of a try, so they suit a disk and a remote service, and a
     writer that meets nobody makes none.
 
     Others may lose all races to a writer that lands one change after the other, and then nothing

@@ -107,7 +107,7 @@ class Place:
                 _inside.reset(self._token)
 
     def give_sign(self) -> None:
-        """Tell those behind that the work of this turn goes on."""
+        """Tell those behind that this turn is still at work."""
         self.signs += 1
 
     async def wait(self, patience: Callable[[], float]) -> None:
@@ -115,7 +115,7 @@ class Place:
 
         Args:
             patience: returns for how many seconds the first may give no sign of life. After that
-                it is taken out of the line. It goes on working, beside those behind it.
+                it is taken out of the line. Its work continues, beside those behind it.
 
         Cancellation: no effect; the place is left with the block.
         """

@@ -136,9 +136,9 @@ class Request:
 
 
 class Neighbours:
-    """What the repositories share that this process opened at the same URL with the same options.
+    """Shared by the repositories that this process opened at the same URL with the same options.
 
-    A repository on an open storage, which its caller may have wrapped, has one of its own.
+    A repository on an open storage, which its caller may have wrapped, shares with no other.
     """
 
     def __init__(self) -> None:

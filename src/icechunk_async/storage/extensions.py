@@ -211,7 +211,7 @@ class WriterNumber(Protocol):
     """
 
     def ahead(self) -> list[int]:
-        """Return the numbers of the writers that came earlier and are not done, in order.
+        """Return the numbers of earlier writers that are not done, in order.
 
         Of very many, some may be left out, but never the first.
         """
@@ -236,5 +236,5 @@ class QueuesWriters(Protocol):
     """
 
     def take_number(self, line: str) -> WriterNumber | None:
-        """Join the queue of this name, without waiting; None if there is none at present."""
+        """Join the queue of this name, without waiting; None if that is not possible now."""
         ...

@@ -1,4 +1,4 @@
-"""Who lets others go first, and for how long: decided from what landed."""
+"""Letting others go first: when, and for how long."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_pauses_are_as_long_as_tries() -> None:
 
 
 def test_a_pause_in_which_nobody_came_makes_the_next_shorter() -> None:
-    """After a few, there are none: the others are gone."""
+    """After a few, it pauses no more: the others are gone."""
     courtesy = met(8)
     pauses = []
     for _ in range(5):

@@ -228,7 +228,7 @@ class Publisher:
     async def _try_on(
         self, branch: str, wanted: _Wanted, turn: Turn, tip: SnapshotId | None
     ) -> SnapshotId:
-        """Try once, on top of the branch as it was last seen.
+        """Try once, on top of the last seen tip of the branch.
 
         Raises:
             _LostRaceError: another writer was first.
@@ -254,7 +254,7 @@ class Publisher:
     async def _prepare(self) -> None:
         """Build and store the manifests of many changes before it is the writer's turn.
 
-        Others would have to wait for it. What others do not touch meanwhile is used as it is.
+        Others would have to wait for it. Where they change nothing meanwhile, manifests are used.
         """
         workspace = self.workspace
         if sum(it.count() for it in workspace.changes.chunks.values()) >= _MANY_CHUNKS:
@@ -268,7 +268,7 @@ class Publisher:
         solver: ConflictSolver,
         once: Transaction | None,
     ) -> Snapshot | None:
-        """Move to the tip of the branch as it was last seen, after others whose turn it is.
+        """Move to the last seen tip of the branch, after others whose turn it is.
 
         Returns:
             The snapshot that makes another try needless, as `_find_landed`.
@@ -298,7 +298,7 @@ class Publisher:
     async def _rebase(
         self, branch: str, solver: ConflictSolver, tip: SnapshotId | None
     ) -> list[SnapshotInfo]:
-        """Rebase onto the tip as it was last seen, or as it is now if that leads nowhere."""
+        """Rebase onto the last seen tip, or onto the present one if that leads nowhere."""
         try:
             return await rebase(self.workspace, self._history, branch, solver, tip=tip)
         except RebaseFailedError:

@@ -83,7 +83,7 @@ class Writers:
 
 
 class _Branch:
-    """What this process knows of the writers of a branch."""
+    """The knowledge of this process about the writers of a branch."""
 
     def __init__(self) -> None:
         self.line = Line()
@@ -183,7 +183,7 @@ class Turn:
         self._state.courtesy.lost(self._state.try_seconds)
 
     def properties(self) -> dict[str, JSON]:
-        """Return what the snapshot of the next try tells others of this writer."""
+        """Return the properties by which the snapshot of the next try tells of this writer."""
         found: dict[str, JSON] = {_REBASES: self.rebases}
         if self._overtaken > self.rebases:
             found[_OVERTAKEN] = self._overtaken

@@ -26,9 +26,9 @@ __all__ = ["Creating", "Found", "HistorySettings", "Known", "Way"]
 
 
 class Known:
-    """What the open repositories of one process at one place know of its references.
+    """The knowledge of the open repositories of a process at one place about its references.
 
-    Each way of publishing keeps a part of its own here. It is a guess to begin with: a change lands
+    Each way of publishing keeps its own part here. It is a guess to begin with: a change lands
     only if what it replaces is still there.
     """
 

@@ -128,7 +128,7 @@ async def _commit_again_and_again(writers: int, commits: int, spec: int) -> tupl
     ("writers", "commits"), [(3, 12), (8, 6), pytest.param(32, 4, marks=pytest.mark.thorough)]
 )
 def test_nobody_is_overtaken_for_long(writers: int, commits: int, spec: int) -> None:
-    """Who just committed lets the others go first; before, some lost to nearly all commits."""
+    """A writer that just committed lets the others go first."""
     overtaken, requests = run(_commit_again_and_again(writers, commits, spec))
     assert len(overtaken) == writers * commits
     assert max(overtaken) <= 2 * writers + 8

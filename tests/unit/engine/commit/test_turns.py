@@ -72,7 +72,7 @@ def test_sessions_of_a_repository_commit_in_turn_without_losing_a_race(spec: int
                 seconds = asyncio.get_running_loop().time() - began
                 landed = [it.message async for it in repository.ancestry(branch="main")]
         assert landed[:WRITERS] == [str(number) for number in reversed(range(WRITERS))]
-        # The first of them needs the manifest of the array as it was. And there are two pauses of a
+        # The first of them needs the old manifest of the array. And there are two pauses of a
         # try, for writers elsewhere that nobody sees, each with a look whether one came.
         assert seconds <= 2 * WRITERS + 1 + 8
         reference = "repo" if spec == 2 else "refs/branch.main/ref.json"

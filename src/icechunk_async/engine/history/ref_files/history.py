@@ -107,7 +107,7 @@ class SeenRef:
 
 
 class _SeenRefs(dict[str, SeenRef]):
-    """The branches as they were last seen, by name; see `Known`."""
+    """The last seen state of branches, by name; see `Known`."""
 
 
 _CAPABILITIES: Final = Capabilities(

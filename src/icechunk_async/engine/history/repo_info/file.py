@@ -74,7 +74,7 @@ _LONGEST_PAUSE_TRIES: Final = 8
 
 
 class _Newest:
-    """What the repositories of this process at one place share: see `Known`."""
+    """Shared by the repositories of this process at one place: see `Known`."""
 
     def __init__(self) -> None:
         self.seen: Seen | None = None
