@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
 from icechunk_async._runtime import clock
-from icechunk_async._runtime.backoff import Turns
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async.engine.commit.publisher import RESERVED
 from icechunk_async.engine.files.settings import METADATA_NAME, OwnSettings, stored_item
@@ -1263,32 +1262,36 @@ class Repository:
         """Commit changes on the tip of a branch; work them out again if the branch moves."""
         from icechunk_async.engine.versions.report import conflict_error, report_of  # noqa: PLC0415
 
-        if not dry_run:
-            check_safe(self.storage)
-        turns = Turns()
-        while True:
-            combined = await plan.combine(self._engine)
-            report = await report_of(self._engine, plan.branch, combined)
-            if combined.conflicts and not dry_run:
-                raise conflict_error(report, combined.conflicts)
-            if dry_run or combined.changes.is_empty():
-                return report
-            check_online(self._engine.history)
-            session = self._session(combined.target, plan.branch, SessionMode.WRITABLE)
-            session.workspace.rebase_to(combined.target, combined.changes)
-            try:
-                snapshot_id = await session.commit(
-                    message or plan.message(combined.source, combined.base),
-                    {**plan.how.properties(combined.source.id), **(metadata or {})},
-                )
-            except ConflictError:  # somebody committed first
-                session.abandon()
-                await turns.wait()
-                continue
-            except BaseException:
-                session.abandon()
-                raise
-            return replace(report, snapshot_id=snapshot_id)
+        engine = self._engine
+        if dry_run:
+            return await report_of(engine, plan.branch, await plan.combine(engine))
+        check_safe(self.storage)
+        async with engine.neighbours.writers.turn(plan.branch, engine.assets.backend) as turn:
+            while True:
+                turn.begin()
+                combined = await plan.combine(engine)
+                turn.stands_on(combined.target.id, combined.target.metadata)
+                report = await report_of(engine, plan.branch, combined)
+                if combined.conflicts:
+                    raise conflict_error(report, combined.conflicts)
+                if combined.changes.is_empty():
+                    return report
+                check_online(engine.history)
+                session = self._session(combined.target, plan.branch, SessionMode.WRITABLE)
+                session.workspace.rebase_to(combined.target, combined.changes)
+                try:
+                    snapshot_id = await session.commit(
+                        message or plan.message(combined.source, combined.base),
+                        {**plan.how.properties(combined.source.id), **(metadata or {})},
+                    )
+                except ConflictError:  # somebody committed first
+                    session.abandon()
+                    await turn.start_again()
+                    continue
+                except BaseException:
+                    session.abandon()
+                    raise
+                return replace(report, snapshot_id=snapshot_id)
 
     # Administration
 

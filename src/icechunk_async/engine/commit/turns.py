@@ -182,6 +182,12 @@ class Turn:
         self._state.try_seconds = anyio.current_time() - self._began
         self._state.courtesy.lost(self._state.try_seconds)
 
+    async def start_again(self) -> None:
+        """Wait after a lost race, for a writer that does not rebase but makes its changes anew."""
+        self.lost()
+        self._overtaken += 1
+        await anyio.sleep(self.pause())
+
     def properties(self) -> dict[str, JSON]:
         """Return the properties by which the snapshot of the next try tells of this writer."""
         found: dict[str, JSON] = {_REBASES: self.rebases}
