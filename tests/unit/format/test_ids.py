@@ -75,10 +75,13 @@ def test_excess_bits_of_the_last_letter_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("cls", WIDE)
-def test_object_ids_have_twelve_bytes(cls: type[SnapshotId]) -> None:
-    """Other lengths are refused."""
-    for length in (0, 8, 11, 13):
-        with pytest.raises(InvalidInputError, match="12 bytes"):
+def test_object_ids_have_twelve_bytes_or_the_sixteen_of_older_layouts(
+    cls: type[SnapshotId],
+) -> None:
+    """Other lengths are refused, and new ids have twelve."""
+    assert len(cls.random()) == 12
+    for length in (0, 8, 11, 13, 15, 17):
+        with pytest.raises(InvalidInputError, match=f"has 12( or 16)? bytes, not {length}"):
             cls(bytes(length))
 
 
