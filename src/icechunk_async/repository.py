@@ -453,6 +453,8 @@ class Repository:
     ) -> Session:
         """Continue a session with a lease in this process, from its last spill.
 
+        With it comes what its forks published, see ``ForkSession.publish``.
+
         For a session whose process is gone. If it still runs, it loses the session: it can write
         on in memory, and can neither spill nor commit. Of several processes that resume one session
         at once, one succeeds.
@@ -473,7 +475,8 @@ class Repository:
         Cancellation: the session may have been taken from its holder; resume it again.
 
         Cost: one request for the lease, one for each spilled segment, of which there are 64 at
-        most, one for the branch, and those for the storage's time and the base.
+        most, one for the branch, one listing and one request for each publication, and those for
+        the storage's time and the base.
         """
         check_safe(self.storage)
         asked, engine = as_session_id(session_id), self._engine
@@ -484,14 +487,14 @@ class Repository:
                 raise lost(record)  # another process was first
             holder = record.holder
             base = await engine.assets.snapshot(record.base_id)
-            changes = await spilled_changes(self.storage, record, base, self.spec_version)
+            stored = await spilled_changes(self.storage, record, base, self.spec_version)
             check_online(engine.history)
             lease = await Lease.take_over(self.storage, record, version, owner or default_owner())
             if lease is None:
                 continue  # its holder renewed it meanwhile, and may have spilled more
             await self._check_not_committed(lease)
             session = self._leased(base, record.branch, lease)
-            session.adopt(changes)
+            await session.continue_from(stored)
             return session
 
     async def _check_not_committed(self, lease: Lease) -> None:

@@ -6,17 +6,22 @@ import logging
 import warnings
 from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NoReturn, Self, overload
+
+import anyio
 
 from icechunk_async._runtime.processes import generation
 from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.changes.merge import check_fits
+from icechunk_async.engine.changes.publications import Shared, news_since, noted_in
 from icechunk_async.engine.changes.wire import ForkState, Lineage, decode_fork, encode_fork
 from icechunk_async.engine.commit.flush import Flusher
 from icechunk_async.engine.commit.forks import Forks, joined, merge_apart
 from icechunk_async.engine.commit.publisher import Publisher, SessionMode
 from icechunk_async.engine.history.diff import diff_of_log
+from icechunk_async.engine.leases.keeper import Lease
+from icechunk_async.engine.leases.member import Member
 from icechunk_async.engine.leases.record import LeaseState
 from icechunk_async.engine.leases.register import remove_spills
 from icechunk_async.engine.leases.spiller import Spiller
@@ -25,9 +30,10 @@ from icechunk_async.engine.tree import reshape as reshaping
 from icechunk_async.engine.tree.listing import Batches, ChunkBatch
 from icechunk_async.engine.tree.nodes import chunk_type, node_id, virtual_locations
 from icechunk_async.engine.tree.workspace import Closed, Workspace
-from icechunk_async.errors import SessionStateError, StorageError
+from icechunk_async.errors import SessionStateError, StorageError, StorageUnavailableError
 from icechunk_async.format.ids import SessionId
 from icechunk_async.format.paths import check_path
+from icechunk_async.format.snapshot import Nodes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from icechunk_async.engine.changes.wire import Membership
     from icechunk_async.engine.commit.conflicts import ConflictSolver
     from icechunk_async.engine.commit.flush import ManifestOptions
     from icechunk_async.engine.commit.once import Transaction
@@ -42,7 +49,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.files.packs import Packs
     from icechunk_async.engine.history import History
     from icechunk_async.engine.history.diff import Diff
-    from icechunk_async.engine.leases.keeper import Lease
+    from icechunk_async.engine.leases.spiller import Resumed
     from icechunk_async.engine.open import Engine, Origin
     from icechunk_async.engine.tree.listing import ChunkType
     from icechunk_async.engine.tree.reshape import MoveChunk, MoveChunks
@@ -342,9 +349,14 @@ class _Hierarchy(ABC):
         Cost: none if the session has no uncommitted changes. Else its changes are stored once,
         however many forks begin there: manifests, which the commit uses again, and a snapshot
         that no branch holds. Garbage collection takes that for garbage, as it takes the chunks
-        of every session: let it spare what is younger than a session can be.
+        of every session: let it spare what is younger than a session can be. A session with a
+        lease also lets its earlier forks see these changes, as `Session.refresh` does: two
+        requests more.
         """
         self._check_mode("forked")
+        return await self._new_fork()
+
+    async def _new_fork(self) -> ForkSession:
         return ForkSession.beside(self, self._forks, await self._forks.begin())
 
     async def merge(self, *forks: ForkSession, allow_overlaps: bool = True) -> None:
@@ -352,6 +364,9 @@ class _Hierarchy(ABC):
 
         A fork can be merged into the session that it came from, and into its siblings, so that
         many can be merged as a tree. The fork itself does not change.
+
+        A fork that published (``ForkSession.publish``) brings what it has not published. The rest
+        is taken in as by `Session.refresh`, which is done first; nothing is applied twice.
 
         Args:
             forks: in order: of several that set one chunk the last one counts.
@@ -367,11 +382,13 @@ class _Hierarchy(ABC):
 
         Cancellation: nothing was merged, or all of it.
 
-        Cost: no requests; time and memory in proportion to what the forks changed.
+        Cost: no requests; time and memory in proportion to what the forks changed. A session with
+        a lease makes one listing, and if one of the forks published, a refresh.
         """
         self._check_mode("merged into")
         for fork in forks:
             _check_is_fork(fork)
+        await self._prepare_to_merge(forks)
         await self._forks.merge(forks, allow_overlaps=allow_overlaps)
 
     async def resume(
@@ -420,6 +437,10 @@ class _Hierarchy(ABC):
                 was discarded.
         """
         self._forks.discard(it.fork_id if isinstance(it, ForkSession) else it for it in forks)
+
+    @abstractmethod
+    async def _prepare_to_merge(self, forks: Iterable[ForkSession]) -> None:
+        """Take in what forks published."""
 
     @abstractmethod
     async def _check_published(self, snapshot_id: SnapshotId) -> None:
@@ -489,10 +510,13 @@ class Session(_Hierarchy):
             self._publisher.flusher,
             session_id=None if lease is None else lease.session_id,
             distrust=self._publisher.guard.distrust,
+            view=self._shared,
         )
         self._origin = origin
         self._lease = workspace.lease = self._publisher.lease = lease
-        self._spiller = None if lease is None else Spiller(workspace, lease)
+        self._spiller = (
+            None if lease is None else Spiller(workspace, lease, self._session_forks.take_in)
+        )
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
         """Warn if changes vanish with the session: neither committed nor discarded."""
@@ -569,10 +593,10 @@ class Session(_Hierarchy):
 
     async def _close_lease(self, snapshot_id: SnapshotId) -> SnapshotId:
         """Say in the lease that the session was published, which failing does not undo."""
-        lease = self._lease
-        if lease is not None:
-            await lease.close(LeaseState.COMMITTED, snapshot_id)
-            if lease.record.spilled:
+        lease, spiller = self._lease, self._spiller
+        if lease is not None and spiller is not None:
+            await lease.close(LeaseState.COMMITTED, snapshot_id, spiller.shared)
+            if lease.record.spilled or spiller.has_forks:
                 try:
                     await remove_spills(self._workspace.assets.storage, lease.session_id)
                 except StorageError as error:  # garbage collection does it later
@@ -584,10 +608,11 @@ class Session(_Hierarchy):
         """Spills the session; None without a lease. For the repository, which lets it beat."""
         return self._spiller
 
-    def adopt(self, changes: ChangeSet) -> None:
-        """Begin with changes that another process made, which ``Repository`` read back."""
-        self._workspace.rebase_to(self._workspace.base, changes)
+    async def continue_from(self, stored: Resumed) -> None:
+        """Begin with changes that other processes made, which ``Repository`` read back."""
+        assert self._spiller is not None  # it has a lease
         self._publisher.guard.distrust()
+        await self._spiller.resume(stored)
 
     async def spill(self) -> None:
         """Store the session's changes beside its lease, so that they outlive this process.
@@ -612,6 +637,123 @@ class Session(_Hierarchy):
                 "wrote. Begin one with Repository.writable_session(branch, lease=True)."
             )
         await self._spiller.spill()
+
+    async def refresh(self) -> bool:
+        """Take in what forks of the session published, and let forks see what changed here.
+
+        For sessions with a lease; forks do the same with ``ForkSession.publish`` and
+        ``ForkSession.refresh``. What the session changed since it last refreshed or forked lies
+        above what it takes in: where both set a chunk, the session's counts. Of several
+        publications the one that was published last counts. Forks that published are not missing
+        any more. A commit takes in what was published by itself.
+
+        Returns: whether forks had published anything new.
+
+        Raises:
+            SessionStateError: the session has no lease.
+            MergeFailedError: publications clash with each other, or with what this session
+                changed; see `merge`. Every clash is in its context, with the fork that published
+                it. Nothing was taken in. `discard_fork` leaves out what one of them published.
+            LeaseExpiredError, LeaseLostError: the session is over.
+            ReadOnlyError: this session cannot be changed, or not at present.
+            FormatError: a publication is damaged; nothing was taken in.
+            StorageError: it may have been taken in; forks do not see it yet. Call again.
+
+        Cancellation: as a StorageError.
+
+        Cost: one listing if nothing is new. Otherwise a request for each publication, and two to
+        store what is new beside the lease: 12 to 25 bytes for each chunk.
+        """
+        if self._spiller is None:
+            raise SessionStateError(
+                "A session without a lease cannot be refreshed: its forks have nowhere to publish "
+                "to. Begin one with Repository.writable_session(branch, lease=True), or merge its "
+                "forks."
+            )
+        with self._workspace.lock:
+            self._workspace.check_writable()
+        return await self._spiller.refresh()
+
+    def _shared(self) -> Shared | None:
+        """Return the state that forks see; None if they are not of the session of the lease."""
+        spiller, forks = self._spiller, self._session_forks
+        if spiller is None or spiller.session_id != forks.session_id or self.spec_version < 1:
+            return None
+        return spiller.shared
+
+    async def _new_fork(self) -> ForkSession:
+        spiller = self._spiller
+        if spiller is None or self._shared() is None:
+            return await super()._new_fork()
+        with self._workspace.lock:
+            self._workspace.check_writable()
+        membership = await spiller.share()
+        base = await self._session_forks.begin(membership.known)
+        membership = replace(membership, known=ChangeSet())
+        return ForkSession.beside(self, self._session_forks, base, membership)
+
+    async def _prepare_to_merge(self, forks: Iterable[ForkSession]) -> None:
+        spiller = self._spiller
+        members = {
+            fork.lineage.fork_id: fork.membership for fork in forks if fork.membership is not None
+        }
+        if spiller is None or not members:
+            return
+        marked = any(it.number or it.refreshed for it in members.values())
+        if marked or await spiller.has_publications(members):
+            await self.refresh()
+
+    def discard_fork(self, *forks: ForkSession | str) -> None:
+        """No longer wait for forks, given themselves or by their ``fork_id``; see `commit`.
+
+        What was changed in them is lost, also what they published and the session did not take in.
+        Forks that published nothing can still be merged.
+
+        Raises:
+            InvalidInputError: one was merged or discarded already, or is another session's; nothing
+                was discarded.
+        """
+        names = [it.fork_id if isinstance(it, ForkSession) else it for it in forks]
+        spiller = self._spiller
+        waiting = () if spiller is None else spiller.waiting
+        self._session_forks.discard(names, also=waiting)
+        if spiller is not None:
+            for name in names:
+                spiller.give_up(bytes.fromhex(name))
+
+    @asynccontextmanager
+    async def _publishing(
+        self, *, allow_missing_forks: bool, timeout_seconds: float | None = None
+    ) -> AsyncGenerator[float | None]:
+        """Take in what forks published, so that the block publishes it; keep out what is late.
+
+        Yields: the time that is left.
+        """
+        began = anyio.current_time()
+        unsure = self._publisher.outcome_unknown  # then it was done before
+        spiller = self._spiller
+        if spiller is None or not spiller.has_forks:
+            spiller = None
+        try:
+            if spiller is not None and not unsure:
+                with self._workspace.lock:
+                    self._workspace.check_open()
+                with anyio.move_on_after(timeout_seconds) as scope:
+                    await spiller.seal()
+                if scope.cancelled_caught:
+                    raise StorageUnavailableError(
+                        f"The commit did not come to its end within {timeout_seconds} s: what "
+                        "forks published is not read yet. Nothing was published and no change was "
+                        "lost; commit again, with more time."
+                    )
+            if not (allow_missing_forks or unsure):
+                self._session_forks.check_complete()
+            if timeout_seconds is not None:
+                timeout_seconds = max(0, timeout_seconds - (anyio.current_time() - began))
+            yield timeout_seconds
+        finally:
+            if spiller is not None and not (self.read_only or self.outcome_unknown):
+                await spiller.unseal()
 
     @property
     def outcome_unknown(self) -> bool:
@@ -702,17 +844,19 @@ class Session(_Hierarchy):
         walk along the history where the session's base records no transaction: one request, or
         with format version 1 one for each commit back to the nearest record.
         """
-        self._check_forks(allow_missing=allow_missing_forks)
-        snapshot_id = await self._publisher.commit(
-            message,
-            metadata,
-            rebase_with=rebase_with,
-            rebase_tries=rebase_tries,
-            timeout_seconds=timeout_seconds,
-            allow_empty=allow_empty,
-            once=once,
-            unchanged=unchanged,
-        )
+        async with self._publishing(
+            allow_missing_forks=allow_missing_forks, timeout_seconds=timeout_seconds
+        ) as left:
+            snapshot_id = await self._publisher.commit(
+                message,
+                metadata,
+                rebase_with=rebase_with,
+                rebase_tries=rebase_tries,
+                timeout_seconds=left,
+                allow_empty=allow_empty,
+                once=once,
+                unchanged=unchanged,
+            )
         return await self._close_lease(snapshot_id)
 
     async def amend(
@@ -738,8 +882,8 @@ class Session(_Hierarchy):
 
         Cancellation: the amendment may have been published.
         """
-        self._check_forks(allow_missing=allow_missing_forks)
-        snapshot_id = await self._publisher.amend(message, metadata, allow_empty=allow_empty)
+        async with self._publishing(allow_missing_forks=allow_missing_forks):
+            snapshot_id = await self._publisher.amend(message, metadata, allow_empty=allow_empty)
         return await self._close_lease(snapshot_id)
 
     async def flush(
@@ -764,15 +908,12 @@ class Session(_Hierarchy):
         Cost: as `commit`; with format version 1 besides a listing of the refs, a request for each,
         and one for each commit since the session began.
         """
-        self._check_forks(allow_missing=allow_missing_forks)
-        return await self._close_lease(await self._publisher.flush(message, metadata))
+        async with self._publishing(allow_missing_forks=allow_missing_forks):
+            snapshot_id = await self._publisher.flush(message, metadata)
+        return await self._close_lease(snapshot_id)
 
     async def _check_published(self, snapshot_id: SnapshotId) -> None:
         await self._publisher.check_published(snapshot_id)
-
-    def _check_forks(self, *, allow_missing: bool) -> None:
-        if not (allow_missing or self._publisher.outcome_unknown):  # it was checked before
-            self._forks.check_complete()
 
     async def rebase(self, solver: ConflictSolver) -> None:
         """Replay the session's changes on top of the newer commits of its branch.
@@ -786,8 +927,11 @@ class Session(_Hierarchy):
             ReadOnlyError: the session only reads.
 
         Cancellation: the session stands on its old base or on a commit after it.
+
+        Forks fit no more afterwards: what they published before is part of the session.
         """
-        await self._publisher.rebase(solver)
+        async with self._publishing(allow_missing_forks=True):
+            await self._publisher.rebase(solver)
 
 
 class ForkSession(_Hierarchy):
@@ -814,7 +958,13 @@ class ForkSession(_Hierarchy):
         self._origin = origin
 
     @classmethod
-    def beside(cls, session: _Hierarchy, forks: Forks, base: Snapshot) -> Self:
+    def beside(
+        cls,
+        session: _Hierarchy,
+        forks: Forks,
+        base: Snapshot,
+        membership: Membership | None = None,
+    ) -> Self:
         """Return a fork of ``session`` that stands on ``base`` and shares its connections."""
         home = session.workspace
         workspace = Workspace(
@@ -825,8 +975,17 @@ class ForkSession(_Hierarchy):
             read_only=False,
             packs=None if home.packs is None else home.packs.another(),
         )
+        lease = home.lease
+        state = _Attached.to(
+            workspace,
+            forks.flusher.options,
+            forks.session_id,
+            forks.hand_out(),
+            membership,
+            alive_us=lease.renewed_us if isinstance(lease, Lease) else None,
+        )
         return cls(
-            _Attached.to(workspace, forks.flusher.options, forks.session_id, forks.hand_out()),
+            state,
             session_id=forks.session_id,
             base_id=base.id,
             origin=session.origin,
@@ -841,7 +1000,7 @@ class ForkSession(_Hierarchy):
         """
         state = decode_fork(data)
         return cls(
-            _Detached(state.changes, None, state.lineage),
+            _Detached(state.changes, None, state.lineage, state.membership),
             session_id=state.session_id,
             base_id=state.base_id,
             origin=origin,
@@ -856,10 +1015,20 @@ class ForkSession(_Hierarchy):
         Raises:
             SessionStateError: chunks wait to be packed; see `store_pending_chunks`.
         """
-        changes = self.changes_so_far()  # first: a thread may write while this looks
+        state = self._state
+        if isinstance(state, _Detached):
+            fork = (self._base_id, state.changes, state.lineage, state.membership)
+        else:
+            with state.workspace.lock:  # first: a thread may write while this looks
+                fork = (
+                    state.workspace.base.id,
+                    state.noted_changes(),
+                    state.forks.lineage,
+                    state.membership,
+                )
         if self.has_pending_chunks:
             raise _pending()
-        return encode_fork(ForkState(self._session_id, self._base_id, changes, self.lineage))
+        return encode_fork(ForkState(self._session_id, *fork))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle as plain data."""
@@ -922,13 +1091,107 @@ class ForkSession(_Hierarchy):
     @property
     def snapshot_id(self) -> SnapshotId:
         """The snapshot that the fork stands on; perhaps one that was never published."""
-        return self._base_id
+        state = self._state
+        return self._base_id if isinstance(state, _Detached) else state.workspace.base.id
 
     @property
     def lineage(self) -> Lineage:
         """Which fork this is, and which others were merged into it or are missing from it."""
         state = self._state
         return state.lineage if isinstance(state, _Detached) else state.forks.lineage
+
+    @property
+    def membership(self) -> Membership | None:
+        """The fork's place among those that publish to a lease; None if it cannot."""
+        return self._state.membership
+
+    async def publish(self) -> bool:
+        """Let the session and its other forks see what was changed here, before any commit.
+
+        For forks of a session with a lease, wherever they are attached. Others see it all at once,
+        when they refresh. It is part of the session then, and of its commit: a fork that published
+        need not be merged, and counts as merged. What it changes afterwards must be published
+        again, or merged.
+
+        Of two that set one chunk, the one that published last counts, if it had refreshed. Where
+        neither had seen the other's, the clocks of their machines decide which was last.
+
+        Returns: whether anything was new. The first time, something always is.
+
+        Raises:
+            SessionStateError: the session has no lease; it was rebased or discarded its changes, or
+                gave the fork up, since; or another copy of this fork published. Or this is a fork
+                of a fork, which had changes that it had not published.
+            LeaseExpiredError: the session was idle for too long.
+            LeaseLostError: it was committed or ended, or is continued by another process.
+            LeaseNotFoundError: its lease was removed, some time after its end.
+            OutcomeUnknownError: it may have been published, because the storage never answered or
+                the session is just being committed. Publish again to find out.
+            StorageError: nothing was published. After any error what was changed is still here.
+
+        Cancellation: it may have been published. Publish again to find out.
+
+        Cost: two requests, and those for chunks that wait to be packed: one writes what changed
+        since the last time, 12 to 25 bytes for each chunk, one reads the lease. A request more at
+        most once a minute, or for short leases each tenth of their length, renews the lease. The
+        first time in a process, one more tells its age, where the backend does not tell the time.
+        """
+        return await self._member("publish").publish()
+
+    async def refresh(self) -> bool:
+        """See what the session and its other forks published, below what was changed here.
+
+        What this fork changed and did not publish lies above what it reads: where both set a chunk,
+        the fork's counts, here and, once it publishes, for all. The session publishes by
+        ``Session.refresh`` and by forking. Afterwards the fork stands on the snapshot that its
+        session builds on, and what others changed is among its changes.
+
+        Returns: whether anything was new.
+
+        Raises:
+            MergeFailedError: publications clash with each other, or with what this fork changed and
+                did not publish; see ``Session.merge``. Nothing was taken in. `discard_changes`
+                forgets what was not published.
+            SessionStateError, LeaseLostError, LeaseNotFoundError: as `publish`.
+            FormatError: what was published is damaged; nothing was taken in.
+
+        Cancellation and errors: the fork sees what it saw before.
+
+        Cost: one listing if nothing is new. Otherwise one request for the lease, and one for each
+        publication and each segment that the session stored since.
+        """
+        return await self._member("refresh").refresh()
+
+    def _member(self, what: str) -> Member:
+        member = self._attached.member
+        if member is None:
+            raise SessionStateError(
+                f"This fork cannot {what}: its session has no lease, or it is a fork of a fork "
+                "that had changes which were not published, or the repository's format is older "
+                "than version 1. Fork a session of Repository.writable_session(branch, lease=True)."
+            )
+        return member
+
+    async def _prepare_to_merge(self, forks: Iterable[ForkSession]) -> None:
+        """Leave it to the session."""
+
+    async def _new_fork(self) -> ForkSession:
+        base = await self._forks.begin()
+        member = self._attached.member
+        membership = None if member is None else member.for_fork()
+        return ForkSession.beside(self, self._forks, base, membership)
+
+    def discard_changes(self) -> None:
+        """Forget every change of the fork that it did not publish.
+
+        Raises:
+            ReadOnlyError: other forks are being merged into it.
+        """
+        member = self._attached.member
+        if member is None:
+            super().discard_changes()
+        else:
+            member.discard()
 
     async def _check_published(self, snapshot_id: SnapshotId) -> None:
         """Leave it to the session that commits: a fork does not know the history."""
@@ -950,9 +1213,16 @@ class ForkSession(_Hierarchy):
 
     @property
     def has_uncommitted_changes(self) -> bool:
-        """Whether anything was changed in the fork."""
-        if isinstance(self._state, _Detached):
-            return not self._state.changes.is_empty()
+        """Whether anything was changed in the fork, or is not published if it has published."""
+        state = self._state
+        if isinstance(state, _Detached):
+            if state.membership is None:
+                return not state.changes.is_empty()
+            known = state.membership.known
+            noted = noted_in(state.changes)
+            return not news_since(known, state.changes, Nodes(), {}, [noted]).is_empty()
+        if state.member is not None:
+            return state.member.has_news
         return super().has_uncommitted_changes
 
     @property
@@ -976,10 +1246,11 @@ class ForkSession(_Hierarchy):
 
     def changes_so_far(self) -> ChangeSet:
         """Return a copy of what was changed in the fork."""
-        if isinstance(self._state, _Detached):
-            return self._state.changes.copy()
-        with self.workspace.lock:
-            return self.workspace.changes.copy()
+        state = self._state
+        if isinstance(state, _Detached):
+            return state.changes.copy()
+        with state.workspace.lock:
+            return state.noted_changes()
 
     async def stored_changes(self) -> ChangeSet:
         """Return a copy of what was changed in the fork, once every chunk of it is stored.
@@ -1035,7 +1306,7 @@ class ForkSession(_Hierarchy):
                 "open storage, 'fork.attached(storage)'."
             )
         async with open_engine(request) as engine:
-            self.attach(engine, await engine.assets.snapshot(self._base_id))
+            self.attach(engine, await engine.assets.snapshot(self.snapshot_id))
             try:
                 yield self
                 await self.store_pending_chunks()
@@ -1051,6 +1322,8 @@ class ForkSession(_Hierarchy):
         state = self._state
         assert isinstance(state, _Detached)
         check_fits(state.changes, base.nodes, engine.assets.spec_version)
+        if state.membership is not None:
+            check_fits(state.membership.known, base.nodes, engine.assets.spec_version)
         workspace = Workspace(
             base,
             engine.assets,
@@ -1061,17 +1334,20 @@ class ForkSession(_Hierarchy):
         )
         workspace.rebase_to(base, state.changes)
         self._state = _Attached.to(
-            workspace, engine.manifest_options, self._session_id, state.lineage
+            workspace, engine.manifest_options, self._session_id, state.lineage, state.membership
         )
 
     def _detach(self) -> None:
         """Keep the changes with chunks that are not stored, and nothing that is open."""
-        workspace = self.workspace
+        attached, workspace = self._attached, self.workspace
         with workspace.lock:
             workspace.closed = Closed.DETACHED
             packs = workspace.packs
             unstored = None if packs is None or packs.are_stored else packs
-            self._state = _Detached(workspace.changes, unstored, self._forks.lineage)
+            self._base_id = workspace.base.id
+            self._state = _Detached(
+                attached.noted_changes(), unstored, self._forks.lineage, self.membership
+            )
 
     async def merge(self, *forks: ForkSession, allow_overlaps: bool = True) -> None:
         """Take over what was changed in other forks; see ``Session.merge``.
@@ -1086,7 +1362,8 @@ class ForkSession(_Hierarchy):
                 state.changes, self._session_id, self._base_id, forks, allow_overlaps=allow_overlaps
             )
             if self._state is state:  # no await since: nothing can be changed in between
-                self._state = _Detached(merged, state.unstored, joined(state.lineage, forks))
+                lineage = joined(state.lineage, forks)
+                self._state = _Detached(merged, state.unstored, lineage, state.membership)
             else:  # it was attached or merged into meanwhile
                 await self.merge(*forks, allow_overlaps=allow_overlaps)
             return
@@ -1121,14 +1398,34 @@ class _Attached:
     forks: Forks
     generation: int
     """The process in which the repository is open."""
+    member: Member | None
+    """Publishes to the lease of its session, if that has one."""
 
     @classmethod
     def to(
-        cls, workspace: Workspace, options: ManifestOptions, session_id: bytes, lineage: Lineage
+        cls,
+        workspace: Workspace,
+        options: ManifestOptions,
+        session_id: bytes,
+        lineage: Lineage,
+        membership: Membership | None,
+        *,
+        alive_us: int | None = None,
     ) -> Self:
         flusher = Flusher(workspace.assets, options)
         forks = Forks(workspace, flusher, session_id=session_id, lineage=lineage)
-        return cls(workspace, forks, generation())
+        member = None
+        if membership is not None:
+            member = Member(workspace, membership, lambda: forks.lineage, alive_us=alive_us)
+        return cls(workspace, forks, generation(), member)
+
+    @property
+    def membership(self) -> Membership | None:
+        return None if self.member is None else self.member.membership
+
+    def noted_changes(self) -> ChangeSet:
+        """Return a copy of the changes, with journals of what is not published."""
+        return self.workspace.changes.copy() if self.member is None else self.member.noted_changes()
 
     def inherited(self) -> _Detached:
         """Return the changes, for a child process made by `os.fork`.
@@ -1142,7 +1439,7 @@ class _Attached:
                 "This process inherited the fork by os.fork while chunks of it waited in memory "
                 "to be packed. Store them before: 'await fork.store_pending_chunks()'."
             )
-        return _Detached(self.workspace.changes.copy(), None, self.forks.lineage)
+        return _Detached(self.noted_changes(), None, self.forks.lineage, self.membership)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -1153,6 +1450,7 @@ class _Detached:
     unstored: Packs | None
     """Chunks of those changes that are not in the storage; None if all are."""
     lineage: Lineage
+    membership: Membership | None
 
 
 def _check_is_fork(fork: object) -> None:

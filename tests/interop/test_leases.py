@@ -87,3 +87,48 @@ async def test_both_engines_collect_the_same_beside_a_dead_lease(tmp_path: Path,
         ).garbage_collect(datetime.now(UTC))
         assert summary.chunks_deleted == dry.chunks_deleted == 1
         assert _leases(tmp_path)
+
+
+@SPECS
+async def test_the_official_engine_sees_one_ordinary_commit_of_forks_that_published(
+    tmp_path: Path, spec: int
+) -> None:
+    """Nothing of it before; then it reads, commits on top, expires and collects."""
+    async with Repository.create(tmp_path, spec_version=spec) as ours:
+        first = await ours.writable_session("main")
+        await azarr.create_array(first.store, name="a", shape=(8000,), chunks=(1000,), dtype="f8")
+        await first.commit("an array")
+
+        session = await ours.writable_session("main", lease=True)
+        expected = np.zeros(8000)
+        for number in range(3):  # each writes a chunk, and over one of the fork before
+            fork = await session.fork()
+            await fork.refresh()
+            array = await azarr.open_array(store=fork.store, path="a")
+            await array.setitem(slice(1000 * number, 1000 * number + 2000), number + 1.0)
+            expected[1000 * number : 1000 * number + 2000] = number + 1.0
+            await fork.publish()
+        await session.refresh()
+        theirs = open_official(tmp_path)
+        assert len(list(theirs.ancestry(branch="main"))) == 2
+        other = theirs.writable_session("main")
+        zarr.create_group(other.store, path="theirs")
+        other.commit("theirs")
+
+        tip = await session.commit("ours", rebase_with=ConflictDetector())
+        theirs = open_official(tmp_path)
+        assert theirs.lookup_branch("main") == str(tip)
+        assert [it.message for it in theirs.ancestry(branch="main")][:2] == ["ours", "theirs"]
+        read = zarr.open_array(theirs.readonly_session("main").store, path="a", mode="r")
+        assert np.array_equal(np.asarray(read[:]), expected)
+
+        own = theirs.writable_session("main")
+        zarr.open_array(own.store, path="a")[6000:] = 9.0
+        own.commit("on top")
+        theirs.expire_snapshots(datetime.now(UTC))
+        theirs.garbage_collect(datetime.now(UTC))
+        expected[6000:] = 9.0
+        reader = await ours.readonly_session("main")
+        values = await (await azarr.open_array(store=reader.store, path="a")).getitem(...)
+        assert np.array_equal(np.asarray(values), expected)
+        assert not (await ours.verify()).findings

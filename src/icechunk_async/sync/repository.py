@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from types import TracebackType
 
+    from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.history.protocol import FeatureFlag as NativeFlag
     from icechunk_async.engine.open import Location
@@ -776,11 +777,13 @@ class Repository(Displayed):
         since: datetime | str | None = None,
         discard_changes: bool = False,
         as_zarr: bool = False,
+        progress: ProgressCallback | None = None,
     ) -> CopyReport:
         """Copy the repository to another storage, or bring an earlier copy up to date.
 
         An addition to the official names. Arguments, errors and costs are those of
-        `icechunk_async.Repository.copy_to`.
+        `icechunk_async.Repository.copy_to`; ``progress`` is called in the thread of the library's
+        event loop, and must not call the facade.
         """
         if since is not None and not isinstance(since, str):
             check_aware(since, "since")
@@ -793,6 +796,7 @@ class Repository(Displayed):
                         since=since,
                         discard_changes=discard_changes,
                         as_zarr=as_zarr,
+                        progress=progress,
                     )
                 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from icechunk_async.errors import SessionStateError
+from icechunk_async.session import ForkSession as AsyncForkSession
 from icechunk_async.session import Session as AsyncSession
 from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
 from icechunk_async.sync.bridge.pairs import asked, awaited, blocking, twin_of
@@ -19,6 +20,9 @@ from icechunk_async.sync.snapshots import Diff
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
 
     from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.session import AnySession
@@ -255,12 +259,37 @@ class Session(Displayed):
     async def spill_async(self) -> None:
         await self.handle.ask(_spill)
 
+    @awaited
+    async def refresh_async(self) -> bool:
+        """See what forks of a session with a lease published, before any commit.
+
+        An addition to the official names. What this session or fork changed itself and did not
+        make known lies above what it reads. A session lets its forks see its changes as well; a
+        fork does that by `ForkSession.publish`. See `icechunk_async.Session.refresh` and
+        `icechunk_async.ForkSession.refresh` for errors and costs.
+
+        Returns: whether anything was new.
+        """
+        return await self.handle.ask(lambda session: session.refresh())
+
+    @property
+    def collected_chunks(self) -> dict[str, npt.NDArray[np.uint32]]:
+        """The chunks that must be written again after a commit found them collected as garbage.
+
+        An addition to the official properties. By the path of their array, coordinates as rows
+        ``(n, rank)``. Chunks that were written or deleted since are left out; empty if the last
+        commit found everything.
+        """
+        native = self.handle.ready
+        return native.collected_chunks if isinstance(native, AsyncSession) else {}
+
     commit = blocking(commit_async)
     amend = blocking(amend_async)
     flush = blocking(flush_async)
     rebase = blocking(rebase_async)
     merge = blocking(merge_async)
     spill = blocking(spill_async)
+    refresh = blocking(refresh_async)
 
     # Nodes and chunks
 
@@ -327,6 +356,17 @@ class ForkSession(Session):
     def fork_id(self) -> str:
         """Names the fork, and every copy of it, among the forks of its session."""
         return self.handle.fork.fork_id
+
+    @twin_of(AsyncForkSession.publish)
+    async def publish_async(self) -> bool:
+        return await self.handle.ask(_publish)
+
+    publish = blocking(publish_async)
+
+
+async def _publish(session: AnySession) -> bool:
+    assert isinstance(session, AsyncForkSession)
+    return await session.publish()
 
 
 async def _spill(session: AnySession) -> None:

@@ -14,6 +14,8 @@ from icechunk_async.sync import IcechunkError, Repository, local_filesystem_stor
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from icechunk_async._runtime.progress import Progress
+
 ZARR: Any = zarr
 
 
@@ -33,7 +35,10 @@ def test_copies_block_or_are_awaited(tmp_path: Path) -> None:
     """To a storage of the facade, a path or a URL; whole or in part."""
     with origin(tmp_path) as repository:
         target = local_filesystem_storage(str(tmp_path / "copy"))
-        assert repository.copy_to(target).objects_copied > 5
+        seen: list[Progress] = []
+        report = repository.copy_to(target, progress=seen.append)
+        assert report.objects_copied > 5
+        assert "copying snapshots" in {it.phase for it in seen}
         assert not asyncio.run(repository.copy_to_async(tmp_path / "copy")).objects_copied
         repository.copy_to(tmp_path / "part", refs=["v1"], since=datetime.now(UTC))
         with Repository.open(target) as copy, Repository.open(tmp_path / "part") as part:

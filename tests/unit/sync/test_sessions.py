@@ -7,6 +7,7 @@ import io
 import logging
 import pickle
 import threading
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -327,3 +328,23 @@ def test_a_commit_names_its_inputs_and_says_whether_it_had_landed(repository: Re
 
 def _put(session: Session, index: int) -> None:
     zarr.open_array(session.store, path="a")[index] = 9
+
+
+def test_the_chunks_that_a_collection_deleted_are_named_until_they_are_written_again() -> None:
+    """By array, coordinates as rows; none before, none for readers."""
+    repository = Repository.create(memory_url())
+    session = repository.writable_session("main")
+    array = zarr.create_array(
+        session.store, name="a", shape=(3000,), chunks=(1000,), dtype="f8", compressors=None
+    )
+    array[:2000] = 1.5
+    assert session.collected_chunks == {}
+    repository.garbage_collect(datetime.now(UTC))
+    with pytest.raises(IcechunkError, match="Garbage was collected"):
+        session.commit("refused")
+    lost = session.collected_chunks
+    assert {path: rows.tolist() for path, rows in lost.items()} == {"/a": [[0], [1]]}
+    array[:2000] = 1.5
+    assert session.collected_chunks == {}
+    session.commit("all there")
+    assert repository.readonly_session("main").collected_chunks == {}

@@ -52,8 +52,8 @@ class ArrayChanges:
         """Identifies this state among all states of all changes, so that manifests made from it are
         not taken for those of another state; 0 while nothing changed."""
         self.journal: ArrayChanges | None = None
-        """What was set since somebody began to note it, for those who keep a record elsewhere; None
-        if nobody did, or if other things happened than setting chunks."""
+        """The chunks that were set or deleted since somebody began to note it, for those who keep a
+        record elsewhere; None if nobody did, or if changes were undone since."""
         self._singles: dict[Coordinates, ChunkRef | None] = {}
         self._blocks: list[ChunkRefs] = []  # oldest first, all older than the singles
 
@@ -138,7 +138,6 @@ class ArrayChanges:
         self.kept_grid = tuple(min(a, b) for a, b in zip(old, grid, strict=True))
         self.clip(grid)
         self.revision = next(_REVISIONS)
-        self.journal = None
 
     def clip(self, grid: Coordinates) -> None:
         """Turn changes outside of ``grid`` into deletions; the base's chunks stay."""
@@ -148,7 +147,8 @@ class ArrayChanges:
             gone = ChunkRefs.build(refs.coords[~inside], Kind.DELETED)
             self._blocks = [ChunkRefs.concat([refs.take(inside), gone]).sort()]
             self.revision = next(_REVISIONS)
-            self.journal = None
+            if self.journal is not None:
+                self.journal.set_many(gone)
 
     def drop(self, coords: npt.NDArray[np.uint32]) -> None:
         """Undo the changes of some chunks; ``coords`` is ``(n, rank)``."""

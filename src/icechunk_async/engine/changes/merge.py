@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from icechunk_async.engine.changes.change_set import ArrayChanges
+from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet
 from icechunk_async.errors import FormatError, InvalidMetadataError, MergeFailedError
 from icechunk_async.format.ids import NodeId
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
@@ -22,16 +22,16 @@ from icechunk_async.format.paths import ancestors
 from icechunk_async.format.zarr_document import parse_document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     import numpy.typing as npt
 
-    from icechunk_async.engine.changes.change_set import ChangeSet, Deleted
+    from icechunk_async.engine.changes.change_set import Deleted
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.manifest.refs import Coordinates
     from icechunk_async.format.snapshot import Node, Nodes
 
-__all__ = ["ForkPoint", "MergeClash", "MergeClashKind", "Merger", "check_fits"]
+__all__ = ["ForkPoint", "MergeClash", "MergeClashKind", "Merger", "Since", "check_fits"]
 
 
 _MOST_COORDS = 1000
@@ -59,6 +59,8 @@ class MergeClash:
     """The chunks concerned, if it is about chunks; the first thousand."""
     fork: int = 0
     """The place of the fork among those that were to be merged, from 0."""
+    fork_id: str = ""
+    """The fork that published it, see ``ForkSession.publish``; empty if it was merged by hand."""
 
 
 class ForkPoint:
@@ -72,6 +74,33 @@ class ForkPoint:
     def paths(self) -> Mapping[NodeId, str]:
         """Paths of the nodes that the session had created."""
         return {node.id: path for path, node in self.changes.new.items()}
+
+
+class Since(Protocol):
+    """The changes of a session since the state that other changes were made on."""
+
+    def deleted(self, node_id: NodeId) -> bool:
+        """Return whether a node of that state is gone."""
+        ...
+
+    def path(self, node_id: NodeId) -> str | None:
+        """Return the path of a node that was created in the session, or deleted."""
+        ...
+
+    def document(self, node_id: NodeId, path: str) -> bytes | None:
+        """Return the metadata document that a node was given; None: as in the base snapshot."""
+        ...
+
+    def document_changed(self, node_id: NodeId, path: str) -> bool:
+        """Return whether a node was given another metadata document since."""
+        ...
+
+    def chunks_changed(self, node_id: NodeId, *, waiting: bool) -> bool:
+        """Return whether chunks of an array were changed since.
+
+        ``waiting`` says that chunks of others are about to be merged into it.
+        """
+        ...
 
 
 class _Since:
@@ -95,14 +124,19 @@ class _Since:
         gone = self.now.deleted.get(node_id)
         return self.paths.get(node_id) if gone is None else gone.path
 
-    def document(self, node_id: NodeId, path: str) -> tuple[bytes | None, bytes | None]:
-        """Return a node's metadata document now and then; None: as in the base snapshot."""
-        return _document(self.now, node_id, path), _document(self.then, node_id, path)
+    def document(self, node_id: NodeId, path: str) -> bytes | None:
+        """Return the metadata document that the session gave a node."""
+        return _document(self.now, node_id, path)
 
-    def chunks_changed(self, node_id: NodeId) -> bool:
-        """Return whether the session changed chunks of an array since."""
+    def document_changed(self, node_id: NodeId, path: str) -> bool:
+        """Return whether the session gave a node another metadata document since."""
+        return self.document(node_id, path) != _document(self.then, node_id, path)
+
+    def chunks_changed(self, node_id: NodeId, *, waiting: bool) -> bool:
+        """Return whether the session changed chunks of an array since, or other forks did."""
         now, then = self.now.chunks.get(node_id), self.then.chunks.get(node_id)
-        return (0 if now is None else now.revision) != (0 if then is None else then.revision)
+        before, after = (0 if it is None else it.revision for it in (then, now))
+        return waiting or before != after
 
 
 def _document(changes: ChangeSet, node_id: NodeId, path: str) -> bytes | None:
@@ -142,13 +176,27 @@ class Merger:
         self._touched: set[NodeId] = set()
         """Arrays that forks gave other chunks or another grid."""
         self._clashes: list[MergeClash] = []
+        self._fork_id = ""
+
+    @property
+    def changes(self) -> ChangeSet:
+        """The session's changes with what was merged so far, but for chunks that wait."""
+        return self._changes
+
+    @cached_property
+    def created(self) -> dict[NodeId, str]:
+        """Paths of the nodes that were created, those of forks included, by id."""
+        return {node.id: path for path, node in self._changes.new.items()}
 
     def add(self, fork: ChangeSet, point: ForkPoint) -> None:
         """Merge a fork that began at ``point``."""
-        fork = self._apart(fork)
+        self.add_since(self._apart(fork), _Since(self._changes, point))
+
+    def add_since(self, fork: ChangeSet, since: Since, fork_id: str = "") -> None:
+        """Merge changes that were made on the state that ``since`` knows of; name their fork."""
+        self._fork_id = fork_id
         if fork.sources:  # of an unpublished snapshot on top of the base, perhaps
             self._changes.sources |= {self._base_id}
-        since = _Since(self._changes, point)
         taken: set[str] = set()
         for node_id, gone in fork.deleted.items():
             if self._delete(since, fork, node_id, gone):
@@ -173,18 +221,13 @@ class Merger:
         ids = {
             node.id: NodeId.random()
             for node in fork.new.values()
-            if self._ids.get(node.id, node.path) != node.path
+            if self.created.get(node.id, node.path) != node.path
         }
         if not ids:
             return fork
         apart = fork.copy()
         apart.renumber(ids)
         return apart
-
-    @cached_property
-    def _ids(self) -> dict[NodeId, str]:
-        """Paths of the created nodes, by id."""
-        return {node.id: path for path, node in self._changes.new.items()}
 
     def finish(self) -> ChangeSet:
         """Return the session's changes with those of every fork.
@@ -206,11 +249,11 @@ class Merger:
 
     def _clash(self, kind: MergeClashKind, path: str, refs: ChunkRefs | None = None) -> None:
         coords = () if refs is None else _coordinates(refs.coords)
-        self._clashes.append(MergeClash(kind, path, coords, self._fork))
+        self._clashes.append(MergeClash(kind, path, coords, self._fork, self._fork_id))
 
-    def _delete(self, since: _Since, fork: ChangeSet, node_id: NodeId, gone: Deleted) -> bool:
+    def _delete(self, since: Since, fork: ChangeSet, node_id: NodeId, gone: Deleted) -> bool:
         """Delete a node; answer whether the path must not be created anew."""
-        anew, theirs = fork.new.get(gone.path), since.now.new.get(gone.path)
+        anew, theirs = fork.new.get(gone.path), self._changes.new.get(gone.path)
         if since.deleted(node_id):
             if theirs is None and anew is None:
                 return False  # both deleted it
@@ -218,15 +261,20 @@ class Merger:
                 return False  # the same node if merged before, else told when it is created
             self._clash(MergeClashKind.DELETED_AND_CHANGED, gone.path)
             return True
-        now, then = since.document(node_id, gone.path)
-        if now != then or since.chunks_changed(node_id) or node_id in self._pending:
+        waiting = node_id in self._pending
+        if since.document_changed(node_id, gone.path) or since.chunks_changed(
+            node_id, waiting=waiting
+        ):
             self._clash(MergeClashKind.DELETED_AND_CHANGED, gone.path)
             return True
         changes = self._changes
         created = changes.new.get(gone.path)
         changes.chunks.pop(node_id, None)
+        self._pending.pop(node_id, None)
         if created is not None and created.id == node_id:
             del changes.new[gone.path]
+            self.created.pop(node_id, None)
+            self.__dict__.pop("_parents", None)  # it may have been the last below its parent
         else:
             changes.updated.pop(node_id, None)
             changes.deleted[node_id] = gone
@@ -249,7 +297,7 @@ class Merger:
             self._clash(MergeClashKind.CREATED_BELOW_ARRAY, node.path)
             return False
         self._changes.new[node.path] = node
-        self._ids[node.id] = node.path
+        self.created[node.id] = node.path
         self._parents.update(ancestors(node.path))
         return True
 
@@ -258,16 +306,15 @@ class Merger:
         """Paths that have created nodes below them."""
         return {parent for path in self._changes.new for parent in ancestors(path)}
 
-    def _update(self, since: _Since, node: Node) -> None:
+    def _update(self, since: Since, node: Node) -> None:
         """Give a node another metadata document."""
         self._touched.add(node.id)
         if since.deleted(node.id):
             self._clash(MergeClashKind.DELETED_AND_CHANGED, node.path)
             return
-        now, then = since.document(node.id, node.path)
-        if now == node.user_data:
+        if since.document(node.id, node.path) == node.user_data:
             return
-        if now != then:
+        if since.document_changed(node.id, node.path):
             self._clash(MergeClashKind.UPDATED_BY_BOTH, node.path)
             return
         created = self._changes.new.get(node.path)
@@ -277,7 +324,7 @@ class Merger:
             self._changes.updated[node.id] = node
 
     def _write(
-        self, since: _Since, node_id: NodeId, changes: ArrayChanges, path: str | None
+        self, since: Since, node_id: NodeId, changes: ArrayChanges, path: str | None
     ) -> None:
         """Take over changed chunks of an array."""
         if changes.is_empty() and changes.kept_grid is None:
@@ -291,7 +338,7 @@ class Merger:
         node = self._changed_node(node_id, path)
         rank = None if node is None or node.array is None else len(node.array.dimensions)
         mine = self._changes.chunks.get(node_id)
-        touched = since.chunks_changed(node_id) or node_id in self._pending
+        touched = since.chunks_changed(node_id, waiting=node_id in self._pending)
         if (rank is not None and rank != changes.rank) or (
             mine is not None and mine.rank != changes.rank and touched
         ):
@@ -302,6 +349,7 @@ class Merger:
             self._join(node_id)
             mine = self._changes.chunks.get(node_id)
         if mine is None or mine.rank != changes.rank:
+            self._pending.pop(node_id, None)
             mine = self._changes.chunks[node_id] = ArrayChanges(changes.rank)
         if changes.kept_grid is not None:
             mine.shrink(changes.kept_grid)
@@ -348,6 +396,7 @@ def _failure(clashes: list[MergeClash]) -> MergeFailedError:
     parts = [
         f"{clash.path!r} was {clash.kind.value}"
         + (f" ({len(clash.coords)} chunk(s), the first {clash.coords[0]})" if clash.coords else "")
+        + (f" (fork {clash.fork_id})" if clash.fork_id else "")
         for clash in clashes[:5]
     ]
     more = f", and {len(clashes) - 5} more" if len(clashes) > 5 else ""
@@ -358,13 +407,16 @@ def _failure(clashes: list[MergeClash]) -> MergeFailedError:
     )
 
 
-def check_fits(changes: ChangeSet, base: Nodes, spec_version: int) -> None:
+def check_fits(
+    changes: ChangeSet, base: Nodes, spec_version: int, *, only: Collection[NodeId] | None = None
+) -> None:
     """Refuse changes that no session can have made.
 
     Args:
         changes: those of a fork or a session, as they came from elsewhere.
         base: the nodes of the snapshot that they are against.
         spec_version: of the repository.
+        only: the nodes to look at; None: all.
 
     Raises:
         FormatError: they create a node where there is one, change one that there is not, say
@@ -373,6 +425,8 @@ def check_fits(changes: ChangeSet, base: Nodes, spec_version: int) -> None:
     Cost: reads the document of each node that was changed, and looks at each chunk of arrays
     that stayed.
     """
+    if only is not None:
+        changes = _parts(changes, only)
     known = _check_created(changes, base, spec_version) | _check_updated(
         changes, base, spec_version
     )
@@ -384,6 +438,16 @@ def check_fits(changes: ChangeSet, base: Nodes, spec_version: int) -> None:
         if not chunks.is_empty() or chunks.kept_grid is not None:
             place = None if node_id in changes.deleted else base.path_of(node_id)
             _check_chunks(chunks, known.get(node_id) or (None if place is None else base[place]))
+
+
+def _parts(changes: ChangeSet, only: Collection[NodeId]) -> ChangeSet:
+    """Return the changes of some nodes, and all deletions."""
+    return ChangeSet(
+        {path: node for path, node in changes.new.items() if node.id in only},
+        {it: node for it, node in changes.updated.items() if it in only},
+        changes.deleted,
+        {it: chunks for it, chunks in changes.chunks.items() if it in only},
+    )
 
 
 def _check_created(changes: ChangeSet, base: Nodes, spec_version: int) -> dict[NodeId, Node]:

@@ -7,7 +7,7 @@ every value is checked, and reading never runs code.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgpack
@@ -26,14 +26,25 @@ from icechunk_async.format.paths import check_path
 from icechunk_async.format.snapshot import ArrayData, Dimension, Node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     import numpy.typing as npt
 
     from icechunk_async.format.manifest.locations import StringPool
+    from icechunk_async.format.manifest.refs import Coordinates
     from icechunk_async.format.sums import Codes
 
-__all__ = ["ForkState", "Lineage", "decode_fork", "encode_fork"]
+__all__ = [
+    "ForkState",
+    "Lineage",
+    "Membership",
+    "counts_of",
+    "counts_to",
+    "decode_fork",
+    "encode_fork",
+    "stamps_of",
+    "stamps_to",
+]
 
 _MAGIC: Final = b"ICAFORK"
 _VERSION: Final = 2
@@ -42,6 +53,7 @@ _LEVEL: Final = 3
 _SESSION_BYTES: Final = 12
 _MAX_BYTES: Final = 1 << 63
 """Beyond any object's size."""
+_FORK_BYTES: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,32 @@ class Lineage:
 
 
 @dataclass(frozen=True, slots=True)
+class Membership:
+    """The place of a fork in a session with a lease, to which it can publish its changes."""
+
+    session_id: bytes
+    """Of the lease."""
+    base_id: SnapshotId
+    """The snapshot that the session builds on."""
+    generation: int
+    """Of the forks that may publish, see the record of the lease."""
+    turn: int
+    """Counts the processes that have held the session, up to the one that made the fork."""
+    number: int = 0
+    """The number of its publications."""
+    refreshed: bool = False
+    """Whether it stands on the session's base, with what others published among its changes."""
+    clock: int = 0
+    """The highest stamp that it has seen."""
+    stamps: Mapping[NodeId, int] = field(default_factory=dict["NodeId", "int"])
+    """When arrays were changed last, as it has seen them."""
+    taken: Mapping[bytes, int] = field(default_factory=dict["bytes", "int"])
+    """The number of publications of each other fork that it has seen."""
+    known: ChangeSet = field(default_factory=ChangeSet)
+    """The part of its changes that others know: what it published, and what it read of others."""
+
+
+@dataclass(frozen=True, slots=True)
 class ForkState:
     """The part of a fork that travels."""
 
@@ -64,14 +102,58 @@ class ForkState:
     base_id: SnapshotId
     changes: ChangeSet
     lineage: Lineage = Lineage()
+    membership: Membership | None = None
+    """None: its session has no lease."""
 
 
 def encode_fork(state: ForkState) -> bytes:
     """Return the bytes of a fork. Cost: about 25 bytes a native chunk before compression."""
-    changes = state.changes
+    lineage, membership = state.lineage, state.membership
     document: dict[str, object] = {
         "session": state.session_id,
         "base": bytes(state.base_id),
+        "fork": [lineage.fork_id, sorted(lineage.merged), sorted(lineage.missing)],
+    }
+    if membership is None:
+        document |= _document(state.changes)
+    else:
+        noted = _noted(state.changes, membership.known)
+        document |= _document(state.changes, but=noted)
+        document["lease"] = {
+            "session": membership.session_id,
+            "base": bytes(membership.base_id),
+            "generation": membership.generation,
+            "turn": membership.turn,
+            "number": membership.number,
+            "refreshed": membership.refreshed,
+            "clock": membership.clock,
+            "stamps": stamps_to(membership.stamps),
+            "taken": counts_to(membership.taken),
+            "known": _document(membership.known),
+            "noted": [
+                [bytes(node_id), it.rank, _optional_list(kept), _columns(it.columns())]
+                for node_id, (it, kept) in sorted(noted.items())
+            ],
+        }
+    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+    return _MAGIC + bytes([_VERSION]) + compressor.compress(msgpack.packb(document))
+
+
+def _noted(
+    changes: ChangeSet, known: ChangeSet
+) -> dict[NodeId, tuple[ArrayChanges, Coordinates | None]]:
+    """Return the journals of arrays that a state has changes of, and their kept grids."""
+    found: dict[NodeId, tuple[ArrayChanges, Coordinates | None]] = {}
+    for node_id, it in changes.chunks.items():
+        was = known.chunks.get(node_id)
+        if was is not None and was.rank == it.rank and it.journal is not None:
+            found[node_id] = it.journal, it.kept_grid
+    return found
+
+
+def _document(changes: ChangeSet, but: Collection[NodeId] = ()) -> dict[str, object]:
+    """Return changes as a document, but for the chunks of some arrays."""
+    document: dict[str, object] = {
         "new": _nodes(changes.new.values()),
         "updated": _nodes(changes.updated.values()),
         "deleted": sorted(
@@ -80,15 +162,37 @@ def encode_fork(state: ForkState) -> bytes:
         "chunks": [
             [bytes(node_id), it.rank, _optional_list(it.kept_grid), _columns(it.columns())]
             for node_id, it in sorted(changes.chunks.items())
-            if not (it.is_empty() and it.kept_grid is None)
+            if node_id not in but and not (it.is_empty() and it.kept_grid is None)
         ],
     }
-    lineage = state.lineage
-    document["fork"] = [lineage.fork_id, sorted(lineage.merged), sorted(lineage.missing)]
     if changes.sources:
         document["sources"] = sorted(map(bytes, changes.sources))
-    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-    return _MAGIC + bytes([_VERSION]) + compressor.compress(msgpack.packb(document))
+    return document
+
+
+def stamps_to(stamps: Mapping[NodeId, int]) -> list[list[object]]:
+    """Return the stamps of arrays as plain rows."""
+    return [[bytes(node_id), stamp] for node_id, stamp in sorted(stamps.items())]
+
+
+def counts_to(counts: Mapping[bytes, int]) -> list[list[object]]:
+    """Return numbers of publications by fork as plain rows."""
+    return [[fork_id, count] for fork_id, count in sorted(counts.items())]
+
+
+def stamps_of(value: object) -> dict[NodeId, int]:
+    """Read `stamps_to`; raise FormatError or InvalidInputError if it is something else."""
+    return {NodeId(_typed(it, bytes)): _natural(stamp) for it, stamp in _rows(value, 2)}
+
+
+def counts_of(value: object) -> dict[bytes, int]:
+    """Read `counts_to`; raise FormatError if it is something else."""
+    found: dict[bytes, int] = {}
+    for fork_id, count in _rows(value, 2):
+        if len(_typed(fork_id, bytes)) != _FORK_BYTES:
+            raise FormatError("A fork is named by other bytes than a fork can be.")
+        found[fork_id] = -1 if count == -1 else _natural(count)
+    return found
 
 
 def _nodes(nodes: Iterable[Node]) -> list[list[object]]:
@@ -212,9 +316,55 @@ def _rows(value: object, width: int) -> list[list[Any]]:
 
 
 def _state(document: dict[str, object]) -> ForkState:
+    changes, membership = _change_set(document), None
+    if (lease := document.get("lease")) is not None:
+        membership = _membership(_table(lease))
+        _continue(changes, membership.known, _rows(_table(lease)["noted"], 4))
+    return ForkState(
+        _session(document),
+        SnapshotId(_typed(document["base"], bytes)),
+        changes,
+        _lineage(document["fork"]),
+        membership,
+    )
+
+
+def _continue(changes: ChangeSet, known: ChangeSet, rows: list[list[Any]]) -> None:
+    """Add the chunks of arrays that are given by what was set since a state."""
+    for row in rows:
+        node_id, noted = _changes(*row)
+        was = known.chunks.get(node_id)
+        if was is None or was.rank != noted.rank or node_id in changes.chunks:
+            raise FormatError("A fork continues an array that it does not know.")
+        it = changes.chunks[node_id] = was.copy()
+        it.set_many(noted.columns())
+        it.kept_grid, noted.kept_grid = noted.kept_grid, None
+        it.journal = noted
+
+
+def _session(document: dict[str, object]) -> bytes:
     session_id = _typed(document["session"], bytes)
     if len(session_id) != _SESSION_BYTES:
         raise FormatError("A fork names no session.")
+    return session_id
+
+
+def _membership(document: dict[str, object]) -> Membership:
+    return Membership(
+        _session(document),
+        SnapshotId(_typed(document["base"], bytes)),
+        _natural(document["generation"]),
+        _natural(document["turn"]),
+        _natural(document["number"]),
+        _typed(document["refreshed"], bool),
+        _natural(document["clock"]),
+        stamps_of(document["stamps"]),
+        counts_of(document["taken"]),
+        _change_set(_table(document["known"])),
+    )
+
+
+def _change_set(document: dict[str, object]) -> ChangeSet:
     new = [_node(*row) for row in _rows(document["new"], 4)]
     updated = [_node(*row) for row in _rows(document["updated"], 4)]
     changes = ChangeSet(
@@ -231,12 +381,7 @@ def _state(document: dict[str, object]) -> ForkState:
     )
     if len(changes.new) != len(new) or len(changes.updated) != len(updated):
         raise FormatError("A fork lists a node twice.")
-    return ForkState(
-        session_id,
-        SnapshotId(_typed(document["base"], bytes)),
-        changes,
-        _lineage(document["fork"]),
-    )
+    return changes
 
 
 def _lineage(value: object) -> Lineage:

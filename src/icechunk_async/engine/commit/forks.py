@@ -10,6 +10,16 @@ from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import SingleFlight, gather
 from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
 from icechunk_async.engine.changes.merge import ForkPoint, Merger, check_fits
+from icechunk_async.engine.changes.publications import (
+    GIVEN_UP,
+    UNKNOWN,
+    News,
+    Shared,
+    SincePublished,
+    news_since,
+    noted_in,
+    with_unknown,
+)
 from icechunk_async.engine.changes.wire import Lineage
 from icechunk_async.engine.tree.workspace import REFUSALS, Closed
 from icechunk_async.errors import (
@@ -24,6 +34,7 @@ from icechunk_async.format.snapshot import Snapshot
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
+    from icechunk_async.engine.changes.wire import Membership
     from icechunk_async.engine.commit.flush import Flusher
     from icechunk_async.engine.tree.workspace import Workspace
 
@@ -58,6 +69,11 @@ class Mergeable(Protocol):
         """Which fork it is, and which others were merged into it or are missing from it."""
         ...
 
+    @property
+    def membership(self) -> Membership | None:
+        """Its place among those that publish to a lease; None if its session has none."""
+        ...
+
 
 class Forks:
     """The forks of one session, or of one fork."""
@@ -70,6 +86,7 @@ class Forks:
         session_id: bytes | None = None,
         lineage: Lineage | None = None,
         distrust: Callable[[], None] | None = None,
+        view: Callable[[], Shared | None] = lambda: None,
     ) -> None:
         """Begin without forks.
 
@@ -79,7 +96,9 @@ class Forks:
             session_id: given for a fork of a session.
             lineage: given for a fork of a session.
             distrust: called if the session takes over what was written before it began.
+            view: returns the state that the forks of a session with a lease see; None without one.
         """
+        self._view = view
         self._distrust = distrust
         self.lineage = lineage or Lineage()
         """Which fork this is, if it is one, and which others were merged or are missing."""
@@ -88,32 +107,32 @@ class Forks:
         self._workspace = workspace
         self._points: dict[SnapshotId, ForkPoint] = {}
         """The changes of the session at each unpublished snapshot from which forks begin."""
-        self._points_of: ChangeSet | None = None
-        """The change set that the points are earlier states of; others make them worthless."""
+        self._points_of: int | None = None
+        """The line of changes that the points are states of; another makes them worthless."""
         self._flights: SingleFlight[ForkPoint, SnapshotId] = SingleFlight()
         self._latest: ForkPoint | None = None
 
-    async def begin(self) -> Snapshot:
+    async def begin(self, known: ChangeSet | None = None) -> Snapshot:
         """Return a snapshot of the session's present state for a fork to begin at.
 
-        See `Session.fork`.
+        See `Session.fork`. ``known`` is the state that all forks see, if the session has a lease.
         """
         workspace = self._workspace
         with workspace.lock:
             workspace.check_writable()
             workspace.number_nodes()
             base = workspace.base
-            point, points = self._point_now(), self._points
+            point, points = self._point_at(known), self._points
         if point is None:
             return base
         base_id = await self._flights.run(point, lambda: self._store_point(base, point, points))
         return await workspace.assets.snapshot(base_id)
 
-    def _point_now(self) -> ForkPoint | None:
-        """Return the session's present changes; the same object while they stay the same."""
-        changes = self._workspace.changes
-        if changes is not self._points_of:
-            self._points, self._points_of, self._latest = {}, changes, None
+    def _point_at(self, known: ChangeSet | None) -> ForkPoint | None:
+        """Return the changes that a fork begins at; the same object while they stay the same."""
+        changes = self._workspace.changes if known is None else known
+        if self._workspace.line != self._points_of:
+            self._points, self._points_of, self._latest = {}, self._workspace.line, None
         if changes.is_empty():
             return None
         if self._latest is None or not changes.same_as(self._latest.changes):
@@ -156,32 +175,70 @@ class Forks:
     async def merge(self, forks: Sequence[Mergeable], *, allow_overlaps: bool) -> None:
         """Take over what was changed in forks, or nothing if any of it clashes.
 
-        See `Session.merge`.
+        See `Session.merge`. Of forks that published, that is what they did not publish.
         """
         with self._merging() as workspace:
+            base = workspace.base
             merger = Merger(
                 workspace.changes,
-                workspace.base.id,
-                path_of=workspace.base.nodes.path_of,
+                base.id,
+                path_of=base.nodes.path_of,
                 allow_overlaps=allow_overlaps,
             )
             points = [self._point_of(fork) for fork in forks]
-            parts = [await fork.stored_changes() for fork in forks]
+            parts = [
+                await (fork.stored_changes() if point is not None else self._news_of(fork))
+                for fork, point in zip(forks, points, strict=True)
+            ]
+            shared = self._view() or Shared()
 
             def work() -> ChangeSet:
-                for changes, point in zip(parts, points, strict=True):
-                    merger.add(changes, point)
+                stamps = with_unknown(shared.stamps, shared.changes, workspace.changes)
+                for part, point in zip(parts, points, strict=True):
+                    if isinstance(part, News):
+                        since = SincePublished(merger, base.nodes, stamps, part)
+                        changes = part.changes
+                        merger.add_since(changes, since)
+                    else:
+                        assert point is not None
+                        changes = part
+                        merger.add(changes, point)
+                    stamps.update(dict.fromkeys(changes.chunks, UNKNOWN))
                 merged = merger.finish()
-                check_fits(merged, workspace.base.nodes, workspace.assets.spec_version)
+                check_fits(merged, base.nodes, workspace.assets.spec_version)
                 return merged
 
             merged = await workspace.assets.compute(work, size_bytes=_BYTES_PER_FORK * len(parts))
             with workspace.lock:
                 _check_still_merging(workspace)
-                if self._points_of is workspace.changes:
-                    self._points_of = merged
-                workspace.rebase_to(workspace.base, merged)
+                workspace.rebase_to(workspace.base, merged, continues=True)
                 self.lineage = joined(self.lineage, forks)
+
+    def _is_apart(self, membership: Membership, fork_id: bytes) -> bool:
+        """Return whether a fork published, by itself or by a copy, or knows what others did."""
+        shared = self._view() or Shared()
+        return membership.refreshed or max(membership.number, shared.taken.get(fork_id, 0)) > 0
+
+    async def _news_of(self, fork: Mergeable) -> News:
+        """Return the changes that a fork did not publish.
+
+        Raises:
+            SessionStateError: they do not fit what the session took in.
+        """
+        changes, membership = await fork.stored_changes(), fork.membership
+        assert membership is not None  # see `_point_of`
+        shared = self._view()
+        assert shared is not None
+        base = await self._workspace.assets.snapshot(fork.snapshot_id)
+        known, noted = membership.known, [noted_in(changes)]
+        news = news_since(known, changes, base.nodes, membership.stamps, noted)
+        _check_published(fork, membership, shared, news)
+        return news
+
+    def take_in(self, lineages: Iterable[Lineage]) -> None:
+        """Note forks whose publications the session took in: they are not missing any more."""
+        with self._workspace.lock:
+            self.lineage = _joined(self.lineage, list(lineages))
 
     def hand_out(self) -> Lineage:
         """Note a new fork, which is missing until it is merged or discarded; return its lineage."""
@@ -194,15 +251,19 @@ class Forks:
         """Return the names of the forks that were neither merged nor discarded."""
         return tuple(sorted(it.hex() for it in self.lineage.missing))
 
-    def discard(self, names: Iterable[str]) -> None:
+    def discard(self, names: Iterable[str], also: Iterable[bytes] = ()) -> None:
         """No longer wait for some forks. Their changes are lost.
+
+        Args:
+            names: those that are not waited for any more.
+            also: other forks that can be named.
 
         Raises:
             InvalidInputError: there is no such fork, or it was merged; nothing was discarded.
         """
         given = list(names)
         with self._workspace.lock:
-            known = {it.hex(): it for it in self.lineage.missing}
+            known = {it.hex(): it for it in (*self.lineage.missing, *also)}
             if unknown := [name for name in given if name not in known]:
                 raise InvalidInputError(
                     f"This session does not wait for a fork {unknown[0]!r}: it was merged or "
@@ -249,8 +310,8 @@ class Forks:
             self._points = {
                 fork.snapshot_id: point for fork in forks if fork.snapshot_id != base.id
             }
-            self._points_of = changes
             workspace.rebase_to(base, changes)
+            self._points_of = workspace.line
         if self._distrust is not None:
             self._distrust()
         try:
@@ -260,16 +321,29 @@ class Forks:
             self.session_id, self._points, self._points_of, self.lineage = before
             raise
 
-    def _point_of(self, fork: Mergeable) -> ForkPoint:
-        """Return the changes that this session had when a fork began."""
-        workspace = self._workspace
-        if fork.session_id == self.session_id:
+    def _point_of(self, fork: Mergeable) -> ForkPoint | None:
+        """Return the changes that this session had when a fork began.
+
+        None if the fork knows by itself what its changes are to be compared with: it published, or
+        it is one of a session that was resumed.
+        """
+        workspace, membership = self._workspace, fork.membership
+        if fork.session_id != self.session_id:
+            raise _wrong_base(fork, self.session_id, workspace.base.id)
+        if membership is None or not self._is_apart(membership, fork.lineage.fork_id):
             if fork.snapshot_id == workspace.base.id:
                 return ForkPoint(ChangeSet())
             point = self._points.get(fork.snapshot_id)
-            if point is not None and self._points_of is workspace.changes:
+            if point is not None and self._points_of == workspace.line:
                 return point
-        raise _wrong_base(fork, self.session_id, workspace.base.id)
+        if membership is None or membership.base_id != workspace.base.id:
+            raise _wrong_base(fork, self.session_id, workspace.base.id)
+        if self._view() is None:
+            raise SessionStateError(
+                f"{fork!r} published changes, or took in those of others. Merge it into its "
+                "session, with 'Repository.resume_session' if that is gone."
+            )
+        return None
 
     @contextmanager
     def _merging(self) -> Generator[Workspace]:
@@ -286,9 +360,36 @@ class Forks:
                     workspace.closed = None
 
 
+def _check_published(fork: Mergeable, membership: Membership, shared: Shared, news: News) -> None:
+    """Refuse a fork that the session is ahead of, or behind.
+
+    Raises:
+        SessionStateError: its changes do not fit.
+    """
+    fork_id = fork.lineage.fork_id
+    taken = shared.taken.get(fork_id, 0)
+    if taken == GIVEN_UP:
+        why = "was given up by 'discard_fork' with what it published"
+    elif taken > membership.number and not news.is_empty():
+        why = (
+            "published more than this copy of it knows of. Merge the copy that published last; or "
+            "refresh this one, to use it further"
+        )
+    elif membership.generation < shared.since or taken < membership.number:
+        why = "began before the session was rebased, or its changes were discarded"
+    elif not shared.covers(membership.taken):
+        why = "builds on publications that the session did not take in. Refresh the session first"
+    else:
+        return
+    raise SessionStateError(f"{fork!r}, {fork_id.hex()}, {why}. Nothing was merged.")
+
+
 def joined(lineage: Lineage, forks: Iterable[Mergeable]) -> Lineage:
     """Return a lineage after forks were merged."""
-    found = [fork.lineage for fork in forks]
+    return _joined(lineage, [fork.lineage for fork in forks])
+
+
+def _joined(lineage: Lineage, found: Sequence[Lineage]) -> Lineage:
     merged = lineage.merged.union(*(it.merged | {it.fork_id} for it in found))
     missing = lineage.missing.union(*(it.missing for it in found))
     return replace(lineage, merged=merged, missing=missing - merged)
@@ -311,6 +412,12 @@ async def merge_apart(
         MergeFailedError: they clash.
     """
     for fork in forks:
+        member = fork.membership
+        if member is not None and (member.number or member.refreshed):
+            raise SessionStateError(
+                f"{fork!r} published changes, or took in those of others, and cannot be merged "
+                "into another fork. Merge it into its session."
+            )
         if (fork.session_id, fork.snapshot_id) != (session_id, base_id):
             raise _wrong_base(fork, session_id, base_id)
     parts = [await fork.stored_changes() for fork in forks]

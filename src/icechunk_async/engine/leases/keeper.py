@@ -46,13 +46,14 @@ if TYPE_CHECKING:
     from datetime import datetime
     from weakref import ref
 
+    from icechunk_async.engine.changes.publications import Shared
     from icechunk_async.format.ids import SessionId, SnapshotId
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.storage import Expected, Storage, Version
 
     type Edit = Callable[[LeaseRecord], LeaseRecord]
 
-__all__ = ["MANY_USES", "Beats", "Lease", "keep_alive", "lost"]
+__all__ = ["MANY_USES", "Beats", "Lease", "beat_seconds", "keep_alive", "lost"]
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +64,11 @@ MANY_USES: Final = 20_000
 """A session that was used so often beats at once. To write a chunk counts twice."""
 _SESSION: Final = "session"
 _TURN: Final = "session_turn"
+
+
+def beat_seconds(record: LeaseRecord) -> float:
+    """Return how long those who use a session wait before they renew its lease again."""
+    return min(record.duration_us / _BEATS / 1e6, _LONGEST_BEAT_SECONDS)
 
 
 class Lease:
@@ -89,6 +95,8 @@ class Lease:
         self.used = False
         """Whether the session was used since the last renewal."""
         self._uses = 0
+        self.sealed = False
+        """Whether forks cannot publish at present; others know once the lease is renewed."""
         self.on_many_uses: Callable[[], None] | None = None
         """Called, from any thread, when the session was used very often since the last renewal."""
 
@@ -155,6 +163,11 @@ class Lease:
         return self._record
 
     @property
+    def renewed_us(self) -> int:
+        """Before the last renewal that landed was sent, by ``clock.elapsed_us``."""
+        return self._renewed_us
+
+    @property
     def is_over(self) -> bool:
         """Whether it expired, was lost or was ended."""
         return self._over is not None or self._record.state is not LeaseState.OPEN
@@ -162,7 +175,7 @@ class Lease:
     @property
     def beat_seconds(self) -> float:
         """How long a session in use waits before it renews its lease again."""
-        return min(self._record.duration_us / _BEATS / 1e6, _LONGEST_BEAT_SECONDS)
+        return beat_seconds(self._record)
 
     def check(self) -> None:
         """Note that the session is used, and raise unless it may be.
@@ -185,7 +198,7 @@ class Lease:
         """Let the lease hold for its whole time from now on.
 
         Args:
-            edit: what else to change; perhaps called more than once.
+            edit: what else to change; perhaps called more than once, also on its own result.
 
         Raises:
             LeaseExpiredError, LeaseLostError: as `check`; the session is over.
@@ -198,7 +211,8 @@ class Lease:
         for _ in range(_TRIES):
             self.check()
             with self._lock:
-                record, version = edit(self._record).renewed(), self._version
+                record = replace(edit(self._record).renewed(), sealed=self.sealed)
+                version = self._version
             sent_us = clock.elapsed_us()
             try:
                 found = await self._storage.put(self._key, encode_lease(record), if_version=version)
@@ -212,6 +226,26 @@ class Lease:
             f"The lease of session {self.session_id} could not be renewed: each time somebody "
             "else in this process changed it. Try again."
         )
+
+    async def renewed_by_fork(self) -> bool:
+        """Return whether a fork renewed the lease since this process did.
+
+        Raises:
+            LeaseLostError: another process holds, committed or ended the session.
+
+        Cost: one request.
+        """
+        try:
+            found = await self._storage.get(self._key)
+        except ObjectNotFoundError:
+            return False
+        record = decode_lease(found.data, self.session_id, self._key)
+        mine = self._record
+        if record.serial == mine.serial:
+            return False
+        if record.holder != mine.holder or record.state is not LeaseState.OPEN:
+            raise self._lost(_why(record), record.snapshot_id)
+        return True
 
     async def move_to(self, base_id: SnapshotId) -> None:
         """Say that the session builds on another snapshot; errors as `renew`."""
@@ -231,13 +265,25 @@ class Lease:
         if found.get(_SESSION) == str(self.session_id) and found.get(_TURN) != self._record.turn:
             raise self._lost(_committed(self._record, snapshot_id), snapshot_id)
 
-    async def close(self, state: LeaseState, snapshot_id: SnapshotId | None = None) -> None:
+    async def close(
+        self,
+        state: LeaseState,
+        snapshot_id: SnapshotId | None = None,
+        shared: Shared | None = None,
+    ) -> None:
         """Write down that the session came to its end; failing at that does no harm.
 
         The lease then expires by itself.
+
+        Args:
+            state: how it ended.
+            snapshot_id: its commit.
+            shared: what was published with it of its forks.
         """
 
         def closed(record: LeaseRecord) -> LeaseRecord:
+            if shared is not None:
+                record = replace(record, taken=shared.taken, serials=shared.serials)
             return replace(record, state=state, snapshot_id=snapshot_id)
 
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Final, Self, cast
@@ -17,6 +17,7 @@ import msgpack
 import zstandard
 
 from icechunk_async._runtime import clock
+from icechunk_async.engine.changes.wire import counts_of, counts_to
 from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.envelope import decompress
 from icechunk_async.format.ids import SessionId, SnapshotId
@@ -47,6 +48,8 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 _TOKEN_BYTES: Final = 12
 _MAX_TEXT: Final = 1000
 _MAX_US: Final = 1 << 62
+_MOST_SEGMENTS: Final = 1000
+"""More than any session spills, see ``spiller``."""
 
 
 def lease_duration_us(lease: timedelta | bool) -> int:  # noqa: FBT001 -- True is a value here
@@ -103,6 +106,21 @@ class LeaseRecord:
     """The commit of a session that was committed."""
     spilled: tuple[str, ...] = ()
     """Names of the segments that hold its changes, in the order in which they apply."""
+    shared: int = 0
+    """The number of those, from the first on, that the session's forks see."""
+    taken: Mapping[bytes, int] = field(default_factory=dict["bytes", "int"])
+    """The number of publications of each fork that these hold; -1: the fork was given up."""
+    serials: Mapping[bytes, bytes] = field(default_factory=dict["bytes", "bytes"])
+    """The serial of the last of these, which tells copies of a fork from one another."""
+    clock: int = 0
+    """The highest stamp among the changes that forks see."""
+    generation: int = 0
+    """Forks of this generation may publish. A new one begins where the session is resumed, is
+    rebased or discards its changes."""
+    since: int = 0
+    """Publications of this generation and later ones count: those of earlier ones do not fit."""
+    sealed: bool = False
+    """Whether the session is being published, so that nobody knows whether a fork is in time."""
 
     @classmethod
     def begin(
@@ -119,7 +137,14 @@ class LeaseRecord:
     def taken_over(self, owner: str) -> Self:
         """Return the record for another process that continues the session."""
         holder = clock.random_bytes(_TOKEN_BYTES)
-        return replace(self, owner=owner, holder=holder, turn=self.turn + 1)
+        return replace(
+            self,
+            owner=owner,
+            holder=holder,
+            turn=self.turn + 1,
+            generation=self.generation + 1,
+            sealed=False,
+        )
 
 
 def encode_document(kind: str, document: Mapping[str, object]) -> bytes:
@@ -181,6 +206,13 @@ def encode_lease(record: LeaseRecord) -> bytes:
             "state": record.state.value,
             "snapshot": None if record.snapshot_id is None else bytes(record.snapshot_id),
             "spilled": list(record.spilled),
+            "shared": record.shared,
+            "taken": counts_to(record.taken),
+            "serials": sorted([it, serial] for it, serial in record.serials.items()),
+            "clock": record.clock,
+            "generation": record.generation,
+            "since": record.since,
+            "sealed": record.sealed,
         },
     )
 
@@ -196,7 +228,7 @@ def decode_lease(data: bytes | memoryview, session_id: SessionId, where: str) ->
     def value[T](name: str, kind: type[T]) -> T:
         return typed(document.get(name), kind, where)
 
-    def number(name: str, most: int) -> int:
+    def number(name: str, most: int = _MAX_US) -> int:
         found = value(name, int)
         if not 0 <= found <= most:
             raise FormatError(f"{where!r} holds the number {found}, which cannot be.")
@@ -207,6 +239,9 @@ def decode_lease(data: bytes | memoryview, session_id: SessionId, where: str) ->
 
     try:
         snapshot = document.get("snapshot")
+        spilled = cast("list[object]", value("spilled", list))
+        if len(spilled) > _MOST_SEGMENTS:
+            raise FormatError(f"{where!r} names {len(spilled)} segments, which cannot be.")
         record = LeaseRecord(
             SessionId(value("session", bytes)),
             text("owner"),
@@ -215,13 +250,23 @@ def decode_lease(data: bytes | memoryview, session_id: SessionId, where: str) ->
             number("duration", _LONGEST // _MICROSECOND),
             value("holder", bytes),
             value("serial", bytes),
-            None if document.get("began") is None else number("began", _MAX_US),
-            number("turn", _MAX_US),
+            None if document.get("began") is None else number("began"),
+            number("turn"),
             LeaseState(value("state", str)),
             None if snapshot is None else SnapshotId(value("snapshot", bytes)),
-            tuple(typed(it, str, where) for it in cast("list[object]", value("spilled", list))),
+            tuple(typed(it, str, where) for it in spilled),
+            number("shared", len(spilled)),
+            counts_of(document.get("taken")),
+            {
+                typed(fork_id, bytes, where): typed(serial, bytes, where)
+                for fork_id, serial in cast("list[list[object]]", value("serials", list))
+            },
+            number("clock"),
+            number("generation"),
+            number("since"),
+            value("sealed", bool),
         )
-    except (ValueError, InvalidInputError) as error:
+    except (ValueError, TypeError, InvalidInputError) as error:
         raise FormatError(f"{where!r} is damaged: {error}.") from error
     if record.session_id != session_id:
         raise FormatError(f"{where!r} is the lease of session {record.session_id}.")

@@ -10,13 +10,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from icechunk_async.engine.changes.change_set import ChangeSet
-from icechunk_async.engine.changes.wire import ForkState, decode_fork, encode_fork
+from icechunk_async.engine.changes.wire import (
+    ForkState,
+    decode_fork,
+    encode_fork,
+    stamps_of,
+    stamps_to,
+)
 from icechunk_async.engine.leases.record import decode_document, encode_document, typed
 from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.ids import NodeId
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from icechunk_async.engine.changes.change_set import Deleted
     from icechunk_async.format.ids import SessionId, SnapshotId
@@ -40,11 +46,13 @@ class Segment:
     """Paths of nodes that earlier segments create and that are not created any more."""
     not_updated: frozenset[NodeId] = frozenset()
     not_deleted: frozenset[NodeId] = frozenset()
+    stamps: Mapping[NodeId, int] = field(default_factory=dict["NodeId", "int"])
+    """When arrays were changed last, for the session's forks; see ``changes.publications``."""
 
     def is_empty(self) -> bool:
         """Return whether replaying it changes nothing."""
         taken_back = self.whole or self.not_new or self.not_updated or self.not_deleted
-        return self.changes.is_empty() and not taken_back
+        return self.changes.is_empty() and not taken_back and not self.stamps
 
 
 @dataclass(slots=True)
@@ -55,7 +63,16 @@ class Spilled:
     new: dict[str, Node] = field(default_factory=dict["str", "Node"])
     updated: dict[NodeId, Node] = field(default_factory=dict["NodeId", "Node"])
     deleted: dict[NodeId, Deleted] = field(default_factory=dict["NodeId", "Deleted"])
-    arrays: frozenset[NodeId] = frozenset()
+    revisions: Mapping[NodeId, int] = field(default_factory=dict["NodeId", "int"])
+    """Of arrays with changes."""
+
+    @classmethod
+    def of(cls, base_id: SnapshotId, changes: ChangeSet) -> Self:
+        """Return the state in which segments hold just these changes."""
+        revisions = {node_id: it.revision for node_id, it in changes.chunks.items()}
+        return cls(
+            base_id, dict(changes.new), dict(changes.updated), dict(changes.deleted), revisions
+        )
 
     def take(self, changes: ChangeSet) -> tuple[Segment, Self]:
         """Return the new part of a session's changes, and the state that is spilled with it.
@@ -66,31 +83,26 @@ class Spilled:
         part.new = {k: it for k, it in changes.new.items() if self.new.get(k) is not it}
         part.updated = {k: it for k, it in changes.updated.items() if self.updated.get(k) is not it}
         part.deleted = {k: it for k, it in changes.deleted.items() if self.deleted.get(k) != it}
-        whole = self.arrays - changes.chunks.keys()
+        whole = self.revisions.keys() - changes.chunks.keys()
         for node_id, it in changes.chunks.items():
             journal = it.taken_journal()
-            if journal is None or node_id not in self.arrays:
-                whole |= {node_id}
+            if journal is None and it.revision and self.revisions.get(node_id) == it.revision:
+                continue
+            if journal is None or node_id not in self.revisions:
+                whole.add(node_id)
                 part.chunks[node_id] = it.copy()
-            elif not journal.is_empty():
+            elif self.revisions[node_id] != it.revision:
                 journal.kept_grid = it.kept_grid
                 part.chunks[node_id] = journal
         segment = Segment(
             self.base_id,
             part,
-            whole,
+            frozenset(whole),
             frozenset(self.new.keys() - changes.new.keys()),
             frozenset(self.updated.keys() - changes.updated.keys()),
             frozenset(self.deleted.keys() - changes.deleted.keys()),
         )
-        now = type(self)(
-            self.base_id,
-            dict(changes.new),
-            dict(changes.updated),
-            dict(changes.deleted),
-            frozenset(changes.chunks),
-        )
-        return segment, now
+        return segment, self.of(self.base_id, changes)
 
 
 def encode_segment(session_id: SessionId, segment: Segment) -> bytes:
@@ -104,6 +116,7 @@ def encode_segment(session_id: SessionId, segment: Segment) -> bytes:
             "not_new": sorted(segment.not_new),
             "not_updated": sorted(map(bytes, segment.not_updated)),
             "not_deleted": sorted(map(bytes, segment.not_deleted)),
+            "stamps": stamps_to(segment.stamps),
         },
     )
 
@@ -131,18 +144,26 @@ def decode_segment(data: bytes | memoryview, session_id: SessionId, where: str) 
             frozenset(items("not_new", str)),
             frozenset(NodeId(it) for it in items("not_updated", bytes)),
             frozenset(NodeId(it) for it in items("not_deleted", bytes)),
+            stamps_of(document.get("stamps")),
         )
     except InvalidInputError as error:
         raise FormatError(f"{where!r} is damaged: {error}.") from error
 
 
-def replay(base_id: SnapshotId, segments: Sequence[Segment]) -> ChangeSet:
+def replay(
+    base_id: SnapshotId, segments: Sequence[Segment], before: ChangeSet | None = None
+) -> ChangeSet:
     """Return the changes that segments, in their order, lead to.
+
+    Args:
+        base_id: the snapshot that they are against.
+        segments: those to apply.
+        before: what earlier ones led to, which is not touched.
 
     Raises:
         FormatError: they are against another snapshot, or do not follow one another.
     """
-    changes = ChangeSet()
+    changes = ChangeSet() if before is None else before.copy()
     for segment in segments:
         if segment.base_id != base_id:
             raise FormatError(
@@ -161,7 +182,7 @@ def replay(base_id: SnapshotId, segments: Sequence[Segment]) -> ChangeSet:
         for node_id, it in part.chunks.items():
             known = changes.chunks.get(node_id)
             if known is None:
-                changes.chunks[node_id] = it
+                changes.chunks[node_id] = it.copy()
                 continue
             if known.rank != it.rank:
                 raise FormatError("Spilled changes give an array another number of axes.")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.storage import Storage
 
-__all__ = ["modified_at", "storage_time", "told_time"]
+__all__ = ["listed_at", "modified_at", "storage_time", "told_time"]
 
 _CLEANUP_SECONDS: Final = 15
 
@@ -34,7 +34,7 @@ async def modified_at(storage: Storage, key: str) -> datetime:
     found = await storage.get(key)
     if found.last_modified is not None:
         return found.last_modified
-    return await _listed_at(storage, key)
+    return await listed_at(storage, key)
 
 
 async def told_time(backend: object) -> datetime | None:
@@ -64,13 +64,18 @@ async def storage_time(storage: Storage) -> datetime:
     key = f"{PROBE_PREFIX}{BackupId.random()}"
     try:
         await storage.put(key, b"")
-        return await _listed_at(storage, key)
+        return await listed_at(storage, key)
     finally:
         with anyio.move_on_after(_CLEANUP_SECONDS, shield=True):
             await storage.delete([key])
 
 
-async def _listed_at(storage: Storage, key: str) -> datetime:
+async def listed_at(storage: Storage, key: str) -> datetime:
+    """Return when an object was written, as a listing tells.
+
+    Raises:
+        StorageError: it is not listed.
+    """
     entries = storage.list_prefix(key)
     async with closing(entries):
         async for entry in entries:

@@ -161,6 +161,8 @@ class Workspace:
         self.base = base
         self.began_at = base.id
         """The snapshot that the first change was made on; replaying changes does not move it."""
+        self.line = 0
+        """Counts how often the changes were replaced by others that do not continue them."""
         self.changes = ChangeSet()
         self.tree = WorkingTree(base.nodes, self.changes)
         self.assets = assets
@@ -176,12 +178,21 @@ class Workspace:
         self.is_fixed = read_only
         """Whether nothing of it ever changes, so that reading needs no lock."""
 
-    def rebase_to(self, base: Snapshot, changes: ChangeSet, *, replayed: bool = False) -> None:
+    def rebase_to(
+        self,
+        base: Snapshot,
+        changes: ChangeSet,
+        *,
+        replayed: bool = False,
+        continues: bool = False,
+    ) -> None:
         """Stand on another snapshot with other changes.
 
-        ``replayed`` says that they are the changes made so far, on top of newer commits.
+        ``replayed`` says that they are the changes made so far, on top of newer commits;
+        ``continues`` that they are those made so far against the same snapshot, and more.
         """
         with self.lock:
+            self.line += not continues
             if not replayed and base.id != self.base.id:
                 self.began_at = base.id
             self.is_fixed = False
