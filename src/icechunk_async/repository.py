@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import gather
+from icechunk_async.engine.commit.once import record_of
 from icechunk_async.engine.commit.publisher import RESERVED
 from icechunk_async.engine.files.settings import METADATA_NAME, OwnSettings, stored_item
 from icechunk_async.engine.history import (
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.commit.conflicts import ConflictSolver
-    from icechunk_async.engine.commit.once import Transaction
+    from icechunk_async.engine.commit.once import RecordedTransaction, Transaction
     from icechunk_async.engine.files.checks import VerifiedReads
     from icechunk_async.engine.files.packs import Packing
     from icechunk_async.engine.history.diff import Diff
@@ -540,6 +541,54 @@ class Repository:
         """
         check_safe(self.storage)
         await end_session(self.storage, as_session_id(session_id))
+
+    async def recorded_transactions(
+        self, branch: str = "main"
+    ) -> Mapping[str, RecordedTransaction]:
+        """Return the newest transaction of every application that a branch is known to hold.
+
+        These are what ``commit(once=...)`` recognises. A commit with a transaction leaves out of
+        the record applications that have not committed for 30 days, and those that committed
+        longest ago if there are more than 100.
+
+        Returns:
+            The transactions by ``app_id``.
+
+        Raises:
+            BranchNotFoundError: there is no such branch.
+
+        Cost: one request more than `lookup_branch`; in format 1 one for each commit back to the
+        nearest record.
+        """
+        history = self._engine.history
+        return (await record_of(history, await history.branch_tip(branch))).newest
+
+    async def forget_transactions(
+        self, app_ids: str | Iterable[str], branch: str = "main"
+    ) -> SnapshotId:
+        """Commit nothing but that a branch no longer records transactions of some applications.
+
+        A later commit of one of them counts as new, whatever its version is.
+
+        Args:
+            app_ids: name of an application, or names.
+            branch: the branch.
+
+        Returns:
+            The new tip.
+
+        Raises:
+            InvalidInputError: the branch records no transaction of one. Nothing was published.
+            BranchNotFoundError, ReadOnlyError, RepositoryReadOnlyError: nothing was published.
+            OutcomeUnknownError: the storage never answered; `recorded_transactions` finds out.
+
+        Cost: that of an empty commit; a lost race is run again.
+
+        Cancellation: it may have been published.
+        """
+        session = await self.writable_session(branch)
+        names = {app_ids} if isinstance(app_ids, str) else set(app_ids)
+        return await session.publisher.forget(names)
 
     async def rearrange_session(self, branch: str) -> Session:
         """Begin a transaction on a branch that can move nodes (`Session.move`) and nothing else.

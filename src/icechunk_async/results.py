@@ -4,6 +4,7 @@ The reports of upkeep are in `icechunk_async.upkeep`.
 """
 
 from icechunk_async._runtime.progress import Progress, ProgressCallback
+from icechunk_async.engine.commit.once import RecordedTransaction
 from icechunk_async.engine.commit.publisher import SessionMode
 from icechunk_async.engine.history.diff import Diff
 from icechunk_async.engine.history.graph import AncestryGraph
@@ -57,6 +58,7 @@ __all__ = [
     "NodeId",
     "Progress",
     "ProgressCallback",
+    "RecordedTransaction",
     "RepoAvailability",
     "RepoInitialized",
     "RepoMigrated",

@@ -805,7 +805,7 @@ class Session(_Hierarchy):
             once: names the commit. Where the branch holds this transaction, or a later one of
                 the same application, nothing is published: the session drops its changes and
                 stands on the newest snapshot that records it, whose id is returned. See
-                ``already_committed``.
+                ``already_committed``; and `Transaction` for how long it is remembered.
             unchanged: paths of arrays and groups that the changes were computed from. If a commit
                 since the session began touched one of them, or a node below it, that is a
                 conflict that no solver decides. Without it, only what the session itself wrote

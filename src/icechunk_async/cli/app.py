@@ -14,6 +14,7 @@ from icechunk_async.cli import (
     integrity,
     refs,
     sessions,
+    transactions,
     upkeep,
     versions,
     watch,
@@ -69,6 +70,7 @@ refs.register(app)
 versions.register(app)
 watch.register(app)
 sessions.register(app)
+transactions.register(app)
 administration.register(app)
 upkeep.register(app)
 copies.register(app)

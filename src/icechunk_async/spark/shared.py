@@ -20,7 +20,6 @@ from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.changes.merge import ForkPoint, Merger
 from icechunk_async.engine.changes.since import changes_since
 from icechunk_async.engine.changes.wire import decode_fork, encode_fork
-from icechunk_async.engine.commit.once import record_of
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.session import ForkSession as AsyncForkSession
 from icechunk_async.sync import ForkSession, Repository, RepositoryConfig
@@ -161,15 +160,6 @@ class SharedRepository:
     def session(self, snapshot_id: str) -> Session:
         """Return a read-only session of a snapshot; it opens at first use."""
         return Session(SessionHandle(self._handle, None, snapshot_id=snapshot_id))
-
-    def newest_versions(self, branch: str) -> Mapping[str, int]:
-        """Return the newest version of every application that committed once to a branch."""
-
-        async def find(repository: AsyncRepository) -> Mapping[str, int]:
-            history = repository.engine.history
-            return (await record_of(history, await history.branch_tip(branch))).versions
-
-        return self.ask(find)
 
     def fork(self, data: bytes) -> ForkSession:
         """Return a fork from what `fork_changes` returned; it attaches at first use."""

@@ -438,6 +438,16 @@ class Repository(Displayed):
     end_session_async = asked(AsyncRepository.end_session)
     end_session = blocking(end_session_async)
     rearrange_session = blocking(rearrange_session_async)
+    recorded_transactions_async = asked(AsyncRepository.recorded_transactions)
+    recorded_transactions = blocking(recorded_transactions_async)
+
+    @twin_of(AsyncRepository.forget_transactions)
+    async def forget_transactions_async(
+        self, app_ids: str | Iterable[str], branch: str = "main"
+    ) -> str:
+        return str(await self.handle.ask(lambda it: it.forget_transactions(app_ids, branch)))
+
+    forget_transactions = blocking(forget_transactions_async)
 
     # Branches and tags
 

@@ -7,6 +7,7 @@ import logging
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -14,10 +15,11 @@ import anyio
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async.engine.changes.change_set import ChangeSet
+from icechunk_async.engine.commit.conflicts import ConflictDetector
 from icechunk_async.engine.commit.flush import Flusher, put_digests, root_of, with_digests
 from icechunk_async.engine.commit.guard import SessionGuard
 from icechunk_async.engine.commit.inputs import Inputs
-from icechunk_async.engine.commit.once import Record, newest_versions, record_of, repeated
+from icechunk_async.engine.commit.once import Record, newest_transactions, record_of, repeated
 from icechunk_async.engine.commit.rebase import rebase
 from icechunk_async.engine.commit.turns import RESERVED, Writers
 from icechunk_async.engine.history import Amend, Commit, Detach, check_moves_allowed
@@ -28,6 +30,7 @@ from icechunk_async.errors import (
     ChunksCollectedError,
     ConflictError,
     IcechunkError,
+    InvalidInputError,
     NothingToCommitError,
     OutcomeUnknownError,
     RebaseFailedError,
@@ -377,6 +380,32 @@ class Publisher:
                 lambda snapshot: Detach(base_id, snapshot),
             )
 
+    async def forget(self, app_ids: Collection[str]) -> SnapshotId:
+        """Publish a snapshot that changes nothing, and no longer records some applications.
+
+        See `Repository.forget_transactions`.
+        """
+        with self._publishing("commit", allow_empty=True) as branch:
+            turns = Turns()
+            while True:
+                base_id = self.workspace.base.id
+                record = await record_of(self._history, base_id)
+                if unknown := sorted(set(app_ids) - set(record.newest)):
+                    raise InvalidInputError(
+                        f"Branch {branch!r} records no transaction of {unknown[0]!r}. Nothing was "
+                        "published. Repository.recorded_transactions lists those that it records."
+                    )
+                properties = record.properties_without(app_ids)
+                message = f"Forgot the transactions of {', '.join(sorted(app_ids))}"
+                try:
+                    return await self._draft_and_publish(
+                        partial(self.draft, message, None, None, self._log, properties),
+                        partial(Commit, branch, base_id),
+                    )
+                except ConflictError:
+                    await turns.wait()
+                    await rebase(self.workspace, self._history, branch, ConflictDetector())
+
     async def rebase(self, solver: ConflictSolver) -> None:
         """Replay the changes on top of newer commits; see `Session.rebase`."""
         with self.exclusively() as branch:
@@ -585,9 +614,9 @@ class Publisher:
     async def _find_in_base(self, once: Transaction) -> Snapshot | None:
         """Return the snapshot that records ``once`` among the session's base and its ancestors."""
         base = self.workspace.base
-        versions = newest_versions(base.metadata)
-        if versions is not None:
-            self._record = Record(base.id, base.id, versions)
+        newest = newest_transactions(base.metadata)
+        if newest is not None:
+            self._record = Record(base.id, base.id, newest)
         elif self._record is None or self._record.at != base.id:
             try:
                 self._record = await record_of(self._history, base.id, self._record)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from icechunk_async.engine.commit.once import Transaction
 from icechunk_async.errors import NothingToCommitError
-from icechunk_async.spark.shared import SharedRepository
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -32,12 +31,13 @@ class Published:
 
 
 def published_version(repository: Repository, branch: str, app_id: str) -> int | None:
-    """Return the newest version that an application wrote to a branch, or None.
+    """Return the newest version that an application wrote to a branch; None if it records none.
 
     Cost: one request with format version 2; one for each commit back to the nearest one of this
     library with version 1.
     """
-    return SharedRepository.of(repository).newest_versions(branch).get(app_id)
+    found = repository.recorded_transactions(branch).get(app_id)
+    return None if found is None else found.version
 
 
 def is_published(repository: Repository, branch: str, transaction: Transaction | None) -> bool:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # The stored names: streams that began with earlier versions must be recognised for ever.
 NEWEST, OWN = "spark-transactions", "spark-transaction"
+TIMES = "spark-transaction-times"
 HELD = {NEWEST: {"daily": 7}}
 ONCE = Transaction("daily", 8)
 
@@ -59,7 +60,10 @@ async def test_commit_records_its_transaction_under_the_stored_names(filled: Rep
     await (await begin(filled)).commit("other", once=Transaction("hourly", 3))
     session = await begin(filled)
     tip = await session.commit("daily", {"by": "me"}, once=ONCE)
-    assert (await filled.lookup_snapshot(tip)).metadata == {
+    info = await filled.lookup_snapshot(tip)
+    second = int(info.written_at.timestamp())
+    assert info.metadata[TIMES] == [second, pytest.approx(second, abs=60)]
+    assert {name: it for name, it in info.metadata.items() if name != TIMES} == {
         "by": "me",
         NEWEST: {"hourly": 3, "daily": 8},
         OWN: {"app-id": "daily", "version": 8},
