@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -133,15 +134,24 @@ def test_a_block_that_the_array_cannot_hold_is_refused() -> None:
         ("i2", np.array([7, -7], "i8"), np.array([7, 70000], "i8")),
         ("i4", np.array([7, 8], "u8"), np.array([7, 2**63], "u8")),
         ("<U2", np.array(["ab", "c"], "U5"), np.array(["ab", "cde"])),
+        ("f4", np.array([0.5, np.inf]), np.array([1, 1e300])),
+        ("f2", np.array([7, 8], "i8"), np.array([7, 70000], "i8")),
+        ("c8", np.array([0.5j, np.nan]), np.array([1, 1e300j])),
+        (
+            "M8[ns]",
+            np.array(["2020-01-01", "NaT"], "M8[D]"),
+            np.array(["2020-01-01", "9999-01-01"], "M8[D]"),
+        ),
+        ("m8[ns]", np.array([1, 2], "m8[D]"), np.array([1, 200_000], "m8[D]")),
     ],
 )
 def test_values_that_would_wrap_or_be_cut_are_refused(
     dtype: str, fits: npt.NDArray[Any], values: npt.NDArray[Any]
 ) -> None:
-    """Integers do not wrap around, and texts are not cut; nothing of the block is stored."""
+    """Numbers and times do not overflow, and texts are not cut; nothing of the block is stored."""
     target = zarr.create_array({}, shape=(2,), chunks=(2,), dtype=dtype)
     place_block(target, (slice(0, 2),), fits)
-    with pytest.raises(InvalidInputError, match=f"has {values[1]}.*cannot hold"):
+    with pytest.raises(InvalidInputError, match=f"has {re.escape(str(values[1]))}.*cannot hold"):
         place_block(target, (slice(0, 2),), values)
     np.testing.assert_array_equal(np.asarray(target[:]), fits)
 

@@ -298,9 +298,11 @@ def _names(array: zarr.Array[Any]) -> list[str | None]:
 def place_block(target: zarr.Array[Any], region: Region, block: npt.NDArray[Any] | None) -> None:
     """Write a block to a region; None leaves it unchanged.
 
+    Values are cast as NumPy does, where that loses precision at most.
+
     Raises:
         InvalidInputError: the shape differs from the region's, the type could lose more than
-            precision, or an integer or text does not fit.
+            precision, or a value does not fit: a number or a time is too large, or a text too long.
     """
     if block is None:
         return
@@ -319,11 +321,37 @@ def place_block(target: zarr.Array[Any], region: Region, block: npt.NDArray[Any]
             f"The block for {region} of {target.path!r} is of {values.dtype}, which the array's "
             f"{target.dtype} cannot hold. Convert it, for example with astype."
         )
-    stored = values.astype(target.dtype, copy=False)
-    if target.dtype.kind in "iuSU" and not np.array_equal(stored, values):
-        value = values[stored != values][0]
-        raise InvalidInputError(
-            f"The block for {region} of {target.path!r} has {value!s}, which the array's "
-            f"{target.dtype} cannot hold. Make the array with a larger type, or change such values."
-        )
-    target[region] = stored
+    with np.errstate(over="ignore"):
+        try:
+            stored = values.astype(target.dtype, copy=False)
+        except OverflowError:  # of times; older versions of NumPy wrap them
+            lost = [it for it in values.reshape(-1) if not _fits(it, target.dtype)]
+        else:
+            lost = list(values[_overflowed(values, stored)])
+            if not lost:
+                target[region] = stored
+                return
+    raise InvalidInputError(
+        f"The block for {region} of {target.path!r} has {lost[0]!s}, which the array's "
+        f"{target.dtype} cannot hold. Make the array with a larger type, or change such values."
+    )
+
+
+def _fits(value: Any, dtype: np.dtype[Any]) -> bool:
+    try:
+        np.asarray(value).astype(dtype)
+    except OverflowError:
+        return False
+    return True
+
+
+def _overflowed(values: npt.NDArray[Any], stored: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return a mask of the values that are others now, by more than precision."""
+    kind = stored.dtype.kind
+    if kind in "iuSU":
+        return np.asarray(stored != values, np.bool_)
+    if kind in "fc":
+        return np.asarray(np.isfinite(values) & ~np.isfinite(stored), np.bool_)
+    if kind in "mM" and np.can_cast(values.dtype, stored.dtype, "safe"):  # to a finer unit
+        return np.asarray((stored.astype(values.dtype) != values) & ~np.isnat(values), np.bool_)
+    return np.zeros(stored.shape, np.bool_)
