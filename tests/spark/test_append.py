@@ -9,9 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xarray as xr
+import zarr
 
 from icechunk_async.errors import (
     AmbiguousCoordinatesError,
+    InvalidInputError,
     MissingCoordinatesError,
     OutsideGridError,
 )
@@ -185,3 +187,19 @@ def test_cells_that_no_row_touches_show_no_old_values(
     assert np.array_equal(found.v.values, [*kept, *gone[1:], 1.0], equal_nan=True)
     for row in found.w.values:
         assert np.array_equal(row, [*kept, *gone], equal_nan=True)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate dimension names")
+@pytest.mark.parametrize("dims", [("x", "x"), ("v", "x")])
+def test_arrays_whose_dimensions_place_no_row_are_refused(
+    repository: Repository, dims: tuple[str, str]
+) -> None:
+    """One dimension twice, or an array named like its dimension: no column says where."""
+    session = repository.writable_session("main")
+    group = zarr.create_group(session.store)
+    group.create_array("v", shape=(2, 2), dtype="f8", dimension_names=dims)
+    session.commit("made")
+    columns = {"v": pa.array([1.0]), "x": pa.array([0])}
+    options = WriteOptions(repository.storage, cores=1)
+    with pytest.raises(InvalidInputError, match=r"no column says where|only columns of coord"):
+        WritePlan.begin(options, list(columns), overwrite=True, repository=repository)

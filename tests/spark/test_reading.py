@@ -255,6 +255,59 @@ def commit_group(repository: Repository, url: str) -> str:
     return url
 
 
+NAMED: dict[str, tuple[dict[str, tuple[str, ...]], dict[str, list[Any]]]] = {
+    "a dimension twice": (
+        {"x": ("x",), "cov": ("x", "x")},
+        {"x": [10, 10, 20, 20], "x_2": [10, 20, 10, 20], "cov": [0, 1, 2, 3]},
+    ),
+    "three times, and no coordinates": (
+        {"u": ("x", "x", "x")},
+        {"x": [0] * 4 + [1] * 4, "x_2": [0, 0, 1, 1] * 2, "x_3": [0, 1] * 4, "u": [*range(8)]},
+    ),
+    "an array named like its dimension": (
+        {"lat": ("lat", "lon"), "lon": ("lon",), "t": ("lat", "lon")},
+        {"lat_index": [0, 0, 1, 1], "lon": [10, 20] * 2, "lat": [*range(4)], "t": [*range(4)]},
+    ),
+    "a name that is taken": (
+        {"x_2": ("x_2",), "cov": ("x", "x")},
+        {"x": [0, 0, 1, 1], "x_2_": [0, 1] * 2, "cov": [*range(4)]},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_every_dimension_is_a_column_that_hides_no_array(
+    repository: Repository, url: str, case: str
+) -> None:
+    """Names are made unique; of a dimension that is there twice each has the coordinates."""
+    arrays, expected = NAMED[case]
+    session = repository.writable_session("main")
+    group = zarr.create_group(session.store)
+    for name, dims in arrays.items():
+        data = np.arange(2 ** len(dims)).reshape((2,) * len(dims))
+        data = (data + 1) * 10 if dims == (name,) else data
+        made = group.create_array(
+            name, shape=data.shape, chunks=data.shape, dtype="i8", dimension_names=dims
+        )
+        made[...] = data
+    session.commit("made")
+    assert read(url).to_pydict() == expected
+    last = expected.copy().popitem()[0]
+    few = read(url, where=f"{next(iter(expected))} > 0" if "twice" not in case else "x_2 = 20")
+    assert set(few.to_pydict()[last]) < set(expected[last])
+
+
+def test_arrays_without_names_are_decoded_as_others_are(repository: Repository, url: str) -> None:
+    """Also where xarray wrote the fill value of floats in its own way."""
+    session = repository.writable_session("main")
+    xr.Dataset({"v": ("a", [1.0, np.nan, -1.0])}).to_zarr(
+        session.store, zarr_format=3, consolidated=False, encoding={"v": {"_FillValue": -9.0}}
+    )
+    zarr.open_group(session.store, mode="a").create_array("u", shape=(3,), dtype="i4")
+    session.commit("made")
+    assert read(url, arrays="v")["v"].to_pylist() == [1.0, None, -1.0]
+
+
 def test_a_reader_stays_with_its_snapshot(repository: Repository, url: str) -> None:
     """Commits between planning and reading do not matter."""
     commit(repository, a=np.arange(4))

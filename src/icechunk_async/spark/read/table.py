@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -12,12 +13,13 @@ import pyarrow as pa
 import xarray
 import zarr
 from xarray.backends import BackendArray
+from xarray.backends.zarr import FillValueCoder
 from xarray.core import indexing
 
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -40,6 +42,7 @@ __all__ = [
     "open_group",
     "table_shape",
     "to_arrow",
+    "unique_dims",
 ]
 
 
@@ -82,62 +85,112 @@ def nodes_of(options: ReadOptions) -> dict[str, Node]:
 
 
 def open_group(options: ReadOptions) -> xarray.Dataset:
-    """Open the arrays of a group as a lazy dataset; dimensions without names get some.
+    """Open the arrays of a group as a lazy dataset, whose dimensions are as `unique_dims` says.
 
     Raises:
         NodeNotFoundError: there is no such group.
     """
     arrays = arrays_of(options)
+    named = {name: _dimension_names(array) for name, array in arrays.items()}
+    dims = unique_dims(named, {name: array.shape for name, array in arrays.items()})
+    if dims != named:
+        return _renamed(arrays, dims, named, decode=options.decode)
     store: Any = _session(options).store
     opening = cast("Any", xarray.open_dataset)  # pyright: ignore[reportUnknownMemberType]
-    if all(None not in _dimension_names(array) for array in arrays.values()):
-        with warnings.catch_warnings():
-            # A FutureWarning on times without a calendar, which no user of Spark can act on.
-            warnings.simplefilter("ignore")
-            dataset: xarray.Dataset = opening(
-                store,
-                engine="zarr",
-                group=options.group or None,
-                consolidated=False,
-                zarr_format=3,
-                chunks=None,
-                mask_and_scale=options.decode,
-                decode_times=options.decode,
-                create_default_indexes=False,
-            )
-        return dataset
-    return _by_position(arrays, decode=options.decode)
+    with warnings.catch_warnings():
+        # A FutureWarning on times without a calendar, which no user of Spark can act on.
+        warnings.simplefilter("ignore")
+        dataset: xarray.Dataset = opening(
+            store,
+            engine="zarr",
+            group=options.group or None,
+            consolidated=False,
+            zarr_format=3,
+            chunks=None,
+            mask_and_scale=options.decode,
+            decode_times=options.decode,
+            create_default_indexes=False,
+        )
+    return dataset
 
 
 def _dimension_names(array: zarr.Array[Any]) -> tuple[str | None, ...]:
     return getattr(array.metadata, "dimension_names", None) or (None,) * array.ndim
 
 
-def _by_position(arrays: Mapping[str, zarr.Array[Any]], *, decode: bool) -> xarray.Dataset:
-    """Name unnamed dimensions `dim_0` and so on.
+def unique_dims(
+    named: Mapping[str, tuple[str | None, ...]], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """Return names of the dimensions of arrays, each once in an array, and of one length. Pure.
 
-    Where arrays differ in length along such a dimension, each gets a separate one.
+    A dimension without a name is `dim_0` and so on, by its axis. One that an array has again is
+    `x_2`, after its first, `x`. One whose name is that of an array which is not its coordinate is
+    `x_index`. Where arrays differ in the length of a dimension, each gets a separate one.
     """
+    taken = {*named, *(it for names in named.values() for it in names if it)}
     lengths: dict[str, int] = {}
-    variables: dict[str, xarray.Variable] = {}
-    for name, array in arrays.items():
+    found: dict[str, tuple[str, ...]] = {}
+    for name, names in named.items():
         dims: list[str] = []
-        for axis, (given, length) in enumerate(
-            zip(_dimension_names(array), array.shape, strict=True)
-        ):
+        times: Counter[str] = Counter()
+        for axis, (given, length) in enumerate(zip(names, shapes[name], strict=True)):
             dim = given or f"dim_{axis}"
+            if given and named.get(given, (given,)) != (given,):
+                dim = _free(f"{dim}_index", taken)
+            times[dim] += 1
+            if times[dim] > 1:
+                dim = _free(f"{dim}_{times[dim]}", taken)
             if lengths.setdefault(dim, length) != length:
                 dim = f"{name}_{dim}"
                 lengths[dim] = length
             dims.append(dim)
-        lazy = indexing.LazilyIndexedArray(_Stored(array))
-        variable = xarray.Variable(dims, lazy, dict(array.attrs))
-        variable.encoding = {"preferred_chunks": {}, "chunks": array.chunks}
-        variables[name] = variable
+        found[name] = tuple(dims)
+    return found
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _renamed(
+    arrays: Mapping[str, zarr.Array[Any]],
+    dims: Mapping[str, tuple[str, ...]],
+    named: Mapping[str, tuple[str | None, ...]],
+    *,
+    decode: bool,
+) -> xarray.Dataset:
+    """Open arrays with other names of dimensions; one that an array has again has coordinates."""
+    variables = {name: _lazy(array, dims[name]) for name, array in arrays.items()}
+    for name, array in arrays.items():
+        for given, dim, length in zip(named[name], dims[name], array.shape, strict=True):
+            if given and dim != given and dims.get(given) == (given,):
+                coordinate = arrays[given]
+                if coordinate.shape == (length,):
+                    variables[dim] = _lazy(coordinate, (dim,))
     coords = {name: it for name, it in variables.items() if it.dims == (name,)}
     dataset = xarray.Dataset({name: it for name, it in variables.items() if name not in coords})
     dataset.coords.update(xarray.Coordinates(coords, indexes={}))
-    return xarray.decode_cf(dataset, mask_and_scale=decode, decode_times=decode)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return xarray.decode_cf(dataset, mask_and_scale=decode, decode_times=decode)
+
+
+def _lazy(array: zarr.Array[Any], dims: tuple[str, ...]) -> xarray.Variable:
+    attributes: dict[str, Any] = dict(array.attrs)
+    fill = attributes.get("_FillValue")
+    if isinstance(fill, str) and array.dtype.kind == "f":  # the bytes of a float, for xarray
+        coder = cast("Any", FillValueCoder)
+        attributes["_FillValue"] = coder.decode(fill, array.dtype)
+    lazy = indexing.LazilyIndexedArray(_Stored(array))
+    variable = xarray.Variable(dims, lazy, attributes)
+    variable.encoding = {
+        "preferred_chunks": {},
+        "chunks": array.chunks,
+        "shards": array.shards,
+    }
+    return variable
 
 
 class _Stored(BackendArray):
