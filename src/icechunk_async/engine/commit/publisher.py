@@ -386,25 +386,33 @@ class Publisher:
         See `Repository.forget_transactions`.
         """
         with self._publishing("commit", allow_empty=True) as branch:
-            turns = Turns()
-            while True:
-                base_id = self.workspace.base.id
-                record = await record_of(self._history, base_id)
-                if unknown := sorted(set(app_ids) - set(record.newest)):
-                    raise InvalidInputError(
-                        f"Branch {branch!r} records no transaction of {unknown[0]!r}. Nothing was "
-                        "published. Repository.recorded_transactions lists those that it records."
-                    )
-                properties = record.properties_without(app_ids)
-                message = f"Forgot the transactions of {', '.join(sorted(app_ids))}"
-                try:
-                    return await self._draft_and_publish(
-                        partial(self.draft, message, None, None, self._log, properties),
-                        partial(Commit, branch, base_id),
-                    )
-                except ConflictError:
-                    await turns.wait()
-                    await rebase(self.workspace, self._history, branch, ConflictDetector())
+            base = self.workspace.base
+            async with self._writers.turn(branch, self.workspace.assets.backend) as turn:
+                turn.stands_on(base.id, base.metadata)
+                while True:
+                    turn.begin()
+                    await self._catch_up(turn, None, ConflictDetector(), None)
+                    try:
+                        landed_id = await self._forget_on(branch, app_ids)
+                    except ConflictError:
+                        turn.lost()
+                        continue
+                    turn.landed(landed_id)
+                    return landed_id
+
+    async def _forget_on(self, branch: str, app_ids: Collection[str]) -> SnapshotId:
+        base_id = self.workspace.base.id
+        record = await record_of(self._history, base_id)
+        if unknown := sorted(set(app_ids) - set(record.newest)):
+            raise InvalidInputError(
+                f"Branch {branch!r} records no transaction of {unknown[0]!r}. Nothing was "
+                "published. Repository.recorded_transactions lists those that it records."
+            )
+        message = f"Forgot the transactions of {', '.join(sorted(app_ids))}"
+        return await self._draft_and_publish(
+            partial(self.draft, message, None, None, self._log, record.properties_without(app_ids)),
+            partial(Commit, branch, base_id),
+        )
 
     async def rebase(self, solver: ConflictSolver) -> None:
         """Replay the changes on top of newer commits; see `Session.rebase`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,19 @@ def test_names_are_kept_for_thirty_days_and_a_hundred_at_most() -> None:
         assert _names(_record({**untimed, "old": now - 31 * DAY}), "a") == {"a", "untimed"}
         again = _record({"untimed": None}).properties_with(Transaction("a", 1))
         assert again[TIMES] == [now, now]
+
+
+def test_a_thousand_names_cost_a_snapshot_no_more_than_a_hundred() -> None:
+    """Bytes of its properties as JSON; with all names it would be ten times as many."""
+    hands, record = _Clock(), Record(HERE, HERE, {})
+    sizes: dict[int, int] = {}
+    with clock.use_clock(hands):
+        for number in range(1, 1001):
+            hands.seconds += 60
+            properties = record.properties_with(Transaction(f"job-{number:016}", number))
+            sizes[number] = len(json.dumps(properties))
+            record = Record(HERE, HERE, newest_transactions(properties) or {})
+    assert sizes[1000] < sizes[100] * 1.1 < 5_000
 
 
 @pytest.mark.parametrize("time", [True, "noon", 1.5, 1 << 80, -(1 << 80), None])
