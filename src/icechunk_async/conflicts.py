@@ -15,9 +15,11 @@ from icechunk_async.engine.commit.conflicts import (
     VersionSelection,
 )
 from icechunk_async.engine.commit.solvers import AttributesSolver, Newest, PerPath
+from icechunk_async.zarr.append import AppendSolver
 
 __all__ = [
     "Answer",
+    "AppendSolver",
     "AttributesSolver",
     "BasicConflictSolver",
     "ChunkAnswers",

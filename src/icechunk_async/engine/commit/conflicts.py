@@ -10,7 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from icechunk_async.engine.changes.detect import Conflict, ConflictKind
 from icechunk_async.format.json.metadata import encode_items
@@ -19,8 +19,9 @@ from icechunk_async.format.paths import check_path
 from icechunk_async.format.repo_info import SnapshotInfo
 
 if TYPE_CHECKING:
+    from icechunk_async.engine.changes.change_set import ChangeSet
     from icechunk_async.engine.tree.workspace import Workspace
-    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.format.ids import NodeId, SnapshotId
     from icechunk_async.format.manifest.refs import ChunkRef
     from icechunk_async.format.snapshot import Node, Snapshot
     from icechunk_async.format.transaction_log import TransactionLog
@@ -34,7 +35,10 @@ __all__ = [
     "ConflictDetector",
     "ConflictKind",
     "ConflictSolver",
+    "Preparation",
+    "PreparingSolver",
     "Resolution",
+    "Settled",
     "Side",
     "TouchedBy",
     "VersionSelection",
@@ -165,6 +169,37 @@ class ConflictSolver(Protocol):
 
         Cancellation: the rebase ends where it is; see ``Session.rebase``.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Both sides before conflicts are looked for, and our changes, which may be edited."""
+
+    base: Workspace
+    """Reads the snapshot that both began with."""
+    ours: Workspace
+    """Reads our side; edits of ``changes`` do not show in it."""
+    branch: Workspace
+    """Reads the newer commit."""
+    changes: ChangeSet
+    """Ours, to be made on the newer commit. Nodes may be edited for which both sides changed the
+    metadata document."""
+    store: Callable[[bytes], Awaitable[ChunkRef]]
+    """Stores the bytes of a chunk."""
+
+
+type Settled = Mapping[NodeId, frozenset[Coordinates]]
+"""Arrays whose metadata and grid fit the newer commit now, and their chunks that hold the data of
+both sides. Other chunks are compared with those of the commit as in any array."""
+
+
+@runtime_checkable
+class PreparingSolver(Protocol):
+    """A solver that brings changes together before they are compared chunk by chunk."""
+
+    async def prepare(self, preparation: Preparation) -> Settled:
+        """Edit ``preparation.changes``, and return what is settled by that."""
         ...
 
 

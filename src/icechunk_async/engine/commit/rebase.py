@@ -14,7 +14,14 @@ from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.engine.changes.change_set import WorkingTree
 from icechunk_async.engine.changes.detect import clears, detect_conflicts
-from icechunk_async.engine.commit.conflicts import Clash, ConflictKind, Resolution, Side
+from icechunk_async.engine.commit.conflicts import (
+    Clash,
+    ConflictKind,
+    Preparation,
+    PreparingSolver,
+    Resolution,
+    Side,
+)
 from icechunk_async.engine.history.diff import load_logs
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.errors import (
@@ -34,6 +41,7 @@ if TYPE_CHECKING:
         ChunkAnswers,
         Conflict,
         ConflictSolver,
+        Settled,
         TouchedBy,
     )
     from icechunk_async.engine.history import History
@@ -43,10 +51,16 @@ if TYPE_CHECKING:
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.format.transaction_log import TransactionLog
 
-__all__ = ["Settlement", "describe", "rebase"]
+__all__ = ["Settlement", "describe", "rebase", "without_settled"]
 
 
 _CONCURRENT_CHUNKS: Final = 16
+_ABOUT_METADATA: Final = frozenset(
+    {
+        ConflictKind.ZARR_METADATA_DOUBLE_UPDATE,
+        ConflictKind.CHUNKS_UPDATED_IN_UPDATED_ARRAY,
+    }
+)
 _ALWAYS_OURS: Final = frozenset(
     {
         ConflictKind.CHUNK_DOUBLE_UPDATE,
@@ -90,8 +104,9 @@ class Settlement:
             RebaseFailedError: one is not settled.
             InvalidInputError: the solver returned something invalid.
         """
+        settled = await self.prepare(solver)
         ours = WorkingTree(self._home.base.nodes, self._changes)
-        conflicts = detect_conflicts(ours, log, self._theirs)
+        conflicts = without_settled(detect_conflicts(ours, log, self._theirs), settled)
         unsolved = await self.decide(conflicts, log, solver)
         if unsolved:
             raise RebaseFailedError(
@@ -101,6 +116,22 @@ class Settlement:
                 snapshot_id=str(log.id),
                 conflicts=conflicts,
             )
+
+    async def prepare(self, solver: ConflictSolver) -> Settled:
+        """Let a solver bring changes together before conflicts are looked for."""
+        if not isinstance(solver, PreparingSolver):
+            return {}
+        base, snapshot = self._home.base, self._snapshot
+        ours = self._reading(base, self._changes.copy())
+        return await solver.prepare(
+            Preparation(
+                self._reading(base),
+                ours if snapshot is None else self._reading(snapshot),
+                self._reading(self._theirs),
+                self._changes,
+                self._home.store_bytes,
+            )
+        )
 
     async def decide(
         self, conflicts: Sequence[Conflict], log: TransactionLog, solver: ConflictSolver
@@ -135,6 +166,9 @@ class Settlement:
         ]
 
     def _side(self, base: Snapshot, changes: ChangeSet | None = None) -> Side:
+        return Side(self._reading(base, changes))
+
+    def _reading(self, base: Snapshot, changes: ChangeSet | None = None) -> Workspace:
         home = self._home
         workspace = Workspace(
             base,
@@ -146,7 +180,7 @@ class Settlement:
         )
         if changes is not None:
             workspace.rebase_to(base, changes)
-        return Side(workspace)
+        return workspace
 
     async def _apply(self, conflict: Conflict, answer: Answer) -> bool:
         """Change the session as the solver decided; return whether that settles the conflict."""
@@ -274,6 +308,21 @@ class Settlement:
     ) -> tuple[Coordinates, ChunkRef | None]:
         coords, data = chunk
         return coords, None if data is None else await self._home.store_bytes(data)
+
+
+def without_settled(conflicts: Sequence[Conflict], settled: Settled) -> list[Conflict]:
+    """Leave out conflicts that a solver has settled before."""
+    left: list[Conflict] = []
+    for it in conflicts:
+        if it.node_id is None or it.node_id not in settled:
+            left.append(it)
+        elif it.kind is ConflictKind.CHUNK_DOUBLE_UPDATE:
+            coords = tuple(at for at in it.coords if at not in settled[it.node_id])
+            if coords:
+                left.append(replace(it, coords=coords))
+        elif it.kind not in _ABOUT_METADATA:
+            left.append(it)
+    return left
 
 
 def describe(conflicts: Sequence[Conflict]) -> str:

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async.engine.changes.change_set import WorkingTree
 from icechunk_async.engine.changes.detect import Conflict, ConflictKind, detect_conflicts
-from icechunk_async.engine.commit.conflicts import ConflictDetector
-from icechunk_async.engine.commit.rebase import Settlement
+from icechunk_async.engine.commit.conflicts import ConflictDetector, PreparingSolver
+from icechunk_async.engine.commit.publisher import SessionMode
+from icechunk_async.engine.commit.rebase import Settlement, without_settled
 from icechunk_async.engine.history.diff import Diff, diff_of_log
 from icechunk_async.engine.history.merged import PROPERTY
 from icechunk_async.engine.versions.behind import Behind
-from icechunk_async.engine.versions.differences import Differences, find_differences, reading
+from icechunk_async.engine.versions.differences import Differences, find_differences
 from icechunk_async.engine.versions.transport import transport
 from icechunk_async.errors import SnapshotNotFoundError
 from icechunk_async.format.zarr_document import same_chunk_format
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from icechunk_async.engine.changes.change_set import ChangeSet
-    from icechunk_async.engine.commit.conflicts import ConflictSolver
+    from icechunk_async.engine.commit.conflicts import ConflictSolver, Settled
     from icechunk_async.engine.open import Engine
     from icechunk_async.format.ids import NodeId, SnapshotId
     from icechunk_async.format.json.metadata import JSON
@@ -133,11 +134,20 @@ async def combine(
             find_differences(engine, base, target),
         )
     moved = transport(ours, target, theirs)
-    found = [*moved.conflicts, *_clashes(base, moved.changes, target, theirs)]
     behind = Behind(engine, base.id, source.id, target.id)
-    settlement = Settlement(
-        reading(engine, base), moved.changes, target, ours=source, who=behind.commits
-    )
+    home = engine.workspace(base, SessionMode.READONLY)
+    settlement = Settlement(home, moved.changes, target, ours=source, who=behind.commits)
+    settled: Settled = {}
+    if isinstance(solver, PreparingSolver):
+        # Two who append the same bytes did the same, and yet both blocks are wanted.
+        whole = transport(ours, target, theirs, leave_out_equal=False).changes
+        preparing = Settlement(home, whole, target, ours=source)
+        settled = await preparing.prepare(solver)
+        for node_id in settled:
+            moved.changes.updated[node_id] = whole.updated[node_id]
+            moved.changes.chunks[node_id] = whole.chunks[node_id]
+    clashes = [*moved.conflicts, *_clashes(base, moved.changes, target, theirs)]
+    found = without_settled(clashes, settled)
     log = theirs.log(target.id)
     open_conflicts = await settlement.decide(found, log, solver or ConflictDetector())
     for conflict in open_conflicts:

@@ -39,7 +39,13 @@ class Transported:
     """Those that have nothing to do with chunks or documents: places that are taken."""
 
 
-def transport(found: Differences, target: Snapshot, theirs: Differences | None) -> Transported:
+def transport(
+    found: Differences,
+    target: Snapshot,
+    theirs: Differences | None,
+    *,
+    leave_out_equal: bool = True,
+) -> Transported:
     """Return the changes of some differences as changes on another snapshot.
 
     What both sides did alike is left out: equal documents, equal references, nodes that both
@@ -50,12 +56,21 @@ def transport(found: Differences, target: Snapshot, theirs: Differences | None) 
         found: the changes, from the common base.
         target: the snapshot that gets them.
         theirs: from the common base to ``target``; None if that is the base.
+        leave_out_equal: leave out what both did alike.
     """
-    return _Transport(found, target, theirs).run()
+    return _Transport(found, target, theirs, leave_out_equal=leave_out_equal).run()
 
 
 class _Transport:
-    def __init__(self, found: Differences, target: Snapshot, theirs: Differences | None) -> None:
+    def __init__(
+        self,
+        found: Differences,
+        target: Snapshot,
+        theirs: Differences | None,
+        *,
+        leave_out_equal: bool,
+    ) -> None:
+        self._leave_out_equal = leave_out_equal
         self._found = found
         self._target = target
         self._nodes: Nodes = target.nodes
@@ -150,7 +165,7 @@ class _Transport:
     def _update(self, old: Node, new: Node) -> None:
         there = self._nodes.path_of(new.id)
         theirs = None if there is None else self._nodes[there]
-        if theirs is not None and theirs.user_data == new.user_data:
+        if self._leave_out_equal and theirs is not None and theirs.user_data == new.user_data:
             return
         path = old.path if there is None else self._changes.moves.place(there)
         self._changes.updated[new.id] = _bare(new, path)
@@ -187,7 +202,7 @@ class _Transport:
     def _write(self, node_id: NodeId, changes: RefChanges) -> None:
         target_id = self._twins.get(node_id, node_id)
         theirs = self._their_chunks.get(target_id)
-        if theirs is not None:
+        if theirs is not None and self._leave_out_equal:
             changes = without_equal(changes, theirs)
         if not changes.is_empty():
             mine = self._changes.chunks.setdefault(target_id, ArrayChanges(changes.after.rank))
