@@ -1985,6 +1985,8 @@ class Repository:
         storage_options: Mapping[str, object] | None = None,
         refs: Iterable[str] | None = None,
         since: datetime | SnapshotId | str | None = None,
+        paths: Iterable[str] | None = None,
+        shallow: bool = False,
         discard_changes: bool = False,
         as_zarr: bool = False,
         progress: ProgressCallback | None = None,
@@ -1995,6 +1997,9 @@ class Repository:
         virtual chunks still refer to where they did. The references come last, so the destination
         shows the state at the beginning of the copy, and never a part of a snapshot. A copy
         that was interrupted is continued by calling this again. Writers need not stop.
+
+        With ``paths`` or ``shallow``, snapshots and manifests are written anew from those of this
+        repository; see there for what stays.
 
         Called again, it makes the destination show what this repository shows: branches that were
         reset or deleted here are reset or deleted there. Objects that only they used stay at the
@@ -2009,14 +2014,28 @@ class Repository:
             since: leave out older history, as `expire_snapshots` does: snapshots that were written
                 before this time, or before this snapshot, and that no branch or tag points to.
                 The first snapshot stays and becomes the parent of the oldest one that is kept.
+            paths: copy only these arrays and groups, with all below them and the groups above
+                them, as each snapshot has them under these paths; None: all. Each snapshot has a
+                counterpart with the same time, message and properties, and
+                ``icechunk-async-copied-from`` among them: the id here. Its own id is made of that
+                one and of the paths, except that the first snapshot keeps its id. Nodes that are
+                moved to or from these paths come and go as new and deleted ones.
+            shallow: copy no chunk objects. Manifests refer to them as virtual chunks, by a new
+                container for the place of this repository, which readers authorize by its URL
+                prefix; the report names it. Ids of snapshots, transaction logs and virtual and
+                inline chunks stay. A chunk that is written here more than ten minutes after the
+                copy is refused by its time, where the storage tells times. What is collected here
+                is lost there. For origins on S3, Google Cloud Storage, Azure, web servers and local
+                disks.
             discard_changes: undo what somebody changed in the copy, for example commits, and
-                drop branches and tags that an earlier copy brought and ``refs`` does not name.
-                The report says what was undone.
+                drop branches and tags that an earlier copy brought and ``refs`` does not name, and
+                the history of other ``paths``. The report says what was undone.
             as_zarr: write one snapshot as a plain Zarr hierarchy instead, which any Zarr library
-                reads: that of the one branch or tag in ``refs``, or of ``main``. Stored bytes of
-                chunks do not change; virtual chunks are read from their sources, which must be
-                authorized. Only to an empty location, or to continue such a copy. The root's
-                document is written last. The destination needs no conditional writes.
+                reads: that of the one branch or tag in ``refs``, or of ``main``; or the ``paths``
+                in it. Stored bytes of chunks do not change; virtual chunks are read from their
+                sources, which must be authorized. Only to an empty location, or to continue such a
+                copy. The root's document is written last. The destination needs no conditional
+                writes.
             progress: called with the number of objects looked at.
 
         Returns:
@@ -2025,11 +2044,15 @@ class Repository:
 
         Raises:
             RepositoryExistsError: the destination holds something that no copy put there, a copy of
-                another repository or of more branches and tags, or the copy was changed; the
-                changes are named in the message and in ``context["changes"]``. Nothing was written.
-            NotFoundError: one of ``refs`` is neither a branch nor a tag; nothing was written.
-            InvalidInputError: ``as_zarr`` was given with ``since``, ``discard_changes`` or several
-                ``refs``; nothing was written.
+                another repository, of more branches and tags or other paths, or one that is
+                shallow while this one is not, or the copy was changed; the changes are named in the
+                message and in ``context["changes"]``. Nothing was written.
+            NotFoundError: one of ``refs`` is neither a branch nor a tag, or one of ``paths`` is at
+                the tip of none of them; ``context["near"]`` has paths that are like it. Nothing was
+                written.
+            InvalidInputError: ``as_zarr`` was given with ``since``, ``shallow``,
+                ``discard_changes`` or several ``refs``; or no container can name this place;
+                nothing was written.
             VirtualChunkError: with ``as_zarr``: a virtual chunk cannot be read.
             ConflictError: another writer changed the copy meanwhile, or garbage collection outruns
                 the copy; the destination shows what it did before.
@@ -2040,19 +2063,22 @@ class Repository:
         Cost: at most five requests, besides those for the references of format version 1, if
         nothing changed. Later copies read the new snapshots and the manifests that they added and
         replaced, and read and write each new object once. The first copy of a whole repository, one
-        that continues another, and those of format version 1 list both sides instead. Memory: 256
-        MiB, or one object if that is larger, and 12 bytes a chunk that is copied.
+        that continues another, and those of format version 1 list both sides instead. ``paths`` and
+        ``shallow`` read each new snapshot twice, and each manifest that it needs and earlier ones
+        did not once, and write those that differ; ``shallow`` touches no chunk. Memory: 256 MiB, or
+        one object if that is larger, and 12 bytes a chunk that is copied.
 
         Cancellation: the destination shows what it did before, or the new state (in format
         version 1, for each branch and tag by itself).
         """
         if as_zarr:
-            if since is not None or discard_changes:
+            if since is not None or discard_changes or shallow:
                 raise InvalidInputError(
-                    "A plain Zarr hierarchy has neither history nor a second copy: as_zarr goes "
-                    "with neither since nor discard_changes."
+                    "A plain Zarr hierarchy has neither history nor a second copy, and holds its "
+                    "chunks: as_zarr goes with neither since nor discard_changes nor shallow."
                 )
-            return await self._copy_as_zarr(destination, storage_options or {}, refs, progress)
+            request = _request(destination, storage_options, self._engine.config)
+            return await self._copy_as_zarr(request, refs, paths, progress)
         from icechunk_async.engine.upkeep.copying.copy import copy_to  # noqa: PLC0415 -- slow to import
 
         return await copy_to(
@@ -2061,17 +2087,20 @@ class Repository:
             storage_options or {},
             refs=refs,
             since=since,
+            paths=paths,
+            shallow=shallow,
             discard_changes=discard_changes,
             progress=progress,
         )
 
     async def _copy_as_zarr(
         self,
-        destination: Location,
-        storage_options: Mapping[str, object],
+        request: Request,
         refs: Iterable[str] | None,
+        paths: Iterable[str] | None,
         progress: ProgressCallback | None,
     ) -> CopyReport:
+        from icechunk_async.engine.upkeep.copying.derivation import as_paths, check_paths  # noqa: PLC0415
         from icechunk_async.engine.upkeep.copying.selection import Selection  # noqa: PLC0415
         from icechunk_async.zarr.export import export_zarr, open_limited  # noqa: PLC0415
 
@@ -2084,10 +2113,12 @@ class Repository:
                 f"{1 + len(more)}."
             )
         tip = branches[name] if name in branches else tags[name]
+        chosen = as_paths(paths)
+        if chosen is not None:
+            check_paths(chosen, [await self._engine.assets.snapshot(tip)], name)
         session = await self.readonly_session(snapshot_id=tip)
-        request = _request(destination, storage_options, self._engine.config)
         async with open_limited(request) as target:
-            return await export_zarr(session.store, str(tip), target, progress)
+            return await export_zarr(session.store, str(tip), target, progress, paths=chosen)
 
 
 def _request(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from icechunk_async import Repository
 from tests.interop.answers import Settings
 from tests.interop.comparing import ENGINES, view
 from tests.interop.edits import DTYPES, apply, array, dumps, group, write
@@ -228,3 +229,25 @@ async def test_history_that_wheel_1_expired_goes_on(wheel: Wheel1, tmp_path: Pat
     wheel.ask("commit", edits=dumps([group("last")]), metadata={}, **options)
     await agree(wheel, root)
     assert Files(root).missing() == {folder: set[str]() for folder in FOLDERS}
+
+
+async def test_copies_without_chunks_and_of_chosen_arrays_are_read_by_wheel_1(
+    wheel: Wheel1, tmp_path: Path
+) -> None:
+    """It finds chunks that stay at the origin, though it knows no names of containers."""
+    origin = tmp_path / "origin"
+    wheel.ask("create", root=str(origin), inline=0, split=None, source=None)
+    options: dict[str, Any] = {"root": str(origin), "source": None, "branch": "main"}
+    edits = [group("g"), array("g/a", [8], [2]), array("b", [8], [2])]
+    edits += [write(path, [0], [8], 3) for path in ("g/a", "b")]
+    wheel.ask("commit", edits=dumps(edits), metadata={"by": "them"}, **options)
+    wheel.ask("commit", edits=dumps([write("g/a", [0], [2], 4)]), metadata={}, **options)
+    for name, how in (("shallow", {"shallow": True}), ("paths", {"paths": ["g"], "shallow": True})):
+        copied: Any = how
+        async with Repository.open(origin) as repository:
+            await repository.copy_to(tmp_path / name, **copied)
+        seen = await agree(wheel, tmp_path / name, origin)
+        assert any("g/a" in arrays for arrays in seen.arrays.values())
+        options = {"root": str(tmp_path / name), "source": str(origin), "branch": "main"}
+        wheel.ask("commit", edits=dumps([write("g/a", [0], [2], 5)]), metadata={}, **options)
+        await agree(wheel, tmp_path / name, origin)

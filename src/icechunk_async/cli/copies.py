@@ -70,6 +70,21 @@ _Since = Annotated[
         help="Leave out older history: an ISO 8601 time, an age such as 90d, or a snapshot id.",
     ),
 ]
+_Paths = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--path",
+        metavar="PATH",
+        help="Only this array or group, with the groups above it. May be repeated.",
+    ),
+]
+_Shallow = Annotated[
+    bool,
+    typer.Option(
+        "--shallow",
+        help="Leave chunks where they are: the copy refers to those of the original.",
+    ),
+]
 _AsZarr = Annotated[
     bool,
     typer.Option(
@@ -111,6 +126,8 @@ class Copied:
     refs: list[ChangedRef]
     discarded: list[str]
     """Changes at the destination that were undone, in words."""
+    origin_prefix: str | None
+    """The URL prefix that readers of a shallow copy authorize."""
 
 
 async def copy(
@@ -120,20 +137,30 @@ async def copy(
     destination_option: _DestinationOptions = None,
     ref: _Refs = None,
     since: _Since = None,
+    path: _Paths = None,
+    shallow: _Shallow = False,
     as_zarr: _AsZarr = False,
 ) -> Copied:
     """Copy a repository to another storage, or bring an earlier copy up to date.
 
     Run it again to continue a copy that was interrupted, or to bring what is new. The copy is
     whole at every moment. A destination that holds anything else, or that somebody committed to,
-    is refused. Writers need not stop.
+    is refused. Writers need not stop. With --path snapshots get other ids; with --shallow
+    what is collected in the original is lost in the copy.
 
     JSON keys: destination, objects_copied, bytes_copied, objects_skipped (there already),
     objects_by_service (copied without their bytes passing through here), refs (each: kind, name,
-    change, before, after), discarded.
+    change, before, after), discarded, origin_prefix (of a shallow copy: what readers --authorize).
     """
     return await _copy(
-        repository, destination, destination_option, refs=ref, since=since, as_zarr=as_zarr
+        repository,
+        destination,
+        destination_option,
+        refs=ref,
+        since=since,
+        paths=path,
+        shallow=shallow,
+        as_zarr=as_zarr,
     )
 
 
@@ -144,6 +171,8 @@ async def sync(
     destination_option: _DestinationOptions = None,
     ref: _Refs = None,
     since: _Since = None,
+    path: _Paths = None,
+    shallow: _Shallow = False,
     discard_changes: _DiscardChanges = False,
 ) -> Copied:
     """Make a copy show what the repository shows, again and again.
@@ -154,7 +183,8 @@ async def sync(
 
     JSON keys: destination, objects_copied, bytes_copied, objects_skipped (there already),
     objects_by_service (copied without their bytes passing through here), refs (each: kind, name,
-    change, before, after), discarded (in words).
+    change, before, after), discarded (in words), origin_prefix (of a shallow copy: what readers
+    --authorize).
     """
     return await _copy(
         repository,
@@ -162,6 +192,8 @@ async def sync(
         destination_option,
         refs=ref,
         since=since,
+        paths=path,
+        shallow=shallow,
         discard_changes=discard_changes,
     )
 
@@ -173,6 +205,8 @@ async def _copy(
     *,
     refs: list[str] | None,
     since: Any,
+    paths: list[str] | None,
+    shallow: bool,
     discard_changes: bool = False,
     as_zarr: bool = False,
 ) -> Copied:
@@ -182,6 +216,8 @@ async def _copy(
             storage_options=dict(options or ()),
             refs=refs or None,
             since=since,
+            paths=paths or None,
+            shallow=shallow,
             discard_changes=discard_changes,
             as_zarr=as_zarr,
             progress=progress,
@@ -198,6 +234,7 @@ async def _copy(
         done.objects_by_service,
         changed,
         list(done.discarded),
+        done.origin_prefix,
     )
 
 
@@ -221,6 +258,9 @@ def _show_copied(document: Copied, console: Console) -> None:
             f"{document.objects_skipped:,} were there already."
         )
     console.print(Text.assemble(plain(document.destination, "bold"), words), soft_wrap=True)
+    if document.origin_prefix is not None:
+        text = Text.assemble("Its readers need --authorize ", plain(document.origin_prefix), ".")
+        console.print(text, soft_wrap=True)
 
 
 def _show_synced(document: Copied, console: Console) -> None:

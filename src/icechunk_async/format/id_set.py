@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     type Ids = npt.NDArray[np.uint8]
     """A row of twelve bytes an id."""
 
-__all__ = ["IdSet", "parse_ids"]
+__all__ = ["IdSet", "format_ids", "parse_ids"]
 
 _SIZE_BYTES: Final = ChunkId.size_bytes
 _LETTERS: Final = -(-_SIZE_BYTES * 8 // 5)
@@ -132,3 +132,13 @@ def parse_ids(names: Sequence[str]) -> tuple[Ids, npt.NDArray[np.bool_]]:
     bits = bits.reshape(len(names), 5 * _LETTERS)
     valid &= ~bits[:, _SIZE_BYTES * 8 :].any(axis=1)  # the bytes beyond the id are zero
     return np.packbits(bits[:, : _SIZE_BYTES * 8], axis=1), valid
+
+
+def format_ids(ids: Ids) -> list[str]:
+    """Return the text forms of many 12-byte ids, ``(n, 12)``, at once."""
+    bits = np.zeros((len(ids), 5 * _LETTERS), np.uint8)
+    bits[:, : _SIZE_BYTES * 8] = np.unpackbits(np.ascontiguousarray(ids), axis=1)
+    values = np.packbits(bits.reshape(-1, 5), axis=1)[:, 0] >> 3
+    letters = np.frombuffer(ALPHABET.encode(), np.uint8)[values]
+    texts: list[str] = letters.view(f"S{_LETTERS}").astype(f"U{_LETTERS}").tolist()
+    return texts

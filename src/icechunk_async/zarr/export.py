@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from zarr.core.buffer import default_buffer_prototype
 
@@ -19,12 +19,13 @@ from icechunk_async.engine.policies import policies_of
 from icechunk_async.engine.upkeep.copying.copy import CopyReport
 from icechunk_async.errors import ObjectNotFoundError, RepositoryExistsError, UnsafeStorageError
 from icechunk_async.format.config import RepositoryConfig
+from icechunk_async.format.paths import ancestors, join
 from icechunk_async.storage import ObjectInfo
 from icechunk_async.storage.policies.limit import Budget
 from icechunk_async.storage.policies.stack import with_policies
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.open import Request
@@ -55,14 +56,18 @@ async def export_zarr(
     snapshot_id: str,
     destination: Storage,
     progress: ProgressCallback | None = None,
+    *,
+    paths: Sequence[str] | None = None,
 ) -> CopyReport:
-    """Write all keys of a store; see `Repository.copy_to`.
+    """Write the keys of a store; see `Repository.copy_to`.
 
     Args:
         store: of a read-only session.
         snapshot_id: the snapshot that it shows.
         destination: empty, or with a part of this copy.
         progress: called with the number of chunks looked at.
+        paths: only these arrays and groups, with all below them and the groups above them; none
+            is below another. None: all.
 
     Raises:
         RepositoryExistsError: something else is there, or a part of another snapshot.
@@ -74,7 +79,7 @@ async def export_zarr(
     Cancellation: chunks may have been written, and no document of the root. Copying again
     continues.
     """
-    work = _Export(store, destination, progress or no_progress)
+    work = _Export(store, destination, paths, progress or no_progress)
     await work.begin(snapshot_id)
     documents = await work.write_chunks()
     await work.write_documents(documents)
@@ -83,10 +88,15 @@ async def export_zarr(
 
 class _Export:
     def __init__(
-        self, store: IcechunkStore, destination: Storage, progress: ProgressCallback
+        self,
+        store: IcechunkStore,
+        destination: Storage,
+        paths: Sequence[str] | None,
+        progress: ProgressCallback,
     ) -> None:
         self._store = store
         self._destination = destination
+        self._paths = paths
         self._progress = progress
         self._there: set[str] = set()
         self.copied = self.bytes_copied = self.skipped = 0
@@ -105,29 +115,53 @@ class _Export:
         entries = destination.list_prefix()
         async with closing(entries):
             self._there = {it.key async for it in entries if isinstance(it, ObjectInfo)}
+        note: dict[str, object] = {"snapshot": snapshot_id}
+        if self._paths is not None:
+            note["paths"] = list(self._paths)
         if not self._there:
-            await destination.put(NOTE, json.dumps({"snapshot": snapshot_id}).encode())
+            await destination.put(NOTE, json.dumps(note).encode())
             return
-        if (noted := await self._noted()) != snapshot_id:
-            found = f"a part of a copy of snapshot {noted}" if noted else repr(min(self._there))
+        if (noted := await self._noted()) != note:
+            found = repr(min(self._there))
+            if noted is not None:
+                of = f" of {', '.join(map(str, noted['paths']))}" if "paths" in noted else ""
+                found = f"a part of a copy{of} of snapshot {noted['snapshot']}"
             raise RepositoryExistsError(
                 f"Snapshot {snapshot_id} cannot be written to {url!r} as a Zarr hierarchy: "
                 f"{found} is there. Copy to an empty location.",
                 url=url,
             )
 
-    async def _noted(self) -> str | None:
+    async def _noted(self) -> dict[str, Any] | None:
         try:
-            return str(json.loads(bytes((await self._destination.get(NOTE)).data))["snapshot"])
+            found = json.loads(bytes((await self._destination.get(NOTE)).data))
+            if isinstance(found["snapshot"], str) and isinstance(found.get("paths", []), list):
+                return dict(found)
         except (ObjectNotFoundError, ValueError, KeyError, TypeError, RecursionError):
-            return None
+            pass
+        return None
+
+    async def _keys(self) -> AsyncGenerator[str]:
+        """Iterate over the keys to write."""
+        if self._paths is None:
+            async for key in self._store.list():
+                yield key
+            return
+        above = {it for path in self._paths for it in ancestors(path)}
+        for path in sorted(above):
+            key = join(path, _DOCUMENT)[1:]
+            if await self._store.exists(key):
+                yield key
+        for path in self._paths:
+            async for key in self._store.list_prefix(f"{path[1:]}/"):
+                yield key
 
     async def write_chunks(self) -> list[str]:
         """Write chunks that are not there; return the keys of the documents."""
         documents: list[str] = []
         page: list[str] = []
         done = 0
-        async for key in self._store.list():
+        async for key in self._keys():
             if key.rpartition("/")[2] == _DOCUMENT:
                 documents.append(key)
             elif key in self._there:  # of the same snapshot, so with the same bytes

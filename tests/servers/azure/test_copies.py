@@ -9,13 +9,14 @@ import pytest
 
 from icechunk_async import Repository
 from icechunk_async.errors import ObjectNotFoundError, StorageError
+from icechunk_async.format.config import AzureStore
 from icechunk_async.storage import open_storage
 from icechunk_async.storage.extensions import CopiesFrom
 from icechunk_async.testing.proxy import FaultProxy
 from icechunk_async.testing.proxy_plan import FaultPlan, Respond, Rule
 from icechunk_async_azure import copying
 from icechunk_async_azure.writing import write_blocks
-from tests.helpers import make_array, write
+from tests.helpers import make_array, read, write
 from tests.servers.azure.azurite_server import ACCOUNT
 from tests.servers.azure.conftest import make_container, options
 from tests.servers.azure.test_azure import signature
@@ -158,3 +159,25 @@ async def test_blocks_are_of_one_version(
             with pytest.raises(StorageError, match="replaced"):
                 await target.copy_from(source, "large")
         assert not [it async for it in target.list_prefix()]
+
+
+async def test_shallow_copy_reads_chunks_in_the_container_of_its_origin(
+    azurite: Azurite, container: str, second: str
+) -> None:
+    """The reader says where the emulator is, and brings the key."""
+    given = options(azurite.endpoint)
+    async with Repository.create(f"az://{container}/a b", storage_options=given) as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (4,), (1,))
+        await write(session, "a/c/1", b"x" * 1000)
+        await session.commit("a chunk")
+        report = await repository.copy_to(f"az://{second}/x", storage_options=given, shallow=True)
+    assert report.origin_prefix == f"az://{container}/a b/"
+    access = {report.origin_prefix: given}
+    async with Repository.open(
+        f"az://{second}/x", storage_options=given, authorize_virtual_chunk_access=access
+    ) as copy:
+        (named,) = copy.config.virtual_chunk_containers or ()
+        assert named.store == AzureStore({"account": ACCOUNT})
+        session = await copy.readonly_session("main")
+        assert await read(session, "a/c/1") == b"x" * 1000

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+import zarr
 
-from icechunk_async import Repository
+from icechunk_async import Packing, Repository
 from icechunk_async.errors import ObjectNotFoundError
 from icechunk_async.storage import open_storage
 from icechunk_async.storage.extensions import CopiesFrom
 from icechunk_async_s3 import writing
 from icechunk_async_s3.changing import Changer
-from tests.helpers import make_array, write
+from tests.helpers import make_array, read, write
 
 if TYPE_CHECKING:
     from tests.servers.s3.running import Server
@@ -78,3 +80,52 @@ async def test_missing_source_is_told(moto_server: Server) -> None:
         with pytest.raises(ObjectNotFoundError):
             await target.copy_from(source, "chunks/none")
         assert not [it async for it in target.list_prefix()]
+
+
+@pytest.mark.parametrize("spec", [1, 2])
+async def test_shallow_copy_is_read_by_both_engines(ministack_server: Server, spec: int) -> None:
+    """From the bucket of its origin, by a container with the server's address and no secret."""
+    first, second = [await asyncio.to_thread(ministack_server.bucket) for _ in range(2)]
+    options = ministack_server.options()
+    create = Repository.create(
+        f"s3://{first}/a b", storage_options=options, spec_version=spec, packing=Packing(9000, 900)
+    )
+    async with create as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (3000,), (1000,))
+        for number, size in enumerate((1000, 1000, 800)):
+            await write(session, f"a/c/{number}", bytes([number]) * size + bytes(1000 - size))
+        await session.commit("three chunks")
+        report = await repository.copy_to(f"s3://{second}/x", storage_options=options, shallow=True)
+    prefix = f"s3://{first}/a b/"
+    assert report.origin_prefix == prefix
+    access = {prefix: dict(options)}
+    async with (
+        Repository.open(
+            f"s3://{second}/x", storage_options=options, authorize_virtual_chunk_access=access
+        ) as copy,
+        open_storage(f"s3://{second}/x", **options) as storage,
+    ):
+        assert not [it async for it in storage.list_prefix("chunks/")]
+        (container,) = copy.config.virtual_chunk_containers or ()
+        assert str(options["secret_access_key"]) not in repr(container)
+        session = await copy.readonly_session("main")
+        assert await read(session, "a/c/1") == b"\1" * 1000
+        assert (await copy.verify("decode")).is_healthy
+    await asyncio.to_thread(_read_officially, ministack_server, second, prefix)
+
+
+def _read_officially(server: Server, bucket: str, prefix: str) -> None:
+    """Read all of a copy with the official engine. Blocks."""
+    icechunk: Any = pytest.importorskip("icechunk", reason="the official engine is not installed")
+    keys: dict[str, Any] = server.options()
+    storage = icechunk.s3_storage(bucket=bucket, prefix="x", force_path_style=True, **keys)
+    credentials = icechunk.s3_credentials(
+        access_key_id=keys["access_key_id"], secret_access_key=keys["secret_access_key"]
+    )
+    repository = icechunk.Repository.open(
+        storage,
+        authorize_virtual_chunk_access=icechunk.containers_credentials({prefix: credentials}),
+    )
+    array = zarr.open_array(repository.readonly_session("main").store, path="a", mode="r")
+    assert [int(it) for it in np.asarray(array[::1000])] == [0, 1, 2]

@@ -75,3 +75,24 @@ def test_copy_as_zarr(sample: Sample, tmp_path: Path) -> None:
     refused = run("copy", sample.path, tmp_path / "no", "--as-zarr", "--since", "1d")
     assert refused.exit_code == 1
     assert "as_zarr" in refused.stderr
+
+
+def test_copy_of_chosen_arrays_and_without_chunks(sample: Sample, tmp_path: Path) -> None:
+    """The command says what readers authorize; unknown paths are named, with those like them."""
+    path = "/deep/large"
+    target = tmp_path / "shallow"
+    done = run("copy", sample.path, target, "--path", path, "--shallow", "--json").json
+    prefix = f"{sample.path.as_uri()}/"
+    assert done["origin_prefix"] == prefix
+    assert not (target / "chunks").exists()
+    again = run("sync", sample.path, target, "--path", path, "--shallow")
+    assert "was up to date." in again.stdout
+    assert f"Its readers need --authorize {prefix}." in again.stdout
+    assert run("verify", target, "--authorize", prefix).exit_code == 0
+    missing = run("copy", sample.path, tmp_path / "none", "--path", "large")
+    assert missing.exit_code == 1
+    assert f"Did you mean {path!r}" in " ".join(missing.stderr.split())
+    plain = tmp_path / "plain"
+    run("copy", sample.path, plain, "--as-zarr", "--path", path)
+    assert (plain / "deep" / "large" / "zarr.json").exists()
+    assert not (plain / "small").exists()

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zarr
 
-from icechunk_async.sync import IcechunkError, Repository, local_filesystem_storage
+from icechunk_async.sync import (
+    IcechunkError,
+    Repository,
+    containers_credentials,
+    local_filesystem_storage,
+)
+from icechunk_async.sync.credentials import LocalFileSystemAccess
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,3 +68,23 @@ def test_refusals_are_errors_of_the_facade(tmp_path: Path) -> None:
         assert repository.copy_to(tmp_path / "copy", discard_changes=True).discarded
         with pytest.raises(TypeError, match="time zone"):
             repository.copy_to(tmp_path / "other", since=datetime(2026, 1, 1))
+
+
+def test_chosen_arrays_and_shallow_copies(tmp_path: Path) -> None:
+    """The report says what readers authorize; progress is told."""
+    told: list[str] = []
+    with origin(tmp_path) as repository:
+        report = repository.copy_to(
+            tmp_path / "copy",
+            paths=["a"],
+            shallow=True,
+            progress=lambda it: told.append(it.phase),
+        )
+        with pytest.raises(IcechunkError, match="Did you mean '/a'"):
+            repository.copy_to(tmp_path / "other", paths=["/A"])
+    assert {"reading snapshots", "writing manifests", "writing snapshots"} <= set(told)
+    assert report.origin_prefix is not None
+    access = containers_credentials({report.origin_prefix: LocalFileSystemAccess})
+    with Repository.open(tmp_path / "copy", authorize_virtual_chunk_access=access) as copy:
+        found = ZARR.open_array(copy.readonly_session("main").store, path="a", mode="r")
+        assert found[:].tolist() == [2, 1, 1, 1]

@@ -20,7 +20,7 @@ from icechunk_async.errors import (
 )
 from icechunk_async.storage import open_storage
 from icechunk_async.zarr.export import NOTE, export_zarr
-from tests.helpers import memory_url, objects
+from tests.helpers import memory_url, objects, read
 from tests.unit.engine.upkeep.copying.copy_tools import Breaking
 
 if TYPE_CHECKING:
@@ -138,6 +138,34 @@ async def test_other_objects_and_other_snapshots_are_refused() -> None:
         with pytest.raises(RepositoryExistsError, match="a part of a copy of snapshot"):
             await repository.copy_to(destination, as_zarr=True, refs=["v1"])
         assert await objects(destination) == before
+
+
+async def test_part_of_a_hierarchy_has_the_groups_above_it(tmp_path: Path) -> None:
+    """Zarr reads it from its root. It is continued with the same paths, and with no others."""
+    url = memory_url()
+    await filled(url)
+    async with Repository.open(url) as repository, open_storage(tmp_path / "part") as destination:
+        session = await repository.readonly_session("main")
+        breaking = Breaking(destination)
+        breaking.writes_left = 3
+        with pytest.raises(StorageUnavailableError):
+            await export_zarr(session.store, str(session.snapshot_id), breaking, paths=["/g/large"])
+        before = await objects(destination)
+        for others in (None, ["g"]):
+            with pytest.raises(RepositoryExistsError, match="a part of a copy of /g/large of"):
+                await repository.copy_to(destination, as_zarr=True, paths=others)
+        assert await objects(destination) == before
+        await repository.copy_to(destination, as_zarr=True, paths=["g/large/"])
+        whole = {
+            key: await read(session, key)
+            async for key in session.store.list()
+            if key == "zarr.json" or key.startswith("g/")
+        }
+        assert await objects(destination) == whole
+    root = ZARR.open_group(tmp_path / "part", mode="r")
+    assert root.attrs["title"] == "all"
+    assert root["g/large"][:3].tolist() == [-1, 1, 2]
+    assert sorted(root.keys()) == ["g"]
 
 
 async def test_combinations_that_make_no_sense_are_refused() -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.manifest.reading import Manifest
     from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs, Coordinates
     from icechunk_async.format.manifest.writing import LocationDictionary
-    from icechunk_async.storage import BlockingStorage, Storage
+    from icechunk_async.storage import BlockingStorage, Retrieved, Storage
 
     type ManifestCache = WeightedCache[ManifestId, HeldManifest]
 
@@ -253,6 +253,14 @@ class ManifestFiles:
         )
         check_id(self._names.manifest(manifest_id), manifest.id, manifest_id)
         return manifest
+
+    async def read_file(self, manifest_id: ManifestId) -> Retrieved:
+        """Read the file of a manifest from the storage, and do not cache it. Errors as `get`."""
+        key = self._names.manifest(manifest_id)
+        try:
+            return await self._storage.get(key)
+        except ObjectNotFoundError as error:
+            raise _missing(key) from error
 
     async def seekable_file(
         self, manifest_id: ManifestId, size_bytes: int

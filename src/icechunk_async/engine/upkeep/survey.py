@@ -43,18 +43,16 @@ class Limits:
             )
 
 
-def portions(
-    sizes: Iterable[tuple[ManifestId, int]], limits: Limits
-) -> Iterator[list[tuple[ManifestId, int]]]:
-    """Divide manifests, with their sizes, into lists that fit the limits."""
-    portion: list[tuple[ManifestId, int]] = []
+def portions[K](sizes: Iterable[tuple[K, int]], limits: Limits) -> Iterator[list[tuple[K, int]]]:
+    """Divide manifests, or what stands for them, with their sizes into lists within limits."""
+    portion: list[tuple[K, int]] = []
     total = 0
-    for manifest_id, size_bytes in sizes:
+    for name, size_bytes in sizes:
         size = size_bytes or _UNKNOWN_SIZE_BYTES
         if portion and (len(portion) >= limits.manifests or total + size > limits.manifest_bytes):
             yield portion
             portion, total = [], 0
-        portion.append((manifest_id, size_bytes))
+        portion.append((name, size_bytes))
         total += size
     if portion:
         yield portion

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.concurrency import closing, gather
 from icechunk_async._runtime.progress import no_progress
-from icechunk_async.engine.files.assets import Assets
-from icechunk_async.engine.files.binary_layout import BinaryLayout
 from icechunk_async.engine.open import Request as OpenRequest
 from icechunk_async.engine.open import as_snapshot_id, check_safe, open_location
 from icechunk_async.engine.policies import policies_of
 from icechunk_async.engine.upkeep.copying import contents
+from icechunk_async.engine.upkeep.copying.derivation import AS_IT_IS, Derivation, as_paths
+from icechunk_async.engine.upkeep.copying.deriving import GUARD_SECONDS, Deriving
 from icechunk_async.engine.upkeep.copying.marks import (
     Mark,
     References,
@@ -32,13 +32,10 @@ from icechunk_async.engine.upkeep.copying.marks import (
     read_references,
 )
 from icechunk_async.engine.upkeep.copying.needs import Needs, find_needs
-from icechunk_async.engine.upkeep.copying.selection import (
-    WHOLE,
-    Selection,
-    select_history,
-    select_old_history,
-)
+from icechunk_async.engine.upkeep.copying.plan import Plan, assets_of, make_plan
+from icechunk_async.engine.upkeep.copying.selection import WHOLE, Selection
 from icechunk_async.engine.upkeep.copying.transfer import ByService, Transfer
+from icechunk_async.engine.virtual.naming import container_at
 from icechunk_async.errors import (
     ConflictError,
     FormatError,
@@ -50,22 +47,17 @@ from icechunk_async.errors import (
     SnapshotNotFoundError,
     UnsafeStorageError,
 )
-from icechunk_async.format.envelope import FileType, pack, unpack
+from icechunk_async.format.envelope import FileType, unpack
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, SnapshotId
 from icechunk_async.format.layout import (
     CONFIG,
     REPO_INFO,
     backup_key,
-    branch_key,
     is_written_once,
     new_backup_name,
     snapshot_key,
-    tag_key,
 )
-from icechunk_async.format.operations_log import LogCache
-from icechunk_async.format.refs import encode_ref
-from icechunk_async.format.repo_info import SnapshotInfo, encode_repo_info
-from icechunk_async.format.snapshot import decode_snapshot, with_parent
+from icechunk_async.format.snapshot import decode_snapshot
 from icechunk_async.storage import ABSENT, ObjectInfo
 from icechunk_async.storage.policies.limit import Budget
 from icechunk_async.storage.policies.stack import with_policies
@@ -77,9 +69,11 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from icechunk_async._runtime.progress import ProgressCallback
+    from icechunk_async.engine.files.assets import Assets
     from icechunk_async.engine.open import Engine, Location
     from icechunk_async.format.id_set import IdSet
-    from icechunk_async.format.repo_info import RepoInfo
+    from icechunk_async.format.manifest.writing import LocationDictionary
+    from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo
     from icechunk_async.storage import Retrieved, Storage, Version
 
     type _Change = Literal["created", "moved", "deleted"]
@@ -87,10 +81,10 @@ if TYPE_CHECKING:
 __all__ = ["CopyReport", "RefChange", "copy_repository", "copy_to"]
 
 _ROUNDS: Final = 5
-_LEVEL: Final = 3
 _NAMED_AT_MOST: Final = 10
 """Changes that an error message names."""
-_NO_CACHE: Final = 0
+_CACHED_NODES: Final = 200_000
+"""Of snapshots that are derived, which are read several times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +118,8 @@ class CopyReport:
     """In a first copy, all of them."""
     discarded: tuple[str, ...] = ()
     """Changes that somebody had made at the destination and this copy undid, in words."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The state that the destination is to show, and the objects that it needs."""
-
-    references: References
-    snapshots: frozenset[SnapshotId] | None = None
-    """None: whatever a listing shows."""
-    rewritten: Mapping[str, bytes] | None = None
-    """Snapshots that get another parent; format version 1."""
+    origin_prefix: str | None = None
+    """The URL prefix that readers of a shallow copy authorize."""
 
 
 async def copy_to(
@@ -144,12 +129,16 @@ async def copy_to(
     *,
     refs: Iterable[str] | None,
     since: datetime | SnapshotId | str | None,
+    paths: Iterable[str] | None,
+    shallow: bool,
     discard_changes: bool,
     progress: ProgressCallback | None,
 ) -> CopyReport:
     """Open the destination and copy to it; see `Repository.copy_to`."""
     request = OpenRequest(destination, storage_options, engine.config, {})
     with telemetry.span("copy_to"):
+        container = container_at(engine.storage.description) if shallow else None
+        derivation = Derivation(as_paths(paths), container)
         selection = Selection.of(refs, await _moment(engine, since))
         async with open_location(request) as storage:
             check_safe(storage)
@@ -161,6 +150,8 @@ async def copy_to(
                 engine.storage,
                 target,
                 selection,
+                derivation,
+                dictionary=engine.manifest_options.location_dictionary,
                 discard_changes=discard_changes,
                 service=service and with_policies(service, budget, policies, immutable=_never),
                 progress=progress or no_progress,
@@ -189,7 +180,9 @@ async def copy_repository(
     source: Storage,
     destination: Storage,
     selection: Selection = WHOLE,
+    derivation: Derivation = AS_IT_IS,
     *,
+    dictionary: LocationDictionary | None = None,
     discard_changes: bool = False,
     service: Storage | None = None,
     progress: ProgressCallback = no_progress,
@@ -203,16 +196,19 @@ async def copy_repository(
     Args:
         source: the storage of the repository; it must be able to list.
         destination: another storage: empty, or with an earlier copy.
-        selection: the part to copy.
+        selection: the branches and tags to copy, and how much of their history.
+        derivation: the nodes to copy, and whether chunks stay where they are.
+        dictionary: how locations of chunks that stay are compressed; None: they are not.
         discard_changes: undo what somebody changed in the copy, instead of refusing.
         service: a `ByService` between the two, if there is one.
         progress: told how many objects were looked at.
 
     Raises:
         RepositoryExistsError: the destination holds something that no copy put there, a
-            copy of another repository or of branches and tags that are not selected now, or
-            the copy was committed to; nothing was written.
-        NotFoundError: a selected name is neither a branch nor a tag; nothing was written.
+            copy of another repository, of another kind, or of branches, tags and paths that are
+            not selected now, or the copy was committed to; nothing was written.
+        NotFoundError: a selected name is neither a branch nor a tag, or a path is at no tip;
+            nothing was written.
         ConflictError: the references of the destination changed while
             objects were copied, or garbage collection outruns the copy;
             the destination shows what it did before.
@@ -222,15 +218,16 @@ async def copy_repository(
             landed, that costs a few requests.
 
     Cost: three requests if nothing changed, and with format version 1 those of reading the
-    references. Else see `find_needs`; or if this is the first copy of a whole repository, an
-    earlier one was interrupted, or with format version 1, both storages are listed. Each object
-    that is missing is read and written once. Memory: at most 256 MiB of objects, or one object
-    if that is larger, and 12 bytes for each chunk that is copied.
+    references. Else see `find_needs`, and for snapshots that are derived `Deriving.bring`; or if
+    this is the first copy of a whole repository, an earlier one was interrupted, or with format
+    version 1, both storages are listed. Each object that is missing is read and written once.
+    Memory: at most 256 MiB of objects, or one object if that is larger, and 12 bytes for each
+    chunk that is copied.
 
     Cancellation: the destination shows what it did before, or the new state whole (format
     version 1: each branch and tag by itself). Copying again continues.
     """
-    if not source.capabilities.listing:
+    if not source.capabilities.listing and derivation.container is None:
         reason = source.capabilities.reasons.get("listing", "no reason given")
         raise UnsafeStorageError(
             f"The repository at {source.description.url!r} cannot be copied: its objects cannot "
@@ -238,9 +235,8 @@ async def copy_repository(
             missing=["listing"],
         )
     transfer = Transfer(source, destination, progress, service)
-    work = _Copying(
-        source, destination, selection, transfer, progress, discard_changes=discard_changes
-    )
+    work = _Copying(source, destination, selection, derivation, transfer)
+    work.dictionary, work.discard_changes, work.progress = dictionary, discard_changes, progress
     for _ in range(_ROUNDS):
         if (report := await work.round()) is not None:
             return report
@@ -260,20 +256,20 @@ class _Copying:
         source: Storage,
         destination: Storage,
         selection: Selection,
+        derivation: Derivation,
         transfer: Transfer,
-        progress: ProgressCallback,
-        *,
-        discard_changes: bool,
     ) -> None:
         self._source = source
         self._destination = destination
         self._selection = selection
-        self._discard_changes = discard_changes
+        self._derivation = derivation
+        self._transfer = transfer
+        self.dictionary: LocationDictionary | None = None
+        self.discard_changes = False
+        self.progress: ProgressCallback = no_progress
         self._discarded: tuple[str, ...] = ()
         self.lost: Exception | None = None
         """What was missing in the last round, if it is known."""
-        self._progress = progress
-        self._transfer = transfer
 
     @property
     def _url(self) -> str:
@@ -294,10 +290,14 @@ class _Copying:
         if there is not None and self._is_shown(state, there, mark):
             return self._report(there, there)
         plan = None
+        assets = assets_of(self._source, state.spec_version, snapshot_nodes=_CACHED_NODES)
         try:
-            plan = await self._plan(state)
+            plan = await make_plan(assets, state, self._selection, self._derivation)
             await self._begin(state, plan.references, there, found, mark)
-            whole = await self._copy_objects(state, plan, there, mark)
+            if self._derivation.changes_nothing:
+                whole = await self._copy_objects(state, plan, there, mark)
+            else:
+                whole = await self._derive_objects(assets, state, plan, there, mark)
         except (ObjectNotFoundError, SnapshotNotFoundError, FormatError) as error:
             if await self._is_still(state, plan):
                 raise
@@ -310,7 +310,8 @@ class _Copying:
 
     def _is_shown(self, state: References, there: References, mark: Mark) -> bool:
         """Return whether the destination shows this state of the source."""
-        if self._selection.is_whole and there.sums == state.sums:
+        as_it_is = self._selection.is_whole and self._derivation.changes_nothing
+        if as_it_is and there.sums == state.sums:
             return True
         return (
             mark.source == state.sums and mark.selection == self._key and mark.shown == there.sums
@@ -319,9 +320,12 @@ class _Copying:
     @property
     def _key(self) -> tuple[object, ...]:
         refs = self._selection.refs
-        return (None if refs is None else sorted(refs), self._selection.since_us)
+        chosen = (None if refs is None else sorted(refs), self._selection.since_us)
+        if self._derivation.changes_nothing:
+            return chosen
+        return (*chosen, self._derivation.describe())
 
-    async def _is_still(self, state: References, plan: _Plan | None) -> bool:
+    async def _is_still(self, state: References, plan: Plan | None) -> bool:
         """Return whether the source still shows what it did, so that what is missing was lost.
 
         Expiration of format version 1 changes no reference: there, look at the history again.
@@ -331,8 +335,12 @@ class _Copying:
             return False
         if state.spec_version > 1:
             return True
-        again = await self._plan(state)
-        return plan is not None and again.snapshots == plan.snapshots
+        return plan is not None and (await self._plan(state)).snapshots == plan.snapshots
+
+    async def _plan(self, state: References) -> Plan:
+        """Plan anew, from the present files."""
+        assets = assets_of(self._source, state.spec_version)
+        return await make_plan(assets, state, self._selection, self._derivation)
 
     def _report(self, shown: References, before: References | None) -> CopyReport:
         done = self._transfer
@@ -344,43 +352,8 @@ class _Copying:
             done.by_service,
             tuple(changes),
             self._discarded,
+            None if self._derivation.container is None else self._derivation.container.url_prefix,
         )
-
-    # Deciding
-
-    async def _plan(self, state: References) -> _Plan:
-        if self._selection.is_whole:
-            snapshots = frozenset(state.info.snapshots) if state.spec_version > 1 else None
-            return _Plan(state, snapshots)
-        if state.spec_version == 1:
-            return await self._plan_old(state)
-        info = select_history(state.info, self._selection)
-        data = pack(encode_repo_info(info, LogCache()), FileType.REPO_INFO, 2, level=_LEVEL)
-        return _Plan(References({REPO_INFO: data}), frozenset(info.snapshots))
-
-    async def _plan_old(self, state: References) -> _Plan:
-        """Choose a part of a repository of format version 1, whose snapshots name their parents."""
-        branches, tags = state.refs.branches, state.refs.tags
-        names = self._selection.find(branches, tags)
-        assets = _assets_of(self._source, 1)
-        infos: dict[SnapshotId, SnapshotInfo] = {}
-        for (_, name), tip in state.refs.named():
-            current: SnapshotId | None = tip if name in names else None
-            while current is not None and current not in infos:
-                it = await assets.read_snapshot(current)
-                infos[current] = SnapshotInfo(it.id, it.parent_id, it.flushed_at, it.message)
-                current = it.parent_id
-        chosen = select_old_history(branches, tags, infos, self._selection)
-        rewritten: dict[str, bytes] = {}
-        for snapshot_id, parent_id in chosen.parents.items():
-            key = snapshot_key(snapshot_id)
-            payload = unpack((await self._source.get(key)).data, FileType.SNAPSHOT).payload
-            rewritten[key] = assets.pack(with_parent(payload, parent_id), FileType.SNAPSHOT)
-        objects = {branch_key(name): encode_ref(tip) for name, tip in chosen.branches.items()}
-        objects |= {tag_key(name): encode_ref(tip) for name, tip in chosen.tags.items()}
-        if CONFIG in state.objects:
-            objects[CONFIG] = state.objects[CONFIG]
-        return _Plan(References(objects), chosen.snapshots, rewritten)
 
     # The destination
 
@@ -395,6 +368,7 @@ class _Copying:
         """Refuse a destination that is no copy, and note which state is about to be shown."""
         if there is None and found is None:
             await self._check_empty()
+        self._check_origin(found, mark)
         if there is not None:
             await self._check_copy(state, there, found, mark)
         note = Mark(source=state.sums, selection=self._key, refs=self._selection.refs)
@@ -406,6 +380,18 @@ class _Copying:
             await self._destination.put(contents.MARK, data, if_version=expected)
         except PreconditionFailedError as error:
             raise self._overtaken() from error
+
+    def _check_origin(self, found: Retrieved | None, mark: Mark) -> None:
+        """Refuse to mix chunks that are copied with chunks that stay: names would be the same."""
+        had, wanted = mark.derivation.get("origin"), self._derivation.describe()["origin"]
+        if found is None or not mark.selection or had == wanted:
+            return
+        kind = f"a shallow copy, whose chunks are at {had!r}" if had else "a copy with all chunks"
+        raise RepositoryExistsError(
+            f"{self._url!r} was chosen for a copy of {self._source.description.url!r}, and holds "
+            f"{kind}. Copy to an empty location.",
+            url=self._url,
+        )
 
     async def _check_copy(
         self, state: References, there: References, found: Retrieved | None, mark: Mark
@@ -426,7 +412,7 @@ class _Copying:
                 url=self._url,
             )
         changes = changes_since(mark, there)
-        if changes and not self._discard_changes:
+        if changes and not self.discard_changes:
             more = "" if len(changes) <= _NAMED_AT_MOST else ", and more"
             raise RepositoryExistsError(
                 f"{begin}it was changed after the last copy: {'; '.join(changes[:_NAMED_AT_MOST])}"
@@ -435,12 +421,21 @@ class _Copying:
                 url=self._url,
                 changes=changes,
             )
-        if not self._selection.covers(mark.refs) and not self._discard_changes:
+        if not self._selection.covers(mark.refs) and not self.discard_changes:
             held = "all" if mark.refs is None else ", ".join(sorted(mark.refs))
             raise RepositoryExistsError(
                 f"{begin}it holds the branches and tags {held}, and fewer were selected. Select "
                 "these as well, copy to an empty location, or drop what was not selected with "
                 "discard_changes=True (--discard-changes).",
+                url=self._url,
+            )
+        paths = mark.derivation.get("paths")
+        if paths != self._derivation.describe()["paths"] and not self.discard_changes:
+            held = "all arrays and groups" if paths is None else ", ".join(map(str, paths))
+            raise RepositoryExistsError(
+                f"{begin}it holds {held}, and others were chosen, so every snapshot would be "
+                "another one. Choose the same, copy to an empty location, or replace all of its "
+                "history with discard_changes=True (--discard-changes).",
                 url=self._url,
             )
         if changes:
@@ -483,7 +478,7 @@ class _Copying:
     # Objects
 
     async def _copy_objects(
-        self, state: References, plan: _Plan, there: References | None, mark: Mark
+        self, state: References, plan: Plan, there: References | None, mark: Mark
     ) -> bool:
         """Copy what the plan needs; return False if the source lost some of it meanwhile."""
         follows = there is not None and there.spec_version > 1
@@ -511,13 +506,55 @@ class _Copying:
             self._transfer.count(len(data))
         return True
 
+    async def _derive_objects(
+        self,
+        assets: Assets,
+        state: References,
+        plan: Plan,
+        there: References | None,
+        mark: Mark,
+    ) -> bool:
+        """Make what the plan needs; return False if the source lost some of it meanwhile."""
+        assert plan.lines is not None
+        version = state.spec_version
+        follows = there is not None and version == there.spec_version == 2
+        known: AbstractSet[SnapshotId] = frozenset()
+        if there is not None and follows:
+            known = there.info.snapshots.keys()
+        work = Deriving(
+            assets,
+            assets_of(self._destination, version),
+            self._transfer,
+            self._derivation,
+            dictionary=self.dictionary,
+            guard=clock.now_us() // 1_000_000 + GUARD_SECONDS,
+            progress=self.progress,
+        )
+        changed = bool(mark.selection) and mark.derivation != self._derivation.describe()
+        resumes = changed or mark.interrupted(there) or (there is not None and not follows)
+        if not await work.bring(plan.lines, known, resumes=resumes):
+            return await self._lost(state, plan)
+        if self._derivation.container is None:
+            return True
+        return await self._has_all(state, plan)  # nothing else looked whether chunks are there
+
+    async def _has_all(self, state: References, plan: Plan) -> bool:
+        """Return whether the source still has the snapshots of a plan, so that none was lost."""
+        now = await read_references(self._source)
+        if now is None or now.spec_version != state.spec_version:
+            return False
+        if now.spec_version > 1:
+            return plan.snapshots is not None and plan.snapshots <= now.info.snapshots.keys()
+        again = (await self._plan(now)).snapshots
+        return again is not None and plan.snapshots is not None and plan.snapshots <= again
+
     async def _copy_ids(self, folder: str, ids: IdSet, spec_version: int, *, listing: bool) -> bool:
         if not listing:
             return await self._transfer.by_id(folder, ids)
         again = spec_version == 1 and folder == contents.SNAPSHOTS  # expiration writes them again
         return await self._transfer.by_listing(folder, ids, again=again)
 
-    async def _lost(self, state: References, plan: _Plan) -> bool:
+    async def _lost(self, state: References, plan: Plan) -> bool:
         """Return False if the source changed; else it is damaged, and must not be shown."""
         if not await self._is_still(state, plan):
             return False
@@ -527,16 +564,16 @@ class _Copying:
             f"{self._url!r} shows what it did before."
         )
 
-    async def _needs(self, state: References, plan: _Plan, known: RepoInfo | None) -> Needs:
+    async def _needs(self, state: References, plan: Plan, known: RepoInfo | None) -> Needs:
         assert plan.snapshots is not None
-        assets = _assets_of(self._source, state.spec_version)
+        assets = assets_of(self._source, state.spec_version)
         if state.spec_version == 1:
             return await find_needs(
                 assets,
                 plan.snapshots,
                 parents=frozenset(),
                 logs=plan.snapshots,
-                progress=self._progress,
+                progress=self.progress,
             )
         infos = plan.references.info.snapshots
         had: AbstractSet[SnapshotId] = known.snapshots.keys() if known is not None else frozenset()
@@ -545,7 +582,7 @@ class _Copying:
             parent for it in new if (parent := infos[it].parent_id) is not None and parent in had
         }
         logs = _logs(infos) - (_logs(known.snapshots) if known is not None else set())
-        return await find_needs(assets, new, parents=parents, logs=logs, progress=self._progress)
+        return await find_needs(assets, new, parents=parents, logs=logs, progress=self.progress)
 
     async def _copy_log(self, info: RepoInfo, known: RepoInfo, *, listing: bool) -> None:
         """Copy the backups in which the operations log continues; a lost one ends the log early."""
@@ -596,7 +633,7 @@ class _Copying:
 
     async def _show(self, state: References, there: References | None) -> None:
         """Show the new state. Format version 2 has one object, version 1 one for each reference."""
-        before = there or References({})
+        before = there or await self._begun(state)
         order = sorted(state.objects, key=lambda key: key != CONFIG)  # the configuration first
         for key in order:
             data = state.objects[key]
@@ -607,6 +644,15 @@ class _Copying:
         gone = [key for key in before.objects if key not in state.objects]
         for failure in await self._destination.delete(gone) if gone else []:
             raise failure.error
+
+    async def _begun(self, state: References) -> References:
+        """Return the configuration that an interrupted copy wrote before the first reference."""
+        found = None
+        if state.spec_version == 1:
+            found = await read_if_there(self._destination, CONFIG)
+        if found is None:
+            return References({})
+        return References({CONFIG: bytes(found.data)}, {CONFIG: found.version})
 
     async def _put_reference(self, key: str, data: bytes, expected: Version | None) -> None:
         try:
@@ -620,17 +666,6 @@ class _Copying:
 
 
 _WHOLE_KEY: Final = (None, None)
-
-
-def _assets_of(storage: Storage, spec_version: int) -> Assets:
-    """Return the files of a repository, uncached."""
-    return Assets(
-        storage,
-        BinaryLayout(spec_version),
-        compression_level=_LEVEL,
-        snapshot_nodes=_NO_CACHE,
-        chunk_refs=_NO_CACHE,
-    )
 
 
 def _logs(infos: Mapping[SnapshotId, SnapshotInfo]) -> set[SnapshotId]:

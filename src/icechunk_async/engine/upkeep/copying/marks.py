@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.history.repo_info.file import read_info
+from icechunk_async.engine.upkeep.copying.derivation import AS_IT_IS
 from icechunk_async.engine.upkeep.sweep import pages
 from icechunk_async.errors import ObjectNotFoundError
 from icechunk_async.format.layout import BRANCH_PREFIX, CONFIG, REFS, REPO_INFO, TAG_PREFIX
@@ -217,6 +218,11 @@ class Mark:
                     sums.append(it)
         summaries = tuple(_summary(it) for it in states)
         return replace(self, references=references, summaries=summaries, shown=wanted.sums)
+
+    @property
+    def derivation(self) -> Mapping[str, Any]:
+        """How the snapshots that were copied last differ from those of the source."""
+        return self.selection[2] if len(self.selection) > 2 else AS_IT_IS.describe()
 
     def interrupted(self, there: References | None) -> bool:
         """Return whether a copy ended before it showed what it was to bring."""
