@@ -70,7 +70,7 @@ def _execute(code: CodeType, namespace: dict[str, object], runner: asyncio.Runne
 
 
 def _shell(command: str) -> None:
-    words = shlex.split(command)
+    words = [it.replace("$PWD", str(Path.cwd())) for it in shlex.split(command)]
     if words[:2] == ["pip", "install"]:
         _check_requirements(words[2:])
     elif words == ["./dev", "test"]:
