@@ -20,7 +20,6 @@ from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.commit.conflicts import ConflictDetector
 from icechunk_async.format.manifest.refs import ChunkRefs, Coordinates, Kind
 from icechunk_async.format.zarr_document import parse_document
-from icechunk_async.zarr.decoding import ChunkCodec
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Sequence
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import NodeId
     from icechunk_async.format.manifest.refs import ChunkRef
     from icechunk_async.format.snapshot import Node
+    from icechunk_async.zarr.decoding import ChunkCodec
 
 __all__ = ["AppendSolver"]
 
@@ -167,9 +167,16 @@ def _append_of(base: Node, mine: Node, branch: Node, dimension: str) -> _Append 
     return _Append(base.id, base, mine, branch, axis, old, theirs - old, ours - old, size)
 
 
+def _codec_of(append: _Append) -> ChunkCodec:
+    """Return how the chunks of both sides are encoded."""
+    from icechunk_async.zarr.decoding import ChunkCodec  # noqa: PLC0415 -- imports Zarr
+
+    return ChunkCodec.of(append.branch.user_data)
+
+
 async def _continues(preparation: Preparation, append: _Append) -> bool:
     """Return whether our coordinates continue those of the branch."""
-    codec, size = ChunkCodec.of(append.branch.user_data), append.size
+    codec, size = _codec_of(append), append.size
     branch, mine = preparation.branch, preparation.ours
     end, length = append.old + append.theirs, append.old + append.ours
     theirs = await _elements(branch, append.branch.path, codec, size, end)
@@ -188,7 +195,7 @@ async def _old_part_agrees(preparation: Preparation, append: _Append) -> bool:
     inside = append.old % append.size
     if not inside:
         return True
-    codec = ChunkCodec.of(append.branch.user_data)
+    codec = _codec_of(append)
     refs = preparation.changes.chunks[append.node_id].columns()
     rows: list[list[int]] = refs.coords[refs.coords[:, append.axis] == append.first].tolist()
 
@@ -255,7 +262,7 @@ async def _assembled(preparation: Preparation, append: _Append, new: ChunkRefs) 
         for place in _places(append, row[append.axis]):
             target = (*row[: append.axis], place, *row[append.axis + 1 :])
             targets.setdefault(target, []).append(tuple(row))
-    codec = ChunkCodec.of(append.branch.user_data)
+    codec = _codec_of(append)
 
     async def write(target: Coordinates) -> tuple[Coordinates, ChunkRef]:
         values = await codec.decode(
