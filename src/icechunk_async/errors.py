@@ -20,6 +20,7 @@
     │   └── UnsafeStorageError           the storage lacks a promise that the engine needs
     ├── FormatError                      stored bytes are damaged, hostile or not Icechunk
     │   ├── UnsupportedSpecVersionError
+    │   ├── UnsupportedFeatureError      a source needs what this library does not have
     │   └── ChunkDamagedError            a chunk's bytes are not those that were written
     ├── InvalidInputError (ValueError)   the call itself is wrong; fix it
     │   ├── WrongTypeError (TypeError)
@@ -228,6 +229,15 @@ class UnsupportedSpecVersionError(FormatError):
     """A file was written to a version of the format that this library does not know."""
 
     kind = "unsupported-spec-version"
+
+
+class UnsupportedFeatureError(FormatError):
+    """Stored data of another library needs a feature that this library does not have.
+
+    ``context`` holds ``feature``, its name.
+    """
+
+    kind = "unsupported-feature"
 
 
 class ChunkDamagedError(FormatError):

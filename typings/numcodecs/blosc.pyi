@@ -1,0 +1,3 @@
+from typing import Any
+
+def decompress(source: Any, dest: Any | None = ...) -> bytes: ...
