@@ -1,0 +1,139 @@
+"""Decide which fragments, conditions and schemas a reader sees; pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async.errors import UnsupportedFeatureError
+from icechunk_async.tiledb.format.names import NAMELESS_VERSION, parse_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from icechunk_async.tiledb.format.conditions import Condition
+    from icechunk_async.tiledb.format.names import TimedName
+
+__all__ = ["ALL_TIME", "Commits", "Deletion", "Visible", "Window", "schema_at", "visible"]
+
+_PARTIAL_SINCE: Final = 15
+"""From this version on fragments that were consolidated may keep the times of their cells."""
+_FOLDER_SINCE: Final = 12
+"""From this version on a folder holds all fragments."""
+LEGACY_SCHEMA: Final = "__array_schema.tdb"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A range of times in milliseconds since 1970, both ends included."""
+
+    start: int = 0
+    end: int = (1 << 64) - 1
+
+    @property
+    def is_all(self) -> bool:
+        """Whether the range has no end that matters."""
+        return self == ALL_TIME
+
+
+ALL_TIME: Final = Window()
+
+
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """The commits of an array, found by listing and in files."""
+
+    committed: frozenset[str]
+    """Names of committed fragments, without their folder and suffix."""
+    vacuumed: Mapping[str, Sequence[str]] = field(default_factory=dict[str, "Sequence[str]"])
+    """By the name of a fragment those that it replaces."""
+    conditions: Mapping[str, Condition | None] = field(
+        default_factory=dict[str, "Condition | None"]
+    )
+    """Delete conditions by the name of their file; None if it was not read yet."""
+    updates: frozenset[str] = frozenset()
+    """Names of files with update conditions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """A delete condition that holds for cells written until its time."""
+
+    name: str
+    """The name of its file."""
+    time: int
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """Fragments and deletions that a reader sees."""
+
+    fragments: tuple[TimedName, ...]
+    """In the order of writing: later ones win."""
+    deletions: tuple[Deletion, ...]
+
+
+def fragment_folder(name: TimedName) -> str:
+    """Return the path of a fragment in its array."""
+    version = NAMELESS_VERSION if name.version is None else name.version
+    return f"__fragments/{name.text}" if version >= _FOLDER_SINCE else name.text
+
+
+def visible(commits: Commits, window: Window, *, is_sparse: bool) -> Visible:
+    """Decide which fragments and delete conditions hold in a range of times.
+
+    A fragment is seen if all of it was written in the range. Of sparse arrays also fragments that
+    were partly written in it are seen, whose cells have times. A vacuum file that was written in
+    the range hides the fragments that it lists, so before the end of a consolidation the original
+    fragments are seen.
+
+    Raises:
+        UnsupportedFeatureError: there are update conditions in the range.
+    """
+    hidden: set[str] = set()
+    for name, replaced in commits.vacuumed.items():
+        timed = parse_name(name)
+        if timed is not None and _is_seen(timed, window, is_sparse=is_sparse):
+            hidden.update(replaced)
+    found = [
+        timed
+        for timed in map(parse_name, commits.committed - hidden)
+        if timed is not None and _is_seen(timed, window, is_sparse=is_sparse)
+    ]
+    deletions: list[Deletion] = []
+    for file in (*commits.conditions, *commits.updates):
+        timed = parse_name(file.rpartition(".")[0])
+        if timed is None or not timed.is_within(window.start, window.end):
+            continue
+        if file in commits.updates:
+            raise UnsupportedFeatureError(
+                f"The TileDB array has an update condition, {file!r}, and these are not supported. "
+                "Read the array at an earlier time.",
+                feature="update conditions",
+            )
+        deletions.append(Deletion(file, timed.start))
+    found.sort(key=lambda it: it.key)
+    deletions.sort(key=lambda it: (it.time, it.name))
+    return Visible(tuple(found), tuple(deletions))
+
+
+def _is_seen(name: TimedName, window: Window, *, is_sparse: bool) -> bool:
+    if name.is_within(window.start, window.end):
+        return True
+    partial = is_sparse and (name.version or 0) >= _PARTIAL_SINCE
+    return partial and name.overlaps(window.start, window.end)
+
+
+def schema_at(names: Iterable[str], end: int) -> str | None:
+    """Return the file of the schema that holds at a time; None if there is no schema.
+
+    It is the last one written until then, or the first one at all.
+    """
+    timed = sorted(
+        (it for it in map(parse_name, names) if it is not None),
+        key=lambda it: (it.start, it.end, it.text),
+    )
+    legacy = [LEGACY_SCHEMA] if LEGACY_SCHEMA in set(names) else []
+    known = [*legacy, *(it.text for it in timed)]
+    until = [*legacy, *(it.text for it in timed if it.end <= end)]
+    return until[-1] if until else (known[0] if known else None)
