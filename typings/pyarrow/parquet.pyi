@@ -1,6 +1,8 @@
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
+from pyarrow.compute import Expression
 
 def read_table(source: BinaryIO) -> pa.Table: ...
 def write_table(table: pa.Table, where: str) -> None: ...
+def filters_to_expression(filters: Any) -> Expression: ...

@@ -40,8 +40,8 @@ class BoundsExceededError(AssertionError):
     """Reading took more time or memory than the size of the file warrants."""
 
 
-def within_bounds(work: Callable[[], object], size: int, *, base_bytes: int = 2 << 20) -> None:
-    """Run ``work`` on a file of ``size`` bytes; tracemalloc must run.
+def within_bounds[T](work: Callable[[], T], size: int, *, base_bytes: int = 2 << 20) -> T:
+    """Run ``work`` on a file of ``size`` bytes, and return its result; tracemalloc must run.
 
     Raises:
         BoundsExceededError: it took too long, or too much memory.
@@ -49,13 +49,14 @@ def within_bounds(work: Callable[[], object], size: int, *, base_bytes: int = 2 
     tracemalloc.reset_peak()
     before, _ = tracemalloc.get_traced_memory()
     began = time.thread_time()
-    work()
+    found = work()
     seconds = time.thread_time() - began
     _, peak = tracemalloc.get_traced_memory()
     if seconds > 2 + 1e-4 * size:
         raise BoundsExceededError(f"{size} bytes took {seconds:.1f} s")
     if peak - before > base_bytes + 150 * size:
         raise BoundsExceededError(f"{size} bytes took {(peak - before) / 1e6:.1f} MB")
+    return found
 
 
 def look_at_file(data: bytes, file_type: FileType) -> bool:

@@ -1,0 +1,294 @@
+"""Read boxes of dense arrays: each cell comes from the newest fragment that holds it.
+
+Cells that no fragment holds have the fill value. A fragment stores whole tiles, also where only a
+part of them was written, and what is stored in the rest must not be seen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.errors import FormatError, UnsupportedFeatureError
+from icechunk_async.tiledb.arrays.cells import Cells, fill_cells
+from icechunk_async.tiledb.arrays.tiles import open_field
+from icechunk_async.tiledb.format.types import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from icechunk_async.tiledb.arrays.fragments import Fragment
+    from icechunk_async.tiledb.arrays.tiles import FieldTiles
+    from icechunk_async.tiledb.format.schema import Attribute, Schema
+
+    type Box = tuple[tuple[int, int], ...]
+    type Tile = tuple[int, ...]
+
+__all__ = ["Box", "DenseGrid", "TileSource", "read_dense"]
+
+TILES_AT_ONCE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TileSource:
+    """A fragment that holds cells of a tile."""
+
+    fragment: int
+    """Its number."""
+    box: Box
+    """The cells of the tile that it holds, counted from the beginning of the domain."""
+
+
+class DenseGrid:
+    """The tiles of a dense array, and the fragments that hold their cells. Pure.
+
+    Boxes are half-open ranges along each dimension, counted from the beginning of the domain.
+    """
+
+    def __init__(self, schema: Schema, fragments: Sequence[Fragment]) -> None:
+        """Index fragments, the oldest first.
+
+        Raises:
+            UnsupportedFeatureError: a fragment is sparse, as old versions allowed.
+        """
+        self.schema = schema
+        self.shape = schema.tile_shape
+        self.origin = tuple(int(it.low or 0) for it in schema.dimensions)
+        for it in fragments:
+            if not it.footer.is_dense:
+                raise UnsupportedFeatureError(
+                    f"The dense TileDB array has the sparse fragment {it.name.text!r}, and such "
+                    "fragments are not supported. Consolidate the array with TileDB, or write it "
+                    "anew.",
+                    feature="sparse fragments in dense arrays",
+                )
+            if (
+                it.schema.tile_shape != self.shape
+                or tuple(int(d.low or 0) for d in it.schema.dimensions) != self.origin
+            ):
+                raise FormatError(
+                    f"The fragment {it.name.text!r} of a TileDB array was written with other tiles."
+                )
+        self.fragments = tuple(fragments)
+        self.boxes = [self._box_of(it) for it in fragments]
+        rank = len(self.shape)
+        bounds = np.array(self.boxes, object).reshape(len(fragments), rank, 2)
+        self._lows = bounds[:, :, 0].astype(np.float64)
+        self._highs = bounds[:, :, 1].astype(np.float64)
+
+    @property
+    def domain(self) -> Box:
+        """All cells of the domain."""
+        return tuple(
+            (0, int(it.high or 0) - start + 1)
+            for it, start in zip(self.schema.dimensions, self.origin, strict=True)
+        )
+
+    def _box_of(self, fragment: Fragment) -> Box:
+        assert fragment.footer.non_empty is not None  # by the check of footers
+        return tuple(
+            (int(low) - start, int(high) - start + 1)
+            for (low, high), start in zip(fragment.footer.non_empty, self.origin, strict=True)
+        )
+
+    def cells_of(self, tile: Tile) -> Box:
+        """Return the cells of a tile, also those beyond the domain."""
+        return tuple((n * size, (n + 1) * size) for n, size in zip(tile, self.shape, strict=True))
+
+    def tiles_in(self, box: Box) -> Iterator[Tile]:
+        """Iterate over the tiles that a box touches, in row-major order."""
+        spans = (
+            range(low // size, -(-high // size))
+            for (low, high), size in zip(box, self.shape, strict=True)
+        )
+        return itertools.product(*spans)
+
+    def sources(self, tile: Tile, wanted: Box) -> list[TileSource]:
+        """Return the fragments that hold wanted cells of a tile, the newest first.
+
+        Fragments that are hidden by a newer one which holds all of these cells are left out.
+        """
+        target = overlap(self.cells_of(tile), wanted)
+        found: list[TileSource] = []
+        if target is None:
+            return found
+        lows = np.array([low for low, _ in target], np.float64)
+        highs = np.array([high for _, high in target], np.float64)
+        # Rounding lets at most too many fragments through, which are looked at exactly below.
+        near = ((self._lows <= highs) & (self._highs >= lows)).all(axis=1)
+        numbers: list[int] = np.flatnonzero(near)[::-1].tolist()
+        for number in numbers:
+            common = overlap(self.boxes[number], target)
+            if common is None:
+                continue
+            found.append(TileSource(number, common))
+            if common == target:
+                break
+        return found
+
+    def position(self, number: int, tile: Tile) -> int:
+        """Return the number of a tile in the files of a fragment.
+
+        A fragment stores the tiles of a box in tile order.
+        """
+        spans = self.fragments[number].tile_box
+        places = [n - low for n, (low, _) in zip(tile, spans, strict=True)]
+        sizes = [high - low for low, high in spans]
+        if self.schema.tile_order is Layout.COL_MAJOR:
+            places, sizes = places[::-1], sizes[::-1]
+        found = 0
+        for place, size in zip(places, sizes, strict=True):
+            found = found * size + place
+        return found
+
+    def shaped(self, cells: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the cells of a tile, `(cells, ...)`, in the shape of the tile."""
+        rest = cells.shape[1:]
+        if self.schema.cell_order is Layout.COL_MAJOR:
+            rank = len(self.shape)
+            turned = cells.reshape(*self.shape[::-1], *rest)
+            return turned.transpose(*range(rank - 1, -1, -1), *range(rank, turned.ndim))
+        return cells.reshape(*self.shape, *rest)
+
+
+def overlap(one: Box, other: Box) -> Box | None:
+    """Return the common part of two boxes; None if they do not touch."""
+    found = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return found if all(low < high for low, high in found) else None
+
+
+def within(box: Box, outer: Box) -> tuple[slice, ...]:
+    """Return the slices of a box in an array of the cells of an outer one."""
+    return tuple(
+        slice(low - start, high - start) for (low, high), (start, _) in zip(box, outer, strict=True)
+    )
+
+
+def shape_of(box: Box) -> tuple[int, ...]:
+    """Return the number of cells of a box along each dimension."""
+    return tuple(high - low for low, high in box)
+
+
+async def read_dense(
+    grid: DenseGrid, attributes: Sequence[Attribute], box: Box
+) -> dict[str, Cells]:
+    """Read the cells of a box, in row-major order.
+
+    Args:
+        grid: the array.
+        attributes: the attributes to read.
+        box: the cells.
+
+    Raises:
+        FormatError: a tile is damaged.
+
+    Cost: one request for each tile and file, joined where tiles follow one another. Memory: the
+    cells, and `TILES_AT_ONCE` tiles.
+    """
+    needed = {tile: found for tile in grid.tiles_in(box) if (found := grid.sources(tile, box))}
+    numbers = sorted({it.fragment for found in needed.values() for it in found})
+
+    async def read(attribute: Attribute) -> Cells:
+        opened = await bounded_map(
+            lambda number: open_field(grid.fragments[number], attribute),
+            numbers,
+            limit=TILES_AT_ONCE,
+        )
+        tiles = dict(zip(numbers, opened, strict=True))
+        if attribute.is_variable:
+            return await _read_variable(grid, attribute, box, needed, tiles)
+        return await _read_fixed(grid, attribute, box, needed, tiles)
+
+    columns = await bounded_map(read, attributes, limit=4)
+    return {it.name: cells for it, cells in zip(attributes, columns, strict=True)}
+
+
+async def _read_fixed(
+    grid: DenseGrid,
+    attribute: Attribute,
+    box: Box,
+    needed: dict[Tile, list[TileSource]],
+    tiles: dict[int, FieldTiles],
+) -> Cells:
+    shape = shape_of(box)
+    fill = fill_cells(attribute, 1)
+    values = np.empty((*shape, attribute.values), attribute.dtype)
+    valid = np.empty(shape, bool) if attribute.is_nullable else None
+    if not _is_covered(grid, box, needed):
+        values[...] = fill.values[0]
+        if valid is not None and fill.valid is not None:
+            valid[...] = fill.valid[0]
+
+    async def place(tile: Tile) -> None:
+        sources = needed[tile]
+        cells = await bounded_map(
+            lambda it: tiles[it.fragment].read(grid.position(it.fragment, tile)),
+            sources,
+            limit=len(sources),
+        )
+        outer = grid.cells_of(tile)
+        for source, part in zip(reversed(sources), reversed(cells), strict=True):
+            target, inner = within(source.box, box), within(source.box, outer)
+            values[target] = grid.shaped(part.values)[inner]
+            if valid is not None and part.valid is not None:
+                valid[target] = grid.shaped(part.valid)[inner]
+
+    await bounded_map(place, needed, limit=TILES_AT_ONCE)
+    count = math.prod(shape)
+    flat = None if valid is None else valid.reshape(count)
+    return Cells(attribute, values.reshape(count, attribute.values), None, flat)
+
+
+def _is_covered(grid: DenseGrid, box: Box, needed: dict[Tile, list[TileSource]]) -> bool:
+    """Return whether every cell of a box is in a fragment that holds all that is wanted of it."""
+    total = 0
+    for tile, sources in needed.items():
+        last = sources[-1].box
+        if last != overlap(grid.cells_of(tile), box):
+            return False
+        total += math.prod(shape_of(last))
+    return total == math.prod(shape_of(box))
+
+
+async def _read_variable(
+    grid: DenseGrid,
+    attribute: Attribute,
+    box: Box,
+    needed: dict[Tile, list[TileSource]],
+    tiles: dict[int, FieldTiles],
+) -> Cells:
+    """Read cells of variable length: collect all parts, then choose a cell for each place."""
+    shape = shape_of(box)
+    chosen = np.zeros(shape, np.int64)  # the number of a cell among all parts; 0 is the fill value
+
+    async def read(tile: Tile) -> list[Cells]:
+        sources = needed[tile]
+        return await bounded_map(
+            lambda it: tiles[it.fragment].read(grid.position(it.fragment, tile)),
+            sources,
+            limit=len(sources),
+        )
+
+    found = await bounded_map(read, needed, limit=TILES_AT_ONCE)
+    parts = [fill_cells(attribute, 1)]
+    base = 1
+    for tile, cells in zip(needed, found, strict=True):
+        outer = grid.cells_of(tile)
+        for source, part in zip(reversed(needed[tile]), reversed(cells), strict=True):
+            inner, target = within(source.box, outer), within(source.box, box)
+            numbers = grid.shaped(np.arange(len(part)))[inner]
+            # Only the cells that the fragment holds are kept, not those that pad its tile.
+            flat = numbers.reshape(-1)
+            parts.append(part.take(flat))
+            chosen[target] = (base + np.arange(len(flat))).reshape(numbers.shape)
+            base += len(flat)
+    every = Cells.concat(parts)
+    flat_choice = chosen.reshape(-1)
+    return every.take(flat_choice)

@@ -1,0 +1,71 @@
+"""The golden arrays, as files in memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from icechunk_async.storage import open_storage
+from tests.helpers import memory_url
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    type Job = dict[str, Any]
+
+__all__ = ["ARCHIVES", "files_below", "filled", "golden_jobs", "load", "stored_results"]
+
+_GOLDEN = Path(__file__).parent / "golden"
+ARCHIVES = sorted(
+    (it.name.removesuffix(".tar.xz") for it in _GOLDEN.glob("by-*.tar.xz")),
+    key=lambda it: [int(part) for part in it.removeprefix("by-").split(".")],
+)
+
+
+@cache
+def load(archive: str) -> dict[str, bytes]:
+    """Return the files of an archive."""
+    with tarfile.open(_GOLDEN / f"{archive}.tar.xz") as packed:
+        found: dict[str, bytes] = {}
+        for member in packed.getmembers():
+            data = packed.extractfile(member)
+            assert data is not None
+            found[member.name] = data.read()
+    return found
+
+
+def golden_jobs(archive: str) -> list[Job]:
+    """Return the jobs whose arrays an archive has; ``number`` names the folder of the array."""
+    jobs: list[Job] = json.loads(load(archive)["jobs.json"])
+    return jobs
+
+
+def files_below(archive: str, folder: str) -> dict[str, bytes]:
+    """Return the files of one array."""
+    start = f"{folder}/"
+    return {
+        name.removeprefix(start): data
+        for name, data in load(archive).items()
+        if name.startswith(start)
+    }
+
+
+def stored_results(archive: str, folder: str, query: int) -> dict[str, Any] | None:
+    """Return the cells that TileDB read; None if it refused the query."""
+    data = load(archive).get(f"{folder}-{query}.npz")
+    return None if data is None else dict(np.load(io.BytesIO(data)))
+
+
+async def filled(files: Mapping[str, bytes]) -> str:
+    """Return the URL of memory that holds some files."""
+    url = memory_url()
+    async with open_storage(url) as storage:
+        for name, data in files.items():
+            await storage.put(name, data)
+    return url

@@ -1,0 +1,298 @@
+"""Damaged files of every kind are read or raise ``FormatError``, within bounds.
+
+Half of the damage is to the stored bytes. The other half is to the contents of generic tiles, which
+are packed again, since compressed bytes hide most of their contents from damage.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tracemalloc
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from icechunk_async.errors import FormatError
+from icechunk_async.tiledb.format.commits import decode_consolidated, decode_footers, decode_lines
+from icechunk_async.tiledb.format.conditions import decode_condition
+from icechunk_async.tiledb.format.fragment import (
+    decode_conditions_block,
+    decode_extremes,
+    decode_footer,
+    decode_fragment_statistics,
+    decode_offsets,
+    decode_rtree,
+    decode_sums,
+    dense_tile_box,
+    read_footer_head,
+)
+from icechunk_async.tiledb.format.metadata import apply_metadata, decode_group, decode_metadata
+from icechunk_async.tiledb.format.schema import Schema, decode_enumeration, decode_schema
+from icechunk_async.tiledb.format.tiles import TileForm, decode_generic, generic_length
+from tests.unit.format.damage import damaged, within_bounds
+from tests.unit.tiledb.archives import ARCHIVES, load
+from tests.unit.tiledb.encoders import generic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    type Look = Callable[[bytes], object]
+
+ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "60"))
+CASES = 4 * ROUNDS
+"""Damaged files of each kind."""
+SEED = os.environ.get("FUZZ_SEED", "1")
+pytestmark = pytest.mark.timeout(300 + 5 * ROUNDS)
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_traced() -> Iterator[None]:
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+def _is_schema(name: str) -> bool:
+    folder, _, last = name.rpartition("/")
+    return folder.endswith("/__schema") or last == "__array_schema.tdb"
+
+
+def _schemas() -> dict[str, list[tuple[bytes, Schema]]]:
+    """Return the schemas of each archive, with their bytes."""
+    return {
+        archive: [
+            (data, decode_schema(data)) for name, data in load(archive).items() if _is_schema(name)
+        ]
+        for archive in ARCHIVES
+    }
+
+
+SCHEMAS = _schemas()
+
+
+_BY_PLACE: dict[str, tuple[str, Look]] = {
+    "__meta/": ("metadata", lambda it: _values(decode_metadata(it))),
+    "__group/": ("group", decode_group),
+    "__enumerations/": ("enumeration", lambda it: decode_enumeration(it).items()),
+}
+_BY_SUFFIX: dict[str, tuple[str, Look]] = {
+    "con": ("consolidated commits", decode_consolidated),
+    "vac": ("lines", decode_lines),
+    "ign": ("lines", decode_lines),
+    "meta": ("consolidated footers", decode_footers),
+    "del": ("condition", lambda it: list(decode_condition(it).fields())),
+}
+
+
+def _kind_of(name: str) -> tuple[str, Look] | None:
+    """Return the kind of a file, and how to look at all that is in one; None of other kinds."""
+    found = _BY_SUFFIX.get(name.rpartition(".")[2])
+    if found is not None:
+        return found
+    return next((it for place, it in _BY_PLACE.items() if place in name), None)
+
+
+def _samples() -> dict[str, list[tuple[bytes, Look]]]:
+    """Return files of each kind, and how to look at each."""
+    found: dict[str, list[tuple[bytes, Look]]] = {}
+    for archive in (*ARCHIVES, "group"):
+        for name, data in load(archive).items():
+            kind = _kind_of(name)
+            if kind is not None and data:
+                found.setdefault(kind[0], []).append((data, kind[1]))
+    for archive, schemas in SCHEMAS.items():
+        found.setdefault("schema", []).extend((data, _look_at_schema) for data, _ in schemas)
+        for name, data in load(archive).items():
+            if not name.endswith("__fragment_metadata.tdb"):
+                continue
+            for _, schema in schemas:
+                with suppress(FormatError):
+                    _look_at_metadata(data, schema)
+                    look = partial(_look_at_metadata, schema=schema)
+                    found.setdefault("fragment", []).append((data, look))
+                    break
+    return found
+
+
+def _values(changes: object) -> object:
+    return [it.plain() for it in apply_metadata([changes]).values()]  # type: ignore[list-item]
+
+
+def _look_at_schema(data: bytes) -> None:
+    schema = decode_schema(data)
+    for it in schema.fields.values():
+        schema.slot(it.name)
+        with suppress(FormatError):
+            schema.value_form(it, 22)
+    if not schema.is_sparse:
+        assert schema.tile_cells > 0
+
+
+def _look_at_metadata(data: bytes, schema: Schema) -> None:
+    """Read the footer and every block that it points to, as `Fragment` does."""
+    view = memoryview(data)
+    length = int.from_bytes(data[-8:], "little") + 8
+    head = read_footer_head(view[-length:] if length <= len(data) else view)
+    footer = decode_footer(view[len(data) - length :], schema)
+    assert footer.version == head.version
+    if footer.is_dense:
+        assert footer.non_empty is not None
+        assert all(low < high for low, high in dense_tile_box(schema, footer.non_empty))
+    tree = view[footer.rtree :]
+    _unless_damaged(lambda: decode_rtree(tree, footer.version, schema))
+    lists = (
+        footer.tile_offsets, footer.variable_offsets, footer.variable_sizes, footer.validity_offsets
+    )  # fmt: skip
+    for position in {it for positions in lists for it in positions.tolist()}:
+        _unless_damaged(partial(decode_offsets, view[position:], "offsets"))
+    for position in footer.mins.tolist():
+        _unless_damaged(partial(_look_at_extremes, view[position:]))
+    for it, position in zip(schema.attributes, footer.sums.tolist(), strict=False):
+        _unless_damaged(partial(decode_sums, view[position:], it))
+    if footer.statistics is not None:
+        whole = view[footer.statistics :]
+        _unless_damaged(lambda: decode_fragment_statistics(whole, footer.slots()))
+    if footer.conditions is not None:
+        names = view[footer.conditions :]
+        _unless_damaged(lambda: decode_conditions_block(names))
+
+
+def _look_at_extremes(data: memoryview) -> None:
+    extremes = decode_extremes(data)
+    extremes.items()
+    extremes.numbers(np.dtype("<f8"))
+
+
+def _unless_damaged(work: Callable[[], object]) -> None:
+    with suppress(FormatError):
+        work()
+
+
+SAMPLES = _samples()
+_HEAD = b"\x04\x01" + bytes(8) + b"\x12\0\0\0"
+"""A part of the header of a generic tile that TileDB writes always alike."""
+
+
+def packed_again(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    """Damage the contents of a generic tile, or of one somewhere in a file of many."""
+    starts = [0, *(at for at in range(len(data) - 34) if data[at + 20 : at + 34] == _HEAD)]
+    start = rng.choice(starts)
+    try:
+        length = generic_length(data[start:], "sample")
+        body = decode_generic(data[start : start + length], "sample")
+    except FormatError:
+        return damaged(rng, data, others)
+    return data[:start] + generic(damaged(rng, body, [body, *others])) + data[start + length :]
+
+
+@pytest.mark.parametrize("kind", sorted(SAMPLES))
+def test_damaged_files_read_or_raise_format_errors(kind: str) -> None:
+    """Of every kind, from every version that has it."""
+    samples = SAMPLES[kind]
+    others = [data for data, _ in samples]
+    for number in range(0, len(samples), max(1, len(samples) // ROUNDS)):
+        data, look = samples[number]
+        within_bounds(partial(look, data), len(data), base_bytes=8 << 20)
+        for turn in range(max(2, CASES // len(samples))):
+            case = f"{SEED}/{kind}/{number}/{turn}"
+            rng = random.Random(case)
+            bad = packed_again(rng, data, others) if turn % 2 else damaged(rng, data, others)
+            try:
+                within_bounds(
+                    partial(_unless_damaged, partial(look, bad)), len(bad), base_bytes=8 << 20
+                )
+            except Exception as error:
+                error.add_note(f"case {case!r}")
+                raise
+
+
+def test_every_kind_of_file_is_damaged() -> None:
+    """So that none is left out by mistake."""
+    assert set(SAMPLES) >= {
+        "schema", "fragment", "metadata", "group", "enumeration", "consolidated commits", "lines",
+        "consolidated footers", "condition",
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A tile of a field of fixed length, and what decodes it."""
+
+    data: bytes
+    form: TileForm
+    plain: int
+
+    def look(self, data: bytes) -> None:
+        with suppress(FormatError), np.errstate(all="ignore"):
+            self.form.decode(data, self.plain)
+
+
+def _tiles() -> list[_Tile]:
+    """Return files that are one tile of a field of the golden arrays."""
+    found: list[_Tile] = []
+    for archive in ARCHIVES:
+        files = load(archive)
+        for name, data in files.items():
+            stem = name.rpartition("/")[2].removesuffix(".tdb")
+            forms = _forms(archive, name.partition("/")[0]) if data else {}
+            if stem not in forms:
+                continue
+            form, cells = forms[stem]
+            for plain in (it * form.cell_bytes for it in (*cells, 1, 7, 40)):
+                with suppress(FormatError):
+                    form.decode(data, plain)
+                    found.append(_Tile(data, form, plain))
+                    break
+    return found
+
+
+@cache
+def _forms(archive: str, array: str) -> dict[str, tuple[TileForm, tuple[int, int]]]:
+    """Return how the values of fields of an array are stored, by the name of their file."""
+    found: dict[str, tuple[TileForm, tuple[int, int]]] = {}
+    for path, stored in load(archive).items():
+        if path.startswith(f"{array}/") and _is_schema(path):
+            schema = decode_schema(stored)
+            for number, it in enumerate(schema.attributes):
+                stem = f"a{number}" if schema.version >= 9 else it.name
+                if not it.is_variable:
+                    form = schema.value_form(it, schema.version)
+                    found[stem] = form, (schema.tile_cells, schema.capacity)
+    return found
+
+
+def test_damaged_tiles_decode_or_raise_format_errors() -> None:
+    """With the filters of the golden arrays."""
+    samples = _tiles()
+    assert len(samples) > 20
+    others = [it.data for it in samples]
+    for number, tile in enumerate(samples):
+        for turn in range(max(2, CASES // len(samples))):
+            case = f"{SEED}/tile/{number}/{turn}"
+            bad = damaged(random.Random(case), tile.data, others)
+            size = max(len(bad), tile.plain)
+            try:
+                within_bounds(partial(tile.look, bad), size, base_bytes=8 << 20)
+            except Exception as error:
+                error.add_note(f"case {case!r}")
+                raise
+
+
+def test_tile_that_claims_too_much_is_refused() -> None:
+    """Before memory is reserved."""
+    schema, it = next(
+        (schema, it)
+        for _, schema in SCHEMAS[ARCHIVES[-1]]
+        for it in schema.attributes
+        if not it.is_variable
+    )
+    huge = b"\xff" * 8
+    many = (2**20).to_bytes(8, "little") + b"\xff" * 60
+    for tile in (huge, many, b"", b"\0" * 7, (1).to_bytes(8, "little") + b"\xff" * 12):
+        with pytest.raises(FormatError):
+            schema.value_form(it, 22).decode(tile, 10**15)
