@@ -43,6 +43,7 @@ def test_a_public_class_has_a_page(name: str) -> None:
         "spark",
         "sync",
         "tables",
+        "tiledb",
         "upkeep",
         "virtual",
         "xarray",
