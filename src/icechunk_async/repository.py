@@ -268,9 +268,11 @@ class Repository:
             RepositoryNotFoundError: the repository is gone.
             VirtualContainerError: prefixes were authorised where the repository has no container.
         """
-        request = replace(
-            self._engine.request, config=merge(self.config, config or RepositoryConfig())
-        )
+        # The stored configuration is laid below it at opening. It must not pass for one that the
+        # reader gave: that names the endpoints which may get credentials.
+        request = self._engine.request
+        given = merge(request.config or RepositoryConfig(), config or RepositoryConfig())
+        request = replace(request, config=given)
         if authorize_virtual_chunk_access is not None:
             request = replace(request, authorized=dict(authorize_virtual_chunk_access))
         return _open(type(self), request, metadata=self.default_commit_metadata)
