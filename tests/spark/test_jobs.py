@@ -77,6 +77,21 @@ def check(repo: Repository) -> ReferenceReport:
     return SharedRepository.of(repo).ask(lambda it: it.check_references())
 
 
+def test_collection_spares_what_leased_sessions_and_their_forks_wrote(repo: Repository) -> None:
+    """With any cutoff, as collection in one process does."""
+    session = repo.writable_session("main", lease=True)
+    array = zarr.open_array(session.store, path="a")
+    array[:4] = 7
+    fork = session.fork()
+    zarr.open_array(fork.store, path="a")[4:8] = 8
+    fork.publish()
+    assert not any(summary(garbage_collect(session_here(), repo, datetime.now(UTC)).result)[:1])
+    session.commit("spared")
+    found = np.asarray(zarr.open_array(repo.readonly_session("main").store, path="a")[:8])
+    assert np.array_equal(found, np.repeat([7.0, 8.0], 4)[:, None] * np.ones((1, 20)))
+    assert garbage_collect(session_here(), repo, datetime.now(UTC)).result.chunks_deleted == 8
+
+
 def test_statistics_are_those_of_one_process(spark: SparkSession, repo: Repository) -> None:
     """Chunks that several manifests share count once; each manifest has a row."""
     session = repo.writable_session("main")

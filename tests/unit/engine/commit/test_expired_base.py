@@ -18,6 +18,7 @@ from tests.helpers import memory_url, read, write
 from tests.unit.engine.upkeep.upkeep_tools import CHUNK, commit, littered, now, read_all
 
 DETECTOR = ConflictDetector()
+KEPT = "kept_snapshot_id"
 
 
 async def _expired(repository: Repository) -> None:
@@ -83,9 +84,11 @@ async def test_without_its_base_a_session_is_told_what_became_of_it(spec: int) -
         with pytest.raises(SnapshotNotFoundError, match=f"{base}.*may have expired"):
             await session.flush("late")
         if spec == 1:
-            with pytest.raises(ConflictError, match="Format version 1 does not record"):
+            with pytest.raises(ConflictError, match="Format version 1 does not record") as refused:
                 await session.commit("late", rebase_with=DETECTOR)
+            assert KEPT not in refused.value.context  # a snapshot would need manifests of the base
         assert session.has_uncommitted_changes
+        assert await read(session, "a/c/60") == b"inline"
 
 
 async def test_a_manifest_that_is_missing_from_a_base_in_place_is_damage(spec: int) -> None:
@@ -139,9 +142,15 @@ async def test_format_1_says_that_it_cannot_know() -> None:
         session = await repository.writable_session("main")
         await write(session, "a/c/60", CHUNK)
         await _expired(repository)
-        with pytest.raises(ConflictError, match=r"the base expired\. Format version 1 does not"):
+        with pytest.raises(
+            ConflictError, match=r"the base expired\. Format version 1 does not"
+        ) as it:
             await session.commit("late", rebase_with=DETECTOR)
         assert await read(session, "a/c/60") == CHUNK
+    async with Repository.open(url) as repository:  # the process is gone, and its work is not
+        kept = await repository.readonly_session(snapshot_id=str(it.value.context[KEPT]))
+        assert await read(kept, "a/c/60") == CHUNK
+        assert await read(kept, "a/c/51") is None
 
 
 async def test_a_reset_branch_is_told_from_an_expired_base(spec: int) -> None:

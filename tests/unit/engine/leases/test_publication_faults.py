@@ -339,6 +339,29 @@ async def test_publishing_keeps_the_lease_of_an_idle_session_alive(spec: int) ->
         assert [await read(reader, f"a/c/{it}") for it in range(1, 11)] == [CHUNK] * 10
 
 
+@pytest.mark.parametrize("skew", [timedelta(0), 5 * MINUTE, -5 * MINUTE], ids=str)
+@pytest.mark.parametrize("tells_on_read", [True, False], ids=["told", "listed"])
+async def test_a_fork_publishes_until_the_lease_ends_however_wrong_its_clock_is(
+    skew: timedelta, *, tells_on_read: bool
+) -> None:
+    """A second before it does, and not when it has."""
+    world = World()
+    async with filled(world, tells_on_read=tells_on_read) as storage:
+        async with process(storage, lease=HOUR) as (_, session):
+            parcel = pickle.dumps(await session.fork())
+        for wait, late in ((HOUR - timedelta(seconds=1), False), (HOUR, True)):
+            world.wait(wait)
+            with world.clock_wrong_by(skew):
+                async with pickle.loads(parcel).attached(storage) as fork:
+                    await write(fork, "a/c/1", CHUNK)
+                    if late:
+                        with pytest.raises(LeaseExpiredError, match="has expired"):
+                            await fork.publish()
+                    else:
+                        assert await fork.publish()
+            parcel = pickle.dumps(fork)
+
+
 async def test_a_lease_that_only_its_forks_kept_alive_is_resumed(spec: int) -> None:
     """The process of the session died at once; what forks published is spared and comes back."""
     world = World()

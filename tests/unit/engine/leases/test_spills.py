@@ -20,6 +20,7 @@ from icechunk_async.engine.leases import keeper, spiller
 from icechunk_async.engine.leases.record import encode_document
 from icechunk_async.engine.leases.register import SessionState
 from icechunk_async.errors import (
+    ConflictError,
     FormatError,
     LeaseExpiredError,
     LeaseLostError,
@@ -31,6 +32,7 @@ from icechunk_async.errors import (
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.layout import spill_prefix
 from icechunk_async.testing.wrapping import WrappedStorage
+from icechunk_async.upkeep import upgrade
 from tests.helpers import array_document, group_document, make_array, objects, read, write
 from tests.unit.engine.leases.lease_tools import CHUNK, DAY, HOUR, MINUTE, World, filled, process
 
@@ -338,6 +340,26 @@ async def test_collection_spares_what_a_dead_process_spilled(spec: int) -> None:
                 tip = await resumed.commit("spared")
                 reader = await repository.readonly_session(snapshot_id=tip)
                 assert await read(reader, "a/c/1") == CHUNK
+
+
+async def test_a_session_goes_on_after_its_repository_was_migrated() -> None:
+    """Its old handle says so; resumed it has what was spilled and what forks published."""
+    world = World()
+    async with filled(world, 1) as storage, process(storage) as (_, session):
+        await write(session, "a/c/1", CHUNK)
+        fork = await session.fork()
+        await write(fork, "a/c/2", CHUNK)
+        await fork.publish()
+        await upgrade(storage)
+        with pytest.raises(ConflictError, match="migrated to format version 2"):
+            await session.commit("refused", rebase_with=ConflictDetector())
+        async with Repository.open(storage) as migrated:
+            await migrated.garbage_collect(world.now)
+            resumed = await migrated.resume_session(session.session_id)
+            await resumed.commit("after the migration")
+            reader = await migrated.readonly_session("main")
+            found = [await read(reader, f"a/c/{it}") for it in range(4)]
+            assert found == [CHUNK, CHUNK, CHUNK, None]
 
 
 async def test_a_failed_spill_loses_nothing(spec: int) -> None:
