@@ -32,7 +32,6 @@ from icechunk_async.engine.open import (
     Creation,
     Request,
     as_snapshot_id,
-    check_safe,
     find_at,
     open_engine,
 )
@@ -131,6 +130,7 @@ class Repository:
         location: Location,
         *,
         spec_version: int = 2,
+        layout: str | None = None,
         config: RepositoryConfig | None = None,
         authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
         storage_options: Mapping[str, object] | None = None,
@@ -147,6 +147,8 @@ class Repository:
         Args:
             location: a path, a URL, or an open storage, which is left open.
             spec_version: the version of the format, 1 or 2.
+            layout: ``"alpha"``, the layout of Icechunk's alpha, for programs that read nothing
+                else; then ``spec_version`` does not count. None: that of the format version.
             config: the configuration; stored with the repository.
             authorize_virtual_chunk_access: see `open`.
             storage_options: the backend's options, if ``location`` is a path or URL.
@@ -164,7 +166,7 @@ class Repository:
         Raises:
             RepositoryExistsError: the location holds a repository, or anything at all.
             UnsafeStorageError: commits could be lost there; nothing was written.
-            InvalidInputError: there is no such format version.
+            InvalidInputError: there is no such format version or layout.
 
         Cancellation: the repository may have been created.
         """
@@ -173,7 +175,7 @@ class Repository:
         request = replace(
             request, cache=cache, hedge=hedge, settings=settings, verify_reads=verify_reads
         )
-        return _open(cls, request, Creation(spec_version, check_clean_root, probe))
+        return _open(cls, request, Creation(spec_version, check_clean_root, probe, layout))
 
     @classmethod
     def open(
@@ -189,7 +191,7 @@ class Repository:
         sums: bool | None = None,
         verify_reads: bool = False,
     ) -> AbstractAsyncContextManager[Repository]:
-        """Open a repository of either format version.
+        """Open a repository of any format version or layout.
 
         Args:
             location: a path, a URL, or an open storage, which is left open.
@@ -213,7 +215,7 @@ class Repository:
             VirtualContainerError: prefixes were authorised where the repository has no container.
             FormatError: its files are damaged, or of a version that is too new.
 
-        Cost: three requests at once.
+        Cost: three requests at once; if they find neither version 1 nor 2, some more.
         """
         request = _request(location, storage_options, config, authorize_virtual_chunk_access)
         settings = OwnSettings(packing, sums)
@@ -228,6 +230,7 @@ class Repository:
         location: Location,
         *,
         spec_version: int = 2,
+        layout: str | None = None,
         config: RepositoryConfig | None = None,
         authorize_virtual_chunk_access: Mapping[str, VirtualAccess] | None = None,
         storage_options: Mapping[str, object] | None = None,
@@ -241,15 +244,15 @@ class Repository:
     ) -> AbstractAsyncContextManager[Repository]:
         """Open the repository at a location, or create one if the location is empty.
 
-        Arguments and errors are those of `open` and `create`; ``spec_version`` counts only for a
-        repository that is created.
+        Arguments and errors are those of `open` and `create`; ``spec_version`` and ``layout`` count
+        only for a repository that is created.
         """
         request = _request(location, storage_options, config, authorize_virtual_chunk_access)
         settings = OwnSettings(packing, sums)
         request = replace(
             request, cache=cache, hedge=hedge, settings=settings, verify_reads=verify_reads
         )
-        creation = Creation(spec_version, check_clean_root, probe)
+        creation = Creation(spec_version, check_clean_root, probe, layout)
         return _open(cls, request, creation, or_open=True)
 
     def reopen(
@@ -282,15 +285,30 @@ class Repository:
         location: Location, *, storage_options: Mapping[str, object] | None = None
     ) -> bool:
         """Return whether a location holds a repository."""
-        return await Repository.fetch_spec_version(location, storage_options=storage_options) > 0
+        return await Repository.fetch_layout(location, storage_options=storage_options) is not None
 
     @staticmethod
     async def fetch_spec_version(
         location: Location, *, storage_options: Mapping[str, object] | None = None
     ) -> int:
-        """Return the format version of the repository at a location; 0 if it holds none."""
+        """Return the format version of the repository at a location.
+
+        0 if it holds none, or one of a layout before version 1, which `fetch_layout` tells.
+        """
         found = await find_at(_request(location, storage_options))
         return 0 if found is None else found.spec_version
+
+    @staticmethod
+    async def fetch_layout(
+        location: Location, *, storage_options: Mapping[str, object] | None = None
+    ) -> str | None:
+        """Return the layout of the repository at a location, see `layout`; None if it holds none.
+
+        Raises:
+            FormatError: it holds repositories of two layouts, or what decides is damaged.
+        """
+        found = await find_at(_request(location, storage_options))
+        return None if found is None else found.name
 
     @staticmethod
     async def fetch_config(
@@ -309,7 +327,7 @@ class Repository:
     def __repr__(self) -> str:
         """Show where it is."""
         url = self.storage.description.url
-        return f"<Icechunk repository (format {self.spec_version}) at {url!r}>"
+        return f"<Icechunk repository ({self._engine.history.capabilities.way}) at {url!r}>"
 
     @property
     def engine(self) -> Engine:
@@ -332,8 +350,13 @@ class Repository:
 
     @property
     def spec_version(self) -> int:
-        """The format version that new files are written in."""
+        """The format version that new files are written in; 0 for layouts before version 1."""
         return self._engine.history.spec_version
+
+    @property
+    def layout(self) -> str:
+        """The layout of the repository: ``"format-2"``, ``"format-1"`` or ``"alpha"``."""
+        return self._engine.history.layout
 
     @property
     def config(self) -> RepositoryConfig:
@@ -421,14 +444,17 @@ class Repository:
             RepositoryReadOnlyError: the repository's status forbids changes.
             UnsafeStorageError: commits could be lost on this storage.
             InvalidInputError: a lease of that length is not allowed.
+            UnsupportedBySpecError: the repository's layout has no leases.
 
         Cost: one request for the branch, one for the snapshot unless it is cached; with a lease
         three more, and one each minute while it is used.
 
         Cancellation: a lease that nobody holds may be there; it expires.
         """
-        check_safe(self.storage)
+        self._engine.check_safe()
         duration_us = None if lease is False else lease_duration_us(lease)
+        if duration_us is not None:
+            self._engine.history.capabilities.require("leases")
         base = await self._engine.load(branch)
         check_online(self._engine.history)
         if duration_us is None:
@@ -481,7 +507,8 @@ class Repository:
         most, one for the branch, one listing and one request for each publication, and those for
         the storage's time and the base.
         """
-        check_safe(self.storage)
+        self._engine.check_safe()
+        self._engine.history.capabilities.require("leases")
         asked, engine = as_session_id(session_id), self._engine
         holder: bytes | None = None
         while True:
@@ -541,7 +568,8 @@ class Repository:
 
         Cancellation: it may have been ended.
         """
-        check_safe(self.storage)
+        self._engine.history.capabilities.require("leases")
+        self._engine.check_safe()
         await end_session(self.storage, as_session_id(session_id))
 
     async def recorded_transactions(
@@ -603,7 +631,7 @@ class Repository:
 
         Cost: one request more than `writable_session`.
         """
-        check_safe(self.storage)
+        self._engine.check_safe()
         await check_moves_allowed(self._engine.history)
         base = await self._engine.load(branch)
         check_online(self._engine.history)
@@ -722,7 +750,7 @@ class Repository:
 
         Cancellation: the branch may have been created.
         """
-        check_safe(self.storage)
+        self._engine.check_safe()
         await self._engine.history.create_branch(name, as_snapshot_id(snapshot_id))
 
     async def reset_branch(
@@ -746,7 +774,7 @@ class Repository:
 
         Cancellation: the branch may have been moved.
         """
-        check_safe(self.storage)
+        self._engine.check_safe()
         expected = None if from_snapshot_id is None else as_snapshot_id(from_snapshot_id)
         target = as_snapshot_id(snapshot_id)
         await self._engine.history.reset_branch(name, target, expected=expected)
@@ -758,7 +786,7 @@ class Repository:
             BranchNotFoundError: there is no such branch.
             InvalidRefNameError: ``main`` cannot be deleted.
         """
-        check_safe(self.storage)
+        self._engine.check_safe()
         await self._engine.history.delete_branch(name)
 
     async def create_tag(self, name: str, snapshot_id: SnapshotId | str) -> None:
@@ -771,7 +799,7 @@ class Repository:
 
         Cancellation: the tag may have been created.
         """
-        check_safe(self.storage)
+        self._engine.check_safe()
         await self._engine.history.create_tag(name, as_snapshot_id(snapshot_id))
 
     async def delete_tag(self, name: str) -> None:
@@ -780,7 +808,7 @@ class Repository:
         Raises:
             TagNotFoundError: there is no such tag.
         """
-        check_safe(self.storage)
+        self._engine.check_safe()
         await self._engine.history.delete_tag(name)
 
     # History
@@ -1026,7 +1054,7 @@ class Repository:
         """
         from icechunk_async.engine.versions.plans import parent_of_tip  # noqa: PLC0415 -- slow to import
 
-        check_safe(self.storage)
+        self._engine.check_safe()
         tip, parent = await parent_of_tip(self._engine, branch)
         await self._engine.history.reset_branch(branch, parent, expected=tip)
         return parent
@@ -1191,7 +1219,7 @@ class Repository:
         from icechunk_async.engine.versions.report import report_of  # noqa: PLC0415 -- slow to import
         from icechunk_async.versions import PendingMerge  # noqa: PLC0415 -- slow to import
 
-        check_safe(self.storage)
+        self._engine.check_safe()
         plan = Merge(source, into, base, solver)
         combined = await plan.combine(self._engine)
         check_online(self._engine.history)
@@ -1254,7 +1282,7 @@ class Repository:
         """
         from icechunk_async.engine.versions.plans import descendant  # noqa: PLC0415 -- slow to import
 
-        check_safe(self.storage)
+        self._engine.check_safe()
         tip, target = await descendant(self._engine, branch, to)
         if tip != target:
             await self._engine.history.reset_branch(branch, target, expected=tip)
@@ -1295,7 +1323,7 @@ class Repository:
         """
         from icechunk_async.engine.versions.plans import plan_squash  # noqa: PLC0415 -- slow to import
 
-        check_safe(self.storage)
+        self._engine.check_safe()
         plan = await plan_squash(self._engine, branch, since)
         if plan is None:
             return await self.lookup_branch(branch)
@@ -1319,7 +1347,7 @@ class Repository:
         engine = self._engine
         if dry_run:
             return await report_of(engine, plan.branch, await plan.combine(engine))
-        check_safe(self.storage)
+        engine.check_safe()
         async with engine.neighbours.writers.turn(plan.branch, engine.assets.backend) as turn:
             while True:
                 turn.begin()
@@ -1355,7 +1383,7 @@ class Repository:
         Raises:
             ConflictError: the stored configuration changed meanwhile; nothing was stored.
         """
-        check_safe(self.storage)
+        self._engine.check_safe()
         history = self._engine.history
         await history.save_config(self.config, await history.load_config())
 

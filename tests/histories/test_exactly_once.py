@@ -22,6 +22,7 @@ from tests.helpers import make_array, memory_url, write
 if TYPE_CHECKING:
     from icechunk_async.storage import Storage
 
+LAYOUTS = ("format-1", "format-2", "alpha")
 SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "4")))
 APPS = ("daily", "hourly")
 TWINS = 2
@@ -33,7 +34,7 @@ RATES = FaultRates(
 
 
 def _is_reference(key: str) -> bool:
-    return key == "repo" or key.startswith("refs/")
+    return key == "repo" or key.startswith(("refs/", "r/"))
 
 
 async def _writer(storage: Storage, app_id: str, number: int, seed: int) -> None:
@@ -56,9 +57,9 @@ async def _writer(storage: Storage, app_id: str, number: int, seed: int) -> None
                     continue  # a new session knows nothing of this one
 
 
-async def _scenario(seed: int, spec: int) -> None:
+async def _scenario(seed: int, layout: str) -> None:
     async with open_storage(memory_url()) as plain:
-        async with Repository.create(plain, spec_version=spec) as repository:
+        async with Repository.create(plain, layout=layout) as repository:
             session = await repository.writable_session("main")
             for app_id in APPS:
                 await make_array(session, app_id, (BATCHES,), (1,))
@@ -80,9 +81,9 @@ async def _scenario(seed: int, spec: int) -> None:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("spec", [1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_transaction_lands_exactly_once(seed: int, spec: int) -> None:
+def test_every_transaction_lands_exactly_once(seed: int, layout: str) -> None:
     """Over lost replies, late writes, refusals, delays, cancellation, restarts and twins."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        runner.run(_scenario(seed, spec))
+        runner.run(_scenario(seed, layout))

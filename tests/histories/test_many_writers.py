@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 WRITERS = 32
 PROCESSES = 8
 COMMITS_PER_PROCESS = 4
+ALPHA_THOROUGHLY = pytest.param("alpha", marks=pytest.mark.thorough)
+THOROUGHLY = pytest.param("format-1", marks=pytest.mark.thorough)
 
 
-async def _prepare(url: str, spec: int, chunks: int) -> None:
-    async with Repository.create(url, spec_version=spec) as repository:
+async def _prepare(url: str, layout: str, chunks: int) -> None:
+    async with Repository.create(url, layout=layout) as repository:
         session = await repository.writable_session("main")
         await make_array(session, "a", (chunks,), (1,))
         await session.commit("array")
@@ -56,34 +58,36 @@ async def _check(url: str, chunks: int) -> None:
             assert await read(reader, f"a/c/{chunk}") == b"%d" % chunk * 300
 
 
-@pytest.mark.parametrize("spec", [pytest.param(1, marks=pytest.mark.thorough), 2])
-async def test_32_sessions_of_one_repository_all_land_once(spec: int) -> None:
+@pytest.mark.parametrize("layout", [THOROUGHLY, "format-2", "alpha"])
+async def test_32_sessions_of_one_repository_all_land_once(layout: str) -> None:
     """They share a handle, its caches and its budget."""
     url = memory_url()
-    await _prepare(url, spec, WRITERS)
+    await _prepare(url, layout, WRITERS)
     async with Repository.open(url) as repository:
         await bounded_map(lambda it: _commit(repository, it), range(WRITERS), limit=WRITERS)
     await _check(url, WRITERS)
 
 
 @pytest.mark.parametrize(
-    ("spec", "writers"),
+    ("layout", "writers"),
     [
-        (1, 16),
-        (2, 32),
-        pytest.param(1, 64, marks=pytest.mark.thorough),
-        pytest.param(2, 64, marks=pytest.mark.thorough),
+        ("format-1", 16),
+        ("format-2", 32),
+        ("alpha", 16),
+        pytest.param("format-1", 64, marks=pytest.mark.thorough),
+        pytest.param("format-2", 64, marks=pytest.mark.thorough),
+        pytest.param("alpha", 64, marks=pytest.mark.thorough),
     ],
 )
 def test_slow_writers_all_land_in_bounded_tries(
-    spec: int, writers: int, record_property: Callable[[str, object], None]
+    layout: str, writers: int, record_property: Callable[[str, object], None]
 ) -> None:
     """50 to 300 ms a request: every writer lands, in a bounded number of tries and requests."""
     puts: Counter[str] = Counter()
 
     async def scenario() -> tuple[float, int, list[int]]:
         url = memory_url()
-        await _prepare(url, spec, writers)
+        await _prepare(url, layout, writers)
         async with open_storage(url) as plain:
 
             async def writer(chunk: int) -> int:
@@ -132,12 +136,12 @@ def _process(url: str, first: int) -> None:
     asyncio.run(work())
 
 
-@pytest.mark.parametrize("spec", [pytest.param(1, marks=pytest.mark.thorough), 2])
-def test_8_processes_on_one_local_repository_all_land_once(spec: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", [THOROUGHLY, "format-2", ALPHA_THOROUGHLY])
+def test_8_processes_on_one_local_repository_all_land_once(layout: str, tmp_path: Path) -> None:
     """Compare-and-set holds between processes, and on Linux they queue: each first try lands."""
     url = (tmp_path / "repository").as_uri()
     chunks = PROCESSES * COMMITS_PER_PROCESS
-    asyncio.run(_prepare(url, spec, chunks))
+    asyncio.run(_prepare(url, layout, chunks))
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(PROCESSES, mp_context=spawn) as pool:
         firsts = range(0, chunks, COMMITS_PER_PROCESS)

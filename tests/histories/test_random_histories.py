@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.storage import Storage
 
+LAYOUTS = ("format-1", "format-2", "alpha")
 SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "4")))
 BRANCHES = ("main", "dev")
 PACKED = {
@@ -38,7 +39,7 @@ RATES = FaultRates(lost_replies=0.1, lost_requests=0.05, late_writes=0.1, refusa
 
 def _is_reference(key: str) -> bool:
     """Return whether commits are decided by this object."""
-    return key == "repo" or key.startswith("refs/")
+    return key == "repo" or key.startswith(("refs/", "r/"))
 
 
 async def _one_commit(repository: Repository, name: str, branch: str, chunk: int) -> Outcome:
@@ -94,9 +95,9 @@ class _opened:  # noqa: N801 -- reads as a verb
         await self._manager.__aexit__(None, None, None)
 
 
-async def _scenario(seed: int, spec: int) -> list[str]:
+async def _scenario(seed: int, layout: str) -> list[str]:
     async with open_storage(memory_url()) as plain:
-        async with Repository.create(plain, spec_version=spec) as repository:
+        async with Repository.create(plain, layout=layout) as repository:
             session = await repository.writable_session("main")
             await make_array(session, "a", (4,), (1,))
             await repository.create_branch("dev", await session.commit("array"))
@@ -125,12 +126,12 @@ async def _scenario(seed: int, spec: int) -> list[str]:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("spec", [1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_commit_is_lost_doubled_or_invented(seed: int, spec: int) -> None:
+def test_no_commit_is_lost_doubled_or_invented(seed: int, layout: str) -> None:
     """Over lost replies, late writes, refusals, delays and cancellation."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        assert runner.run(_scenario(seed, spec)) == []
+        assert runner.run(_scenario(seed, layout)) == []
 
 
 @pytest.mark.parametrize(

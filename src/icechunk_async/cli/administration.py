@@ -63,6 +63,8 @@ class State:
 
     url: str
     spec_version: int
+    """0 for layouts before version 1."""
+    layout: str
     availability: str
     """``online``, ``read_only`` or ``offline``."""
     reason: str | None
@@ -118,6 +120,8 @@ class Promises:
     url: str
     is_safe: bool
     """Whether every promise that is needed was kept."""
+    is_safe_numbered: bool
+    """Whether every promise was kept that numbered references need."""
     seconds: float
     promises: list[PromiseLine]
     left_behind: list[str]
@@ -131,8 +135,8 @@ async def status(
 
     Writers honour the status; the storage does not enforce it.
 
-    JSON keys: url, spec_version, availability, reason, set_at, branches, tags, feature_flags,
-    metadata.
+    JSON keys: url, spec_version (0 for layouts before version 1), layout, availability, reason,
+    set_at, branches, tags, feature_flags, metadata.
     """
     from icechunk_async.repository import (  # noqa: PLC0415 -- slow to import
         RepoAvailability,
@@ -152,8 +156,9 @@ async def status(
 async def _read_state(repository: Repository) -> State:
     branches, tags = await repository.branches(), await repository.tags()
     url, version = repository.storage.description.url, repository.spec_version
+    layout = repository.layout
     if not repository.engine.history.capabilities.status:
-        return State(url, version, "online", None, None, len(branches), len(tags), {}, {})
+        return State(url, version, layout, "online", None, None, len(branches), len(tags), {}, {})
     found = await repository.get_status()
     flags = {it.name: it.enabled for it in await repository.feature_flags()}
     metadata = await repository.get_metadata()
@@ -161,6 +166,7 @@ async def _read_state(repository: Repository) -> State:
     return State(
         url,
         version,
+        layout,
         availability,
         found.limited_availability_reason,
         found.set_at,
@@ -281,7 +287,8 @@ async def probe(url: str, options: dict[str, Any], *, timeout_seconds: _Timeout 
 
     Exit code 1 if commits could be lost: a promise that is needed is not kept.
 
-    JSON keys: url, is_safe, seconds, promises (each: promise, needed, verdict (kept, broken, not
+    JSON keys: url, is_safe, is_safe_numbered (for repositories with numbered references, which need
+    no conditional update), seconds, promises (each: promise, needed, verdict (kept, broken, not
     promised or unknown), detail), left_behind (keys that could not be removed).
     """
     from icechunk_async.storage import open_storage  # noqa: PLC0415  # slow to import
@@ -292,6 +299,7 @@ async def probe(url: str, options: dict[str, Any], *, timeout_seconds: _Timeout 
     return Promises(
         result.url,
         result.is_safe,
+        result.is_safe_numbered,
         round(result.seconds, 3),
         [PromiseLine(it.promise, it.needed, str(it.verdict), it.detail) for it in result.findings],
         list(result.left_behind),
@@ -301,7 +309,7 @@ async def probe(url: str, options: dict[str, Any], *, timeout_seconds: _Timeout 
 def _show_state(document: State, console: Console) -> None:
     table = make_table("", "", header=False)
     table.add_row("repository", plain(document.url))
-    table.add_row("format version", str(document.spec_version))
+    table.add_row("format", document.layout)
     style = "" if document.availability == "online" else REMOVED
     table.add_row("availability", Text(document.availability.replace("_", " "), style))
     if document.reason is not None:

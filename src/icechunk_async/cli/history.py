@@ -51,6 +51,10 @@ __all__ = [
 ]
 
 _SpecVersion = Annotated[int, typer.Option(min=1, max=2, help="Version of the Icechunk format.")]
+_Layout = Annotated[
+    str | None,
+    typer.Option(help="A layout other than that of the format version: 'alpha'."),
+]
 _Probe = Annotated[
     bool | None,
     typer.Option(
@@ -78,6 +82,7 @@ class Created:
 
     url: str
     spec_version: int
+    layout: str
     branch: str
     snapshot_id: str
 
@@ -170,20 +175,21 @@ async def init(
     options: dict[str, Any],
     *,
     spec_version: _SpecVersion = 2,
+    layout: _Layout = None,
     probe: _Probe = None,
 ) -> Created:
     """Create a repository at an empty location.
 
-    JSON keys: url, spec_version, branch, snapshot_id.
+    JSON keys: url, spec_version (0 for layouts before version 1), layout, branch, snapshot_id.
     """
     from icechunk_async import Repository  # noqa: PLC0415  # slow to import
 
     async with Repository.create(
-        url, spec_version=spec_version, storage_options=options, probe=probe
+        url, spec_version=spec_version, layout=layout, storage_options=options, probe=probe
     ) as repository:
         tip = await repository.lookup_branch("main")
         where = repository.storage.description.url
-        return Created(where, repository.spec_version, "main", str(tip))
+        return Created(where, repository.spec_version, repository.layout, "main", str(tip))
 
 
 async def log(
@@ -288,11 +294,20 @@ def _read_chunks(path: str, coords: npt.NDArray[np.uint32], max_chunks: int) -> 
     return TouchedChunks(path, len(coords), bounds, first)
 
 
+def _format_of(document: Created) -> str:
+    named = f"layout {document.layout}"
+    if document.spec_version == 0:
+        return named
+    version = f"format version {document.spec_version}"
+    plain_layout = document.layout == f"format-{document.spec_version}"
+    return version if plain_layout else f"{version}, {named}"
+
+
 def _show_created(document: Created, console: Console) -> None:
     console.print(
         Text.assemble(
-            "Created a repository of format version ",
-            (str(document.spec_version), "bold"),
+            "Created a repository of ",
+            (_format_of(document), "bold"),
             " at ",
             plain(document.url, "bold"),
             ". Its branch ",

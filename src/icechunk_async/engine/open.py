@@ -7,7 +7,7 @@ and upkeep; sessions get the parts that they need.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, Self, runtime_checkable
@@ -25,7 +25,7 @@ from icechunk_async.engine.files.packs import Packing, Packs
 from icechunk_async.engine.files.preload import preload
 from icechunk_async.engine.files.recent import RecentFiles
 from icechunk_async.engine.files.settings import OwnSettings
-from icechunk_async.engine.history import MAIN, opening, state_for
+from icechunk_async.engine.history import MAIN, SAFE_UPDATES, opening, state_for
 from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.way import HistorySettings, Known
 from icechunk_async.engine.policies import policies_of
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.files.layout import Layout
     from icechunk_async.engine.history import History, RepositoryState
     from icechunk_async.engine.history.capabilities import Feature
-    from icechunk_async.engine.history.way import Found
+    from icechunk_async.engine.history.way import Found, Way
     from icechunk_async.engine.virtual.chunks import VirtualAccess, VirtualChunks
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.storage import Storage
@@ -193,8 +193,12 @@ class Engine:
             UnsafeStorageError: changes could be lost on this storage.
         """
         state = state_for(self.history, feature)
-        check_safe(self.storage)
+        self.check_safe()
         return state
+
+    def check_safe(self) -> None:
+        """Refuse changes where they could be lost; see `check_safe`."""
+        check_safe(self.storage, self.history.storage_needs)
 
     async def resolve(
         self,
@@ -296,6 +300,17 @@ class Creation:
     check_clean_root: bool
     probe: bool | None
     """Try the storage's promises first. None: unless the backend verifies them itself."""
+    layout: str | None = None
+    """The name of a layout; None: that of the format version."""
+
+    @property
+    def way(self) -> Way:
+        """The way of publishing of the new repository.
+
+        Raises:
+            InvalidInputError: there is no such format version or layout.
+        """
+        return opening.way_of(self.spec_version, self.layout)
 
 
 @runtime_checkable
@@ -321,19 +336,18 @@ def early(request: Request, storage: Storage) -> Storage:
     return with_retries(storage, policies_of(settings).retry)
 
 
-def check_safe(storage: Storage) -> None:
+def check_safe(storage: Storage, needs: Sequence[str] = SAFE_UPDATES) -> None:
     """Refuse to write where commits could be lost.
+
+    Args:
+        storage: where to write.
+        needs: the promises that a repository needs there, see `History.storage_needs`.
 
     Raises:
         UnsafeStorageError: it says which promise is missing and what to do.
     """
     capabilities = storage.capabilities
-    needed = {
-        "writable": capabilities.writable,
-        "conditional_create": capabilities.conditional_create,
-        "conditional_update": capabilities.conditional_update,
-    }
-    missing = [name for name, present in needed.items() if not present]
+    missing = [name for name in needs if not getattr(capabilities, name)]
     if missing:
         given = [capabilities.reasons.get(name, "no reason given") for name in missing]
         reasons = "; ".join(dict.fromkeys(given))  # each once
@@ -366,8 +380,8 @@ async def open_engine(
             raise opening.missing(storage)
         async with _assemble(request, storage, found, creation) as engine:
             done = "created" if found is None else "opened"
-            version = engine.history.spec_version
-            _log.debug("%s repository %r, format %d", done, storage.description.url, version)
+            way = engine.history.capabilities.way
+            _log.debug("%s repository %r of %s", done, storage.description.url, way)
             yield engine
 
 
@@ -387,11 +401,13 @@ async def _find_or_check(
         if not or_open:
             raise repository_exists(storage, "a repository")
         return found
-    check_safe(storage)
+    way = creation.way
+    check_safe(storage, way.storage_needs)
     if creation.probe or (creation.probe is None and not storage.capabilities.verified):
         from icechunk_async.storage.probe import probe_storage  # noqa: PLC0415 -- slow to import
 
-        (await probe_storage(storage)).check()
+        numbered = "conditional_update" not in way.storage_needs
+        (await probe_storage(storage)).check(numbered=numbered)
     return None
 
 
@@ -439,9 +455,11 @@ async def _assemble(
     given = request.settings
     if found is None:
         assert creation is not None  # else a layout was found
-        found = await opening.create(limited, assets, creation.spec_version, request.config, given)
-    assets.keeps_sums = bool(found.settings.sums if given.sums is None else given.sums)
+        found = await opening.create(limited, assets, creation.way, request.config, given)
     history = found.open(limited, assets, history_settings(config, neighbours.known))
+    assets.keeps_sums = bool(found.settings.sums if given.sums is None else given.sums)
+    if assets.keeps_sums:
+        history.capabilities.require("sums")
     async with AsyncExitStack() as stack:
         if cache is not None:
             stack.callback(cache.close)
@@ -475,7 +493,7 @@ async def _assemble(
 def _layout_of(creation: Creation | None) -> Layout:
     """Return the layout of a repository that is about to be created."""
     assert creation is not None  # otherwise opening was refused
-    return opening.way_of(creation.spec_version).new_layout()
+    return creation.way.new_layout()
 
 
 def history_settings(config: RepositoryConfig, known: Known) -> HistorySettings:

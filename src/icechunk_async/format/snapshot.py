@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from icechunk_async.format.manifest.refs import Extents
 
 __all__ = [
+    "Ancestor",
     "ArrayData",
+    "AttributesPlace",
     "Dimension",
     "ManifestFileInfo",
     "ManifestRef",
@@ -208,6 +210,33 @@ class Snapshot:
     manifests: Mapping[ManifestId, ManifestFileInfo] = field(
         default_factory=dict[ManifestId, ManifestFileInfo], repr=False
     )
+    ancestors: tuple[Ancestor, ...] = field(default=(), repr=False)
+    """The nearest ones, newest first, where a layout lists them in the file."""
+    num_ancestors: int = 0
+    """All of them, where a layout counts them in the file."""
+    attribute_places: Mapping[NodeId, AttributesPlace] = field(
+        default_factory=dict[NodeId, "AttributesPlace"], repr=False
+    )
+    """Where attributes are, of nodes that have them in another file than the snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """An ancestor that a snapshot's file lists."""
+
+    id: SnapshotId
+    flushed_at: int
+    """Microseconds since the epoch."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttributesPlace:
+    """The place of a node's attributes in a file of attributes."""
+
+    file: str
+    """The key of the file."""
+    row: int
 
 
 def decode_snapshot(envelope: Envelope) -> Snapshot:

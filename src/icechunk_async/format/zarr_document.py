@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from icechunk_async.errors import InvalidMetadataError
+from icechunk_async.format.json.values import is_list, is_object
 from icechunk_async.format.manifest.reading import MAX_RANK
 from icechunk_async.format.snapshot import ArrayData, Dimension
 
@@ -42,7 +43,7 @@ def parse_document(data: bytes, path: str) -> Document:
         document = json.loads(str(data, "utf-8"), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise _invalid(path, f"it is no JSON ({error})") from error
-    if not _is_object(document):
+    if not is_object(document):
         raise _invalid(path, "it is no JSON object")
     zarr_format = document.get("zarr_format", 3)
     if zarr_format != 3:
@@ -86,8 +87,8 @@ def _array(document: dict[str, Any], path: str) -> Document:
             path, "its chunk_key_encoding is not 'default' with separator '/', the only one stored"
         )
     grid = document.get("chunk_grid")
-    configuration = grid.get("configuration") if _is_object(grid) else None
-    if not _is_object(grid) or not _is_object(configuration):
+    configuration = grid.get("configuration") if is_object(grid) else None
+    if not is_object(grid) or not is_object(configuration):
         raise _invalid(path, "it has no chunk_grid with a configuration")
     match name := grid.get("name"):
         case "regular":
@@ -112,16 +113,8 @@ def _shape(shape: Any, path: str) -> list[int]:
     return shape
 
 
-def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
-    return isinstance(value, dict)
-
-
-def _is_list(value: Any) -> TypeGuard[list[Any]]:
-    return isinstance(value, list)
-
-
 def _are_sizes(value: Any, *, minimum: int) -> TypeGuard[list[int]]:
-    return _is_list(value) and all(_is_size(item, minimum) for item in value)
+    return is_list(value) and all(_is_size(item, minimum) for item in value)
 
 
 def _is_size(value: Any, minimum: int) -> TypeGuard[int]:
@@ -129,10 +122,10 @@ def _is_size(value: Any, minimum: int) -> TypeGuard[int]:
 
 
 def _is_default_encoding(encoding: Any) -> bool:
-    if not _is_object(encoding) or encoding.get("name") != "default":
+    if not is_object(encoding) or encoding.get("name") != "default":
         return bool(encoding == "default")  # the short form of an extension without configuration
     configuration: Any = encoding.get("configuration") or {}
-    return _is_object(configuration) and configuration.get("separator", "/") == "/"
+    return is_object(configuration) and configuration.get("separator", "/") == "/"
 
 
 def _regular(chunks: Any, shape: Sequence[int], path: str) -> list[int]:
@@ -147,14 +140,14 @@ def _regular(chunks: Any, shape: Sequence[int], path: str) -> list[int]:
 
 def _rectilinear(axes: Any, shape: Sequence[int], path: str) -> list[int]:
     """Count chunks where each axis lists sizes, runs ``[size, repeats]``, or is one size."""
-    if not _is_list(axes) or len(axes) != len(shape):
+    if not is_list(axes) or len(axes) != len(shape):
         raise _invalid(path, f"its chunk_shapes need {len(shape)} axes")
     counts: list[int] = []
     for axis, length in zip(axes, shape, strict=True):
         if _is_size(axis, 1):
             counts.append(-(-length // axis))
             continue
-        if not _is_list(axis):
+        if not is_list(axis):
             raise _invalid(path, "its chunk_shapes hold something else than sizes and runs")
         counts.append(sum(_repeats(item, path) for item in axis))
     return counts
@@ -173,7 +166,7 @@ def _names(names: Any, rank: int, path: str) -> tuple[str | None, ...] | None:
     if names is None:
         return None
     if (
-        not _is_list(names)
+        not is_list(names)
         or len(names) != rank
         or not all(name is None or isinstance(name, str) for name in names)
     ):

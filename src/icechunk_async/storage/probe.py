@@ -364,7 +364,13 @@ PROBE_PREFIX: Final = ".icechunk-probe-"
 _RETRIES: Final = RetryPolicy(max_tries=5, initial_seconds=0.1, max_seconds=5.0)
 
 
+_CREATE: Final = "conditional create"
 _UPDATE: Final = "conditional update"
+_READ: Final = "read after write"
+_LIST: Final = "list after write"
+_ORDER: Final = "list order"
+_NUMBERED: Final = frozenset({_CREATE, _READ, _LIST, _ORDER})
+"""The promises that numbered references need."""
 
 
 class Verdict(StrEnum):
@@ -410,28 +416,47 @@ class ProbeResult:
         """The promises that commits need and that were not kept."""
         return tuple(it for it in self.findings if it.needed and it.verdict is not Verdict.KEPT)
 
+    @property
+    def numbered_problems(self) -> tuple[Finding, ...]:
+        """The promises that commits with numbered references need and that were not kept.
+
+        Such repositories create each state of a reference as a new object, and need no updates.
+        """
+        return tuple(
+            it for it in self.findings if it.promise in _NUMBERED and it.verdict is not Verdict.KEPT
+        )
+
+    @property
+    def is_safe_numbered(self) -> bool:
+        """Whether every promise was kept that commits with numbered references need."""
+        return not self.numbered_problems
+
     def _hint(self) -> str:
         if self.url.startswith("s3://") and any(it.promise == _UPDATE for it in self.problems):
             return " For Ceph's gateway (radosgw) give the option preset='ceph'."
         return ""
 
-    def check(self) -> None:
+    def check(self, *, numbered: bool = False) -> None:
         """Raise an error if commits could be lost on this storage.
+
+        Args:
+            numbered: check it for repositories with numbered references.
 
         Raises:
             UnsafeStorageError: it says which promises failed, how, and what to do.
         """
-        if self.is_safe:
+        problems = self.numbered_problems if numbered else self.problems
+        if not problems:
             return
-        names = ", ".join(it.promise for it in self.problems)
-        details = "; ".join(f"{it.promise}: {it.detail}" for it in self.problems)
+        names = ", ".join(it.promise for it in problems)
+        details = "; ".join(f"{it.promise}: {it.detail}" for it in problems)
         raise UnsafeStorageError(
             f"Commits could be lost on {self.url!r}, so nothing was created there: {names} "
             f"cannot be relied on ({details}). Use another service or backend.{self._hint()} If "
             "one writer at a time is all there will ever be, create with probe=False to accept the "
             "risk.",
             url=self.url,
-            broken=[it.promise for it in self.problems],
+            broken=[it.promise for it in problems],
         )
 
 
@@ -445,12 +470,12 @@ class _Promise:
 
 
 _PROMISES: Final = (
-    _Promise("conditional create", conditional_create, needed=True, also="conditional_create"),
+    _Promise(_CREATE, conditional_create, needed=True, also="conditional_create"),
     _Promise(_UPDATE, conditional_update, needed=True, also="conditional_update"),
-    _Promise("read after write", read_after_write, needed=True),
+    _Promise(_READ, read_after_write, needed=True),
     _Promise("ranges", ranges),
-    _Promise("list after write", list_after_write, also="listing"),
-    _Promise("list order", list_order, also="listing"),
+    _Promise(_LIST, list_after_write, also="listing"),
+    _Promise(_ORDER, list_order, also="listing"),
     _Promise("delete", deletion),
     _Promise("clock", times, also="listing"),
 )

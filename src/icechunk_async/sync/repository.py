@@ -8,7 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
-from icechunk_async.errors import SessionStateError, VirtualContainerError
+from icechunk_async.errors import (
+    SessionStateError,
+    UnsupportedBySpecError,
+    VirtualContainerError,
+)
 from icechunk_async.format.operations_log import Availability
 from icechunk_async.repository import Repository as AsyncRepository
 from icechunk_async.repository import RepoStatus as NativeStatus
@@ -233,7 +237,9 @@ class Repository(Displayed):
             storage: the place.
             storage_settings: accepted; the default settings are used.
         """
-        return await _version(storage) > 0
+        location, options = await given_storage(storage).place()
+        with translated():
+            return await AsyncRepository.exists(location, storage_options=options)
 
     @staticmethod
     @awaited
@@ -241,6 +247,8 @@ class Repository(Displayed):
         storage: Storage | Location, storage_settings: StorageSettings | None = None
     ) -> SpecVersion | None:
         """Return the format version of a repository; None if the place holds none.
+
+        None as well for layouts before version 1.
 
         Args:
             storage: the place.
@@ -324,8 +332,15 @@ class Repository(Displayed):
 
     @property
     def spec_version(self) -> SpecVersion:
-        """The format version of new files."""
-        return SpecVersion(self.handle.now().spec_version)
+        """The format version of new files; an error for layouts before version 1."""
+        native = self.handle.now()
+        with translated():
+            if not native.spec_version:
+                raise UnsupportedBySpecError(
+                    f"The repository has the layout {native.layout!r}, which is older than format "
+                    "version 1. Migrate it with icechunk_async.upkeep.upgrade."
+                )
+            return SpecVersion(native.spec_version)
 
     def close(self) -> None:
         """Close the repository; its sessions and stores cannot be used afterwards."""

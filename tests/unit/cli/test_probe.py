@@ -55,8 +55,10 @@ def test_probe_of_a_safe_storage_succeeds(tmp_path: Path) -> None:
 def test_json_has_every_finding(tmp_path: Path) -> None:
     """One document."""
     document = run("probe", tmp_path, "--json", "-o", "durability=none").json
-    assert set(document) == {"url", "is_safe", "seconds", "promises", "left_behind"}
-    assert document["is_safe"] is True
+    assert set(document) == {
+        "url", "is_safe", "is_safe_numbered", "seconds", "promises", "left_behind"
+    }  # fmt: skip
+    assert document["is_safe"] is document["is_safe_numbered"] is True
     assert {it["verdict"] for it in document["promises"]} == {"kept"}
 
 

@@ -432,6 +432,8 @@ async def _settle(
 
 async def _why_not_part(history: History, base_id: SnapshotId) -> str:
     """Return why a session's base is not among the ancestors of the tip of its branch."""
+    if not history.capabilities.expiration:
+        return "the branch was reset."
     if not history.capabilities.operations_log:
         return (
             "the branch was reset, or the base expired. Format version 1 does not record what "

@@ -258,8 +258,8 @@ class Assets:
             files = encoded.companions.items()
             await bounded_map(lambda it: self.storage.put(*it), files, limit=_CONCURRENT_FILES)
         await self.storage.put(self.layout.names.snapshot(snapshot.id), encoded.data)
-        self._snapshots.put(snapshot.id, snapshot, 1 + len(snapshot.nodes))
-        self._recent.keep_snapshot(snapshot)
+        self._snapshots.put(snapshot.id, encoded.snapshot, 1 + len(snapshot.nodes))
+        self._recent.keep_snapshot(encoded.snapshot)
 
     async def pack_transaction_log(self, log: TransactionLog) -> bytes:
         """Encode a transaction log as this repository writes files; empty if it writes none."""

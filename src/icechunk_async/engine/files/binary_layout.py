@@ -94,7 +94,8 @@ class _Snapshots:
     def encode(self, snapshot: Snapshot, parent: Snapshot | None, level: int) -> EncodedSnapshot:
         del parent
         payload = encode_snapshot(snapshot, self.spec_version)
-        return EncodedSnapshot(pack(payload, FileType.SNAPSHOT, self.spec_version, level=level))
+        data = pack(payload, FileType.SNAPSHOT, self.spec_version, level=level)
+        return EncodedSnapshot(data, snapshot)
 
 
 class _Pieces:
@@ -194,7 +195,7 @@ class BinaryLayout:
         if self.spec_version == 1 and not parse_document(document, path).regular_grid:
             raise UnsupportedBySpecError(
                 f"Array {path!r} would have a rectilinear chunk grid, and format version 1 stores "
-                "regular grids only. Migrate the repository to version 2 with "
+                "regular grids only. Migrate the repository to format version 2 with "
                 "icechunk_async.upkeep.upgrade.",
                 path=path,
             )

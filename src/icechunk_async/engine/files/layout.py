@@ -87,6 +87,8 @@ class EncodedSnapshot:
     """The file of a new snapshot, and those to be stored with it."""
 
     data: bytes
+    snapshot: Snapshot
+    """As it will be read back."""
     companions: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     """Further new files, by key."""
 

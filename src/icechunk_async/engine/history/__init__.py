@@ -8,6 +8,7 @@
 from icechunk_async.engine.history.capabilities import Capabilities
 from icechunk_async.engine.history.protocol import (
     MAIN,
+    SAFE_UPDATES,
     Amend,
     Audit,
     Commit,
@@ -26,6 +27,7 @@ from icechunk_async.engine.history.protocol import (
 
 __all__ = [
     "MAIN",
+    "SAFE_UPDATES",
     "Amend",
     "Audit",
     "Capabilities",

@@ -17,6 +17,11 @@ type Feature = Literal[
     "feature_flags",
     "operations_log",
     "repo_info_file",
+    "tag_deletion",
+    "expiration",
+    "upkeep",
+    "sums",
+    "leases",
 ]
 
 _NOUNS: Final[dict[Feature, str]] = {
@@ -27,6 +32,11 @@ _NOUNS: Final[dict[Feature, str]] = {
     "feature_flags": "feature flags",
     "operations_log": "operations log",
     "repo_info_file": "repo info file",
+    "tag_deletion": "deletion of tags",
+    "expiration": "expiration of snapshots",
+    "upkeep": "upkeep of its files (collection, compaction, verification, statistics, copies)",
+    "sums": "checksums of chunks",
+    "leases": "leases of sessions",
 }
 
 
@@ -55,6 +65,16 @@ class Capabilities:
     """The repository remembers what was done to it besides commits."""
     repo_info_file: bool = False
     """Refs, ancestry and settings are in one file, see `Repository.inspect_repo_info`."""
+    tag_deletion: bool = False
+    """Tags can be deleted."""
+    expiration: bool = False
+    """Old snapshots can be dropped from the history, see `Repository.expire_snapshots`."""
+    upkeep: bool = False
+    """Files can be collected, compacted, verified, measured and copied."""
+    sums: bool = False
+    """Checksums of chunks can be kept, see `Repository.save_sums`."""
+    leases: bool = False
+    """Sessions can have leases, see `Repository.writable_session`."""
 
     def require(self, feature: Feature) -> None:
         """Raise `UnsupportedBySpecError` if this way lacks a feature.

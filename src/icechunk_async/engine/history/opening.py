@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import gather
+from icechunk_async.engine.history.alpha.history import ALPHA_WAY
 from icechunk_async.engine.history.ref_files.history import REF_FILES_WAY
 from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.repo_info.history import REPO_INFO_WAY
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Storage
 
 __all__ = [
+    "OTHER_WAYS",
     "WAYS",
     "check_empty",
     "create",
@@ -35,6 +37,7 @@ __all__ = [
     "find_expected",
     "find_or_check_empty",
     "find_or_see_empty",
+    "find_other",
     "missing",
     "way_of",
 ]
@@ -42,18 +45,38 @@ __all__ = [
 # The first that recognises a repository wins: refs beside a repo info are left over from a
 # migration (spec, "Detecting the version").
 WAYS: Final[tuple[Way, ...]] = (REPO_INFO_WAY, REF_FILES_WAY)
+OTHER_WAYS: Final[tuple[Way, ...]] = (ALPHA_WAY,)
+"""Looked for only if none of `WAYS` is there, so that they cost nothing where they are not."""
 
 
 async def find(storage: Storage) -> Found | None:
     """Return the repository that a storage holds, or None.
 
-    None is no proof, see `find_expected`. Cost: three requests at once.
+    None is no proof, see `find_expected`.
+
+    Raises:
+        FormatError: it holds repositories of two layouts, or what decides is damaged.
+
+    Cost: three requests at once; if they find nothing, some more for other layouts.
     """
     for read in await gather(*(way.detect(storage) for way in WAYS)):
         if read is not None:
             found: Found = read()
             return found
-    return None
+    return await find_other(storage)
+
+
+async def find_other(storage: Storage) -> Found | None:
+    """Return the repository of one of `OTHER_WAYS` that a storage holds, or None; as `find`."""
+    reads = await gather(*(way.detect(storage) for way in OTHER_WAYS))
+    there = [(way, read) for way, read in zip(OTHER_WAYS, reads, strict=True) if read is not None]
+    if len(there) > 1:
+        markers = " and ".join(repr(way.marker) for way, _ in there)
+        raise FormatError(
+            f"{storage.description.url!r} holds repositories of {len(there)} layouts: it has "
+            f"{markers}. Move one of them elsewhere; nothing was read."
+        )
+    return there[0][1]() if there else None
 
 
 async def find_expected(storage: Storage) -> Found | None:
@@ -75,7 +98,7 @@ async def find_expected(storage: Storage) -> Found | None:
 def missing(storage: Storage) -> RepositoryNotFoundError:
     """Return the error for a storage without a repository."""
     url = storage.description.url
-    markers = " nor ".join(repr(way.marker) for way in WAYS)
+    markers = " nor ".join(repr(way.marker) for way in (*WAYS, *OTHER_WAYS))
     return RepositoryNotFoundError(
         f"There is no Icechunk repository at {url!r}: it has neither {markers}. Check the "
         "location, or create one with Repository.create.",
@@ -135,12 +158,19 @@ async def _refusal_of_contents(storage: Storage) -> RepositoryExistsError | None
     return None
 
 
-def way_of(spec_version: int) -> Way:
-    """Return the way of publishing of a format version.
+def way_of(spec_version: int, layout: str | None = None) -> Way:
+    """Return the way of publishing of a format version, or of a layout if one is named.
 
     Raises:
-        InvalidInputError: there is no such format version.
+        InvalidInputError: there is no such format version, or no such layout.
     """
+    ways = (*WAYS, *OTHER_WAYS)
+    if layout is not None:
+        named = next((way for way in ways if way.name == layout), None)
+        if named is None:
+            names = ", ".join(repr(way.name) for way in ways)
+            raise InvalidInputError(f"There is no layout {layout!r}; there are {names}.")
+        return named
     way = next((way for way in WAYS if way.spec_version == spec_version), None)
     if way is None:
         versions = " or ".join(str(it) for it in sorted(way.spec_version for way in WAYS))
@@ -154,7 +184,7 @@ def way_of(spec_version: int) -> Way:
 async def create(
     storage: Storage,
     assets: Assets,
-    spec_version: int,
+    way: Way,
     config: RepositoryConfig | None,
     settings: OwnSettings,
 ) -> Found:
@@ -162,11 +192,9 @@ async def create(
 
     Raises:
         RepositoryExistsError: another writer created one here meanwhile.
-        InvalidInputError: there is no such format version.
 
     Cancellation: a repository may have been created.
     """
-    way = way_of(spec_version)
     if config == RepositoryConfig():
         config = None  # it says nothing, so there is nothing to store
     snapshot = Snapshot(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
     from datetime import datetime
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = [
     "MAIN",
     "MOVE_NODE",
+    "SAFE_CREATIONS",
+    "SAFE_UPDATES",
     "Amend",
     "Audit",
     "Commit",
@@ -36,6 +38,7 @@ __all__ = [
     "FeatureFlag",
     "History",
     "Kept",
+    "Migration",
     "ParentOf",
     "Publication",
     "RepositoryState",
@@ -47,6 +50,10 @@ __all__ = [
 
 MAIN: Final = "main"
 """The branch that every repository has."""
+SAFE_CREATIONS: Final = ("writable", "conditional_create")
+"""The promises of a storage that changes need where references are only ever created."""
+SAFE_UPDATES: Final = (*SAFE_CREATIONS, "conditional_update")
+"""The promises of a storage that changes need where references are replaced."""
 MOVE_NODE: Final = "move_node"
 """The feature flag of `Repository.rearrange_session`."""
 
@@ -225,6 +232,30 @@ class RepositoryState(Protocol):
         ...
 
 
+class Migration(Protocol):
+    """How a repository of a layout before version 1 is taken over by another one."""
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Beginnings of all keys of the layout."""
+        ...
+
+    async def is_frozen(self) -> bool:
+        """Return whether `freeze` was called and not undone."""
+        ...
+
+    async def freeze(self) -> None:
+        """Let no branch move any more; those that do not move already stay.
+
+        A writer that moves a branch at the same time either comes before or is refused.
+        """
+        ...
+
+    async def thaw(self) -> None:
+        """Undo `freeze`."""
+        ...
+
+
 class History(Protocol):
     """References and ancestry of one repository, and publishing.
 
@@ -233,8 +264,13 @@ class History(Protocol):
     """
 
     @property
+    def layout(self) -> str:
+        """The name of the whole layout, such as ``format-2``."""
+        ...
+
+    @property
     def spec_version(self) -> int:
-        """The version of the format that new files are written in."""
+        """The version of the format that new files are written in; 0 before version 1."""
         ...
 
     @property
@@ -243,8 +279,18 @@ class History(Protocol):
         ...
 
     @property
+    def storage_needs(self) -> Sequence[str]:
+        """The promises of the storage that changes need; names of its capabilities."""
+        ...
+
+    @property
     def state(self) -> RepositoryState | None:
         """The state besides references; None if this way keeps only those. See `state_for`."""
+        ...
+
+    @property
+    def migration(self) -> Migration | None:
+        """How it is migrated, if its layout is older than format version 1."""
         ...
 
     async def branches(self) -> Mapping[str, SnapshotId]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 from icechunk_async.engine.files.settings import OwnSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from icechunk_async._runtime.backoff import Backoff
     from icechunk_async.engine.files.assets import Assets
@@ -58,6 +58,8 @@ class HistorySettings:
 class Found:
     """A repository that was found or created, not yet opened."""
 
+    name: str
+    """The name of the way, see `Way`."""
     layout: Layout
     """Names and encodes the immutable files."""
     config: RepositoryConfig | None
@@ -90,11 +92,16 @@ class Creating:
 class Way:
     """One way of publishing snapshots."""
 
+    name: str
+    """The name of the whole layout, as `Repository.create` takes it."""
     spec_version: int
+    """The version of the format; 0 for layouts before version 1."""
     new_layout: Callable[[], Layout]
-    """Returns the layout of a repository that is created."""
+    """Returns the layout of the files of a new repository."""
+    storage_needs: Sequence[str]
+    """See `History.storage_needs`."""
     marker: str
-    """The key of the object that every such repository has."""
+    """The key of the object that every such repository has, or how it begins."""
     detect: Callable[[Storage], Awaitable[Callable[[], Found] | None]]
     """Reads what decides whether a storage holds such a repository. Decoding is left to the result,
     because objects that another way left behind may not decode."""
@@ -103,3 +110,5 @@ class Way:
 
     Raises ``RepositoryExistsError`` if another writer was first.
     """
+    folders: tuple[str, ...] = ()
+    """Beginnings of all keys of a layout before version 1, in the order in which to delete them."""

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.leases.register import Spared, remove_dead, spared
-from icechunk_async.engine.open import check_safe
 from icechunk_async.engine.upkeep.room import remove_unfinished, with_room
 from icechunk_async.engine.upkeep.storage_clock import checked_by_storage
 from icechunk_async.engine.upkeep.survey import Survey
@@ -91,8 +90,9 @@ class GarbageReport:
 
 async def expire_snapshots(engine: Engine, rule: Expiration, *, dry_run: bool) -> set[SnapshotId]:
     """Drop old snapshots from the history; see `Repository.expire_snapshots`."""
+    engine.history.capabilities.require("expiration")
     if not dry_run:
-        check_safe(engine.storage)
+        engine.check_safe()
     with telemetry.span("expire", dry_run=dry_run):
         rule = replace(rule, keep=(await spared(engine.storage, engine.assets.backend)).bases)
         released = set(await engine.history.expire(rule, dry_run=dry_run))
@@ -124,9 +124,10 @@ async def collect_garbage(
     progress: ProgressCallback | None = None,
 ) -> GarbageReport:
     """Delete old objects that nothing needs; see `Repository.garbage_collect`."""
+    engine.history.capabilities.require("upkeep")
     cutoff = checked_cutoff(delete_object_older_than)
     if not dry_run:
-        check_safe(engine.storage)
+        engine.check_safe()
     with telemetry.span("garbage_collect", dry_run=dry_run):
         report = await _collect(engine, cutoff, dry_run=dry_run, limits=limits, progress=progress)
     _log.info("garbage collected%s: %s", " (dry run)" * dry_run, report)

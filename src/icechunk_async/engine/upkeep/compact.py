@@ -16,7 +16,6 @@ from icechunk_async.engine.commit.publisher import Publisher, SessionMode
 from icechunk_async.engine.files.checks import damaged_chunk
 from icechunk_async.engine.files.packs import Packing, Packs
 from icechunk_async.engine.history import check_online
-from icechunk_async.engine.open import check_safe
 from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.engine.upkeep.sweep import object_name, pages
 from icechunk_async.errors import InvalidInputError
@@ -141,8 +140,9 @@ async def compact(
             f"min_live_share must be a share of an object's bytes, above 0 and at most 1; it is "
             f"{min_live_share!r}."
         )
+    engine.history.capabilities.require("upkeep")
     if not dry_run:
-        check_safe(engine.storage)
+        engine.check_safe()
         check_online(engine.history)
     with telemetry.span("compact", branch=branch, dry_run=dry_run):
         # List before the tip is read: an object that is written later is never taken for sparse.

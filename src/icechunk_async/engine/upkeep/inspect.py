@@ -64,6 +64,7 @@ _FIELD_NAMES: Final = {
 
 async def _load(engine: Engine, key: str, kind: FileType) -> tuple[dict[str, JSON], Envelope]:
     """Return the header of a file as a dictionary, and its contents."""
+    engine.history.capabilities.require("upkeep")
     retrieved = await engine.assets.storage.get(key)
     envelope = await engine.assets.compute(
         lambda: unpack(retrieved.data, kind), size_bytes=retrieved.size_bytes

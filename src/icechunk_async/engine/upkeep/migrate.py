@@ -29,6 +29,7 @@ from icechunk_async.engine.history.ref_files.migration import (
 from icechunk_async.engine.history.repo_info.file import Seen, read_info
 from icechunk_async.engine.open import Request, check_safe, open_location
 from icechunk_async.engine.policies import policies_of
+from icechunk_async.engine.upkeep.older import OlderMigration, find_older, leftovers, remove
 from icechunk_async.errors import ConflictError
 from icechunk_async.format.config import RepositoryConfig, decode_config, encode_config
 from icechunk_async.format.envelope import FileType, pack
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from icechunk_async._runtime.progress import ProgressCallback
+    from icechunk_async.engine.history.way import Found
     from icechunk_async.engine.open import Location
     from icechunk_async.format.repo_info import RepoInfo
     from icechunk_async.storage import Retrieved, Storage, Version
@@ -68,7 +70,8 @@ class MigrationReport:
     deleted_tags: int
     snapshots: int
     unused_files: tuple[str, ...]
-    """Keys of version 1 that version 2 does not need. They are deleted unless they were kept."""
+    """Keys that version 2 does not need; of layouts before version 1 the folders, each with a slash
+    at its end. They are deleted unless they were kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +103,24 @@ async def upgrade(
     storage_options: Mapping[str, object] | None = None,
     progress: ProgressCallback | None = None,
 ) -> MigrationReport:
-    """Bring a repository of format version 1 to version 2.
+    """Bring a repository of format version 1, or of a layout before it, to version 2.
 
     Stop writers first: a write is noticed, and the migration is undone. Readers need not stop.
     Handles and sessions of version 1 that are open cannot commit afterwards; libraries that know
     only version 1 can no longer open the repository.
 
+    A layout before version 1, such as the alpha, names and encodes every file differently. So each
+    is written anew, and each chunk object is copied, within the storage where it can. Snapshots,
+    manifests and chunk objects keep the first 12 bytes of their ids. Readers of the old layout
+    must stop before its files are deleted.
+
     Args:
         location: a path, a URL, or an open storage.
         dry_run: change nothing, and report what would be done after reading all that is needed.
-        delete_unused_v1_files: delete the files of branches and tags, and ``config.yaml``. If
-            they are kept, libraries that know only version 1 still use them: their commits are
-            not part of the migrated repository, and their garbage collection deletes objects
-            that only the migrated repository needs.
+        delete_unused_v1_files: delete the files of branches and tags, and ``config.yaml``; of a
+            layout before version 1 all files. If those of version 1 are kept, libraries that know
+            only version 1 still use them: their commits are not part of the migrated repository,
+            and their garbage collection deletes objects that only the migrated repository needs.
         storage_options: the backend's options, where ``location`` is a path or URL.
         progress: called with the number of snapshots read.
 
@@ -138,8 +146,14 @@ async def upgrade(
         found = await read_if_there(storage, REPO_INFO)
         state = None if found is None else read_info(found)
         if dry_run:
+            older = await find_older(storage) if state is None else None
+            if older is not None:
+                return await _plan_older(job, older)
             return await _report_only(job, state)
         if state is None:
+            older = await find_older(storage)
+            if older is not None:
+                return await _migrate_older(job, older)
             return await _begin(job)
         if not migration.is_under_way(state.info):
             return await _clean_up(job, state.info)
@@ -162,6 +176,24 @@ async def _open(
             budget = Budget(config.effective_max_concurrent_requests)
             policies = policies_of(config.effective_storage)
             yield with_policies(storage, budget, policies, immutable=is_written_once)
+
+
+async def _plan_older(job: _Job, older: Found) -> MigrationReport:
+    """Return the outcome that the migration of an older layout would have."""
+    migration = OlderMigration(job.storage, older, job.progress)
+    job = replace(job, resumed=await migration.is_resumed())
+    report = job.report(await migration.plan(), migration.folders)
+    return replace(report, dry_run=True)
+
+
+async def _migrate_older(job: _Job, older: Found) -> MigrationReport:
+    """Migrate a repository of a layout before version 1."""
+    migration = OlderMigration(job.storage, older, job.progress)
+    job = replace(job, resumed=await migration.is_resumed())
+    info = await migration.run()
+    if job.delete_unused:
+        await remove(job.storage, migration.folders)
+    return job.report(info, migration.folders)
 
 
 async def _report_only(job: _Job, state: Seen | None) -> MigrationReport:
@@ -252,9 +284,12 @@ async def _clean_up(job: _Job, info: RepoInfo) -> MigrationReport:
     """Delete files that an earlier migration left or kept, if asked to."""
     files = await read_refs(job.storage)
     unused = await _unused(job.storage, files)
+    folders = await leftovers(job.storage)
     if job.delete_unused:
         await _check_unused(job.storage, info, files)
         await _delete(job.storage, unused)
+        await remove(job.storage, folders)
+    unused = (*unused, *folders)
     return replace(job.report(info, unused), already_migrated=True)
 
 

@@ -14,7 +14,6 @@ from icechunk_async.engine.commit.flush import Flusher, put_digests, root_of, wi
 from icechunk_async.engine.commit.guard import RewriteGuard
 from icechunk_async.engine.commit.once import repeated
 from icechunk_async.engine.history import Amend, Commit, check_online
-from icechunk_async.engine.open import check_safe
 from icechunk_async.errors import (
     InvalidInputError,
     OutcomeUnknownError,
@@ -70,7 +69,7 @@ async def begin_rewriting(
         raise InvalidInputError(
             f"{commit_method!r} is not a way to commit; use 'new_commit' or 'amend'."
         )
-    check_safe(engine.storage)
+    engine.check_safe()
     history, assets = engine.history, engine.assets
     if commit_method == "amend":
         history.capabilities.require("amend")

@@ -16,7 +16,6 @@ from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.files.digests import listed
 from icechunk_async.engine.files.manifests import check_id
 from icechunk_async.engine.files.sums import with_sums
-from icechunk_async.engine.open import check_safe
 from icechunk_async.errors import FormatError, ObjectNotFoundError
 from icechunk_async.format.digests import CONTENT_ROOT, DigestList, Listed, node_lines
 from icechunk_async.format.envelope import FileType, unpack
@@ -88,7 +87,8 @@ async def add_sums(
     engine: Engine, snapshot: Snapshot, progress: ProgressCallback | None = None
 ) -> AddedSums:
     """Compute the checksums that a snapshot lacks; see `Repository.add_sums`."""
-    check_safe(engine.storage)
+    engine.history.capabilities.require("sums")
+    engine.check_safe()
     with telemetry.span("add_sums"):
         work = _Adding(engine, snapshot, progress or no_progress)
         report = await work.run()
@@ -221,6 +221,7 @@ async def _usable_sums(engine: Engine, manifest_id: ManifestId) -> ManifestSums 
 
 async def check_content(engine: Engine, snapshot: Snapshot) -> ContentReport:
     """Compare what a snapshot consists of with its digests; see `Repository.check_content`."""
+    engine.history.capabilities.require("sums")
     found = snapshot.metadata.get(CONTENT_ROOT)
     recorded = found if isinstance(found, str) else None
     problems: list[str] = []

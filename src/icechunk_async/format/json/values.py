@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final, cast
+from typing import Any, Final, TypeGuard, cast
 
 from icechunk_async.errors import InvalidInputError, WrongTypeError
 
-__all__ = ["JSON", "MAX_DEPTH", "checked_json", "utf8"]
+__all__ = ["JSON", "MAX_DEPTH", "checked_json", "is_list", "is_object", "utf8"]
 
 type JSON = bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None
 """The values that metadata can hold. Sequences are lists or tuples and are read back as lists."""
@@ -18,6 +18,16 @@ MAX_DEPTH: Final = 128
 
 _MIN_INT: Final = -(2**63)
 _MAX_INT: Final = 2**64 - 1
+
+
+def is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    """Return whether a parsed value is a JSON object."""
+    return isinstance(value, dict)
+
+
+def is_list(value: object) -> TypeGuard[list[Any]]:
+    """Return whether a parsed value is a JSON list."""
+    return isinstance(value, list)
 
 
 class _NotJSONError(Exception):

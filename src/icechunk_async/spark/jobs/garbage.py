@@ -21,7 +21,6 @@ import pyarrow as pa
 from icechunk_async._runtime import clock
 from icechunk_async.engine.history.protocol import Kept
 from icechunk_async.engine.leases.register import Spared, remove_dead, spared
-from icechunk_async.engine.open import check_safe
 from icechunk_async.engine.upkeep.collect import (
     FOLDERS,
     GarbageReport,
@@ -136,7 +135,7 @@ def garbage_collect(
 
 
 async def _checked(repository: AsyncRepository) -> None:
-    check_safe(repository.engine.storage)
+    repository.engine.check_safe()
 
 
 @dataclass(frozen=True, slots=True)

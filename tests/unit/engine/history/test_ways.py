@@ -13,7 +13,7 @@ from icechunk_async.engine.history import opening
 from icechunk_async.engine.history.capabilities import Capabilities, Feature
 from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.engine.history.ref_files.history import REF_FILES_WAY, RefFilesHistory, SeenRef
-from icechunk_async.engine.history.way import Found, Way
+from icechunk_async.engine.history.way import Found
 from icechunk_async.errors import UnsupportedBySpecError
 from icechunk_async.format.refs import decode_ref
 from tests.helpers import memory_url
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Storage
 
 FEATURES = cast("tuple[Feature, ...]", get_args(Feature.__value__))
+STATE_FEATURES = ("metadata", "status", "feature_flags", "operations_log", "repo_info_file")
 
 
 def test_every_capability_can_be_required() -> None:
@@ -48,7 +49,7 @@ async def test_a_history_has_state_if_it_promises_any(spec: int) -> None:
     """Amending needs none."""
     async with Repository.create(memory_url(), spec_version=spec) as repository:
         history = repository.engine.history
-        promised = [it for it in FEATURES if getattr(history.capabilities, it)]
+        promised = [it for it in STATE_FEATURES if getattr(history.capabilities, it)]
         assert (history.state is not None) == bool(promised) == (spec == 2)
 
 
@@ -64,7 +65,10 @@ async def _detect(storage: Storage) -> Callable[[], Found] | None:
         return None
     ref = SeenRef(decode_ref(main.data), main.version)
     return lambda: Found(
-        BinaryLayout(1), None, lambda *parts: _Numbered(parts[0], parts[1], ref, parts[2])
+        "numbered",
+        BinaryLayout(1),
+        None,
+        lambda *parts: _Numbered(parts[0], parts[1], ref, parts[2]),
     )
 
 
@@ -73,7 +77,7 @@ async def test_another_way_joins_by_an_entry_in_the_list(monkeypatch: pytest.Mon
     url = memory_url()
     async with Repository.create(url, spec_version=1) as repository:
         tip = await repository.lookup_branch("main")
-    way = Way(1, lambda: BinaryLayout(1), REF_FILES_WAY.marker, _detect, REF_FILES_WAY.create)
+    way = replace(REF_FILES_WAY, name="numbered", detect=_detect)
     monkeypatch.setattr(opening, "WAYS", (way, *opening.WAYS))
     async with Repository.open(url) as repository:
         assert await repository.branches() == {"main": tip}

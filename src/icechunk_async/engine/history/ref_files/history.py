@@ -18,6 +18,7 @@ from icechunk_async.engine.history.collections import leave_note, read_notes
 from icechunk_async.engine.history.outcomes import Doubt, create_object, read_if_there
 from icechunk_async.engine.history.protocol import (
     MAIN,
+    SAFE_UPDATES,
     Amend,
     Commit,
     Detach,
@@ -110,9 +111,15 @@ class _SeenRefs(dict[str, SeenRef]):
     """The last seen state of branches, by name; see `Known`."""
 
 
+_NAME: Final = "format-1"
 _CAPABILITIES: Final = Capabilities(
     "format version 1",
     "Format version 2 has: migrate the repository with icechunk_async.upkeep.upgrade.",
+    tag_deletion=True,
+    expiration=True,
+    upkeep=True,
+    sums=True,
+    leases=True,
 )
 
 
@@ -122,8 +129,11 @@ class RefFilesHistory:
     The last state seen of each branch is kept: a commit tries on top of it without reading first.
     """
 
+    layout = _NAME
     spec_version = 1
     capabilities = _CAPABILITIES
+    storage_needs = SAFE_UPDATES
+    migration = None
     state = None
 
     def __init__(
@@ -569,7 +579,7 @@ def _read(main: Retrieved, config: Retrieved | None) -> Found:
 
 
 def _found(config: RepositoryConfig | None, main: SeenRef) -> Found:
-    return Found(_LAYOUT, config, partial(_open, main))
+    return Found(_NAME, _LAYOUT, config, partial(_open, main))
 
 
 def _open(
@@ -593,4 +603,4 @@ async def _put(storage: Storage, key: str, data: bytes) -> Version:
     return version
 
 
-REF_FILES_WAY: Final = Way(1, lambda: _LAYOUT, _MAIN_KEY, _detect, _create)
+REF_FILES_WAY: Final = Way(_NAME, 1, lambda: _LAYOUT, SAFE_UPDATES, _MAIN_KEY, _detect, _create)

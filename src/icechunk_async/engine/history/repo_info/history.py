@@ -15,7 +15,15 @@ from icechunk_async.engine.history.collections import (
     read_notes,
 )
 from icechunk_async.engine.history.outcomes import create_object, read_if_there
-from icechunk_async.engine.history.protocol import MAIN, Amend, Commit, Detach, Kept, StoredConfig
+from icechunk_async.engine.history.protocol import (
+    MAIN,
+    SAFE_UPDATES,
+    Amend,
+    Commit,
+    Detach,
+    Kept,
+    StoredConfig,
+)
 from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.repo_info import edits
 from icechunk_async.engine.history.repo_info.audit import audit
@@ -147,6 +155,7 @@ class RepoInfoState:
             info = await self._file.read_backup(backup)
 
 
+_NAME: Final = "format-2"
 _CAPABILITIES: Final = Capabilities(
     "format version 2",
     amend=True,
@@ -156,14 +165,22 @@ _CAPABILITIES: Final = Capabilities(
     feature_flags=True,
     operations_log=True,
     repo_info_file=True,
+    tag_deletion=True,
+    expiration=True,
+    upkeep=True,
+    sums=True,
+    leases=True,
 )
 
 
 class RepoInfoHistory:
     """A `History` of format 2."""
 
+    layout = _NAME
     spec_version = 2
     capabilities = _CAPABILITIES
+    storage_needs = SAFE_UPDATES
+    migration = None
 
     def __init__(self, storage: Storage, seen: Seen, settings: HistorySettings) -> None:
         """Begin with a state just read or written."""
@@ -357,7 +374,7 @@ def _read(retrieved: Retrieved) -> Found:
     seen = read_info(retrieved)
     raw = seen.info.raw_config
     config = None if raw is None else decode_config(raw, 2)
-    return Found(_LAYOUT, config, partial(_open, seen), OwnSettings.stored_in(seen.info))
+    return Found(_NAME, _LAYOUT, config, partial(_open, seen), OwnSettings.stored_in(seen.info))
 
 
 def _open(
@@ -387,7 +404,7 @@ async def _create(new: Creating) -> Found:
     version = await create_object(new.storage, REPO_INFO, data)
     if version is None:
         raise repository_exists(new.storage, repr(REPO_INFO))
-    return Found(_LAYOUT, new.config, partial(_open, Seen(info, version)), new.settings)
+    return Found(_NAME, _LAYOUT, new.config, partial(_open, Seen(info, version)), new.settings)
 
 
-REPO_INFO_WAY: Final = Way(2, lambda: _LAYOUT, REPO_INFO, _detect, _create)
+REPO_INFO_WAY: Final = Way(_NAME, 2, lambda: _LAYOUT, SAFE_UPDATES, REPO_INFO, _detect, _create)

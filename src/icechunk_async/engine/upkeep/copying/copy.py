@@ -135,6 +135,7 @@ async def copy_to(
     progress: ProgressCallback | None,
 ) -> CopyReport:
     """Open the destination and copy to it; see `Repository.copy_to`."""
+    engine.history.capabilities.require("upkeep")
     request = OpenRequest(destination, storage_options, engine.config, {})
     with telemetry.span("copy_to"):
         container = container_at(engine.storage.description) if shallow else None

@@ -14,7 +14,6 @@ from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.engine.history import check_online
 from icechunk_async.engine.history.outcomes import create_object, read_if_there
-from icechunk_async.engine.open import check_safe
 from icechunk_async.engine.upkeep.integrity.drop import Damage, Drop, commit_drop, plan_drop
 from icechunk_async.engine.upkeep.integrity.rebuild import rebuilt_log
 from icechunk_async.engine.upkeep.integrity.structure import uncached
@@ -85,7 +84,7 @@ class RepairPlan:
         Cancellation: some of the steps may be done. Plan again.
         """
         engine, told = self._engine, progress or no_progress
-        check_safe(engine.storage)
+        engine.check_safe()
         check_online(engine.history)
         total = len(self.steps)
         done = 0
@@ -111,6 +110,7 @@ async def plan_repair(
     moved: Mapping[str, str],
 ) -> RepairPlan:
     """Plan the repair of what a report names; see `Repository.plan_repair`."""
+    engine.history.capabilities.require("upkeep")
     steps: list[RepairStep] = []
     left: list[str] = []
     by_kind: dict[str, list[Finding]] = {}

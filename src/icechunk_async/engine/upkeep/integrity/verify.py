@@ -153,7 +153,9 @@ async def prepare(
 
     Raises:
         NotFoundError: a ref does not exist.
+        UnsupportedBySpecError: the layout's files are not known here.
     """
+    engine.history.capabilities.require("upkeep")
     audit = await engine.history.audit()
     findings = [
         Finding(it.kind, it.key, it.problem, Level.STRUCTURE.name.lower(), it.detail)

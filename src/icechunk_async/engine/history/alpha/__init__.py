@@ -1,0 +1,1 @@
+"""The alpha: a branch is a sequence of numbered files, each created if absent."""

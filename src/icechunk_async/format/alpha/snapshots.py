@@ -1,0 +1,352 @@
+"""Snapshot files of the alpha (schema ``Snapshot``), and the files of attributes beside them.
+
+Attributes are in the snapshot (``Inline``), or in a file that several nodes and snapshots share
+(``Ref``). The specification leaves the format of those files open; here they are JSON, a list of
+objects, and a location is an index into it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async._runtime import clock
+from icechunk_async.errors import FormatError, InvalidInputError
+from icechunk_async.format.alpha.keys import ATTRIBUTES
+from icechunk_async.format.alpha.metadata import read_array, write_array
+from icechunk_async.format.alpha.parts import (
+    ID_BYTES,
+    MAX_U16,
+    MAX_U32,
+    named,
+    read_id,
+    read_time,
+    write_time,
+)
+from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
+from icechunk_async.format.json.reading import parse_json
+from icechunk_async.format.json.values import is_list
+from icechunk_async.format.snapshot import (
+    Ancestor,
+    ArrayData,
+    AttributesPlace,
+    Dimension,
+    ManifestFileInfo,
+    ManifestRef,
+    Node,
+    Nodes,
+    Snapshot,
+)
+from icechunk_async.format.zarr_array import (
+    Refusals,
+    ZarrArray,
+    array_document,
+    group_document,
+    parse_node,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from icechunk_async.format.json.reading import Part
+    from icechunk_async.format.json.values import JSON
+    from icechunk_async.format.manifest.refs import Extents
+
+__all__ = ["REFUSALS", "OpenedSnapshot", "encode_snapshot", "node_number"]
+
+REFUSALS: Final = Refusals("a repository of the alpha layout")
+_MIN_FILE_BYTES: Final = 1 << 14
+"""Attributes of a node from this size are stored in a file, so that commits do not repeat them."""
+_KEPT_HISTORY: Final = 64
+"""Ancestors that a snapshot lists; those before are found in the file of the last of them."""
+_MAX_INDEX: Final = 1 << 64
+_MAX_COORDINATE: Final = (1 << 32) - 1
+_NUMBER_BYTES: Final = 4
+
+
+def node_number(node_id: NodeId) -> int | None:
+    """Return the number that stands for a node in the alpha; None if its id is no number."""
+    number = int.from_bytes(node_id)
+    return number if number < MAX_U32 else None
+
+
+def _node_id(number: int) -> NodeId:
+    return NodeId(number.to_bytes(NodeId.size_bytes))
+
+
+class OpenedSnapshot:
+    """The parsed file of a snapshot, and the attribute files that it needs."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        """Parse a snapshot's file.
+
+        Raises:
+            FormatError: it is no JSON object, or has no nodes.
+        """
+        self._document = parse_json(data, "snapshot")
+        self._nodes = self._document.part("nodes")
+        self._attributes = {
+            path: self._stored_attributes(path, node) for path, node in self._nodes.members.items()
+        }
+        files = [it[1].file for it in self._attributes.values() if it[1] is not None]
+        self.needs: Sequence[str] = tuple(dict.fromkeys(files))
+
+    def _stored_attributes(
+        self, path: str, node: object
+    ) -> tuple[Mapping[str, JSON], AttributesPlace | None]:
+        """Return the attributes of a node, or the place where they are."""
+        part = self._nodes.as_part(node, f"A snapshot, at {path!r:.100},")
+        value = part.members.get("user_attributes")
+        if value is None:
+            return {}, None
+        found = part.part("user_attributes")
+        if found.only("Inline"):
+            return found.json_object("Inline"), None
+        if found.only("Ref"):
+            ref = found.part("Ref")
+            key = f"{ATTRIBUTES}{named(read_id(ref, 'object_id'))}"
+            return {}, AttributesPlace(key, ref.natural("location", MAX_U32))
+        raise found.fault("are neither inline nor a reference")
+
+    def decode(self, files: Mapping[str, bytes | memoryview]) -> Snapshot:
+        """Decode the snapshot, given its attribute files.
+
+        Raises:
+            FormatError: one of the files is damaged.
+        """
+        stored = {key: _attribute_list(key, data) for key, data in files.items()}
+        manifests: dict[ManifestId, ManifestFileInfo] = {}
+        nodes: list[Node] = []
+        places: dict[NodeId, AttributesPlace] = {}
+        for path, value in self._nodes.members.items():
+            part = self._nodes.as_part(value, f"A snapshot, at {path!r:.100},")
+            attributes, place = self._attributes[path]
+            node_id = _node_id(part.natural("id", MAX_U32))
+            if place is not None:
+                attributes = _attributes_at(stored[place.file], place)
+                places[node_id] = place
+            nodes.append(_node(part, path, node_id, attributes, manifests))
+        if len({node.id for node in nodes}) != len(nodes):
+            raise self._document.fault("has two nodes of one id")
+        return self._snapshot(nodes, manifests, places)
+
+    def _snapshot(
+        self,
+        nodes: list[Node],
+        manifests: dict[ManifestId, ManifestFileInfo],
+        places: dict[NodeId, AttributesPlace],
+    ) -> Snapshot:
+        document = self._document
+        about = document.part("metadata")
+        ancestors = tuple(_ancestor(it) for it in document.parts("short_term_history"))
+        num_ancestors = document.natural("total_parents", MAX_U32)
+        listed = document.natural("short_term_parents", MAX_U16)
+        if not (listed == len(ancestors) <= num_ancestors) or (num_ancestors and not ancestors):
+            raise document.fault(
+                f"lists {len(ancestors)} of {num_ancestors} ancestors and counts {listed}"
+            )
+        read_time(document, "started_at")
+        return Snapshot(
+            SnapshotId(read_id(about, "id")),
+            ancestors[0].id if ancestors else None,
+            read_time(about, "written_at"),
+            about.text("message"),
+            document.json_object("properties"),
+            Nodes(nodes),
+            manifests,
+            ancestors,
+            num_ancestors,
+            places,
+        )
+
+
+def _ancestor(part: Part) -> Ancestor:
+    return Ancestor(
+        SnapshotId(read_id(part, "id")), read_time(part, "written_at"), part.text("message")
+    )
+
+
+def _attribute_list(key: str, data: bytes | memoryview) -> list[Part]:
+    return parse_json(data, f"file of attributes, {key!r},").parts("attributes")
+
+
+def _attributes_at(stored: list[Part], place: AttributesPlace) -> Mapping[str, JSON]:
+    if place.row >= len(stored):
+        raise FormatError(
+            f"A snapshot refers to attributes {place.row} of {place.file!r}, which has "
+            f"{len(stored)}."
+        )
+    return stored[place.row].members
+
+
+def _node(
+    part: Part,
+    path: str,
+    node_id: NodeId,
+    attributes: Mapping[str, JSON],
+    manifests: dict[ManifestId, ManifestFileInfo],
+) -> Node:
+    if part.text("path") != path or path[:1] != "/" or (path != "/" and path[-1] == "/"):
+        raise part.fault(f"has the path {part.members['path']!r:.100}")
+    data = part.members.get("node_data")
+    if data == "Group":
+        return Node(node_id, path, group_document(attributes))
+    found = part.part("node_data").json_list("Array")
+    if len(found) != 2 or not is_list(found[1]):
+        raise part.fault("has an array that is not its metadata and its manifests")
+    array = read_array(part.as_part(found[0], part.name), attributes)
+    dimensions = tuple(
+        Dimension(length, -(-length // chunk))
+        for length, chunk in zip(array.shape, array.chunk_shape, strict=True)
+    )
+    grid = tuple(it.num_chunks for it in dimensions)
+    refs = tuple(_manifest(part.as_part(it, part.name), grid) for it in found[1])
+    for ref in refs:  # neither size nor number of references are stored
+        manifests[ref.manifest_id] = ManifestFileInfo(ref.manifest_id, 0, 0)
+    names = array.dimension_names
+    names = None if names is None else tuple(name or None for name in names)
+    return Node(node_id, path, array_document(array), ArrayData(dimensions, names, refs))
+
+
+def _manifest(part: Part, grid: tuple[int, ...]) -> ManifestRef:
+    """Return a manifest of an array, and the box that its references lie in.
+
+    The box is the smallest one with all chunks that the extents list; it is the whole grid if they
+    list none.
+    """
+    corners = [part.check_naturals(it, _MAX_INDEX) for it in part.json_list("extents")]
+    if any(len(it) != len(grid) for it in corners):
+        raise part.fault(f"has extents that are no chunks of a grid of {len(grid)} axes")
+    box: Extents = tuple((0, min(size, _MAX_COORDINATE)) for size in grid)
+    if corners:
+        box = tuple((min(axis), max(axis) + 1) for axis in zip(*corners, strict=True))
+    if part.json_list("flags"):
+        raise part.fault("has flags, which no version of the layout defines")
+    return ManifestRef(ManifestId(read_id(part, "object_id")), box)
+
+
+@dataclass(slots=True)
+class _AttributeFile:
+    """A new file of attributes."""
+
+    object_id: bytes
+    rows: list[Mapping[str, JSON]]
+
+    def place(self, attributes: Mapping[str, JSON]) -> AttributesPlace:
+        self.rows.append(attributes)
+        return AttributesPlace(f"{ATTRIBUTES}{named(self.object_id)}", len(self.rows) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The files of a new snapshot."""
+
+    data: bytes
+    snapshot: Snapshot
+    """As it will be read back."""
+    files: Mapping[str, bytes]
+    """New files of attributes, by key."""
+
+
+def encode_snapshot(snapshot: Snapshot, parent: Snapshot | None) -> Encoded:
+    """Return the files of a snapshot.
+
+    Args:
+        snapshot: the snapshot, whose nodes have ids that are numbers.
+        parent: the one before it; None for the first.
+
+    Raises:
+        UnsupportedBySpecError: it has something that the alpha cannot express.
+    """
+    ancestors, num_ancestors = _ancestors(parent)
+    new = _AttributeFile(clock.random_bytes(ID_BYTES), [])
+    places: dict[NodeId, AttributesPlace] = {}
+    nodes: dict[str, JSON] = {}
+    for path, node in snapshot.nodes.items():
+        parsed = parse_node(node.user_data, path, REFUSALS)
+        attributes = parsed.attributes if isinstance(parsed, ZarrArray) else parsed
+        place = _place_of(node, attributes, parent, new)
+        if place is not None:
+            places[node.id] = place
+        nodes[path] = _write_node(node, parsed, attributes, place)
+    document: dict[str, JSON] = {
+        "metadata": _write_metadata(Ancestor(snapshot.id, snapshot.flushed_at, snapshot.message)),
+        "nodes": nodes,
+        "properties": snapshot.metadata,
+        "short_term_history": [_write_metadata(it) for it in ancestors],
+        "short_term_parents": len(ancestors),
+        "started_at": write_time(snapshot.flushed_at),
+        "total_parents": num_ancestors,
+    }
+    files: dict[str, bytes] = {}
+    if new.rows:
+        files[f"{ATTRIBUTES}{named(new.object_id)}"] = _dump({"attributes": new.rows})
+    complete = replace(
+        snapshot, ancestors=ancestors, num_ancestors=num_ancestors, attribute_places=places
+    )
+    return Encoded(_dump(document), complete, files)
+
+
+def _dump(document: Mapping[str, JSON]) -> bytes:
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _ancestors(parent: Snapshot | None) -> tuple[tuple[Ancestor, ...], int]:
+    """Return the ancestors that a child of ``parent`` lists, newest first, and how many it has."""
+    if parent is None:
+        return (), 0
+    first = Ancestor(parent.id, parent.flushed_at, parent.message)
+    return (first, *parent.ancestors)[:_KEPT_HISTORY], parent.num_ancestors + 1
+
+
+def _place_of(
+    node: Node, attributes: Mapping[str, JSON], parent: Snapshot | None, new: _AttributeFile
+) -> AttributesPlace | None:
+    """Return the place of a node's attributes in a file; None if they are few, and stay inline."""
+    known = None if parent is None else parent.attribute_places.get(node.id)
+    if known is not None and parent is not None:
+        before = parent.nodes.get(parent.nodes.path_of(node.id) or "")
+        if before is not None:
+            was = parse_node(before.user_data, before.path, REFUSALS)
+            if attributes == (was.attributes if isinstance(was, ZarrArray) else was):
+                return known
+    if len(_dump(attributes)) < _MIN_FILE_BYTES:
+        return None
+    return new.place(attributes)
+
+
+def _write_metadata(it: Ancestor) -> dict[str, JSON]:
+    return {"id": list(it.id), "message": it.message, "written_at": write_time(it.flushed_at)}
+
+
+def _write_node(
+    node: Node,
+    parsed: ZarrArray | Mapping[str, JSON],
+    attributes: Mapping[str, JSON],
+    place: AttributesPlace | None,
+) -> dict[str, JSON]:
+    number = node_number(node.id)
+    if number is None:
+        raise InvalidInputError(f"Node {node.path!r} has the id {node.id}, which is no number.")
+    data: JSON = "Group"
+    if isinstance(parsed, ZarrArray) and node.array is not None:
+        refs = [_write_manifest(it) for it in node.array.manifests]
+        data = {"Array": [write_array(parsed), refs]}
+    stored: JSON = {"Inline": attributes} if attributes else None
+    if place is not None:
+        stored = {"Ref": {"flags": [], "location": place.row, "object_id": _raw_id(place.file)}}
+    return {"id": number, "node_data": data, "path": node.path, "user_attributes": stored}
+
+
+def _raw_id(key: str) -> list[int]:
+    return list(ManifestId.parse(key.removeprefix(ATTRIBUTES)))
+
+
+def _write_manifest(ref: ManifestRef) -> dict[str, JSON]:
+    """Return a manifest of an array; its extents are the first and the last chunk of its box."""
+    box = ref.extents
+    corners: list[list[int]] = []
+    if box:
+        corners = [[start for start, _ in box], [stop - 1 for _, stop in box]]
+    return {"extents": corners, "flags": [], "object_id": list(ref.manifest_id)}

@@ -1,0 +1,205 @@
+"""The parts of ``zarr.json`` that layouts before format version 1 store, and the document of them.
+
+Those layouts do not keep the document itself. What they cannot express is refused, and the document
+that is read back is the one that zarr-python would write.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from icechunk_async.errors import FormatError, UnsupportedBySpecError
+from icechunk_async.format.elements import (
+    FillError,
+    element_bytes,
+    fill_from_bytes,
+    fill_to_bytes,
+    raw_bits,
+)
+from icechunk_async.format.json.values import JSON, is_list, is_object
+from icechunk_async.format.zarr_document import parse_document
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Extension", "Refusals", "ZarrArray", "array_document", "group_document", "parse_node"]
+
+_GROUP_MEMBERS: Final = {"zarr_format", "node_type", "attributes"}
+_ARRAY_MEMBERS: Final = _GROUP_MEMBERS | {
+    "shape",
+    "data_type",
+    "chunk_grid",
+    "chunk_key_encoding",
+    "fill_value",
+    "codecs",
+    "dimension_names",
+    "storage_transformers",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """A codec or a storage transformer."""
+
+    name: str
+    configuration: Mapping[str, JSON] | None = None
+
+    def to_json(self) -> dict[str, JSON]:
+        """Return the object that ``zarr.json`` has for it."""
+        if self.configuration is None:
+            return {"name": self.name}
+        return {"name": self.name, "configuration": self.configuration}
+
+
+@dataclass(frozen=True, slots=True)
+class ZarrArray:
+    """An array's metadata without its attributes."""
+
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    data_type: str
+    """A core type of Zarr v3, or ``r<bits>``."""
+    fill_value: bytes
+    """Those of one element, little-endian."""
+    codecs: tuple[Extension, ...]
+    dimension_names: tuple[str | None, ...] | None = None
+    storage_transformers: tuple[Extension, ...] = ()
+    attributes: Mapping[str, JSON] = field(default_factory=dict[str, "JSON"])
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """The errors about what a layout cannot express."""
+
+    layout: str
+    """How messages call it."""
+
+    def refuse(self, path: str, problem: str) -> NoReturn:
+        """Raise `UnsupportedBySpecError` about a node."""
+        raise UnsupportedBySpecError(
+            f"{path!r} cannot be stored in {self.layout}: {problem}. Nothing was changed. Migrate "
+            "the repository to format version 2 with icechunk_async.upkeep.upgrade, which can "
+            "store it.",
+            path=path,
+        )
+
+
+def parse_node(data: bytes, path: str, refusals: Refusals) -> ZarrArray | Mapping[str, JSON]:
+    """Return the metadata of an array, or the attributes of a group.
+
+    Raises:
+        InvalidMetadataError: it is no document of Zarr format 3.
+        UnsupportedBySpecError: it has something that the layout cannot express.
+    """
+    parsed = parse_document(data, path)
+    document: dict[str, Any] = json.loads(data)
+    known = _GROUP_MEMBERS if parsed.array is None else _ARRAY_MEMBERS
+    for name, value in document.items():
+        if name not in known and value is not None:
+            refusals.refuse(path, f"its document has {name!r}")
+    attributes: Any = document.get("attributes")
+    if attributes is None:
+        attributes = dict[str, JSON]()
+    if not is_object(attributes):
+        refusals.refuse(path, "its attributes are no JSON object")
+    _check_json(attributes, path, "attributes", refusals)
+    if parsed.array is None:
+        return attributes
+    if not parsed.regular_grid:
+        refusals.refuse(path, "it has a rectilinear chunk grid")
+    chunks = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
+    if not all(chunks):
+        refusals.refuse(path, "it has chunks of length 0")
+    data_type = _data_type(document.get("data_type"), path, refusals)
+    try:
+        fill = fill_to_bytes(data_type, document.get("fill_value"))
+    except FillError as error:
+        refusals.refuse(path, str(error))
+    return ZarrArray(
+        tuple(document["shape"]),
+        chunks,
+        data_type,
+        fill,
+        _extensions(document.get("codecs"), "codecs", path, refusals),
+        None if parsed.array.dimension_names is None else tuple(document["dimension_names"]),
+        _extensions(document.get("storage_transformers"), "transformers", path, refusals),
+        attributes,
+    )
+
+
+def _check_json(value: JSON, path: str, name: str, refusals: Refusals) -> None:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError) as error:
+        refusals.refuse(path, f"its {name} have no JSON form ({error})")
+
+
+def _data_type(value: Any, path: str, refusals: Refusals) -> str:
+    """Return the name of a core type; raw types are ``r<bits>``."""
+    name = value
+    if is_object(value):
+        name = value.get("name")
+        configuration: Any = value.get("configuration") or None
+        size = configuration.get("length_bytes") if is_object(configuration) else None
+        if name == "raw_bytes" and isinstance(size, int) and not isinstance(size, bool):
+            name = f"r{8 * size}"
+        elif configuration or name == "raw_bytes":
+            name = None
+    if not isinstance(name, str) or element_bytes(name) is None:
+        refusals.refuse(path, f"its data type is {value!r:.100}")
+    return name
+
+
+def _extensions(value: Any, what: str, path: str, refusals: Refusals) -> tuple[Extension, ...]:
+    found: list[Extension] = []
+    for it in value if is_list(value) else []:
+        if isinstance(it, str):
+            found.append(Extension(it))
+            continue
+        if not is_object(it) or it.keys() - {"name", "configuration"}:
+            refusals.refuse(path, f"its {what} have {it!r:.100}")
+        name, configuration = it.get("name"), it.get("configuration")
+        if not isinstance(name, str) or not (configuration is None or is_object(configuration)):
+            refusals.refuse(path, f"its {what} have {it!r:.100}")
+        _check_json(configuration, path, what, refusals)
+        found.append(Extension(name, configuration))
+    return tuple(found)
+
+
+def array_document(array: ZarrArray) -> bytes:
+    """Return the ``zarr.json`` of an array, as zarr-python writes it.
+
+    Raises:
+        FormatError: the fill value does not fit the data type.
+    """
+    try:
+        fill = fill_from_bytes(array.data_type, array.fill_value)
+    except FillError as error:
+        raise FormatError(f"The metadata of an array is damaged: {error}.") from error
+    bits = raw_bits(array.data_type)
+    data_type: JSON = array.data_type
+    if bits is not None:
+        data_type = {"name": "raw_bytes", "configuration": {"length_bytes": bits // 8}}
+    document: dict[str, JSON] = {
+        "shape": array.shape,
+        "data_type": data_type,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": array.chunk_shape}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": fill,
+        "codecs": [it.to_json() for it in array.codecs],
+        "attributes": array.attributes,
+    }
+    if array.dimension_names is not None:
+        document["dimension_names"] = array.dimension_names
+    document["zarr_format"] = 3
+    document["node_type"] = "array"
+    document["storage_transformers"] = [it.to_json() for it in array.storage_transformers]
+    return json.dumps(document, indent=2).encode()
+
+
+def group_document(attributes: Mapping[str, JSON]) -> bytes:
+    """Return the ``zarr.json`` of a group, as zarr-python writes it."""
+    document = {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
+    return json.dumps(document, indent=2).encode()

@@ -1,0 +1,314 @@
+"""Documents of the alpha: nothing is lost in them, and any damage of them is a FormatError."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import struct
+import tracemalloc
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from icechunk_async import Repository
+from icechunk_async.engine.files.alpha_layout import ALPHA_LAYOUT
+from icechunk_async.errors import FormatError, InvalidMetadataError, UnsupportedBySpecError
+from icechunk_async.format.alpha.manifests import decode_manifest, encode_manifest
+from icechunk_async.format.alpha.metadata import read_array, write_array
+from icechunk_async.format.alpha.references import BranchState, RefData, decode_ref, encode_ref
+from icechunk_async.format.alpha.snapshots import OpenedSnapshot
+from icechunk_async.format.elements import (
+    FillError,
+    element_bytes,
+    fill_from_bytes,
+    fill_to_bytes,
+)
+from icechunk_async.format.ids import ChunkId, ManifestId, NodeId, SnapshotId
+from icechunk_async.format.json.reading import Part, parse_json
+from icechunk_async.format.manifest.refs import (
+    ChunkRefs,
+    InlineChunk,
+    NativeChunk,
+    VirtualChunk,
+)
+from icechunk_async.format.zarr_array import Extension, ZarrArray, array_document
+from icechunk_async.storage import open_storage
+from tests.helpers import array_document as some_document
+from tests.helpers import examples, memory_url, read
+from tests.unit.format.damage import within_bounds
+from tests.unit.older.golden import golden
+from tests.unit.older.schemas import check_document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from icechunk_async.storage import Storage
+
+TYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64", "complex64", "complex128", "r8", "r24", "r128",
+)  # fmt: skip
+MANIFEST = ManifestId(bytes(16))
+
+
+def _fill(data_type: str, raw: bytes) -> bytes:
+    return bytes([raw[0] & 1]) if data_type == "bool" else raw
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> ZarrArray:
+    """Return any array that the alpha can express; fill values are any bits."""
+    rank = draw(st.integers(0, 4))
+    data_type = draw(st.sampled_from(TYPES))
+    size = element_bytes(data_type)
+    assert size is not None
+    json_values = st.recursive(
+        st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.text()
+        | st.floats(allow_nan=False, allow_infinity=False),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        max_leaves=8,
+    )  # fmt: skip
+    objects = st.dictionaries(st.text(max_size=5), json_values, max_size=3)
+    extensions = st.builds(Extension, st.text(max_size=9), st.none() | objects)
+    names = st.lists(st.none() | st.text(max_size=5), min_size=rank, max_size=rank)
+    return ZarrArray(
+        tuple(draw(st.lists(st.integers(0, 2**32), min_size=rank, max_size=rank))),
+        tuple(draw(st.lists(st.integers(1, 2**40), min_size=rank, max_size=rank))),
+        data_type,
+        _fill(data_type, draw(st.binary(min_size=size, max_size=size))),
+        tuple(draw(st.lists(extensions, max_size=3))),
+        draw(st.none() | names.map(tuple)),
+        tuple(draw(st.lists(extensions, max_size=1))),
+        draw(objects),
+    )
+
+
+@examples(100)
+@given(arrays())
+def test_metadata_of_arrays_survives_to_the_last_bit(array: ZarrArray) -> None:
+    """Attributes and fill values, NaN with any payload and negative zeros among them."""
+    document = json.dumps(write_array(array), allow_nan=False)
+    part = Part(json.loads(document), "An array")
+    assert read_array(part, json.loads(json.dumps(array.attributes))) == array
+    stored = array_document(array)
+    assert ALPHA_LAYOUT.document("/x", stored) == stored
+
+
+@given(st.sampled_from(TYPES), st.binary(min_size=16, max_size=16))
+def test_fill_values_of_zarr_stand_for_every_element(data_type: str, raw: bytes) -> None:
+    """Any bits become a value of `zarr.json` that means those bits."""
+    size = element_bytes(data_type)
+    assert size is not None
+    fill = _fill(data_type, raw[:size])
+    said = json.loads(json.dumps(fill_from_bytes(data_type, fill), allow_nan=False))
+    assert fill_to_bytes(data_type, said) == fill
+
+
+@pytest.mark.parametrize(
+    ("data_type", "fill"),
+    [
+        ("bool", 1), ("bool", None), ("int8", 128), ("int8", True), ("uint8", -1), ("int16", "0"),
+        ("int16", 0.5), ("float32", "nan"), ("float32", "0x7fc0"), ("float32", 1e39),
+        ("float64", True), ("float64", "0xzz"), ("complex64", [1]), ("complex64", 1),
+        ("complex64", [1, "x"]), ("r16", "AQ=="), ("r16", [1, 256]), ("r16", "*"), ("int32", []),
+    ],
+)  # fmt: skip
+def test_fill_values_that_do_not_fit_their_type_are_refused(data_type: str, fill: Any) -> None:
+    """Nothing is rounded, cut or guessed."""
+    with pytest.raises(FillError, match="fill value"):
+        fill_to_bytes(data_type, fill)
+
+
+def test_numbers_are_rounded_as_the_type_stores_them() -> None:
+    """As Zarr does when it makes the fill value."""
+    assert fill_from_bytes("float32", fill_to_bytes("float32", 0.1)) == np.float32(0.1).item()
+    assert fill_to_bytes("int16", 3.0) == b"\x03\x00"
+    assert fill_to_bytes("float32", "0x7fc00001") == struct.pack("<I", 0x7FC00001)
+    assert fill_from_bytes("float32", struct.pack("<I", 0x7FC00001)) == "0x7fc00001"
+
+
+_REFS = st.one_of(
+    st.binary(min_size=1, max_size=20).map(InlineChunk),
+    st.builds(
+        NativeChunk,
+        st.binary(min_size=16, max_size=16).map(ChunkId),
+        st.integers(0, 2**60),
+        st.integers(1, 2**60),
+    ),
+    st.builds(VirtualChunk, st.text(max_size=30), st.integers(0, 2**60), st.integers(1, 2**60)),
+)
+
+
+@examples(100)
+@given(
+    st.dictionaries(
+        st.integers(0, 2**32 - 1),
+        st.integers(0, 3).flatmap(
+            lambda rank: st.tuples(
+                st.just(rank),
+                st.dictionaries(
+                    st.tuples(*[st.integers(0, 2**32 - 1)] * rank), _REFS, min_size=1, max_size=5
+                ),
+            )
+        ),
+        max_size=4,
+    )
+)
+def test_manifests_survive(given_refs: dict[int, tuple[int, Any]]) -> None:
+    """References of every kind, of arrays of any number of axes."""
+    given_arrays = {
+        NodeId(number.to_bytes(8)): ChunkRefs.from_mapping(rank, refs).sort()
+        for number, (rank, refs) in given_refs.items()
+    }
+    data = encode_manifest(given_arrays)
+    check_document("manifest", data)
+    found = decode_manifest(MANIFEST, data)
+    assert found.arrays.keys() == given_arrays.keys()
+    for number, (_, refs) in given_refs.items():
+        for coords, ref in refs.items():
+            assert found.lookup(NodeId(number.to_bytes(8)), coords) == ref
+
+
+def test_references_survive() -> None:
+    """With the states that the schema leaves room for."""
+    for state in BranchState:
+        ref = RefData(SnapshotId(bytes(range(16))), 1_700_000_000_123_456, state)
+        data = encode_ref(ref)
+        check_document("reference", data)
+        assert decode_ref(data) == ref
+    plain = {"properties": {"x": 1}, "snapshot": [0] * 16, "timestamp": "2024-10-01T10:00:00+02:00"}
+    assert decode_ref(json.dumps(plain).encode()).timestamp_us == 1_727_769_600_000_000
+
+
+def _damage(rng: random.Random, document: Any) -> Any:
+    """Return a document with one value replaced, removed or repeated."""
+    places: list[tuple[Any, Any]] = []
+    level = [document]
+    while level:
+        it = level.pop()
+        keys = it.keys() if isinstance(it, dict) else range(len(it))
+        places += [(it, key) for key in keys]
+        level += [it[key] for key in keys if isinstance(it[key], dict | list)]
+    container, key = rng.choice(places)
+    values: list[Any] = [
+        None, True, -1, 0, 2**32, 2**64, 2**70, 0.5, 1e308, float("nan"), "", "x", "/", [], {},
+        [[]], [0] * 16, [256] * 16, [-1], ["x"], {"x": 1}, {"Inline": {}}, "Group", "2024-01-01",
+        10**4000,
+    ]  # fmt: skip
+    match rng.randrange(4):
+        case 0 if isinstance(container, dict):
+            del container[key]
+        case 1 if isinstance(container, list):
+            container.insert(key, container[key])
+        case 2 if isinstance(container, dict):
+            container[rng.choice(["x", "Ref", "/b", "4/0/0"])] = container[key]
+        case _:
+            container[key] = rng.choice(values)
+    return document
+
+
+def _look_at(key: str, data: bytes, attributes: dict[str, bytes]) -> None:
+    match key[0]:
+        case "r":
+            decode_ref(data)
+        case "m":
+            manifest = decode_manifest(MANIFEST, data)
+            for node_id, refs in manifest.arrays.items():
+                for row in range(len(refs)):
+                    refs.ref(row)
+                    manifest.lookup(node_id, tuple(refs.coords[row].tolist()))
+        case "a":
+            parse_json(data, "file").parts("attributes")
+        case _:
+            opened = OpenedSnapshot(data)
+            snapshot = opened.decode({key: attributes.get(key, b"{}") for key in opened.needs})
+            for path, node in snapshot.nodes.items():
+                assert ALPHA_LAYOUT.document(path, node.user_data)
+
+
+def _tolerate(work: Callable[[], object]) -> None:
+    """Run ``work``; documents that cannot be written again may still be read."""
+    with suppress(FormatError, UnsupportedBySpecError):
+        work()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_documents_are_format_errors(seed: int) -> None:
+    """Values of another kind, missing, repeated, too large, and bytes that are no document."""
+    rng = random.Random(seed)
+    objects = golden().objects
+    attributes = {key: data for key, data in objects.items() if key.startswith("a/")}
+    for key in [*rng.sample(sorted(objects), 8), *attributes, *sorted(objects)[-2:]]:
+        if key.startswith("c/"):
+            continue
+        data = objects[key]
+        for _ in range(40):
+            document = _damage(rng, json.loads(data))
+            damaged = json.dumps(document).encode()
+            _tolerate(partial(_look_at, key, damaged, attributes))
+        for _ in range(10):
+            raw = bytearray(data)
+            at = rng.randrange(len(raw))
+            raw[at] = rng.randrange(256)
+            cut = bytes(raw[: rng.randrange(len(raw))]) if rng.random() < 0.3 else bytes(raw)
+            _tolerate(partial(_look_at, key, cut, attributes))
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        b"[" * 200_000,
+        b'{"a":' * 200_000,
+        b'{"chunks": {"0": {"Inline": ' + b"[" * 100_000,
+        b'{"chunks": ' + b"9" * 5000 + b"}",
+        b'{"nodes": {"/": ' + b'{"x":' * 300 + b"1" + b"}" * 302,
+        b'{"chunks": {"0/' + b"/".join([b"0"] * 500) + b'": {"Inline": [1]}}}',
+    ],
+)
+def test_hostile_documents_are_refused_within_bounds(bomb: bytes) -> None:
+    """However deep or long."""
+    tracemalloc.start()
+    try:
+        readers: list[Callable[[bytes], object]] = [
+            decode_ref, OpenedSnapshot, partial(decode_manifest, MANIFEST)
+        ]  # fmt: skip
+        for read_it in readers:
+            with pytest.raises(FormatError):
+                within_bounds(partial(read_it, bomb), len(bomb))
+    finally:
+        tracemalloc.stop()
+
+
+async def _read_all(storage: Storage) -> None:
+    async with Repository.open(storage) as repository:
+        session = await repository.readonly_session("main")
+        await read(session, "a/packed/c/0/0")
+
+
+@pytest.mark.parametrize("prefix", ["r/main/", "s/", "m/", "a/", "c/"])
+async def test_a_repository_with_damaged_or_missing_files_is_not_read_half(prefix: str) -> None:
+    """Files of each kind."""
+    objects = golden().objects
+    async with open_storage(memory_url()) as storage:
+        await asyncio.gather(*(storage.put(key, data) for key, data in objects.items()))
+        damaged = [key for key in objects if key.startswith(prefix)]
+        await asyncio.gather(*(storage.put(key, b"{}"[: prefix != "c/"]) for key in damaged))
+        with pytest.raises(FormatError):
+            await _read_all(storage)
+        if prefix not in {"r/main/", "s/"}:  # then there is no such repository, or snapshot
+            assert not await storage.delete(damaged)
+            with pytest.raises(FormatError, match="missing"):
+                await _read_all(storage)
+
+
+def test_documents_that_are_no_arrays_are_told() -> None:
+    """As in other layouts, before anything else is looked at."""
+    for document in (b"{", b"[]", b'{"node_type": "tree"}', some_document((4,), (2, 2))):
+        with pytest.raises(InvalidMetadataError):
+            ALPHA_LAYOUT.document("/x", document)
