@@ -366,10 +366,10 @@ async def test_two_layouts_in_one_place_are_refused() -> None:
     """Which of them is meant nobody knows."""
     from icechunk_async.engine.history import opening
 
-    way = next(it for it in opening.OTHER_WAYS if it.name == "alpha")
+    way = next(it for it in opening.other_ways() if it.name == "alpha")
     async with created() as repository:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(opening, "OTHER_WAYS", (way, way))
+            patch.setattr(opening, "other_ways", lambda: (way, way))
             with pytest.raises(FormatError, match="2 layouts"):
                 async with Repository.open(repository.storage):
                     pass

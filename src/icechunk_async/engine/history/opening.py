@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import gather
-from icechunk_async.engine.history.alpha.history import ALPHA_WAY
 from icechunk_async.engine.history.ref_files.history import REF_FILES_WAY
 from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.repo_info.history import REPO_INFO_WAY
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Storage
 
 __all__ = [
-    "OTHER_WAYS",
     "WAYS",
     "check_empty",
     "create",
@@ -39,14 +37,24 @@ __all__ = [
     "find_or_see_empty",
     "find_other",
     "missing",
+    "other_ways",
     "way_of",
 ]
 
 # The first that recognises a repository wins: refs beside a repo info are left over from a
 # migration (spec, "Detecting the version").
 WAYS: Final[tuple[Way, ...]] = (REPO_INFO_WAY, REF_FILES_WAY)
-OTHER_WAYS: Final[tuple[Way, ...]] = (ALPHA_WAY,)
-"""Looked for only if none of `WAYS` is there, so that they cost nothing where they are not."""
+
+
+def other_ways() -> tuple[Way, ...]:
+    """Return the layouts before version 1.
+
+    They are looked for, and imported, only if none of `WAYS` is there, so that they cost nothing
+    elsewhere.
+    """
+    from icechunk_async.engine.history.alpha.history import ALPHA_WAY  # noqa: PLC0415 -- rarely used
+
+    return (ALPHA_WAY,)
 
 
 async def find(storage: Storage) -> Found | None:
@@ -67,9 +75,10 @@ async def find(storage: Storage) -> Found | None:
 
 
 async def find_other(storage: Storage) -> Found | None:
-    """Return the repository of one of `OTHER_WAYS` that a storage holds, or None; as `find`."""
-    reads = await gather(*(way.detect(storage) for way in OTHER_WAYS))
-    there = [(way, read) for way, read in zip(OTHER_WAYS, reads, strict=True) if read is not None]
+    """Return the repository of one of `other_ways` that a storage holds, or None; as `find`."""
+    ways = other_ways()
+    reads = await gather(*(way.detect(storage) for way in ways))
+    there = [(way, read) for way, read in zip(ways, reads, strict=True) if read is not None]
     if len(there) > 1:
         markers = " and ".join(repr(way.marker) for way, _ in there)
         raise FormatError(
@@ -98,7 +107,7 @@ async def find_expected(storage: Storage) -> Found | None:
 def missing(storage: Storage) -> RepositoryNotFoundError:
     """Return the error for a storage without a repository."""
     url = storage.description.url
-    markers = " nor ".join(repr(way.marker) for way in (*WAYS, *OTHER_WAYS))
+    markers = " nor ".join(repr(way.marker) for way in (*WAYS, *other_ways()))
     return RepositoryNotFoundError(
         f"There is no Icechunk repository at {url!r}: it has neither {markers}. Check the "
         "location, or create one with Repository.create.",
@@ -164,8 +173,8 @@ def way_of(spec_version: int, layout: str | None = None) -> Way:
     Raises:
         InvalidInputError: there is no such format version, or no such layout.
     """
-    ways = (*WAYS, *OTHER_WAYS)
     if layout is not None:
+        ways = (*WAYS, *other_ways())
         named = next((way for way in ways if way.name == layout), None)
         if named is None:
             names = ", ".join(repr(way.name) for way in ways)

@@ -81,7 +81,7 @@ async def find_older(storage: Storage) -> Found | None:
 async def leftovers(storage: Storage) -> tuple[str, ...]:
     """Return the folders of older layouts that a finished migration has left."""
     left: list[str] = []
-    for way in opening.OTHER_WAYS:
+    for way in opening.other_ways():
         try:
             read = await way.detect(storage)
             if read is None:
