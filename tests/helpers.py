@@ -98,7 +98,7 @@ async def objects(storage: Storage) -> dict[str, bytes]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that no event of this loop tells."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while not condition():  # noqa: ASYNC110 -- see above
             await asyncio.sleep(0.001)
 

@@ -67,7 +67,7 @@ def run_stranger(
         capture_output=True,
         encoding="utf-8",
         check=False,
-        timeout=120,
+        timeout=240,
     )
 
 
@@ -104,7 +104,7 @@ def test_without_pytest_the_suite_says_what_to_install() -> None:
             capture_output=True,
             encoding="utf-8",
             check=False,
-            timeout=60,
+            timeout=240,
         )
         assert "MissingDriverError" in done.stderr
         assert "pip install pytest pytest-asyncio" in done.stderr

@@ -474,7 +474,7 @@ ic.Repository.create(ic.local_filesystem_storage(sys.argv[1]), config=config)
 def run(interpreter: str, script: str, *arguments: Path) -> None:
     """Run a script in the other interpreter."""
     command = [interpreter, "-c", script, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=240, check=False)
     assert done.returncode == 0, done.stderr
 
 

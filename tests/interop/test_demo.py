@@ -289,7 +289,7 @@ def test_the_commands_to_try_work(demo: Run) -> None:
             shell=True,
             capture_output=True,
             encoding="utf-8",
-            timeout=120,
+            timeout=240,
             check=False,
             env={**os.environ, "PATH": path},
         )

@@ -253,7 +253,7 @@ asyncio.run(main())
 def _official_listing(root: Path, prefix: str, size: int) -> Any:
     command = [sys.executable, "-c", LISTING, str(root), prefix, str(size)]
     done = subprocess.run(
-        command, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False
+        command, capture_output=True, text=True, encoding="utf-8", timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)

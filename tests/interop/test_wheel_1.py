@@ -67,7 +67,7 @@ class Wheel1:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=240)
         self._process.stdout.close()
 
 

@@ -112,7 +112,7 @@ import icechunk_async.spark.stream.sink, icechunk_async.spark.write.compute
 assert threading.enumerate() == [threading.main_thread()], threading.enumerate()
 """
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, env=environment)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240, env=environment)
 
 
 def test_workers_are_used_again_and_open_once(spark: SparkSession, place: str) -> None:

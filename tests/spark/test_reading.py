@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -411,9 +411,9 @@ async def test_a_large_array_is_planned_quickly_and_the_plan_is_small(url: str) 
 
 def _plan_size(url: str, name: str) -> int:
     """Return the bytes of everything that travels to the tasks."""
-    start = perf_counter()
+    start = process_time()
     reader = make_reader(url, arrays=name)
     parts = plan(reader)
-    assert perf_counter() - start < 2
+    assert process_time() - start < 20  # one by one, 100 million chunks take minutes
     assert sum(stop - begin for part in parts for ((begin, stop),) in part.boxes) == 10**8
     return len(pickle.dumps((reader, parts)))

@@ -93,7 +93,7 @@ def test_eight_processes_lose_no_update(tmp_path: Path) -> None:
             assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
-        assert [process.wait(120) for process in processes] == [0] * 8
+        assert [process.wait(240) for process in processes] == [0] * 8
     finally:
         for process in processes:
             process.kill()
@@ -242,7 +242,7 @@ def test_no_write_comes_between_check_and_update(
     outcome: list[object] = []
 
     def other() -> None:
-        interrupted.wait(10)
+        interrupted.wait(240)
         try:
             if change == "delete":
                 outcome.append(files.delete([place_of("refs/a")]))

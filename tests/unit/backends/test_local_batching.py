@@ -359,7 +359,7 @@ async def test_small_blocking_writes_do_not_take_turns_at_each_call(
         inside.append(1)
         most.append(len(inside))
         if next(entered) < together:
-            meet.wait(20)  # both at once, or it breaks
+            meet.wait(240)  # both at once, or it breaks
         try:
             return write(self, *arguments)
         finally:

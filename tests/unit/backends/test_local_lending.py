@@ -45,7 +45,7 @@ async def test_an_array_that_was_taken_back_while_it_was_written_gets_no_name(
 
     def wait(fd: int, data: memoryview) -> int:
         blocked.set()
-        go_on.wait(10)
+        go_on.wait(240)
         return original(fd, data)
 
     async with open_storage(tmp_path) as storage:
@@ -54,7 +54,7 @@ async def test_an_array_that_was_taken_back_while_it_was_written_gets_no_name(
             patch.setattr(os, "write", wait)
 
             async def let_go() -> None:
-                await asyncio.to_thread(blocked.wait, 10)
+                await asyncio.to_thread(blocked.wait, 240)
                 raise LookupError  # cancels the put
 
             with pytest.raises(LookupError):

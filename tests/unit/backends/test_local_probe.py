@@ -277,7 +277,7 @@ def test_windows_can_import_it_and_promises_no_updates(tmp_path: Path) -> None:
         capture_output=True,
         encoding="utf-8",
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "True False\n"

@@ -48,7 +48,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         arguments,
         capture_output=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=240,
         check=False,
         env={**os.environ, **environment},
     )
@@ -73,7 +73,7 @@ def test_an_interrupt_ends_quietly(sample: Sample) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=240)
     assert (process.returncode, stderr) == (130, "")
 
 
@@ -98,7 +98,7 @@ def test_a_broken_pipe_is_no_error(sample: Sample, arguments: list[str]) -> None
             stdout=writing,
             stderr=subprocess.PIPE,
             encoding="utf-8",
-            timeout=120,
+            timeout=240,
             check=False,
         )
     finally:

@@ -303,7 +303,7 @@ def test_threads_do_not_share_contexts() -> None:
     both = Barrier(2)
 
     def mine(_: int) -> tuple[object, object]:
-        both.wait(10)
+        both.wait(240)
         first, second = (
             (envelope._contexts.decompressor, envelope._contexts.compressor(3)) for _ in range(2)
         )

@@ -255,7 +255,7 @@ async def test_a_disk_write_racing_a_deletion_is_removed(
     publish = DiskTier._publish
 
     def slow(self: DiskTier, *arguments: object) -> None:
-        asyncio.run_coroutine_threadsafe(_delete(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(_delete(), loop).result(240)
         publish(self, *arguments)  # type: ignore[arg-type]
 
     async def _delete() -> None:

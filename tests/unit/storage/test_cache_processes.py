@@ -55,7 +55,7 @@ def test_a_second_process_sends_no_request(tmp_path: Path) -> None:
     """The entries of one process serve the next."""
     for expected in (False, True):
         process = start(tmp_path, 1 << 30, 7, 100)
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=240)
         assert not errors
         assert (int(out) > 90) is expected
 

@@ -379,7 +379,7 @@ class Gated(WrappedStorage):
                 for _ in range(20):  # let what was carried out reach its end
                     await asyncio.sleep(0)
                 return
-        await asyncio.wait({task}, timeout=30)  # it works on a thread
+        await asyncio.wait({task}, timeout=240)  # it works on a thread
 
 
 async def _scheduled(

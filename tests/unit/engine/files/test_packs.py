@@ -32,7 +32,7 @@ from icechunk_async.testing.cancellation import at_every_wait
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from icechunk_async.testing.wrapping import WrappedStorage
-from tests.helpers import make_array, memory_url, objects, read, write
+from tests.helpers import cancelled_when, make_array, memory_url, objects, read, write
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -368,11 +368,12 @@ async def test_a_loop_that_ended_does_not_hold_up_others() -> None:
     async with faulty_repository() as (storage, repository):
         session = await repository.writable_session("main")
         await fill(session, range(10))
-        hold = threading.Event()
+        hold, reached = threading.Event(), threading.Event()
 
         class Stuck(WrappedStorage):
             async def put(self, key: str, data: Data, *, if_version: Expected = None) -> Version:
                 if not hold.is_set():
+                    reached.set()
                     await asyncio.Event().wait()
                 return await super().put(key, data, if_version=if_version)
 
@@ -380,11 +381,7 @@ async def test_a_loop_that_ended_does_not_hold_up_others() -> None:
         whole, assets.storage = assets.storage, Stuck(repository.storage)
 
         def leave() -> None:
-            async def begin() -> None:
-                with anyio.move_on_after(0.01):
-                    await write(session, "a/c/10", chunk(10))
-
-            asyncio.run(begin())
+            asyncio.run(cancelled_when(write(session, "a/c/10", chunk(10)), reached.is_set))
 
         await asyncio.to_thread(leave)
         hold.set()

@@ -400,7 +400,7 @@ async def test_a_session_in_use_spills_by_itself(spec: int) -> None:
             await asyncio.sleep(0)
             for chunk in range(50):
                 await write(session, f"a/c/{chunk}", b"x")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(240):
                 while not (await repository.sessions())[0].segments:  # noqa: ASYNC110
                     await asyncio.sleep(0)
         assert session.spiller is not None

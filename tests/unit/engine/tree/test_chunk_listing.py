@@ -282,7 +282,7 @@ print("end")
 def _run(root: str, way: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "always::RuntimeWarning", "-c", SCRIPT, root, way]
     return subprocess.run(
-        command, capture_output=True, text=True, encoding="utf-8", timeout=60, check=False
+        command, capture_output=True, text=True, encoding="utf-8", timeout=240, check=False
     )
 
 

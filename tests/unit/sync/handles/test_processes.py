@@ -38,7 +38,7 @@ def _run(text: str, place: str = "", *, code: int = 0) -> str:
         [sys.executable, *_WARNINGS, "-c", begin + textwrap.dedent(text) + end],
         capture_output=True,
         encoding="utf-8",
-        timeout=60,
+        timeout=240,
         check=False,
     )
     exited = time.monotonic()
