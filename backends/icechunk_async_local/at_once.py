@@ -63,6 +63,7 @@ class _How(ctypes.Structure):
 class _State(ctypes.Structure):
     """``struct statx``, which is the same on every machine."""
 
+    # The fields in between are never read, so they are kept as bytes; the sizes are the ABI's.
     _fields_ = (
         ("head", ctypes.c_uint8 * 28),
         ("mode", ctypes.c_uint16),
@@ -80,6 +81,8 @@ class _Calls:
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
+        # By number: most C libraries in use have no function for it. Without the types ctypes
+        # would pass 32-bit integers to a function of variable arguments.
         self._openat2: Any = libc.syscall
         self._openat2.restype = ctypes.c_long
         self._openat2.argtypes = (
@@ -91,6 +94,7 @@ class _Calls:
             *(ctypes.c_int, ctypes.c_char_p, ctypes.c_int),
             *(ctypes.c_uint, ctypes.c_void_p),
         )
+        # The kernel only reads the structure, so that one serves all threads.
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         self._how = _How(flags, 0, _RESOLVE_CACHED | _RESOLVE_NO_SYMLINKS)
         self._how_at = ctypes.addressof(self._how)
@@ -211,6 +215,8 @@ class ReadsAtOnce:
             finally:
                 os.close(fd)
         except FileNotFoundError as error:
+            # The kernel keeps what it knows of names, also that one does not exist. Were that not
+            # in memory, the call would have declined with EAGAIN.
             raise missing(place.key) from error
         except OSError as error:  # it is not in memory, as a rule
             self._learn(error)

@@ -75,6 +75,7 @@ class Lane:
             turn = self._turns.setdefault(loop, [])
         turn.append(call)  # only this loop's thread uses the list
         if len(turn) == 1:
+            # Runs after every task that is ready now, so that their calls travel with this one.
             loop.call_soon(self._flush, turn)
         result: R = await call.future
         return result
@@ -130,6 +131,8 @@ class Lane:
                 call = self._waiting.popleft()
             except IndexError:
                 break
+            # Read on another thread than the loop's: a cancellation that comes now is noticed when
+            # the result is delivered.
             if call.future.cancelled():
                 continue
             try:
@@ -139,6 +142,8 @@ class Lane:
             done.append(call)
             elapsed = time.monotonic() - began
             if elapsed > self.patience_seconds:
+                # On average over what was done, since one slow call may have waited for the
+                # interpreter only.
                 if alone and self._waiting and elapsed > _SLOW_CALL_SECONDS * len(done):
                     alone = False
                     with suppress(RuntimeError):  # shut down: this thread does them all

@@ -204,6 +204,8 @@ class Ledger:
                 try:
                     self._make_durable(home, at_home, elsewhere)
                 except _LostWriteError as error:
+                    # The pages count as clean now, so that a second sync would succeed without
+                    # them. What was taken is not given back: nothing could make it durable.
                     self._lost = str(error)
                 except BaseException:
                     with self._lock:
@@ -233,6 +235,9 @@ class Ledger:
         Raises:
             StorageError, OSError: as `sync`, also for the open file.
         """
+        # The order among these does not matter for a crash, since the file has no name. For an
+        # error it does: the ledger's is raised before the file could become a reference to what
+        # was lost.
         begin_writing_out(fd)
         self.sync()
         flush(fd)
@@ -250,16 +255,19 @@ class Ledger:
         ways: set[_Path] = set()
         for pending in (at_home, elsewhere):
             many = pending.uncounted or len(pending.files) + len(pending.folders) > FEW
+            # Not for other file systems than the first: of those no descriptor was opened before
+            # the writes, and one that is opened now would not report what failed since.
             if many and pending is at_home and home is not None and home.at_once:
                 try:
                     _or_lost(sync_file_system, home.directory)
                 except _LostWriteError as error:
                     if pending.uncounted or error.errno not in _NO_SYNCFS:
                         raise
-                    home.at_once = False
+                    home.at_once = False  # a sandbox; what is remembered can be synced one by one
                 else:
                     continue
             files |= pending.files
+            # A file is found by the entries of all folders above it, and any of them may be new.
             ways |= {folders[:n] for folders in pending.folders for n in range(len(folders) + 1)}
         work: list[Callable[[], None]] = [partial(self._sync_folder, way) for way in ways]
         if self._above_root or at_home.folders or at_home.uncounted or elsewhere.folders:
@@ -313,6 +321,7 @@ class Ledger:
             while waiting:
                 next_one()
 
+        # On a device that syncs within microseconds, waking threads takes longer than the syncs.
         slow = False
         while waiting and not slow:
             began = time.monotonic()
@@ -332,6 +341,7 @@ class Ledger:
     def _open_written(self, file: _Path) -> int | None:
         """Open a file to sync it; None if it was deleted since."""
         try:
+            # Not to wait for the other end, should somebody have put a pipe in this place.
             return self._tree.open_file(file[:-1], file[-1], os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
             if error.errno in _GONE:
@@ -374,6 +384,7 @@ def _remember(pending: _Pending, group: set[_Path], entry: _Path, home: _Home | 
         group.add(entry)
         return True
     if home is not None and home.at_once:
+        # From here on everything goes out with one call, which needs no names.
         pending.files.clear()
         pending.folders.clear()
         pending.uncounted = True
@@ -396,6 +407,8 @@ def _or_lost(sync: Callable[[int], None], fd: int) -> None:
     try:
         sync(fd)
     except OSError as error:
+        # For every error number: Linux reports a failed write to each descriptor once, and forgets
+        # the bytes. No later success of a sync may be believed.
         raise _LostWriteError(error.errno, error.strerror) from error
 
 

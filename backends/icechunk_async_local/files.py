@@ -217,11 +217,15 @@ class Files:
             folder = self.tree.make_folder(place.folders, self.ledger.made)
         try:
             conditional = expected is not None
+            # What a conditional write refers to must be durable before the reference is seen, or a
+            # power cut leaves a reference to nothing. Plain writes wait for the next of these.
             sync = self.ledger.sync_with if conditional and self.ledger.active else None
             with draft(folder, fill, sync) as finished:
                 version = self._publisher.publish(finished, place, expected)
             try:
                 if conditional:
+                    # Others act on what they see, and write elsewhere: so the name is made durable
+                    # before the answer, too.
                     self.ledger.secure(place.folders)
                 else:
                     self.ledger.wrote(folder, place)
@@ -254,6 +258,8 @@ class Files:
 
     def _delete_each(self, folder: int, places: list[Place]) -> Iterator[DeleteFailure]:
         """Delete files of one folder: a few with each lock, so that writers need not wait."""
+        # Shared, as for plain writes: that an object is gone must not come between the look of an
+        # update and its renaming, which would bring it back.
         for group in batched(places, _LOCKED_TOGETHER):
             gone: list[Place] = []
             try:

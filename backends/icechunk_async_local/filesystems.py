@@ -80,7 +80,7 @@ def opens_without_requests(path: Path) -> bool:
     while not os.path.lexists(path):
         path = path.parent
     try:
-        fd = os.open(path, os.O_PATH)
+        fd = os.open(path, os.O_PATH)  # needs no permission to read it
     except OSError:
         return False
     try:
@@ -189,6 +189,8 @@ def locked(
     Raises:
         StorageUnavailableError: others held it all the time.
     """
+    # `flock` cannot wait for a limited time, and a thread that waits in the kernel cannot be
+    # cancelled: so it is tried over and over. It is held for a rename, as a rule.
     deadline = time.monotonic() + timeout_seconds
     pause = _FIRST_PAUSE_SECONDS
     while not try_lock(directory, exclusive=exclusive):
@@ -282,6 +284,8 @@ def probe(
     if not os.access(place, os.W_OK | os.X_OK):
         return _read_only(place, "this user may not write there, or it is mounted read-only")
     try:
+        # Trials write, and repositories are opened often: a file system that kept every promise
+        # once is believed for as long as the process lives. One that did not is tried again.
         identity = identity_of(place)
         if identity is not None and identity in _fine:
             found = _Findings()
@@ -402,6 +406,8 @@ def _try_locks(folder: Path, *, single_machine: bool) -> str | None:
     try:
         other = os.open(folder, os.O_RDONLY)
         try:
+            # Two descriptors of one process exclude one another as two processes do: the lock
+            # belongs to the open file, not to the process.
             taken = try_lock(one, exclusive=True)
             kept_out = taken and not try_lock(other, exclusive=True)
             unlock(one)

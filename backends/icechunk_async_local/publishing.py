@@ -81,6 +81,9 @@ def draft(
         try:
             fill(fd)
             written = os.fstat(fd)
+            # The kernel stamps with the time of its last tick, so two states of an object that
+            # follow quickly would have one version. The time is set before the sync, which keeps
+            # it, and before the name, so that nobody sees a version that is not final.
             time_ns = next_time_us(written) * 1000
             os.utime(fd, ns=(time_ns, time_ns))
             state = os.fstat(fd)
@@ -114,6 +117,8 @@ class Publisher:
             OSError: nothing changed.
         """
         if expected is None:
+            # Shared with other writers, not with updates: between the look of an update and its
+            # renaming a plain write would be overwritten although it was acknowledged.
             with self.lock(finished.folder, place, exclusive=False):
                 self._rename(finished, place, repeatable=True)
                 return version_of(finished.state)
@@ -132,6 +137,8 @@ class Publisher:
                 found = None
             if expected != (ABSENT if found is None else version_of(found)):
                 raise refused(place.key, expected, found)
+            # Inode numbers are used again. A time that ascends along the states of an object keeps
+            # a later state from having the version of an earlier one, which somebody may expect.
             if found is not None and time_us(found) >= time_us(finished.state):
                 _set_later(finished, time_us(found))
             self._rename(finished, place)
@@ -182,6 +189,7 @@ class Publisher:
         except FileExistsError:
             # NFS repeats a request whose reply was lost, and may so refuse what it has already
             # done.
+            # Only our own name and the object's can be links to this file.
             own = os.stat(finished.name, dir_fd=folder, follow_symlinks=False)
             if own.st_nlink < 2:
                 raise refused(place.key, ABSENT, _state_of(folder, place.name)) from None

@@ -178,6 +178,7 @@ class Transport:
             keys = await connection.wiring.keys.current()
             signed = await self._signed(request, connection.wiring, keys)
             reply = await self._exchange(request, connection, signed)
+            # AWS says with 400 that a session token expired; other services say it with these.
             if reply.status not in (400, 401, 403) or not again:
                 break
             refusal = Refusal.of_reply(reply.status, reply.headers, reply.body, keys)
@@ -203,6 +204,8 @@ class Transport:
         try:
             return await self.send(method, key, headers=headers, into=into)
         except LostReplyError as error:
+            # A server closes connections that were idle, and the client finds out by using one:
+            # that says nothing about the service. Silence does, and asking again would double it.
             if error.timed_out:
                 raise error.as_read(f"reading {key!r} in", self.place) from error
         try:
@@ -281,6 +284,8 @@ class Transport:
             if algorithm is not None:
                 name, value = await _hashed(lambda: checksum_header(algorithm, body), body)
                 headers[name] = value
+            # The checksum's header is signed and the connection sealed, so that the body cannot
+            # be changed on the way. Hashing it once more would cost more than sending it.
             if algorithm is not None and wiring.route.tls is not None:
                 payload = UNSIGNED_PAYLOAD
             elif keys is not None:
@@ -317,7 +322,7 @@ class Transport:
                 URL(url, encoded=True),
                 headers=headers,
                 data=data,
-                allow_redirects=False,
+                allow_redirects=False,  # the signature is for this host, and not for another's eyes
                 proxy=connection.wiring.route.proxy,
             ) as response:
                 return Reply(

@@ -403,6 +403,8 @@ class Writer:
         try:
             return await self._settle(write)
         except BaseException:
+            # Also where the outcome is unknown: without its parts a request to join them that is
+            # still on its way can no longer make an object.
             await _discard(write)
             raise
 
@@ -436,6 +438,7 @@ class Writer:
             write.maybe_landed = str(error)
             return await self._look(write, write.maybe_landed)
         except IcechunkError as error:
+            # This try did nothing. That does not tell what an earlier one did.
             if write.maybe_landed is None:
                 raise
             raise self._unknown(write.key, write.maybe_landed) from error
@@ -490,6 +493,8 @@ class Writer:
             write.maybe_landed = write.maybe_landed or f"the server answered {refusal.said}"
         maybe = write.maybe_landed
         if is_missing or status == 412 or code == "PreconditionFailed":
+            # Something between here and the server may have sent the request twice: the first
+            # landed, and what is answered is the refusal of the second.
             landed = await self._look(write, maybe or "the answer may be to a repetition of it")
             if landed is not None:
                 return landed
@@ -531,6 +536,8 @@ class Writer:
             raise self._unknown(write.key, why) from refused
         if reply.headers.get(WRITE_ID) == write.write_id:
             return version_of(reply.headers, write.asked, self._transport.place)
+        # Of somebody else, who may have replaced what this write put there: whether that matters
+        # the caller knows, by what came before.
         return None
 
     async def _head(self, full: str) -> Reply:

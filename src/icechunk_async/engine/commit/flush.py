@@ -261,6 +261,7 @@ class Flusher:
                 await put
             else:
                 await gather(put, self._assets.sums.put(manifest_id, sidecar.data))
+            # Only now: after a failure it is stored again. Nobody else has its name.
             self._stored.add(manifest_id)
 
         await bounded_map(store, list(flushed.manifests), limit=_CONCURRENT_MANIFESTS)
@@ -281,6 +282,8 @@ class Flusher:
         old = base_node.array.manifests if base_node and base_node.array else ()
         if changes.kept_grid is not None and not any(changes.kept_grid):
             old = ()  # nothing of the base is left; the number of axes may differ
+        # A commit that lost a race comes here again, with manifests of the winner where it wrote
+        # to the same ones. What has the same inputs is the same, and is stored already.
         recipe = (old, array.grid, changes.revision)
         known = self._made.get(node.id)
         if known is not None and known[0] == recipe and not rewrite_all:
@@ -380,6 +383,8 @@ class Flusher:
         if source is None or info is None or not 0 < len(cell.changes) <= MAX_PATCHED_REFS:
             return None
         ours = columns.take(cell.changes)
+        # The number of references, their order and the extents must stay: only then is nothing but
+        # the changed entries different.
         if changes.kept_grid is not None or (ours.kinds == Kind.DELETED).any():
             return None
         if not (_within(source.extents, cell.box) and ours.inside(source.extents).all()):
@@ -431,7 +436,7 @@ class Flusher:
         kept: list[ChunkRefs] = []
         for part in parts:
             keep = part.inside(box)
-            if len(ours):
+            if len(ours):  # deletions included, which are dropped from ours below
                 keep &= ~rows_in(part.coords, ours.coords)
             kept.append(part if keep.all() else part.take(keep))
         there = ours.kinds != Kind.DELETED

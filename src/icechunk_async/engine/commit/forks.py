@@ -208,6 +208,8 @@ class Forks:
                 check_fits(merged, base.nodes, workspace.assets.spec_version)
                 return merged
 
+            # Nothing can be written meanwhile, since the workspace is closed for merging; but a
+            # fork that the forks are merged into can be detached.
             merged = await workspace.assets.compute(work, size_bytes=_BYTES_PER_FORK * len(parts))
             with workspace.lock:
                 _check_still_merging(workspace)
@@ -312,6 +314,8 @@ class Forks:
             }
             workspace.rebase_to(base, changes)
             self._points_of = workspace.line
+        # Its chunks are of any age, by clocks of other machines: every collection may have reached
+        # them.
         if self._distrust is not None:
             self._distrust()
         try:

@@ -88,11 +88,14 @@ class SessionGuard:
     async def admit(self, ran: Sequence[Collection], up_to_us: int, *, stored: bool) -> None:
         """Refuse if collections deleted what the session wrote; see `Guard`."""
         reaching = [it for it in ran if self._may_reach(it)]
+        # What other engines collect in format 1 leaves no trace at all. Only time tells that there
+        # may have been something.
         if not self._has_log and self._is_time_to_look():
             reaching.append(Collection(0))
         if reaching:
             _log.info("%d collection(s) ran beside this session; looking for its chunks", len(ran))
             await self._refuse_lost([it.cutoff for it in reaching if it.cutoff is not None])
+        # Only after everything was found in place: a refused commit looks at the same ones again.
         self._since_us = up_to_us
         self._passed.update(it.name for it in ran)
         if reaching and (stored or self._flusher.has_stored):
@@ -127,6 +130,8 @@ class SessionGuard:
             return
         assets = self._workspace.assets
         times = await chunk_times(assets.storage, assets.backend, ids)
+        # A collection publishes that it runs, and deletes afterwards: what is older than its cutoff
+        # may still be there, and will not be when the commit is read.
         lost = times < 0
         if cutoffs:
             lost |= are_older(times, max(cutoffs))

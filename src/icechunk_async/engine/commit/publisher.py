@@ -184,7 +184,7 @@ class Publisher:
             with anyio.move_on_after(timeout_seconds):
                 try:
                     return await self._commit_on(branch, wanted)
-                except (
+                except (  # the refusals; other errors say nothing about what landed
                     ConflictError,
                     RebaseFailedError,
                     SnapshotNotFoundError,
@@ -202,6 +202,8 @@ class Publisher:
 
     async def _commit_on(self, branch: str, wanted: _Wanted) -> SnapshotId:
         """Wait for a turn, and try until it lands."""
+        # An earlier call ended in doubt. Publishing again what landed then would repeat changes
+        # that others may have built on.
         if self._doubtful and (landed := await self._find_landed(branch, wanted.once)):
             return self._finish(landed)
         await self._prepare()
@@ -455,6 +457,8 @@ class Publisher:
         publication: Callable[[Snapshot], Publication],
     ) -> SnapshotId:
         """Publish a draft; make it again, under new names, if its files may have been collected."""
+        # Ends: each round needs another collection whose cutoff reaches back beyond the beginning
+        # of this session, and what the last round stored is younger than the one before.
         while True:  # once more for each collection that ran meanwhile
             snapshot, flushed, log = await draft()
             try:
@@ -483,7 +487,7 @@ class Publisher:
         base = workspace.base
         if self.mode is SessionMode.REARRANGE or workspace.changes.moves.requested:
             await check_moves_allowed(self._history)
-        await workspace.store_packs()
+        await workspace.store_packs()  # references to chunks in memory have no object yet
         workspace.number_nodes()
         log = logged(SnapshotId.random(workspace.assets.layout.id_bytes))
         flush, pack_log = self._flush, workspace.assets.pack_transaction_log
@@ -565,7 +569,9 @@ class Publisher:
         """Store a snapshot with all it needs, and make it known."""
         snapshot = publication.snapshot
         publication = replace(publication, sources=self.workspace.changes.sources)
-        if self.lease is not None:  # without it nothing may be published
+        if self.lease is not None:
+            # Another process that resumed the session has changed the lease: then this fails, and
+            # of two that hold the same changes only one publishes them.
             await self.lease.renew()
 
         async def store() -> None:  # before it is done nothing can be published
@@ -578,6 +584,8 @@ class Publisher:
                 ) from error
             if self.lease is not None:  # storing may have taken long
                 self.lease.check()
+            # The next request is the one that may land unseen. It is noted before, since a
+            # cancellation may come at any moment of it.
             self._doubtful[snapshot.id] = snapshot
 
         try:

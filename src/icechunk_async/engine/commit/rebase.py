@@ -386,6 +386,8 @@ async def _replay(
     """Move a workspace to the last of some commits that follow its base."""
     assets = workspace.assets
 
+    # Without the log of an expired commit its changes would be overwritten unseen, so each is
+    # needed here, unlike in a diff that is only shown.
     async def load(info: SnapshotInfo) -> list[TransactionLog]:
         return await load_logs(assets, [info], need_pruned=True, own_from_memory=True)
 
@@ -399,6 +401,8 @@ async def _replay(
             range(len(commits)),
         )
     )
+    # Logs list nodes by id, and say nothing of paths: whether a new node of ours is in the place of
+    # theirs only a snapshot shows. Most logs rule out a clash by themselves.
     # From the first commit whose log is not enough, each snapshot is needed, because a solver may
     # change the session's changes. The one before it is needed too: a failed rebase stands on it.
     wanted = range(max(0, len(clear) - 1), len(commits) - 1)
@@ -413,6 +417,8 @@ async def _settle(
     workspace: Workspace, theirs: Snapshot, logs: Sequence[TransactionLog], solver: ConflictSolver
 ) -> None:
     """Move a workspace to a newer commit, settling what clashes with its logs."""
+    # On a copy: a conflict that is not settled must leave the session with all its changes, on the
+    # last commit that did not clash.
     changes = workspace.changes.copy()
     created = [node.id for node in changes.new.values()]
     # Theirs may have chosen the same ids, which conflicts are found by.

@@ -105,7 +105,7 @@ def collected_since(info: RepoInfo, since_us: int) -> list[Collection]:
     """
     ran: list[Collection] = []
     for update in info.updates:
-        if update.updated_at <= since_us:
+        if update.updated_at <= since_us:  # times descend along the log, whatever clocks say
             return ran
         if isinstance(update.detail, GarbageCollectionRan):
             ran.append(Collection(update.updated_at))
@@ -122,6 +122,8 @@ async def leave_note(storage: Storage, ran_at_us: int, cutoff: datetime) -> None
 
     Cost: two requests at once, and one more if there are old notes, which are deleted.
     """
+    # All of it is in the name, so that one listing reads every note. The random part keeps notes of
+    # tries apart, of which only one has the time of the entry that landed.
     times = f"{ran_at_us:0{_DIGITS}d}.{max(0, clock.to_us(cutoff)):0{_DIGITS}d}"
     key = f"{COLLECTIONS}{times}.{BackupId.random()}"
 

@@ -190,6 +190,8 @@ class Lease:
             self.on_many_uses()
         if self._over is not None:
             raise type(self._over)(self._over.message, **self._over.context)
+        # Counted from when the renewal was sent. The storage dated it later, if at all, so that for
+        # everybody else the lease holds longer than it is used here.
         idle_us = clock.elapsed_us() - self._renewed_us
         if idle_us >= self._record.duration_us:
             raise self._expired(idle_us)
@@ -299,6 +301,7 @@ class Lease:
     def _wrote(self, record: LeaseRecord, version: Expected, sent_us: int) -> None:
         with self._lock:
             self._record, self._version = record, version
+            # Replies may come in another order than the renewals were sent.
             self._renewed_us = max(self._renewed_us, sent_us)
         self.used, self._uses = False, 0
 

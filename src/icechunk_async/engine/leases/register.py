@@ -265,6 +265,8 @@ async def spared(storage: Storage, backend: object) -> Spared:
     """
     if not storage.capabilities.listing:
         return Spared()
+    # Leases first, then the time. A session that begins in between wrote nothing yet that a cutoff
+    # of before can reach.
     renewed = await _renewed(storage)
     if not renewed:
         return Spared()

@@ -271,6 +271,8 @@ class Spiller:
         plan = self._plan(share=share)
         if plan is None:
             return False
+        # If anything fails from here on, the next spill writes everything anew: whether the lease
+        # lists this segment is not known then.
         self._held = None  # until it is certain
         # First what the changes refer to. Chunks written meanwhile may be stored with it.
         await workspace.store_packs()

@@ -160,6 +160,8 @@ async def _collect(
     await survey.cover(kept.snapshots)
     pinned = await pinned_bases(leases, kept, survey.parent_of)
     await survey.cover(pinned)
+    # The survey above read what takes long. From here on it is quick: the shorter the time between
+    # the change of the history and the deletions, the fewer commits have to look for their chunks.
     if not dry_run:
         kept, cutoff = await release(engine, cutoff, old, newest, survey.parent_of)
         await survey.cover(kept.snapshots)  # those published meanwhile; later ones are young
@@ -183,6 +185,8 @@ async def _collect(
     skipped: tuple[str, ...] = ()
     for place, folder in enumerate(FOLDERS):
         await sweep.run(folder, keep[place], tallies[folder])
+        # What could not be deleted still refers to objects in the later folders, and without those
+        # it would look like damage.
         if tallies[folder].failures:
             skipped = FOLDERS[place + 1 :]
             break

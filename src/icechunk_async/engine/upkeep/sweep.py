@@ -108,6 +108,7 @@ async def pages(
 
 def garbage_in(page: list[ObjectInfo], keep: IdSet, cutoff: datetime) -> list[ObjectInfo]:
     """Return the objects that are old and not kept; foreign names are left alone."""
+    # By age first: what is young may belong to a commit that landed after everything was marked.
     old = [it for it in page if is_older(it.last_modified, cutoff)]
     ids, valid = parse_ids([object_name(it.key) for it in old])
     doomed = valid & ~keep.contains(ids)

@@ -38,6 +38,8 @@ class _Call[T]:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._task = loop.create_task(self._do())
+        # A task that is cancelled before its first step never runs its code: its caller would
+        # wait for the outcome for ever.
         self._task.add_done_callback(lambda _: self._give_up())
 
     def cancel(self) -> None:
@@ -81,6 +83,8 @@ class _Portal:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._last_work: set[asyncio.Task[None]] = set()
+        # A daemon, because the interpreter joins other threads before it runs what was registered
+        # with `atexit`, and only that ends this one.
         self._thread = threading.Thread(
             target=self._serve, name="icechunk-async-portal", daemon=True
         )
@@ -113,6 +117,8 @@ class _Portal:
         settled = asyncio.wrap_future(call.outcome)
         self._loop.call_soon_threadsafe(call.start, self._loop)
         try:
+            # Shielded, or a cancellation here would mark the outcome as cancelled while the work
+            # continues on its loop.
             return await asyncio.shield(settled)
         except asyncio.CancelledError:
             if not settled.done():
@@ -188,6 +194,7 @@ def _forget_in_child() -> None:
     global _portal, _starting
     if _portal is not None:
         atexit.unregister(_stop)
+    # A new lock: another thread of the parent may have held the old one at that moment.
     _portal, _starting = None, threading.Lock()
 
 

@@ -238,6 +238,8 @@ class RefFilesHistory:
         """Create a tag."""
         _check_name(name)
         await self._assets.snapshot(snapshot_id)
+        # Not one step with creating. But a tombstone appears only beside a tag, and nobody can have
+        # created and deleted it in between without the creation below being refused.
         if await read_if_there(self._storage, tombstone_key(name)) is not None:
             raise tag_was_deleted(name)
         if await create_object(self._storage, tag_key(name), encode_ref(snapshot_id)) is None:
@@ -471,6 +473,7 @@ class RefFilesHistory:
             ref = await self._read_branch(name)
             if ref is None:
                 return
+            # Stores that derive versions from contents would see no change in equal bytes.
             data = encode_renewed_ref(ref.target, clock.random_bytes(_NONCE_BYTES))
             try:
                 version = await self._storage.put(branch_key(name), data, if_version=ref.version)
@@ -523,6 +526,8 @@ class RefFilesHistory:
                 else:
                     self._seen[branch] = SeenRef(target, version)
                     return
+                # A refusal may be the answer to a repetition of a request of ours that landed; what
+                # the branch leads to tells.
                 now = await self._read_branch(branch)
                 if now is not None and await self._is_ancestor(target, now.target, ref.target):
                     return

@@ -179,6 +179,8 @@ class RepoInfoFile:
             for attempt in range(1, backoff.max_tries + 1):
                 place.give_sign()
                 began = anyio.current_time()
+                # The edit is applied anew to each state: it decides and refuses by what is there
+                # when it is written, not by what was read before.
                 next_info, detail = change.edit(seen.info)
                 backup = new_backup_name(REPO_INFO)
                 attempts.append(backup)
@@ -187,6 +189,8 @@ class RepoInfoFile:
                 )
                 if change.admit is not None:
                     await change.admit(seen.info, next_info)
+                # The backup is copied on condition of the version, so it is of the very state that
+                # is replaced. If that fails, somebody was first, and the write would fail, too.
                 if store is None:
                     ready = await self._back_up(seen, backup)
                 else:
@@ -200,6 +204,7 @@ class RepoInfoFile:
                     pass  # another writer was first
                 except OutcomeUnknownError as error:
                     doubt.begin(error, seen.version)
+                # Also after a plain refusal: an earlier write of ours may have arrived late.
                 seen = await self.refresh()
                 if _landed(seen.info, attempts, change.snapshot_id):
                     return

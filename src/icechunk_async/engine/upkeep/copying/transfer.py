@@ -176,6 +176,7 @@ class Transfer:
         if await self._by_service(key):
             return True
         try:
+            # No listing said how large it is. A range tells that, and most objects end in it.
             found = await self._source.get(key, ByteRange(0, _PIECE_BYTES))
             if found.size_bytes <= _PIECE_BYTES:
                 await self._store(key, found)
@@ -209,6 +210,7 @@ class Transfer:
                 chosen = page if only is None else _among(page, only)
                 wanted: list[ObjectInfo] = []
                 for it in chosen:
+                    # Listings are in the order of UTF-8, which differs from that of text.
                     key = it.key.encode()
                     while isinstance(there, ObjectInfo) and there.key.encode() < key:
                         there = await anext(listed, None)

@@ -109,6 +109,7 @@ class _Patch:
         self._index = index
         self._node_id = node_id
         self._manifest = SeekableManifest(old_id, index)
+        # Only frames as this library makes them: of their headers nothing but the size changes.
         header = bytes(data[HEADER_BYTES : int(index.places[0])])
         tails = int(np.count_nonzero(np.diff(index.cuts) < _MAX_TAIL_BYTES))
         known = header[:5] == _FRAME_HEADERS.get(len(header))
@@ -123,7 +124,7 @@ class _Patch:
             raise _UnfitError
         index, size = self._index, int(self._index.cuts[-1])
         entries = [self._entry(tuple(row)) for row in refs.coords.tolist()]
-        begin = size + -size % 8
+        begin = size + -size % 8  # the alignment that tables were written for
         tail = bytes(begin - size) + encode_manifest(new_id, {self._node_id: refs})
         if len(tail) >= _MAX_TAIL_BYTES or size + len(tail) > MAX_PAYLOAD_BYTES:
             raise _UnfitError
@@ -135,6 +136,7 @@ class _Patch:
         blocks = compress_each([*(raws[number] for number in numbers), tail], level)
         if blocks is None:
             raise _UnfitError
+        # They were compressed as a frame for themselves; its header makes way for the real one.
         blocks[0] = blocks[0][zstandard.frame_header_size(blocks[0]) :]
         parts = [self._blocks(piece) for piece in range(len(index))]
         checksums = index.checksums.tolist()
@@ -175,6 +177,8 @@ class _Patch:
     def _changed(self, changes: Sequence[tuple[int, bytes]]) -> dict[int, bytes]:
         """Return the pieces that change: the last one, and those of bytes to replace."""
         last = len(self._index) - 1
+        # The last piece ended the frame, which the new tail does now, so it must be compressed
+        # again without that end.
         raws = {0: bytearray(self._piece(0)), last: bytearray(self._piece(last))}
         for position, new in changes:
             pieces = self._index.covering(position, position + len(new))

@@ -123,6 +123,7 @@ def compress_each(
         compressor = zstandard.ZstdCompressor(compression_params=parameters)
     except zstandard.ZstdError:
         return None
+    # One stream, since only the first job of it may write a frame's header.
     stream = compressor.compressobj(size=total)
     blocks: list[bytes] = []
     for number, raw in enumerate(raws):

@@ -123,6 +123,8 @@ class _PartialBuffer(Buffer):
         self.need(position, 2 * count)
         return super().shorts(position, count)
 
+    # Every way to the bytes asks first whether they are there: what is absent reads as zeros,
+    # and zeros are valid offsets and ids.
     def _read(self, positions: Places, width: int) -> npt.NDArray[Any]:
         self.require(positions, width)
         return super()._read(positions, width)
@@ -202,6 +204,7 @@ class SeekableManifest:
         except AbsentPiecesError as absent:
             return self._undecided({*absent.pieces, *self.likely(node_id, coords)})
         except FormatError:
+            # The index may be to blame, which nobody but this reader needs. The whole file decides.
             return EXPAND
         # Decided between lookups, so that one that has read some pieces may finish with more.
         self._given_up = self.worn_out
@@ -244,6 +247,8 @@ class SeekableManifest:
         try:
             found = self._opened().find(node_id, coords, rows)
         except AbsentPiecesError as absent:
+            # What the next steps of the search will want, as far as it can be told: each round
+            # of requests to a service takes as long as fetching megabytes.
             wanted = {*absent.pieces, *self._pieces_of(node_id, rows)}
             raise AbsentPiecesError(sorted(wanted)) from None
         self.finds += 1
@@ -351,6 +356,7 @@ class SeekableManifest:
         except zstandard.ZstdError as error:
             raise FormatError(f"A manifest file has a damaged zstd frame: {error}.") from error
         if declared != self._buffer.size:
+            # Other readers would believe the frame: they must not find other references.
             raise FormatError(
                 f"A manifest file declares {declared} bytes, and its index {self._buffer.size}."
             )
