@@ -6,7 +6,7 @@ import asyncio
 import pickle
 import threading
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from icechunk_async import ForkSession, Packing, Repository, RepositoryConfig
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.config import StorageRetriesSettings, StorageSettings
 from icechunk_async.conflicts import ConflictDetector
+from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.files.binary_layout import BinaryLayout
 from icechunk_async.engine.files.packs import MAX_UNSTORED, Packs
 from icechunk_async.errors import (
@@ -644,13 +645,22 @@ async def test_a_fork_never_leaves_without_what_a_thread_writes_to_it(
         await make_array(session, "a", (100,), (1,))
         fork = await session.fork()
         store, late = fork.store, default_buffer_prototype().buffer.from_bytes(chunk(7))
-        looked = ForkSession.changes_so_far
+        taken, looked = ChangeSet.copy, vars(ForkSession)["has_pending_chunks"].fget
+        written: list[Future[None]] = []
 
-        def meanwhile(self: ForkSession) -> Any:
-            with ThreadPoolExecutor(1) as thread:
-                thread.submit(store.set_sync, "a/c/7", late).result()
-            return looked(self)
+        with ThreadPoolExecutor(1) as thread:
 
-        monkeypatch.setattr(ForkSession, "changes_so_far", meanwhile)
-        with pytest.raises(SessionStateError, match="wait in memory"):
-            fork.to_bytes()
+            def take(self: ChangeSet) -> ChangeSet:  # the thread waits until they are taken
+                written.append(thread.submit(store.set_sync, "a/c/7", late))
+                return taken(self)
+
+            def look(self: ForkSession) -> bool:
+                for one in written:
+                    one.result()
+                return bool(looked(self))
+
+            monkeypatch.setattr(ChangeSet, "copy", take)
+            monkeypatch.setattr(ForkSession, "has_pending_chunks", property(look))
+            with pytest.raises(SessionStateError, match="wait in memory"):
+                fork.to_bytes()
+            assert written
