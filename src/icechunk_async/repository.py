@@ -504,8 +504,8 @@ class Repository:
         Cancellation: the session may have been taken from its holder; resume it again.
 
         Cost: one request for the lease, one for each spilled segment, of which there are 64 at
-        most, one for the branch, one listing and one request for each publication, and those for
-        the storage's time and the base.
+        most, two for what forks published and one for each publication, one for the branch, and
+        those for the storage's time and the base.
         """
         self._engine.check_safe()
         self._engine.history.capabilities.require("leases")

@@ -1126,7 +1126,7 @@ class ForkSession(_Hierarchy):
             LeaseLostError: it was committed or ended, or is continued by another process.
             LeaseNotFoundError: its lease was removed, some time after its end.
             OutcomeUnknownError: it may have been published, because the storage never answered or
-                the session is just being committed. Publish again to find out.
+                the session is just being committed or resumed. Publish again to find out.
             StorageError: nothing was published. After any error what was changed is still here.
 
         Cancellation: it may have been published. Publish again to find out.

@@ -3,7 +3,8 @@
 To publish is to create one object and then to read the lease: the object counts if the lease is
 still that of the fork's session, and nobody began to commit it. A commit is written into the lease
 before publications are looked for. So the commit has all of a fork that was told
-that it published, and a fork that was too late is told so.
+that it published, and a fork that was too late is told so. A process that resumes the session takes
+the lease, looks for publications, and writes down in the lease which of them count.
 """
 
 from __future__ import annotations
@@ -472,6 +473,18 @@ class Member:
             if known != serial:
                 raise _AnotherCountsError(known)
             return True
+        elif (
+            record.state is LeaseState.OPEN
+            and record.turn != self.membership.turn
+            and record.counts(name.generation, name.fork_id, number)
+        ):
+            if name.generation >= record.decided:
+                raise OutcomeUnknownError(
+                    f"{record.owner!r} is about to continue session {self.session_id}, and it is "
+                    "not known yet whether with what this fork published just now. Publish again "
+                    "to find out."
+                )
+            return True  # it was there when the session was resumed
         self._check_open(record, _HERE)
         if name is not None and record.sealed:
             raise OutcomeUnknownError(
@@ -580,11 +593,14 @@ class Member:
         seen, membership = self._seen, self.membership
         names = record.spilled[: record.shared]
         shared = await self._read_shared(record, names, base)
-        generations = range(record.since, record.generation + 1)
         found = await publications_of(
             Place(self._storage, self.session_id, base.id),
             shared,
-            [it for it in stored.publications if it.generation in generations],
+            [
+                it
+                for it in stored.publications
+                if record.counts(it.generation, it.fork_id, it.number)
+            ],
             self._known,
         )
         now = _Seen(stored, frozenset(self._known), names, shared)

@@ -17,6 +17,7 @@ import msgpack
 import zstandard
 
 from icechunk_async._runtime import clock
+from icechunk_async.engine.changes.publications import GIVEN_UP
 from icechunk_async.engine.changes.wire import counts_of, counts_to
 from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.envelope import decompress
@@ -119,6 +120,11 @@ class LeaseRecord:
     rebased or discards its changes."""
     since: int = 0
     """Publications of this generation and later ones count: those of earlier ones do not fit."""
+    decided: int = 0
+    """Of forks of earlier generations it was decided which publications count, when the session was
+    resumed: those that were there."""
+    accepted: Mapping[bytes, int] = field(default_factory=dict["bytes", "int"])
+    """The number of those by fork, as far as they were not taken in then."""
     sealed: bool = False
     """Whether the session is being published, so that nobody knows whether a fork is in time."""
 
@@ -133,6 +139,12 @@ class LeaseRecord:
     def renewed(self) -> Self:
         """Return the record under another serial."""
         return replace(self, serial=clock.random_bytes(_TOKEN_BYTES))
+
+    def counts(self, generation: int, fork_id: bytes, number: int) -> bool:
+        """Return whether a publication is part of the session, once it is taken in."""
+        if generation < self.since or self.taken.get(fork_id) == GIVEN_UP:
+            return False
+        return generation >= self.decided or number < self.accepted.get(fork_id, 0)
 
     def taken_over(self, owner: str) -> Self:
         """Return the record for another process that continues the session."""
@@ -212,6 +224,8 @@ def encode_lease(record: LeaseRecord) -> bytes:
             "clock": record.clock,
             "generation": record.generation,
             "since": record.since,
+            "decided": record.decided,
+            "accepted": counts_to(record.accepted),
             "sealed": record.sealed,
         },
     )
@@ -264,6 +278,8 @@ def decode_lease(data: bytes | memoryview, session_id: SessionId, where: str) ->
             number("clock"),
             number("generation"),
             number("since"),
+            number("decided"),
+            counts_of(document.get("accepted")),
             value("sealed", bool),
         )
     except (ValueError, TypeError, InvalidInputError) as error:

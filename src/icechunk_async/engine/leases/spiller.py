@@ -139,6 +139,8 @@ class Spiller:
         self._noted: dict[NodeId, ArrayChanges | None] = {}
         """What was noted of chunks that the session set since, before what journals hold."""
         self._known: dict[PublicationName, Publication] = {}
+        self._listed: frozenset[PublicationName] = frozenset()
+        """Those of the last listing."""
         self._absorbed: tuple[PublicationName, ...] = ()
         """Publications that can be deleted once the shared state is stored."""
         self._line = workspace.line
@@ -204,7 +206,7 @@ class Spiller:
         """Return whether some forks published what was not taken in yet. Cost: one listing."""
         stored = await listed(self._storage, self._lease.session_id)
         return any(
-            it.fork_id in fork_ids and self.shared.takes(it.fork_id, it.number)
+            it.fork_id in fork_ids and self._counts(it) and self.shared.takes(it.fork_id, it.number)
             for it in stored.publications
         )
 
@@ -225,6 +227,7 @@ class Spiller:
                 self.has_forks = True
                 session_id = self._lease.session_id
                 _log.warning("session %s goes without publications: %s", session_id, error)
+            await self._decide()
 
     async def seal(self) -> None:
         """Take in what forks published, and let nobody publish any more until `unseal`."""
@@ -425,7 +428,7 @@ class Spiller:
             taken = {**self.shared.taken, **folded.taken}
             folded = replace(folded, changes=without_journals(folded.changes), taken=taken)
             self.shared, self._untold = folded, True
-            stale = [it for it in stored.publications if it.generation < before.since]
+            stale = [it for it in stored.publications if not self._counts(it)]
             self._absorbed = (*self._absorbed, *self._known, *stale)
             self._known.clear()
             self._took_in([it.lineage for it in found])
@@ -444,14 +447,35 @@ class Spiller:
         for it in changes.chunks.values():
             it.taken_journal()
 
+    async def _decide(self) -> None:
+        """Let forks of the process before this one know whether they were in time.
+
+        Until then they are told that nobody knows.
+        """
+        generation, accepted = self._generation, dict[bytes, int]()
+        for it in self._listed:
+            if self._counts(it):
+                accepted[it.fork_id] = max(accepted.get(it.fork_id, 0), it.number + 1)
+        await self._lease.renew(
+            lambda record: replace(record, decided=generation, accepted=accepted)
+        )
+
+    def _counts(self, it: PublicationName) -> bool:
+        """Return whether a publication is part of the session, as this process knows it.
+
+        The lease may be yet to say that another generation began.
+        """
+        record = replace(self._lease.record, generation=self._generation, since=self.shared.since)
+        return record.counts(it.generation, it.fork_id, it.number)
+
     async def _published(self, base: Snapshot) -> tuple[Stored, list[Publication]]:
         """Return the publications that are new, in the order in which they count."""
         session_id = self._lease.session_id
         place = Place(self._storage, session_id, base.id)
-        generations = range(self.shared.since, self._generation + 1)
         for _ in range(_LISTINGS):
             stored = await listed(self._storage, session_id)
-            names = [it for it in stored.publications if it.generation in generations]
+            self._listed = stored.publications
+            names = [it for it in stored.publications if self._counts(it)]
             with suppress(IncompleteListing):
                 return stored, await publications_of(place, self.shared, names, self._known)
         raise never_complete(session_id)

@@ -192,6 +192,121 @@ async def test_a_fork_that_publishes_while_its_session_commits_finds_out_what_be
                     assert [await read(session, f"a/c/{it}") for it in (1, 2)] == [ONE, TWO]
 
 
+class _Interrupted(WrappedStorage):
+    """Does something else before or after its n-th request."""
+
+    def __init__(self, storage: Storage, other: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(storage)
+        self.left: int | None = None
+        self._other = other
+
+    async def before(self, operation: str, key: str) -> None:
+        """Count, and perhaps let the other one do all it has to do."""
+        del operation, key
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.left = None
+                await self._other()
+
+    async def after(self, operation: str, key: str) -> None:
+        """Count as well."""
+        await self.before(operation, key)
+
+
+class _KilledError(Exception):
+    pass
+
+
+async def _told(fork: ForkSession) -> list[bool]:
+    """Return the reply to a publication; none if the fork has to ask again."""
+    try:
+        return [await fork.publish()]
+    except LeaseLostError:
+        return [False]
+    except OutcomeUnknownError:
+        return []
+
+
+async def _has_all(session: Session, fork: ForkSession) -> bool:
+    """Merge a fork by hand and commit; return whether the session had what it published."""
+    await session.refresh()
+    had = await read(session, "a/c/1") == ONE
+    await write(fork, "a/c/2", TWO)
+    await session.merge(fork)
+    await session.commit("all")
+    assert [await read(session, f"a/c/{it}") for it in (1, 2)] == [ONE, TWO]
+    return had
+
+
+async def _raced(how: str, place: int) -> tuple[bool, bool]:
+    """Let a fork publish while another process resumes its session.
+
+    Returns: whether the fork was told that it published, and whether the two met.
+    """
+    world = World()
+    async with filled(world) as plain, process(plain) as (_, session):
+        parcel = pickle.dumps(await session.fork())
+        found: list[Session] = []
+        told: list[bool] = []
+
+        async def publish() -> None:
+            told.extend(await _told(fork))
+
+        async def resume() -> None:
+            with suppress(_KilledError):
+                found.append(await repository.resume_session(session.session_id))
+
+        async def publish_amid() -> None:
+            await publish()
+            if how == "the resume is killed":
+                raise _KilledError
+
+        publishing, resuming = _Interrupted(plain, resume), _Interrupted(plain, publish_amid)
+        async with (
+            Repository.open(resuming) as repository,
+            pickle.loads(parcel).attached(publishing) as fork,
+        ):
+            await write(fork, "a/c/1", ONE)
+            if how == "the publication is interrupted":
+                storage, doing, other = publishing, publish, resume
+            else:
+                storage, doing, other = resuming, resume, publish
+            storage.left = place
+            await doing()
+            met = storage.left is None
+            storage.left = None
+            if not met:
+                await other()
+            if how in ("the resume is killed", "another resume follows"):
+                await resume()  # by a process that knows nothing of what the first one did
+            if not told:
+                await publish()
+            assert told == [await _has_all(found[-1], fork)], place
+            assert not [it for it in await objects(plain) if it.startswith("leases/spills/")]
+            return told[0], met
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "the publication is interrupted",
+        "the resume is killed",
+        pytest.param("the resume is interrupted", marks=pytest.mark.thorough),
+        pytest.param("another resume follows", marks=pytest.mark.thorough),
+    ],
+)
+async def test_a_fork_is_told_the_truth_while_its_session_is_resumed(how: str) -> None:
+    """At any request of either: what counts is there, what does not is not, and can be merged."""
+    met, place, answers = True, 0, set[bool]()
+    while met:
+        answer, met = await _raced(how, place)
+        answers.add(answer)
+        place += 1
+    assert place > 4
+    assert answers == {True, False}
+
+
 async def test_a_publication_in_doubt_that_the_commit_has_is_found_out(spec: int) -> None:
     """Its lease could not be read; the commit has it, and says so to those who ask."""
     world = World()
