@@ -5,30 +5,16 @@ It is run on its own because it forks, which a process with threads must not do.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
-import os
 import shutil
-import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from icechunk_async import Repository
 from icechunk_async.errors import LeaseLostError
 from icechunk_async.storage import open_storage
-from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import make_array, read, write
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-    from typing import Any
-
-    from icechunk_async.storage import Storage
-
-
-FAST = {"durability": "none"}
-"""A killed process loses nothing that the system has; only a power cut would."""
+from tests.killing import FAST, Killing, in_child
 
 for _module in ("engine.upkeep.collect", "zarr.store"):
     importlib.import_module(f"icechunk_async.{_module}")  # here, so that no child has to
@@ -38,42 +24,6 @@ importlib.import_module("icechunk_async_local.storage")
 def content(chunk: int) -> bytes:
     """Return the bytes of a chunk; every other one is kept in manifests."""
     return b"%d" % chunk * (700 if chunk % 2 else 1)
-
-
-class Killing(WrappedStorage):
-    """Kills the process before or after its n-th request."""
-
-    def __init__(self, storage: Storage, place: int) -> None:
-        super().__init__(storage)
-        self._left = place
-
-    async def before(self, operation: str, key: str) -> None:
-        """Count, and perhaps die: what is asked for is not done."""
-        del operation, key
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self._left -= 1
-
-    async def after(self, operation: str, key: str) -> None:
-        """Count, and perhaps die: what was asked for is done."""
-        await self.before(operation, key)
-
-
-def in_child(work: Coroutine[Any, Any, None]) -> bool:
-    """Run in a forked process; return whether it was killed."""
-    child = os.fork()
-    if child == 0:
-        try:
-            asyncio.run(work)
-        except BaseException as error:  # noqa: BLE001 -- the parent shows it
-            sys.stderr.write(f"{error!r}\n")
-            os._exit(1)
-        os._exit(0)
-    work.close()
-    _, status = os.waitpid(child, 0)
-    if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status):
-        sys.exit("a child failed")
-    return os.WIFSIGNALED(status)
 
 
 def told(notes: Path, *words: object) -> None:

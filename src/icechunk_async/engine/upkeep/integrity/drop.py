@@ -235,6 +235,8 @@ class _Sources:
             ref = refs.ref(row)
             assert isinstance(ref, VirtualChunk)
             for old, new in self._moved:
+                if ref.location.startswith(new) and new.startswith(old):
+                    break  # it has moved already: an earlier run was interrupted
                 if ref.location.startswith(old):
                     location = new + ref.location[len(old) :]
                     found[tuple(refs.coords[row].tolist())] = await self._guarded(ref, location)

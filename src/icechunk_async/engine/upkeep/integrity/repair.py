@@ -16,13 +16,14 @@ from icechunk_async.engine.history import check_online
 from icechunk_async.engine.history.outcomes import create_object, read_if_there
 from icechunk_async.engine.upkeep.integrity.drop import Damage, Drop, commit_drop, plan_drop
 from icechunk_async.engine.upkeep.integrity.rebuild import rebuilt_log
-from icechunk_async.engine.upkeep.integrity.structure import uncached
+from icechunk_async.engine.upkeep.integrity.structure import log_problem, uncached
 from icechunk_async.errors import (
     ConflictError,
     FormatError,
     IcechunkError,
     ObjectNotFoundError,
     PreconditionFailedError,
+    SnapshotNotFoundError,
 )
 from icechunk_async.format.envelope import FileType, unpack
 from icechunk_async.format.ids import SnapshotId
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from icechunk_async._runtime.progress import ProgressCallback
+    from icechunk_async.engine.files.assets import Assets
     from icechunk_async.engine.open import Engine
     from icechunk_async.engine.upkeep.integrity.report import Finding, VerifyReport
     from icechunk_async.format.repo_info import SnapshotInfo
@@ -153,19 +155,25 @@ async def _plan_log(engine: Engine, it: Finding, left: list[str]) -> Transaction
     """Return the log to write; None if the log is sound by now, or cannot be made."""
     assets = uncached(engine)
     snapshot_id = SnapshotId.parse(it.location.partition("/")[2])
-    if it.problem != "disagrees":
-        try:
-            await assets.transaction_log(snapshot_id)
-        except (FormatError, ObjectNotFoundError):
-            pass
-        else:
-            return None
+    if await _is_log_sound(assets, snapshot_id, it.problem):
+        return None
     try:
         info = await _heir(engine, snapshot_id)
         return replace(await rebuilt_log(assets, info.id, info.parent_id), id=snapshot_id)
     except IcechunkError as error:
         left.append(f"{it.detail} It cannot be made anew: {error}")
         return None
+
+
+async def _is_log_sound(assets: Assets, snapshot_id: SnapshotId, problem: str) -> bool:
+    """Return whether a log has not the problem that was found, or not any more."""
+    try:
+        log = await assets.transaction_log(snapshot_id)
+        if problem != "disagrees":
+            return True
+        return log_problem(log, await assets.read_snapshot(snapshot_id)) is None
+    except (FormatError, ObjectNotFoundError, SnapshotNotFoundError):
+        return False
 
 
 async def _heir(engine: Engine, snapshot_id: SnapshotId) -> SnapshotInfo:

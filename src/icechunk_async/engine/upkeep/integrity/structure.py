@@ -54,7 +54,15 @@ if TYPE_CHECKING:
     type Infos = Mapping[SnapshotId, SnapshotInfo] | None
     """The place in history of each snapshot; None if only the snapshots' own files tell."""
 
-__all__ = ["ManifestUse", "Structure", "examine_manifest", "needed_by", "uncached", "walk"]
+__all__ = [
+    "ManifestUse",
+    "Structure",
+    "examine_manifest",
+    "log_problem",
+    "needed_by",
+    "uncached",
+    "walk",
+]
 
 _AT_ONCE: Final = 32
 _ENCODING: Final = ("data_type", "chunk_grid", "codecs", "fill_value")
@@ -226,7 +234,7 @@ class _Walk:
             self._add("transaction log", key, "unreadable", f"{key!r}: {error}")
         self._found.logs += not optional
         if log is not None and snapshot is not None:
-            problem = _log_problem(log, snapshot)
+            problem = log_problem(log, snapshot)
             if problem is not None:
                 self._add("transaction log", key, "disagrees", f"{key!r} {problem}.")
 
@@ -289,7 +297,7 @@ def _document_problem(node: Node) -> str | None:
     return None
 
 
-def _log_problem(log: TransactionLog, snapshot: Snapshot) -> str | None:
+def log_problem(log: TransactionLog, snapshot: Snapshot) -> str | None:
     """Return the statement of a log that its snapshot contradicts.
 
     Amended commits may list a node as new, changed and deleted.

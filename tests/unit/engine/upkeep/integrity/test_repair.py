@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, override
 
 import pytest
@@ -11,8 +12,9 @@ from icechunk_async import Repository, RepositoryConfig, upkeep
 from icechunk_async.config import LocalFileSystemStore, VirtualChunkContainer
 from icechunk_async.credentials import LocalFileSystemAccess
 from icechunk_async.errors import ConflictError, PermissionDeniedError, RepositoryReadOnlyError
-from icechunk_async.format.envelope import FileType, unpack
-from icechunk_async.format.transaction_log import decode_transaction_log
+from icechunk_async.format.envelope import FileType, pack, unpack
+from icechunk_async.format.ids import NodeId
+from icechunk_async.format.transaction_log import decode_transaction_log, encode_transaction_log
 from icechunk_async.repository import RepoAvailability, RepoStatus
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.wrapping import WrappedStorage
@@ -198,6 +200,26 @@ async def readable(repository: Repository) -> set[str]:
     return texts
 
 
+async def test_a_log_that_was_made_anew_is_not_made_again_from_the_same_report() -> None:
+    """After a crash the damaged log stays in quarantine, and no sound one takes its place there."""
+    url, line = await littered(2)
+    key = f"transactions/{line[3]}"
+    async with open_storage(url) as storage:
+        log = decode_transaction_log(
+            unpack((await storage.get(key)).data, FileType.TRANSACTION_LOG).payload
+        )
+        wrong = replace(log, new_groups=frozenset({NodeId(b"nowhere!")}))
+        packed = pack(encode_transaction_log(wrong, 2), FileType.TRANSACTION_LOG, 2, level=3)
+        await storage.put(key, packed)
+        async with Repository.open(url) as repository:
+            report = await repository.verify("structure")
+            assert [(it.location, it.problem) for it in report.findings] == [(key, "disagrees")]
+            await (await repository.plan_repair(report)).apply()
+            again = await repository.plan_repair(report)
+            assert again.steps == ()
+        assert bytes((await storage.get(f"quarantine/{key}")).data) == packed
+
+
 async def test_repair_of_a_branch_that_moved_is_refused() -> None:
     """A plan is of the tip that it looked at."""
     url, _ = await littered(2)
@@ -278,3 +300,34 @@ async def test_virtual_sources_that_moved_are_pointed_at(tmp_path: Path) -> None
         assert (await repository.plan_repair(report, moved=moved)).steps == ()
         dropped = await repository.plan_repair(report)
         assert dropped.steps == ()
+
+
+async def test_sources_that_moved_into_a_folder_below_move_once(tmp_path: Path) -> None:
+    """A repair that was interrupted between two branches is finished by planning again."""
+    (tmp_path / "f").write_bytes(bytes(range(100)))
+    prefix = f"{tmp_path.as_uri()}/"
+    container = VirtualChunkContainer(prefix, LocalFileSystemStore(str(tmp_path)))
+    access = {prefix: LocalFileSystemAccess()}
+    create = Repository.create(
+        memory_url(),
+        config=RepositoryConfig(virtual_chunk_containers=(container,)),
+        authorize_virtual_chunk_access=access,
+    )
+    async with create as repository:
+        session = await repository.writable_session("main")
+        await make_array(session, "a", (10,), (10,))
+        session.store.set_virtual_ref("a/c/0", f"{prefix}f", offset=0, length=10, checksum=None)
+        await repository.create_branch("side", await session.commit("virtual"))
+        (tmp_path / "below").mkdir()
+        (tmp_path / "f").rename(tmp_path / "below" / "f")
+        report = await repository.verify()
+        moved = {prefix: f"{prefix}below/"}
+        plan = await repository.plan_repair(report, branches=["main"], moved=moved)
+        await plan.apply()
+        plan = await repository.plan_repair(report, moved=moved)
+        assert [it.target for it in plan.steps] == ["side"]
+        await plan.apply()
+        await sound(repository)
+        for branch in ("main", "side"):
+            after = await repository.readonly_session(branch)
+            assert await read(after, "a/c/0") == bytes(range(10))

@@ -1,0 +1,66 @@
+"""Killing forked processes, as ``kill -9`` does, before or after a request to their storage.
+
+Only for programs that run on their own: a process with threads, such as pytest, must not fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from icechunk_async.testing.wrapping import WrappedStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Coroutine
+    from typing import Any
+
+    from icechunk_async.storage import Storage
+
+__all__ = ["FAST", "WRITES", "Killing", "in_child"]
+
+FAST = {"durability": "none"}
+"""A killed process loses nothing that the system has; only a power cut would."""
+WRITES = ("put", "copy", "delete")
+"""The requests that change a storage."""
+
+
+class Killing(WrappedStorage):
+    """Kills the process before or after its n-th request."""
+
+    def __init__(self, storage: Storage, place: int, of: Collection[str] | None = None) -> None:
+        """Die at a place: two for each request, before and after it; None counts all operations."""
+        super().__init__(storage)
+        self._left, self._of = place, of
+
+    async def before(self, operation: str, key: str) -> None:
+        """Count, and perhaps die: what is asked for is not done."""
+        del key
+        if self._of is not None and operation not in self._of:
+            return
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._left -= 1
+
+    async def after(self, operation: str, key: str) -> None:
+        """Count, and perhaps die: what was asked for is done."""
+        await self.before(operation, key)
+
+
+def in_child(work: Coroutine[Any, Any, None]) -> bool:
+    """Run in a forked process; return whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        try:
+            asyncio.run(work)
+        except BaseException as error:  # noqa: BLE001 -- the parent shows it
+            sys.stderr.write(f"{error!r}\n")
+            os._exit(1)
+        os._exit(0)
+    work.close()
+    _, status = os.waitpid(child, 0)
+    if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status):
+        sys.exit("a child failed")
+    return os.WIFSIGNALED(status)
