@@ -48,7 +48,7 @@ def _each(*few: tuple[int, dict[str, Any]]) -> list[Any]:
 
 
 def kill(work: str, origin: Path, fresh: Path, first: int, step: int) -> list[Path]:
-    """Kill a process at every so many places; return what each left."""
+    """Kill a process at some of its places; return the directories that are left."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tests.interop.upkeep_killer", work),
@@ -67,7 +67,7 @@ def kill(work: str, origin: Path, fresh: Path, first: int, step: int) -> list[Pa
 
 
 async def ours(root: Path, *directories: Path) -> Shown:
-    """Return all that our engine shows of a repository; nothing if there is none."""
+    """Return all that our engine shows of a repository; nothing if it is absent."""
     access = {f"{it.as_uri()}/": LocalFileSystemAccess() for it in directories}
     try:
         async with Repository.open(root, authorize_virtual_chunk_access=access) as repository:
@@ -83,7 +83,7 @@ async def ours(root: Path, *directories: Path) -> Shown:
 
 
 def theirs(root: Path, *directories: Path) -> Shown:
-    """Return all that the official engine shows of a repository; nothing if there is none."""
+    """Return all that the official engine shows of a repository; nothing if it is absent."""
     if not icechunk.Repository.exists(place(root)):
         return {}
     repository = opened(root, *directories)
@@ -97,7 +97,7 @@ def theirs(root: Path, *directories: Path) -> Shown:
 
 
 async def shown(root: Path, *directories: Path) -> Shown:
-    """Return what both engines show."""
+    """Return all that both engines show, which is the same."""
     found = await ours(root, *directories)
     assert theirs(root, *directories) == found
     return found
@@ -239,7 +239,7 @@ async def keys_of(root: Path) -> set[str]:
 
 
 async def tips_of(root: Path, keys: set[str]) -> Tips:
-    """Return what the branches show; nothing if the repository cannot be opened."""
+    """Return all that the branches show; nothing if the repository cannot be opened."""
     found: Tips = {}
     sources = f"{(root.parents[1] / 'sources').as_uri()}/"
     access = {sources: LocalFileSystemAccess()}
@@ -316,7 +316,7 @@ async def test_a_repair_that_was_killed_harms_nothing_and_ends_as_if_it_had_not_
             assert {key: found.get(key) for key in keys} == after[branch][1]
         session = repository.writable_session("main")
         zarr.group(session.store, path="new")
-        session.commit("goes on")
+        session.commit("later")
 
 
 async def _findings_at_tips(root: Path) -> tuple[object, ...]:

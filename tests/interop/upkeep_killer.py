@@ -1,6 +1,6 @@
 """A program that kills its children while they copy, bring copies up to date, and repair.
 
-It leaves the directories as they were when each died. It is run on its own because it forks.
+It leaves the directories for others to look at. It is run on its own because it forks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ importlib.import_module("icechunk_async_local.storage")
 
 
 async def repair(location: Path | Storage) -> None:
-    """Do what ``icechunk-async repair --apply`` does, twice if it restores the ``repo`` object."""
+    """Repair like ``icechunk-async repair --apply``, twice if it restores the ``repo`` object."""
     await upkeep.restore_repo_object(location, dry_run=False)
     async with Repository.open(location) as repository:
         plan = await repository.plan_repair(await repository.verify("sums"))

@@ -16,7 +16,8 @@ from icechunk_async import Repository
 from icechunk_async.errors import LeaseLostError
 from icechunk_async.storage import open_storage
 from tests.helpers import make_array, read, write
-from tests.unit.engine.leases.kill_driver import FAST, Killing, content, in_child, noted, told
+from tests.killing import FAST, Killing, in_child
+from tests.unit.engine.leases.kill_driver import content, noted, told
 
 if TYPE_CHECKING:
     from icechunk_async.session import ForkSession

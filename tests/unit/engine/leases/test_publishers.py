@@ -13,7 +13,8 @@ import pytest
 from icechunk_async import Repository
 from icechunk_async.errors import SessionStateError
 from tests.helpers import make_array, read
-from tests.unit.engine.leases.kill_driver import FAST, content
+from tests.killing import FAST
+from tests.unit.engine.leases.kill_driver import content
 
 REPOSITORY = Path(__file__).parents[4]
 DRIVER = "tests.unit.engine.leases.publish_driver"

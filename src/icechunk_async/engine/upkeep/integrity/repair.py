@@ -166,7 +166,7 @@ async def _plan_log(engine: Engine, it: Finding, left: list[str]) -> Transaction
 
 
 async def _is_log_sound(assets: Assets, snapshot_id: SnapshotId, problem: str) -> bool:
-    """Return whether a log has not the problem that was found, or not any more."""
+    """Return whether a log does not have the problem that was reported, or no longer has it."""
     try:
         log = await assets.transaction_log(snapshot_id)
         if problem != "disagrees":
