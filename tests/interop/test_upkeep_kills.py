@@ -212,15 +212,15 @@ def _files(root: Path) -> dict[str, bytes]:
 
 
 async def harm(origin: Path) -> None:
-    """Damage logs, a manifest and chunks that the tips of branches need."""
+    """Damage logs of a branch, a manifest of the other, and chunks that their tips need."""
     async with Repository.open(origin) as repository:
-        tips = await repository.branches()
-        side = await repository.readonly_session("side")
-        used = await repository.list_manifest_files(str(tips["side"]))
-        assert await side.store.exists("g/a/zarr.json")
-    (origin / "transactions" / str(tips["main"])).unlink()
-    (origin / "transactions" / str(tips["side"])).write_bytes(b"damaged")
-    (origin / "manifests" / str(used[0].id)).write_bytes(b"damaged")
+        line = [str(it.id) async for it in repository.ancestry(branch="main")]
+        side = str(await repository.lookup_branch("side"))
+        used = [{it.id for it in await repository.list_manifest_files(id_)} for id_ in line]
+        (own,) = {it.id for it in await repository.list_manifest_files(side)} - set().union(*used)
+    (origin / "transactions" / line[0]).unlink()
+    (origin / "transactions" / line[1]).write_bytes(b"damaged")
+    (origin / "manifests" / str(own)).write_bytes(b"damaged")
     large = [it for it in (origin / "chunks").iterdir() if it.stat().st_size == 1500]
     assert len(large) == 2
     for it in large:
