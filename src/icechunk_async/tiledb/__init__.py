@@ -8,8 +8,10 @@ arrays, sparse ones are scanned as record batches of Arrow::
 
 Format versions 4 to 22 are read, which TileDB 1.5 to 2.30 write.
 
-`format` reads the files, without I/O; `arrays` loads them from storage. Names are imported when
-they are used, so that importing this package takes no time.
+`write_virtual_array` makes a dense array a part of a repository, without copying it.
+
+`format` reads the files, without I/O; `arrays` loads them from storage; `zarr` gives them to Zarr.
+Names are imported when they are used, so that importing this package takes no time.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
         Schema,
     )
     from icechunk_async.tiledb.format.types import Datatype, Layout
+    from icechunk_async.tiledb.zarr.codec import TileDBCodec
+    from icechunk_async.tiledb.zarr.virtual import VirtualTiles, write_virtual_array
 
 __all__ = [
     "Attribute",
@@ -43,9 +47,12 @@ __all__ = [
     "Scan",
     "Schema",
     "TileDBArray",
+    "TileDBCodec",
     "TileDBGroup",
+    "VirtualTiles",
     "open_array",
     "open_group",
+    "write_virtual_array",
 ]
 
 _NAMES: Final = {
@@ -55,6 +62,8 @@ _NAMES: Final = {
     "format.metadata": ("GroupMember", "MetadataValue"),
     "format.schema": ("Attribute", "Dimension", "DimensionLabel", "Enumeration", "Schema"),
     "format.types": ("Datatype", "Layout"),
+    "zarr.codec": ("TileDBCodec",),
+    "zarr.virtual": ("VirtualTiles", "write_virtual_array"),
 }
 _MODULES: Final = {name: module for module, names in _NAMES.items() for name in names}
 

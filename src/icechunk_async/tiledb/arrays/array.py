@@ -192,7 +192,7 @@ class TileDBArray:
         """
         grid = self._grid()
         box, shape = _box_of(grid, region)
-        cells = await read_dense(grid, self._attributes(attributes), box)
+        cells = await read_dense(grid, self.attributes(attributes), box)
         return {name: _shaped(it.to_numpy(), shape) for name, it in cells.items()}
 
     async def read_cells(
@@ -206,7 +206,7 @@ class TileDBArray:
 
         Raises, cost: as `read`.
         """
-        return await read_dense(self._grid(), self._attributes(attributes), box)
+        return await read_dense(self._grid(), self.attributes(attributes), box)
 
     def grid(self) -> DenseGrid:
         """Return the tiles of a dense array.
@@ -216,7 +216,12 @@ class TileDBArray:
         """
         return self._grid()
 
-    def _attributes(self, names: Sequence[str] | None) -> list[Attribute]:
+    def attributes(self, names: Sequence[str] | None = None) -> list[Attribute]:
+        """Return attributes by name; all if None.
+
+        Raises:
+            InvalidInputError: there is no such attribute.
+        """
         known = {it.name: it for it in self.schema.attributes}
         if names is None:
             return list(known.values())

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.tiledb.format.types import Datatype
 
-__all__ = ["decompress"]
+__all__ = ["decompress", "decompress_zstd"]
 
 _SIZE: Final = Struct("<i")
 _UNKNOWN_SIZE: Final = (1 << 64) - 1
@@ -115,7 +115,7 @@ def _undo_of(
         case FilterCode.GZIP:
             return _gzip
         case FilterCode.ZSTD:
-            return _zstd
+            return decompress_zstd
         case FilterCode.LZ4:
             return _lz4
         case FilterCode.BZIP2:
@@ -151,7 +151,12 @@ def _bzip2(piece: memoryview, plain: int) -> memoryview:
     return memoryview(found)
 
 
-def _zstd(piece: memoryview, plain: int) -> memoryview:
+def decompress_zstd(piece: memoryview, plain: int) -> memoryview:
+    """Decompress a Zstandard frame of a known size.
+
+    Raises:
+        FormatError: it is damaged, or claims another size.
+    """
     try:
         declared = zstandard.get_frame_parameters(piece).content_size
         if declared not in (plain, _UNKNOWN_SIZE):

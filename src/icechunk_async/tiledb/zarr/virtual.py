@@ -1,0 +1,469 @@
+"""Write dense TileDB arrays into a session: chunks of Zarr refer to tiles where they lie.
+
+A tile can be a chunk if one fragment holds all of its cells that are in the domain. Other tiles are
+put together from several fragments, or were written in part; they are copied, if that is allowed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import quote
+
+import anyio.to_thread
+import numpy as np
+import zarr.api.asynchronous as zarr_async
+from zarr.codecs import TransposeCodec
+
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.errors import FormatError, InvalidInputError
+from icechunk_async.format.manifest.locations import Strings
+from icechunk_async.format.paths import ancestors, check_path
+from icechunk_async.tiledb.arrays.dense import overlap
+from icechunk_async.tiledb.arrays.tiles import open_field
+from icechunk_async.tiledb.format.types import DATETIMES, TEXT, Layout, is_time, time_unit
+from icechunk_async.tiledb.zarr.codec import TileDBCodec, zarr_dtype
+from icechunk_async.zarr.virtual.references import column_refs
+from icechunk_async.zarr.virtual.zarr2 import group_document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from zarr import AsyncArray
+    from zarr.core.common import JSON
+
+    from icechunk_async.format.manifest.refs import ChunkRefs
+    from icechunk_async.session import Session
+    from icechunk_async.tiledb.arrays.array import TileDBArray
+    from icechunk_async.tiledb.arrays.dense import Box, DenseGrid
+    from icechunk_async.tiledb.arrays.folder import Folder
+    from icechunk_async.tiledb.arrays.fragments import Fragment, TilePlaces
+    from icechunk_async.tiledb.format.metadata import MetadataValue
+    from icechunk_async.tiledb.format.schema import Attribute
+    from icechunk_async.tiledb.format.tiles import TileForm
+    from icechunk_async.tiledb.format.types import Datatype
+
+    type Tile = tuple[int, ...]
+
+__all__ = ["VirtualTiles", "write_virtual_array"]
+
+_LITERAL: Final = "/!$&'()*+,;=:@~"
+"""Characters that are literal in the path of a URL, besides letters, digits and ``-._``."""
+_MOST_CELLS: Final = (1 << 63) - 1
+_MOST_CHUNKS: Final = 1 << 32
+_MOST_COORDINATES: Final = 1 << 24
+_COORDINATES_A_CHUNK: Final = 1 << 18
+_AT_ONCE: Final = 16
+_CF_UNITS: Final = {
+    "D": "days", "h": "hours", "m": "minutes", "s": "seconds", "ms": "milliseconds",
+    "us": "microseconds", "ns": "nanoseconds",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualTiles:
+    """The result of `write_virtual_array`."""
+
+    referenced: int
+    """Chunks that refer to a tile."""
+    copied: int
+    """Chunks whose cells were copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Variable:
+    """An attribute that becomes an array of Zarr."""
+
+    attribute: Attribute
+    form: TileForm
+    """How its tiles are encoded."""
+    places: Mapping[int, TilePlaces]
+    """Of the fragments with tiles of this form, by number."""
+    odd: frozenset[int]
+    """Fragments with tiles of another form."""
+
+    @property
+    def name(self) -> str:
+        """The name of the array; TileDB allows one attribute without a name."""
+        return self.attribute.name or "values"
+
+    def copies(self, plan: _Plan) -> list[Tile]:
+        """Return the tiles that cannot be referred to."""
+        return plan.mixed + [tile for tile, number in plan.whole if number in self.odd]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The tiles of an array that any fragment holds cells of."""
+
+    whole: list[tuple[Tile, int]]
+    """Those whose cells are all in one fragment, with its number."""
+    mixed: list[Tile]
+    """All others."""
+
+
+async def write_virtual_array(
+    session: Session,
+    array: TileDBArray,
+    path: str = "/",
+    *,
+    attributes: Sequence[str] | None = None,
+    copy: bool = False,
+    overwrite: bool = False,
+    location: str | None = None,
+    validate_containers: bool = True,
+) -> VirtualTiles:
+    """Write a dense TileDB array into a session as a group of arrays, one for each attribute.
+
+    Chunks are the tiles of TileDB, and refer to the bytes of its files, which must stay: do not
+    vacuum fragments while a snapshot refers to them. A codec undoes TileDB's filters; Zarr finds it
+    wherever this package is installed, also over stores of the official engine.
+
+    Arrays have the shape of the domain, or of the current domain if there is one. Cells that were
+    never written have the fill value. Moments are numbers with the units of CF. Coordinates of each
+    dimension are written as an array, unless there are more than 16 Mi of them. The key-value
+    metadata of TileDB, as far as JSON can hold it, becomes attributes of the group.
+
+    Args:
+        session: a writable session.
+        array: the array, opened at the time that is wanted.
+        path: of the group.
+        attributes: names; all if None.
+        copy: copy tiles that cannot be referred to: those that were written in part, or whose cells
+            come from several fragments.
+        overwrite: replace what is at the path.
+        location: URL of the array in references, if it is not that by which it was opened; it may
+            begin with ``vcc://`` and the name of a container.
+        validate_containers: refuse an array that no container covers.
+
+    Returns:
+        The numbers of chunks.
+
+    Raises: all but the last before anything was changed.
+        InvalidInputError: the array is sparse; an attribute has variable length, may be null or is
+            text; or tiles would have to be copied and ``copy`` is not set.
+        VirtualContainerError: no container covers the array.
+        FormatError: a file of the array is damaged.
+        zarr.errors.ContainsGroupError, zarr.errors.ContainsArrayError: something is at the path,
+            and ``overwrite`` is not set.
+        StorageError: a tile could not be copied, after the rest was written; discard the session.
+
+    Cancellation: a part may have been written to the session.
+
+    Cost: two requests for each fragment, and what reading them costs for tiles that are copied. The
+    grid of tiles is walked through in memory, about 100 bytes and 20 microseconds a tile.
+    """
+    workspace = session.workspace
+    workspace.check_writable()
+    place = check_path(path)
+    grid = array.grid()
+    chosen = array.attributes(attributes)
+    for it in chosen:
+        _check_attribute(it)
+    _check_grid(grid)
+    variables = [await _variable(grid, it) for it in chosen]
+    plan = await anyio.to_thread.run_sync(_plan, grid, variables)
+    if not copy:
+        _refuse_copies(grid, variables, plan)
+    columns = {
+        it.name: _columns(
+            it,
+            grid,
+            plan,
+            lambda fragment, file: _location(fragment, file, array.folder, location),
+            partial(
+                column_refs,
+                workspace.virtual.locations,
+                checksum=None,
+                validate_containers=validate_containers,
+            ),
+        )
+        for it in variables
+    }
+    metadata = _plain_metadata(await array.metadata())
+    key = place.strip("/")
+    await zarr_async.create_group(  # pyright: ignore[reportUnknownMemberType]
+        store=session.store, path=key, overwrite=overwrite, attributes=metadata
+    )
+    for above in ancestors(place):
+        workspace.set_node(above, group_document({}), None, if_absent=True)
+    await _write_coordinates(session, key, grid, set(columns))
+    referenced = copied = 0
+    for variable in variables:
+        made = await _create(session, key, grid, variable)
+        refs, tiles = columns[variable.name], variable.copies(plan)
+        workspace.set_refs(check_path(f"{place}/{variable.name}"), refs)
+        work = partial(_copy_tile, array, grid, variable.attribute, made)
+        await bounded_map(work, tiles, limit=_AT_ONCE)
+        referenced, copied = referenced + len(refs), copied + len(tiles)
+    return VirtualTiles(referenced, copied)
+
+
+def _check_attribute(it: Attribute) -> None:
+    """Raise `InvalidInputError` if an attribute cannot be an array of Zarr."""
+    why = None
+    if it.name and not _is_segment(it.name):
+        why = "its name cannot be that of an array"
+    elif it.is_variable:
+        why = "its cells have variable length"
+    elif it.is_nullable:
+        why = "its cells may be null"
+    elif it.datatype in TEXT:
+        why = "it is text"
+    elif it.values > 1 and len(set(_fills(it))) > 1:
+        why = "its fill value has different parts"
+    if why is not None:
+        raise InvalidInputError(
+            f"The attribute {it.name!r} cannot become an array of Zarr that refers to tiles: "
+            f"{why}. Leave it out with attributes=[...], or read it and write its values."
+        )
+
+
+def _fills(it: Attribute) -> list[bytes]:
+    size = it.dtype.itemsize
+    return [it.fill[at : at + size] for at in range(0, len(it.fill), size)]
+
+
+def _extent(grid: DenseGrid) -> Box:
+    """Return the cells of the arrays of Zarr: those up to the end of the current domain."""
+    current = grid.schema.current_domain
+    if current is None:
+        return grid.domain
+    return tuple(
+        (0, int(high) - start + 1) for (_, high), start in zip(current, grid.origin, strict=True)
+    )
+
+
+def _check_grid(grid: DenseGrid) -> None:
+    for (_, size), extent in zip(_extent(grid), grid.shape, strict=True):
+        if size > _MOST_CELLS or -(-size // extent) >= _MOST_CHUNKS:
+            raise InvalidInputError(
+                f"The TileDB array has {size} cells along a dimension, in tiles of {extent}. An "
+                "array of Icechunk has fewer than 2**63 cells and 2**32 chunks along an axis. Copy "
+                "the part that holds cells to an array of a smaller domain, with TileDB."
+            )
+
+
+async def _variable(grid: DenseGrid, attribute: Attribute) -> _Variable:
+    """Find the tiles of an attribute; their form is that of the newest fragment that has it."""
+    opened = await bounded_map(lambda it: open_field(it, attribute), grid.fragments, limit=_AT_ONCE)
+    places = {number: it.places for number, it in enumerate(opened) if it.places is not None}
+    forms = {number: _form(grid.fragments[number], attribute) for number in places}
+    form = forms[max(forms)] if forms else grid.schema.value_form(attribute, grid.schema.version)
+    odd = frozenset(number for number, it in forms.items() if not _is_alike(it, form))
+    for number in odd:
+        del places[number]
+    return _Variable(attribute, form, places, odd)
+
+
+def _form(fragment: Fragment, attribute: Attribute) -> TileForm:
+    own = fragment.schema.fields[attribute.name]
+    return fragment.schema.value_form(own, fragment.version)
+
+
+def _is_alike(one: TileForm, other: TileForm) -> bool:
+    if (one.filters, one.datatype, one.cell_bytes) != (
+        other.filters, other.datatype, other.cell_bytes
+    ):  # fmt: skip
+        return False
+    # The version matters to the filters of moments only.
+    return one.version == other.version or not is_time(one.datatype)
+
+
+def _plan(grid: DenseGrid, variables: Sequence[_Variable]) -> _Plan:
+    """Sort the tiles by whether one fragment holds all of their cells."""
+    # The tiles of these fragments were counted when their lists were read; so there are not more.
+    known = {number for it in variables for number in (*it.places, *it.odd)}
+    touched: set[Tile] = set()
+    for number in known:
+        touched.update(itertools.product(*(range(*it) for it in grid.fragments[number].tile_box)))
+    found = _Plan([], [])
+    domain = _extent(grid)
+    for tile in sorted(touched):
+        target = overlap(grid.cells_of(tile), domain)
+        sources = grid.sources(tile, domain)
+        if len(sources) == 1 and sources[0].box == target:
+            found.whole.append((tile, sources[0].fragment))
+        elif sources:
+            found.mixed.append(tile)
+    return found
+
+
+def _refuse_copies(grid: DenseGrid, variables: Sequence[_Variable], plan: _Plan) -> None:
+    """Raise `InvalidInputError` if there is a tile that must be copied."""
+    for it in variables:
+        copies = it.copies(plan)
+        if copies:
+            tile = copies[0]
+            names = [
+                grid.fragments[at.fragment].name.text for at in grid.sources(tile, _extent(grid))
+            ]
+            raise InvalidInputError(
+                f"{len(copies)} of the tiles of {it.attribute.name!r} cannot be referred to: each "
+                "was written in part, comes from several fragments, or has other filters than the "
+                f"newest. The first one is {tile}, from {', '.join(names[:4])}. Set copy=True to "
+                "copy them, or consolidate the array with TileDB first."
+            )
+
+
+def _location(fragment: Fragment, file: str, folder: Folder, location: str | None) -> str:
+    """Return the URL of a file of a fragment."""
+    key = fragment.folder.key(file)
+    if location is not None:
+        inside = key.removeprefix(folder.prefix)
+        return f"{location.rstrip('/')}/{quote(inside, safe=_LITERAL)}"
+    url = folder.url or ""
+    if not url.startswith("file://"):  # those of files are quoted already
+        scheme, mark, rest = url.partition("://")
+        url = f"{scheme}{mark}{quote(rest, safe=_LITERAL)}"
+    return f"{url}/{quote(key, safe=_LITERAL)}"
+
+
+def _columns(
+    it: _Variable,
+    grid: DenseGrid,
+    plan: _Plan,
+    locate: Callable[[Fragment, str], str],
+    build: Callable[..., ChunkRefs],
+) -> ChunkRefs:
+    """Return the references of a variable."""
+    rows = [(tile, number) for tile, number in plan.whole if number in it.places]
+    numbers = sorted({number for _, number in rows})
+    codes = {number: code for code, number in enumerate(numbers)}
+    urls = [locate(grid.fragments[number], it.places[number].files.values) for number in numbers]
+    rank = len(grid.shape) + (it.attribute.values > 1)
+    coords = np.zeros((len(rows), rank), np.uint32)
+    offsets, lengths = np.empty(len(rows), np.uint64), np.empty(len(rows), np.uint64)
+    for row, (tile, number) in enumerate(rows):
+        coords[row, : len(tile)] = tile
+        places = it.places[number]
+        span = places.range_of(places.values, grid.position(number, tile))
+        assert span.stop is not None  # of `range_of`
+        offsets[row], lengths[row] = span.start, span.stop - span.start
+        if not lengths[row]:
+            raise FormatError(
+                f"The tile {tile} of {it.attribute.name!r} in the TileDB fragment "
+                f"{grid.fragments[number].folder.shown!r} has no bytes. The fragment is damaged."
+            )
+    kinds = np.array([codes[number] for _, number in rows], np.uint32)
+    return build(coords, Strings(tuple(urls)), kinds, offsets=offsets, lengths=lengths)
+
+
+def _plain_metadata(found: Mapping[str, MetadataValue]) -> dict[str, JSON]:
+    """Return the metadata that JSON can hold."""
+    plain: dict[str, JSON] = {}
+    for name, it in found.items():
+        value = it.plain()
+        parts = cast("list[object]", value if isinstance(value, list) else [value])
+        if _is_text(name) and all(map(_is_json, parts)):
+            plain[name] = value
+    return plain
+
+
+def _is_json(value: object) -> bool:
+    match value:
+        case str():
+            return _is_text(value)
+        case float():
+            return math.isfinite(value)
+        case _:
+            return isinstance(value, int)
+
+
+def _names(grid: DenseGrid) -> list[str]:
+    """Return the names of dimensions in Zarr."""
+    return [
+        it.name if _is_segment(it.name) else f"dim_{at}"
+        for at, it in enumerate(grid.schema.dimensions)
+    ]
+
+
+def _is_segment(name: str) -> bool:
+    """Return whether a name can be that of an array."""
+    return name not in ("", ".", "..") and "/" not in name and _is_text(name)
+
+
+def _is_text(value: str) -> bool:
+    """Return whether text can be stored: bytes that were not UTF-8 became surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in value
+
+
+def _unit_attributes(datatype: Datatype) -> dict[str, JSON]:
+    """Return the attributes by which CF knows moments and times of day."""
+    unit = time_unit(datatype)
+    if unit is None:
+        return {}
+    if unit not in _CF_UNITS:
+        return {"tiledb_datatype": datatype.name.lower()}
+    if datatype not in DATETIMES:
+        return {"units": _CF_UNITS[unit]}
+    return {"units": f"{_CF_UNITS[unit]} since 1970-01-01", "calendar": "proleptic_gregorian"}
+
+
+async def _write_coordinates(
+    session: Session, key: str, grid: DenseGrid, taken: Collection[str]
+) -> None:
+    """Write an array of coordinates for each dimension that is not too long."""
+    for name, it, (_, size), low in zip(
+        _names(grid), grid.schema.dimensions, _extent(grid), grid.origin, strict=True
+    ):
+        if name in taken or size > _MOST_COORDINATES:
+            continue
+        made = await zarr_async.create_array(  # pyright: ignore[reportUnknownMemberType]
+            store=session.store,
+            name=f"{key}/{name}".strip("/"),
+            shape=(size,),
+            chunks=(min(size, _COORDINATES_A_CHUNK),),
+            dtype=it.dtype,
+            dimension_names=[name],
+            attributes=_unit_attributes(it.datatype),
+        )
+        await made.setitem(slice(None), (np.arange(size) + low).astype(it.dtype))
+
+
+async def _create(session: Session, key: str, grid: DenseGrid, it: _Variable) -> AsyncArray[Any]:
+    """Create the array of a variable."""
+    attribute = it.attribute
+    shape = tuple(size for _, size in _extent(grid))
+    chunks, names = grid.shape, _names(grid)
+    if attribute.values > 1:
+        shape, chunks = (*shape, attribute.values), (*chunks, attribute.values)
+        names.append(f"{it.name}_values")
+    rank = len(grid.shape)
+    order = (*range(rank - 1, -1, -1), *range(rank, len(shape)))
+    is_turned = grid.schema.cell_order is Layout.COL_MAJOR and rank > 1
+    dtype = zarr_dtype(attribute.datatype)
+    return await zarr_async.create_array(  # pyright: ignore[reportUnknownMemberType]
+        store=session.store,
+        name=f"{key}/{it.name}".strip("/"),
+        shape=shape,
+        chunks=chunks,
+        dtype=dtype,
+        filters=[TransposeCodec(order=order)] if is_turned else (),
+        serializer=TileDBCodec(it.form),
+        compressors=(),
+        fill_value=np.frombuffer(attribute.fill, attribute.dtype)[0].astype(dtype),
+        dimension_names=names,
+        attributes=_unit_attributes(attribute.datatype),
+    )
+
+
+async def _copy_tile(
+    array: TileDBArray, grid: DenseGrid, attribute: Attribute, made: AsyncArray[Any], tile: Tile
+) -> None:
+    """Read the cells of a tile, and write them as a chunk."""
+    box = overlap(grid.cells_of(tile), _extent(grid))
+    assert box is not None  # it was planned
+    cells = (await array.read_cells(box, [attribute.name]))[attribute.name]
+    shape = tuple(high - low for low, high in box)
+    if attribute.values > 1:
+        shape = (*shape, attribute.values)
+    values = cells.values.reshape(shape)
+    await made.setitem(tuple(slice(*it) for it in box), values.astype(made.dtype, copy=False))

@@ -1,0 +1,135 @@
+"""Dense arrays that TileDB-Py writes, read by Zarr from references to their tiles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zarr.api.asynchronous as zarr_async
+
+from icechunk_async import Repository
+from icechunk_async.tiledb import open_array, write_virtual_array
+from tests.helpers import memory_url
+from tests.unit.tiledb.virtual_arrays import access_to, referring_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+theirs: Any = pytest.importorskip(
+    "tiledb", reason="TileDB-Py is not installed: see the dependency group tiledb"
+)
+# TileDB-Py itself uses what others have deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+SHAPE = (7, 10, 6)
+
+
+def _schema(order: str) -> Any:
+    """Return a schema with uneven tiles, dimensions that do not begin at 0, and several types."""
+    dims = [
+        theirs.Dim("z", domain=(1, 7), tile=3, dtype="int32"),
+        theirs.Dim("y", domain=(3, 12), tile=4, dtype="int32"),
+        theirs.Dim("x", domain=(0, 5), tile=5, dtype="int32"),
+    ]
+    shuffled = theirs.FilterList([theirs.ByteShuffleFilter(), theirs.ZstdFilter()])
+    delta = theirs.FilterList([theirs.DoubleDeltaFilter()])
+    return theirs.ArraySchema(
+        theirs.Domain(*dims),
+        [
+            theirs.Attr("t", dtype="float32", filters=shuffled),
+            theirs.Attr("when", dtype="datetime64[s]", filters=delta),
+            theirs.Attr("wet", dtype="bool"),
+            theirs.Attr("pair", dtype="int16,int16"),
+        ],
+        cell_order=order,
+        tile_order=order,
+    )
+
+
+def _values(rng: np.random.Generator, shape: tuple[int, ...]) -> dict[str, Any]:
+    pair = rng.integers(0, 9, (*shape, 2)).astype("i2").view([("f0", "i2"), ("f1", "i2")])
+    return {
+        "t": rng.normal(size=shape).astype("f4"),
+        "when": rng.integers(0, 10**9, shape).astype("M8[s]"),
+        "wet": rng.random(shape) < 0.5,
+        "pair": pair[..., 0],
+    }
+
+
+@pytest.mark.blocks_the_loop
+@pytest.mark.parametrize("order", ["row-major", "col-major"])
+async def test_zarr_reads_what_tiledb_reads(order: str, tmp_path: Path) -> None:
+    """In both orders of tiles and cells; where fragments overlap, tiles are copied."""
+    place = tmp_path / "grid"
+    theirs.Array.create(str(place), _schema(order))
+    rng = np.random.default_rng(1)
+    with theirs.open(str(place), "w", timestamp=1_000) as array:
+        array[:] = _values(rng, SHAPE)
+        array.meta["title"] = "a grid"
+        array.meta["limits"] = (1.5, float("nan"))
+    with theirs.open(str(place), "w", timestamp=2_000) as array:
+        array[2:4, 3:7, 0:5] = _values(rng, (2, 4, 5))
+    async with Repository.create(
+        memory_url(),
+        config=referring_config(place),
+        authorize_virtual_chunk_access=access_to(place),
+    ) as repository:
+        for end, copied in ((1_500, 0), (None, 4)):
+            session = await repository.writable_session("main")
+            async with open_array(place, end=end) as opened:
+                found = await write_virtual_array(
+                    session, opened, "grid", copy=end is None, overwrite=end is None
+                )
+            # 3 x 3 x 2 tiles of four attributes.
+            assert (found.referenced, found.copied) == (72 - copied, copied)
+            await session.commit(f"at {end}")
+            with theirs.open(str(place), timestamp=end) as array:
+                await _check(repository, array)
+
+
+async def _check(repository: Repository, array: Any) -> None:
+    expected = array[:]
+    group = await zarr_async.open_group(
+        (await repository.readonly_session("main")).store, path="grid", mode="r"
+    )
+    assert dict(group.attrs) == {"title": "a grid"}
+
+    async def values(name: str) -> Any:
+        found: Any = await group.getitem(name)
+        return await found.getitem(...)
+
+    np.testing.assert_array_equal(await values("t"), expected["t"])
+    np.testing.assert_array_equal((await values("when")).view("M8[s]"), expected["when"])
+    np.testing.assert_array_equal(await values("wet"), expected["wet"])
+    both = np.stack([expected["pair"]["f0"], expected["pair"]["f1"]], axis=-1)
+    np.testing.assert_array_equal(await values("pair"), both)
+    np.testing.assert_array_equal(await values("y"), np.arange(3, 13))
+
+
+async def test_moments_of_dimensions_are_coordinates_with_units(tmp_path: Path) -> None:
+    """As numbers with the units of CF."""
+    place = tmp_path / "series"
+    days = np.datetime64("2020-01-01", "D"), np.datetime64("2020-01-07", "D")
+    dim = theirs.Dim("day", domain=days, tile=np.timedelta64(3, "D"), dtype="datetime64[D]")
+    schema = theirs.ArraySchema(theirs.Domain(dim), [theirs.Attr("", dtype="f8")])
+    theirs.Array.create(str(place), schema)
+    with theirs.open(str(place), "w") as array:
+        array[:] = np.arange(7.0)
+    async with Repository.create(
+        memory_url(),
+        config=referring_config(place),
+        authorize_virtual_chunk_access=access_to(place),
+    ) as repository:
+        session = await repository.writable_session("main")
+        async with open_array(place) as opened:
+            await write_virtual_array(session, opened, overwrite=True)
+        await session.commit("a series")
+        store = (await repository.readonly_session("main")).store
+        found: Any = await zarr_async.open_array(store=store, path="day")
+        assert found.attrs["units"] == "days since 1970-01-01"
+        assert found.metadata.dimension_names == ("day",)
+        values: Any = await found.getitem(...)
+        np.testing.assert_array_equal(values.view("M8[D]"), np.arange(days[0], days[1] + 1))
+        # TileDB allows one attribute without a name.
+        series: Any = await zarr_async.open_array(store=store, path="values")
+        np.testing.assert_array_equal(await series.getitem(...), np.arange(7.0))

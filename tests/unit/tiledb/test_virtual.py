@@ -1,0 +1,266 @@
+"""Dense arrays as arrays of Zarr whose chunks refer to tiles."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zarr.api.asynchronous as zarr_async
+from zarr.errors import ContainsGroupError
+
+from icechunk_async import Repository
+from icechunk_async.errors import FormatError, InvalidInputError, VirtualContainerError
+from icechunk_async.storage import open_storage
+from icechunk_async.testing.latency import LatencyStorage
+from icechunk_async.tiledb import TileDBCodec, open_array, write_virtual_array
+from icechunk_async.zarr.decoding import ChunkCodec
+from tests.helpers import memory_url
+from tests.unit.tiledb.archives import ARCHIVES, golden_jobs
+from tests.unit.tiledb.virtual_arrays import access_to, expressible, placed, referring_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+    from icechunk_async import Session
+    from icechunk_async.tiledb import TileDBArray
+
+_QUICK = (ARCHIVES[0], ARCHIVES[-1])
+DENSE = [
+    pytest.param(
+        archive,
+        job,
+        id=f"{archive}-{job['number']}",
+        marks=() if archive in _QUICK else pytest.mark.thorough,
+    )
+    for archive in ARCHIVES
+    for job in golden_jobs(archive)
+    if not job["sparse"] and not all(it.get("var") or it.get("nullable") for it in job["attrs"])
+]
+
+
+@asynccontextmanager
+async def referring(place: Path) -> AsyncGenerator[Repository]:
+    """Open a new repository that may refer to files below a folder."""
+    async with Repository.create(
+        memory_url(),
+        config=referring_config(place),
+        authorize_virtual_chunk_access=access_to(place),
+    ) as repository:
+        yield repository
+
+
+async def _same(store: Any, path: str, array: TileDBArray, names: list[str]) -> None:
+    domain = array.schema.current_domain or [(it.low, it.high) for it in array.schema.dimensions]
+    starts = array.grid().origin
+    region = [
+        slice(start, int(high or 0) + 1) for start, (_, high) in zip(starts, domain, strict=True)
+    ]
+    expected = await array.read(region, attributes=names)
+    for name in names:
+        made = await zarr_async.open_array(store=store, path=f"{path}/{name or 'values'}")
+        found: Any = await made.getitem(...)
+        wanted = expected[name]
+        if wanted.dtype.kind in "mM":
+            wanted = wanted.view("i8")
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(("archive", "job"), DENSE)
+async def test_zarr_reads_what_the_array_holds(
+    archive: str, job: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of every version, with any filters and orders, referred to and copied."""
+    place = placed(archive, job["number"], tmp_path)
+    async with referring(place) as repository, open_array(place) as array:
+        names = expressible(array.schema)
+        session = await repository.writable_session("main")
+        found = await write_virtual_array(session, array, "deep/er", attributes=names, copy=True)
+        snapshot = await session.commit("tiles")
+        reading = await repository.readonly_session(snapshot_id=snapshot)
+        assert await _virtual_chunks(reading) == found.referenced
+        await _same(reading.store, "deep/er", array, names)
+
+
+async def _virtual_chunks(session: Session) -> int:
+    """Return the number of virtual chunks that a session sees."""
+    found = 0
+    async for key in session.store.list():
+        array, mark, coords = key.rpartition("/c/")
+        if mark:
+            kind = await session.chunk_type(array, tuple(map(int, coords.split("/"))))
+            found += kind.name == "VIRTUAL"
+    return found
+
+
+def _mixed() -> tuple[str, dict[str, Any]]:
+    """Return the newest golden array with several fragments and an attribute for Zarr."""
+    return next(
+        (archive, job)
+        for archive in reversed(ARCHIVES)
+        for job in golden_jobs(archive)
+        if not job["sparse"]
+        and sum(it["op"] == "write" for it in job["steps"]) > 1
+        and any(not it.get("var") and not it.get("nullable") for it in job["attrs"])
+    )
+
+
+async def test_tiles_of_several_fragments_are_copied_only_on_request(tmp_path: Path) -> None:
+    """Else the error names the first one and its fragments, and nothing is written."""
+    archive, job = _mixed()
+    place = placed(archive, job["number"], tmp_path)
+    async with referring(place) as repository, open_array(place) as array:
+        names = expressible(array.schema)
+        session = await repository.writable_session("main")
+        with pytest.raises(InvalidInputError, match="Set copy=True") as refused:
+            await write_virtual_array(session, array, attributes=names)
+        assert any(it.name.text in str(refused.value) for it in array.fragments)
+        assert not session.has_uncommitted_changes
+        found = await write_virtual_array(
+            session, array, attributes=names, copy=True, overwrite=True
+        )
+        assert found.copied > 0
+        await _same(session.store, "", array, names)
+
+
+async def test_references_need_no_tile_to_be_read(tmp_path: Path) -> None:
+    """Writing them reads metadata alone; reading a chunk is one request for the bytes of a tile."""
+    archive, job = ARCHIVES[-1], _number("features-0")
+    place = placed(archive, job["number"], tmp_path)
+    async with open_storage(place) as storage, referring(place) as repository:
+        counted = LatencyStorage(storage, seconds=0)
+        async with open_array(counted, end=job["queries"][0]["end"]) as array:
+            session = await repository.writable_session("main")
+            found = await write_virtual_array(session, array, attributes=["a0", "a1"], copy=True)
+        read = {key.rpartition("/")[2] for operation, key in counted.log if operation == "get"}
+        assert found.referenced > 0
+        assert found.copied == 0
+        assert not read & {"a0.tdb", "a1.tdb"}
+
+
+def _number(number: str) -> dict[str, Any]:
+    return next(it for it in golden_jobs(ARCHIVES[-1]) if it["number"] == number)
+
+
+async def test_attributes_that_zarr_cannot_hold_are_refused_by_name(tmp_path: Path) -> None:
+    """Before anything is written: of variable length, null, or text."""
+    reasons: set[str] = set()
+    for archive in ARCHIVES[-3:]:
+        for job in golden_jobs(archive):
+            if job["sparse"]:
+                continue
+            place = placed(archive, job["number"], tmp_path / archive / job["number"])
+            async with referring(place) as repository, open_array(place) as array:
+                session = await repository.writable_session("main")
+                for it in array.schema.attributes:
+                    if it.name in expressible(array.schema):
+                        continue
+                    with pytest.raises(InvalidInputError, match=repr(it.name)) as refused:
+                        await write_virtual_array(session, array, attributes=[it.name])
+                    reasons.add(str(refused.value).partition(": ")[2].partition(".")[0])
+                assert not session.has_uncommitted_changes
+    assert reasons >= {"its cells have variable length", "its cells may be null"}
+
+
+async def test_array_that_no_container_covers_is_refused(tmp_path: Path) -> None:
+    """Nothing is written, unless containers are not to be checked; a location may name one."""
+    job = _number("features-0")
+    place = placed(ARCHIVES[-1], job["number"], tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    async with referring(other) as repository, open_array(place) as array:
+        session = await repository.writable_session("main")
+        with pytest.raises(VirtualContainerError):
+            await write_virtual_array(session, array, attributes=["a0"], copy=True)
+        assert not session.has_uncommitted_changes
+    async with referring(place) as repository, open_array(place) as array:
+        session = await repository.writable_session("main")
+        options: dict[str, Any] = {"attributes": ["a0"], "copy": True}
+        await write_virtual_array(session, array, "a", location="vcc://tiledb/", **options)
+        await _same(session.store, "a", array, ["a0"])
+        with pytest.raises(ContainsGroupError):
+            await write_virtual_array(session, array, "a", **options)
+        await write_virtual_array(session, array, "a", overwrite=True, **options)
+        await _same(session.store, "a", array, ["a0"])
+
+
+async def test_sparse_array_is_refused(tmp_path: Path) -> None:
+    """The error says how to read it."""
+    job = next(it for it in golden_jobs(ARCHIVES[-1]) if it["sparse"])
+    place = placed(ARCHIVES[-1], job["number"], tmp_path)
+    async with referring(place) as repository, open_array(place) as array:
+        session = await repository.writable_session("main")
+        with pytest.raises(InvalidInputError, match="is sparse"):
+            await write_virtual_array(session, array)
+
+
+_CODEC = {
+    "name": "icechunk_async.tiledb",
+    "configuration": {
+        "filters": [{"name": "zstd"}], "datatype": "float32", "values": 1, "version": 22,
+    },
+}  # fmt: skip
+
+
+def _document(codec: object, **more: object) -> bytes:
+    return json.dumps(
+        {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": [6],
+            "data_type": "float32",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [3]}},
+            "chunk_key_encoding": {"name": "default"},
+            "fill_value": 0,
+            "codecs": [codec],
+            "attributes": {},
+            **more,
+        }
+    ).encode()
+
+
+async def test_zarr_finds_the_codec_by_its_entry_point() -> None:
+    """Its document is that which the array stores, and chunks that Zarr writes are read again."""
+    codec = ChunkCodec.of(_document(_CODEC))
+    values = np.array([1, np.nan, -0.0], "f4")
+    data = await codec.encode(values)
+    np.testing.assert_array_equal((await codec.decode(data)).view("u4"), values.view("u4"))
+    assert TileDBCodec.from_dict(_CODEC).to_dict() == _CODEC  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xff" * 8, b"\xff" * 8 + b"\x28\xb5\x2f\xfd" + b"\xff" * 20, b"\0" * 8, b"\x01" * 40],
+)
+async def test_damaged_chunk_is_a_format_error(data: bytes) -> None:
+    """Of both forms."""
+    codec = ChunkCodec.of(_document(_CODEC))
+    with pytest.raises(FormatError):
+        await codec.decode(data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"filters": [{"name": "none at all"}]}, {"filters": 5}, {"datatype": "float128"},
+        {"datatype": 7}, {"values": 0}, {"values": "many"}, {"version": 3}, {"version": [1]},
+        {"filters": [{"name": "webp"}]}, {"filters": [{"name": "float-scale", "byte_width": 3}]},
+    ],
+)  # fmt: skip
+def test_document_of_a_codec_that_is_not_one_is_a_format_error(change: dict[str, Any]) -> None:
+    """Documents come from storage."""
+    configuration: Any = {**_CODEC["configuration"], **change}  # type: ignore[dict-item]
+    with pytest.raises(FormatError):
+        TileDBCodec.from_dict({"name": "icechunk_async.tiledb", "configuration": configuration})
+    with pytest.raises(FormatError):
+        TileDBCodec.from_dict({"name": "icechunk_async.tiledb"})
+
+
+def test_array_of_another_type_than_its_tiles_is_refused() -> None:
+    """Bytes are not taken for values of another type."""
+    with pytest.raises(InvalidInputError, match="makes arrays of float32"):
+        ChunkCodec.of(_document(_CODEC, data_type="int32"))
