@@ -27,6 +27,7 @@ from icechunk_async.sync.xarray import to_icechunk
 from tests.spark.tables import make_reader, plan, read
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from pyspark.sql import SparkSession
 
     from icechunk_async.format.ids import ChunkId
@@ -93,7 +94,7 @@ def test_spark_selects_columns_by_a_schema(
     """Wider types and instants included."""
     write(repository, climate())
     reader = spark.read.format("icechunk").schema("t double, time timestamp")
-    frame = reader.option("where", "time = '2020-01-02' and lat in (3, 1)").load(url)
+    frame = reader.option("where", "time = '2020-01-02 00:00:00Z' and lat in (3, 1)").load(url)
     found = frame.select("t", f.unix_seconds("time")).orderBy("t").collect()
     assert [tuple(row) for row in found] == [(4.0, 1577923200), (6.0, 1577923200)]
 
@@ -306,6 +307,54 @@ def test_arrays_without_names_are_decoded_as_others_are(repository: Repository, 
     zarr.open_group(session.store, mode="a").create_array("u", shape=(3,), dtype="i4")
     session.commit("made")
     assert read(url, arrays="v")["v"].to_pylist() == [1.0, None, -1.0]
+
+
+@pytest.mark.parametrize("calendar", ["proleptic_gregorian", "standard"])
+def test_years_that_nanoseconds_cannot_hold_are_timestamps(
+    repository: Repository, url: str, calendar: str
+) -> None:
+    """Also if only the ones in the middle are so far away."""
+    days = [0, 1, 500_000, 2]
+    attributes = {"units": "days since 1600-03-01", "calendar": calendar}
+    session = repository.writable_session("main")
+    group = zarr.create_group(session.store)
+    for name in ("time", "v"):
+        array = group.create_array(
+            name, shape=(4,), chunks=(1,), dtype="i8", dimension_names=["time"]
+        )
+        array[:] = days
+    group["time"].attrs.update(attributes)
+    session.commit("centuries")
+    found = read(url, batch_rows="1")
+    assert found.schema.field("time").type == pa.timestamp("us")
+    wanted = np.datetime64("1600-03-01", "us") + np.array(days, "m8[D]")
+    assert found["time"].to_pylist() == wanted.tolist()
+    late = read(url, where="time > '1677-01-01'")
+    assert late["v"].to_pylist() == [500_000]
+
+
+@pytest.mark.parametrize(
+    ("values", "units", "message"),
+    [
+        (np.array(["2000-01-01", "400000-01-01"], "M8[s]"), "", "292,000 years"),
+        (np.array([0, 2**62]), "seconds since 1970-01-01", "'decode', 'false'"),
+        (np.array([0, -200_000, 1]), "days since 2000-01-01", "1452.* of another calendar"),
+    ],
+)
+def test_times_that_spark_has_no_type_for_are_refused(
+    repository: Repository, url: str, values: npt.NDArray[Any], units: str, message: str
+) -> None:
+    """With what to do about them."""
+    session = repository.writable_session("main")
+    array = zarr.create_group(session.store).create_array(
+        "t", shape=values.shape, dtype=values.dtype, dimension_names=["x"]
+    )
+    array[:] = values
+    if units:
+        array.attrs["units"] = units
+    session.commit("far")
+    with pytest.raises(InvalidInputError, match=message):
+        read(url)
 
 
 def test_a_reader_stays_with_its_snapshot(repository: Repository, url: str) -> None:

@@ -368,7 +368,7 @@ def test_query_continues_from_its_checkpoint(
     found = [sorted({row[0] for row in batch}) for batch in batches]
     assert found == [[0, 10], [20], [], [30]]
     last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda it: int(it.name))
-    assert commits[-1] in (checkpoint / "offsets" / last.name).read_text()
+    assert commits[-1] in (checkpoint / "offsets" / last.name).read_text(encoding="utf-8")
     last.unlink()
     last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
     commit(url, appended(40))

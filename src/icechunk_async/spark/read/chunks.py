@@ -13,7 +13,7 @@ from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.tree.listing import ChunkBatch, ChunkType
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
 from icechunk_async.spark.grid.boxes import cut, grouped
-from icechunk_async.spark.read.table import arrays_of, open_group
+from icechunk_async.spark.read.table import arrays_of, open_group, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -218,7 +218,7 @@ def rows_of(
         columns["tensor"] = pa.array([array[box].tobytes() for box in boxes], TENSOR.type)
     if SUMMARY.name in loads:
         shown = open_group(options).variables[name]
-        found = [statistics_of(shown[box].to_numpy()) for box in boxes]
+        found = [statistics_of(values_of(shown[box])) for box in boxes]
         columns["statistics"] = pa.array(found, SUMMARY.type)
     return pa.RecordBatch.from_pydict(columns)
 

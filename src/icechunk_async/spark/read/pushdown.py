@@ -1,14 +1,17 @@
 """Conditions on one column, from Spark's filters or the option `where`, and their evaluation.
 
-Conditions are applied to coordinates only, before any chunk is read. Spark applies its filters
-again, so a filter that is not understood here costs time but not correctness.
+Conditions are applied to coordinates only, before any chunk is read. They mean what they mean in
+Spark's SQL (with its ANSI mode, the default since Spark 4). Spark applies its filters again, so a
+filter that is not understood here costs time but not correctness; of the option `where` everything
+must be understood.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from ast import literal_eval
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,11 +19,13 @@ import numpy as np
 from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
     import pyarrow as pa
     from pyspark.sql.datasource import Filter
+
+    type Mask = npt.NDArray[np.bool_]
 
 __all__ = ["Predicate", "fulfilled", "of_filter", "parse_where"]
 
@@ -36,12 +41,25 @@ _TERM: Final = re.compile(
     (?:(?P<op>==|=|!=|<>|<=|>=|<|>)\s*(?P<value>{literal})
     |(?P<in>(?:not\s+)?in)\s*\((?P<list>\s*{literal}\s*(?:,\s*{literal}\s*)*)\)
     |between\s+(?P<low>{literal})\s+and\s+(?P<high>{literal}))\s*""".replace(
-        "{literal}", r"""(?:'[^']*'|"[^"]*"|[-+]?[\w.]+(?:[eE][-+]?\d+)?)"""
+        "{literal}", r"""(?:'[^']*'|"[^"]*"|[-+]?[\w.]+(?:(?<=[eE])[-+]\d+\w*)?)"""
     ),
     re.VERBOSE | re.IGNORECASE,
 )
 _AND: Final = re.compile(r"and\b", re.IGNORECASE)
 _ITEM: Final = re.compile(r"""'[^']*'|"[^"]*"|[^,\s]+""")
+_NUMBER: Final = re.compile(
+    r"(?P<number>[-+]?(?:\d+(?P<point>\.)?\d*|(?P<first>\.)\d+)(?P<exponent>e[-+]?\d+)?)"
+    r"(?P<suffix>bd|[dflsy])?",
+    re.IGNORECASE | re.ASCII,
+)
+_INTEGER_BITS: Final = {"Y": 8, "S": 16, "L": 64}
+_MOST_DIGITS: Final = 38
+"""Of a decimal in Spark."""
+_MOMENT: Final = re.compile(
+    r"(?P<moment>-?\d{4,6}(?:-\d\d(?:-\d\d(?:[T ]\d\d(?::\d\d(?::\d\d(?:\.\d{1,6})?)?)?)?)?)?)"
+    r"\s*(?P<zone>Z|UTC|[-+]\d\d:\d\d)?",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +107,8 @@ def of_filter(given: Filter) -> Predicate | None:
 def parse_where(text: str) -> tuple[Predicate, ...]:
     """Parse conditions joined by `and`: comparisons, `in (...)` and `between a and b`.
 
+    Literals are those of SQL: `0.1` is a decimal, `1e-1` and `0.1D` are doubles, `0.1F` is a float.
+
     Raises:
         InvalidInputError: the text is anything else.
     """
@@ -124,19 +144,50 @@ def _not_understood(text: str, place: int) -> InvalidInputError:
     )
 
 
-def _literal(text: str) -> Any:
+def _literal(text: str) -> bool | str | int | float | Decimal:
+    if text[0] in "'\"":
+        if "\\" in text:
+            raise InvalidInputError(
+                f"The option 'where' holds {text}, with a backslash, which it does not take. "
+                "Filter in the query."
+            )
+        return text[1:-1]
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
-    try:
-        return literal_eval(text)
-    except (ValueError, SyntaxError):
+    match = _NUMBER.fullmatch(text)
+    number = None if match is None else _number(match)
+    if number is None:
         raise InvalidInputError(
-            f"The option 'where' holds {text!r}, which is neither a number nor quoted text."
-        ) from None
+            f"The option 'where' holds {text!r}, which is neither a number of SQL nor quoted text."
+        )
+    return number
 
 
-def fulfilled(column: pa.Array[Any], predicate: Predicate, *, exact: bool) -> npt.NDArray[np.bool_]:
-    """Return a mask of the values that may satisfy a predicate.
+def _number(match: re.Match[str]) -> int | float | Decimal | None:
+    """Return the value of a literal as SQL means it; None for anything else."""
+    text, suffix = match["number"], (match["suffix"] or "").upper()
+    fraction, exponent = match["point"] or match["first"], match["exponent"]
+    if suffix in _INTEGER_BITS:
+        if fraction or exponent:
+            return None
+        bound = 1 << (_INTEGER_BITS[suffix] - 1)
+        return int(text) if -bound <= int(text) < bound else None
+    if suffix in {"D", "F"} or (exponent and not suffix):
+        double = float(text)
+        with np.errstate(over="ignore"):
+            value = float(np.float32(double)) if suffix == "F" else double
+        return value if math.isfinite(value) else None
+    if fraction or suffix == "BD":
+        exact = Decimal(text)
+        return exact if len(exact.as_tuple().digits) <= _MOST_DIGITS else None
+    return int(text) if len(text.lstrip("+-")) <= _MOST_DIGITS else None
+
+
+def fulfilled(column: pa.Array[Any], predicate: Predicate, *, exact: bool) -> Mask:
+    """Return a mask of the values that satisfy a predicate, as Spark's SQL means it.
+
+    Numbers are compared as doubles if the column or a literal is of floating point, and exactly
+    otherwise. NaN equals itself and is greater than all numbers.
 
     Args:
         column: values as Spark sees them.
@@ -146,64 +197,132 @@ def fulfilled(column: pa.Array[Any], predicate: Predicate, *, exact: bool) -> np
     Raises:
         InvalidInputError: with `exact`, a literal is not of the column's type.
     """
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.compute as pc  # noqa: PLC0415
-
+    valid = ~_bits(column.is_null())
     if predicate.op in {"null", "not null"}:
-        wanted = pc.is_null(column) if predicate.op == "null" else pc.is_valid(column)
-        return _bits(wanted)
-    found = [_scalar(value, column.type, exact=exact) for value in predicate.values]
-    scalars = [it for it in found if it is not None]
-    if len(scalars) < len(found):
+        return valid if predicate.op == "not null" else ~valid
+    try:
+        values, literals = _comparable(column, predicate.values)
+    except (TypeError, ValueError, OverflowError) as error:
         if exact:
             raise InvalidInputError(
                 f"The option 'where' compares {predicate.column!r}, which is of the type "
-                f"{column.type}, with {predicate.values!r}. Give literals of that type."
-            )
+                f"{column.type}, with {', '.join(map(str, predicate.values))}. {error}"
+            ) from None
         return np.ones(len(column), bool)
-    if predicate.op in {"in", "not in"}:
-        mask = np.zeros(len(column), bool)
-        for it in scalars:
-            mask |= _bits(pc.equal(column, it))
-        if predicate.op == "not in":
-            mask = ~mask & _bits(pc.is_valid(column))
-    else:
-        compare: Callable[..., Any] = getattr(pc, _FUNCTIONS[predicate.op])
-        mask = _bits(compare(column, scalars[0]))
-    if pa.types.is_floating(column.type):
-        # For Spark, NaN equals itself and exceeds all numbers, unlike in Arrow: it may match.
-        mask |= _bits(pc.is_nan(column))
+    compare = _OPERATORS[predicate.op]
+    return valid & compare(values, literals)
+
+
+def _comparable(column: pa.Array[Any], given: Sequence[Any]) -> tuple[npt.NDArray[Any], list[Any]]:
+    """Return values and literals that NumPy compares as Spark does; nulls become anything.
+
+    Raises:
+        TypeError, ValueError, OverflowError: a literal cannot be compared with the column; says
+            what to do.
+    """
+    import pyarrow as pa  # noqa: PLC0415
+
+    kind = column.type
+    if pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind):
+        return _numbers(column, given)
+    if pa.types.is_boolean(kind):
+        values = column.fill_null(False)  # noqa: FBT003
+        return values.to_numpy(zero_copy_only=False), [
+            _of(bool, it, "true or false") for it in given
+        ]
+    if pa.types.is_timestamp(kind):
+        moments = column.cast(pa.int64()).fill_null(0).to_numpy()
+        zoned = kind != pa.timestamp("us")
+        return moments, [_moment(it, zoned=zoned) for it in given]
+    texts = [_of(str, it, "quoted text") for it in given]
+    if pa.types.is_string(kind):
+        return np.array([it.encode() for it in column.fill_null("").to_pylist()], object), [
+            it.encode() for it in texts
+        ]
+    raise TypeError("Filter in the query.")
+
+
+def _of[T](kind: type[T], value: object, named: str) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"Give {named}.")
+    return value
+
+
+def _numbers(column: pa.Array[Any], given: Sequence[Any]) -> tuple[npt.NDArray[Any], list[Any]]:
+    import pyarrow as pa  # noqa: PLC0415
+
+    for it in given:
+        if isinstance(it, bool) or not isinstance(it, int | float | Decimal):
+            raise TypeError("Give numbers.")
+    if pa.types.is_floating(column.type) or any(isinstance(it, float) for it in given):
+        doubles = column.cast(pa.float64(), safe=False).fill_null(0).to_numpy()
+        return doubles, [float(it) for it in given]
+    whole = pa.uint64() if pa.types.is_decimal(column.type) else column.type
+    integers = column.cast(whole).fill_null(0).to_numpy(zero_copy_only=False)
+    if all(isinstance(it, int) for it in given):
+        return integers, list(given)
+    return integers.astype(object), [Decimal(it) for it in given]
+
+
+def _moment(value: object, *, zoned: bool) -> int:
+    """Return microseconds since 1970 of a moment, as text or as Spark hands it over."""
+    from datetime import UTC, datetime  # noqa: PLC0415
+
+    if isinstance(value, datetime):
+        if (value.tzinfo is not None) != zoned:
+            raise TypeError("Give moments of the same kind.")
+        plain = value.astimezone(UTC).replace(tzinfo=None) if zoned else value
+        return int(np.datetime64(plain, "us").astype(np.int64))
+    match = _MOMENT.fullmatch(_of(str, value, "quoted text").strip())
+    if match is None:
+        raise ValueError("Give a moment in ISO 8601, such as '2020-01-31 12:00:00'.")
+    if zoned and not match["zone"]:
+        # Spark would take that of the session, which a Python source is not told.
+        raise ValueError("Name the zone, such as '2020-01-31 12:00:00Z'.")
+    if match["zone"] and not zoned:
+        raise ValueError("The column has no zone, so leave it out of the text.")
+    moment = int(np.datetime64(match["moment"], "us").astype(np.int64))
+    return moment - _offset_us(match["zone"] or "Z")
+
+
+def _offset_us(zone: str) -> int:
+    if zone in {"Z", "UTC"}:
+        return 0
+    minutes = int(zone[1:3]) * 60 + int(zone[4:6])
+    return (-1 if zone[0] == "-" else 1) * minutes * 60_000_000
+
+
+def _equal(values: npt.NDArray[Any], literal: Any) -> Mask:
+    if isinstance(literal, float) and math.isnan(literal):
+        return np.isnan(values)
+    return np.asarray(values == literal, bool)
+
+
+def _less(values: npt.NDArray[Any], literal: Any) -> Mask:
+    if isinstance(literal, float) and math.isnan(literal):
+        return ~np.isnan(values)
+    return np.asarray(values < literal, bool)
+
+
+def _among(values: npt.NDArray[Any], literals: Sequence[Any]) -> Mask:
+    mask = np.zeros(len(values), bool)
+    for it in literals:
+        mask |= _equal(values, it)
     return mask
 
 
-_FUNCTIONS: Final = {
-    "=": "equal",
-    "!=": "not_equal",
-    "<": "less",
-    "<=": "less_equal",
-    ">": "greater",
-    ">=": "greater_equal",
+_OPERATORS: Final[dict[str, Callable[[npt.NDArray[Any], Sequence[Any]], Mask]]] = {
+    "=": lambda values, it: _equal(values, it[0]),
+    "!=": lambda values, it: ~_equal(values, it[0]),
+    "<": lambda values, it: _less(values, it[0]),
+    "<=": lambda values, it: _less(values, it[0]) | _equal(values, it[0]),
+    ">": lambda values, it: ~(_less(values, it[0]) | _equal(values, it[0])),
+    ">=": lambda values, it: ~_less(values, it[0]),
+    "in": _among,
+    "not in": lambda values, it: ~_among(values, it),
 }
 
 
-def _scalar(value: Any, kind: pa.DataType, *, exact: bool) -> pa.Scalar[Any] | None:
-    """Return a literal as a scalar of the column's type; None if it cannot be converted."""
-    import pyarrow as pa  # noqa: PLC0415
-
-    if value is None:
-        return None
-    try:
-        if exact and isinstance(value, str) and pa.types.is_temporal(kind):
-            return pa.scalar(np.datetime64(value, "us"), pa.timestamp("us")).cast(kind)
-        scalar = pa.scalar(value, kind)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError):
-        return None
-    if pa.types.is_floating(kind) and not exact:
-        return scalar if scalar.as_py() == value else None
-    return scalar
-
-
-def _bits(mask: Any) -> npt.NDArray[np.bool_]:
-    """Return a mask in which null is False."""
-    bits: npt.NDArray[np.bool_] = mask.fill_null(False).to_numpy(zero_copy_only=False)  # noqa: FBT003
+def _bits(mask: Any) -> Mask:
+    bits: Mask = mask.to_numpy(zero_copy_only=False)
     return bits

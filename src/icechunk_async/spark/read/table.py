@@ -14,6 +14,7 @@ import xarray
 import zarr
 from xarray.backends import BackendArray
 from xarray.backends.zarr import FillValueCoder
+from xarray.coders import CFDatetimeCoder
 from xarray.core import indexing
 
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
@@ -43,6 +44,7 @@ __all__ = [
     "table_shape",
     "to_arrow",
     "unique_dims",
+    "values_of",
 ]
 
 
@@ -100,17 +102,20 @@ def open_group(options: ReadOptions) -> xarray.Dataset:
     with warnings.catch_warnings():
         # A FutureWarning on times without a calendar, which no user of Spark can act on.
         warnings.simplefilter("ignore")
-        dataset: xarray.Dataset = opening(
-            store,
-            engine="zarr",
-            group=options.group or None,
-            consolidated=False,
-            zarr_format=3,
-            chunks=None,
-            mask_and_scale=options.decode,
-            decode_times=options.decode,
-            create_default_indexes=False,
-        )
+        try:
+            dataset: xarray.Dataset = opening(
+                store,
+                engine="zarr",
+                group=options.group or None,
+                consolidated=False,
+                zarr_format=3,
+                chunks=None,
+                mask_and_scale=options.decode,
+                decode_times=_times(decode=options.decode),
+                create_default_indexes=False,
+            )
+        except ValueError as error:
+            raise _undecodable(error) from error
     return dataset
 
 
@@ -174,7 +179,28 @@ def _renamed(
     dataset.coords.update(xarray.Coordinates(coords, indexes={}))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return xarray.decode_cf(dataset, mask_and_scale=decode, decode_times=decode)
+        try:
+            return xarray.decode_cf(
+                dataset, mask_and_scale=decode, decode_times=_times(decode=decode)
+            )
+        except ValueError as error:
+            raise _undecodable(error) from error
+
+
+def _undecodable(error: ValueError) -> Exception:
+    """Return the error for times that cannot be decoded, and any other error unchanged."""
+    reason = str(error).partition(". Try opening")[0]
+    if not reason.startswith("unable to decode time"):
+        return error
+    return InvalidInputError(
+        f"The arrays cannot be shown as times: {reason}. Read the stored numbers with "
+        "option('decode', 'false')."
+    )
+
+
+def _times(*, decode: bool) -> CFDatetimeCoder | bool:
+    """Return how to decode times: in microseconds, as Spark has them, for any year of SQL."""
+    return CFDatetimeCoder(time_unit="us") if decode else False
 
 
 def _lazy(array: zarr.Array[Any], dims: tuple[str, ...]) -> xarray.Variable:
@@ -225,6 +251,8 @@ _TYPES: Final[dict[str, pa.DataType]] = {
     "float64": pa.float64(),
 }
 """Spark has no unsigned integers and no half floats: each becomes the next larger type."""
+_MIXED: Final = frozenset({"standard", "gregorian"})
+"""Names of the calendar of CF that is Julian until 1582."""
 _WIDER: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
@@ -406,13 +434,34 @@ def to_arrow(
 
 
 def _objects(values: npt.NDArray[Any], wanted: pa.DataType) -> pa.Array[Any]:
-    kind = values.dtype.kind
-    if kind == "M":
-        moments = pa.array(values.astype("M8[us]"))
+    if values.dtype.kind in "Mm":
+        moments = pa.array(_microseconds(values))
         return moments if moments.type == wanted else moments.cast(wanted)
-    if kind == "m":
-        return pa.array(values.astype("m8[us]")).cast(wanted)
+    if pa.types.is_timestamp(wanted) or pa.types.is_duration(wanted):
+        raise _of_another_calendar(values[0])
     return pa.array([_text(it) for it in values.tolist()], wanted)
+
+
+def _microseconds(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return times or durations in microseconds.
+
+    Raises:
+        InvalidInputError: they do not have one, being too far away.
+    """
+    unit = np.dtype(f"{values.dtype.kind}8[us]")
+    try:
+        found = values.astype(unit)
+        if not np.can_cast(values.dtype, unit, "safe"):
+            return found  # from a finer unit, which all fit
+        if ((found.astype(values.dtype) == values) | np.isnat(values)).all():
+            return found  # old versions of NumPy wrap others
+    except OverflowError:
+        pass
+    raise InvalidInputError(
+        "An array has times more than 292,000 years from 1970, which Spark has no type for. Leave "
+        "the array out with the option 'arrays', or read its chunks with "
+        "option('layout', 'chunks')."
+    )
 
 
 def _text(value: object) -> str | None:
@@ -423,12 +472,37 @@ def _text(value: object) -> str | None:
     return written() if written is not None else str(value)
 
 
+def values_of(variable: xarray.Variable) -> npt.NDArray[Any]:
+    """Return the values of a variable.
+
+    Raises:
+        InvalidInputError: it has times before 1582-10-15 in the mixed calendar of CF, `standard`,
+            which xarray takes for days of the calendar of today.
+    """
+    values = variable.to_numpy()
+    stored = variable.encoding
+    counted = values.dtype.kind == "M" and "units" in stored
+    if counted and str(stored.get("calendar", "standard")).lower() in _MIXED:
+        before = values < np.datetime64("1582-10-15", "us")
+        if before.any():
+            raise _of_another_calendar(values[before][0])
+    return values
+
+
+def _of_another_calendar(value: object) -> InvalidInputError:
+    return InvalidInputError(
+        f"An array of times has {value!s} of another calendar among others, so that they make no "
+        "column of timestamps. Read the stored numbers with "
+        "option('decode', 'false'), or leave the array out with the option 'arrays'."
+    )
+
+
 def dimension_values(
     dataset: xarray.Dataset, column: Column, span: tuple[int, int], options: ReadOptions
 ) -> pa.Array[Any]:
     """Return a range of the values along a dimension, as Spark sees them."""
     if column.variable:
-        values = dataset.variables[column.name][span[0] : span[1]].to_numpy()
+        values = values_of(dataset.variables[column.name][span[0] : span[1]])
     else:
         values = np.arange(*span)
     return to_arrow(values, column.type, nan_as_null=options.nan_as_null)
@@ -487,7 +561,7 @@ def _load(
     variable = dataset.variables[column.name]
     spans = {dim: slice(int(at[dim][0]), int(at[dim][-1]) + 1) for dim in column.dims}
     ordered = [dim for dim in dims if dim in column.dims]
-    values = variable.isel(spans).transpose(*ordered).to_numpy()
+    values = values_of(variable.isel(spans).transpose(*ordered))
     for axis, dim in enumerate(ordered):
         if len(at[dim]) < values.shape[axis]:
             values = np.take(values, at[dim] - at[dim][0], axis=axis)

@@ -47,6 +47,7 @@ from icechunk_async.spark.read.table import (
     open_group,
     table_shape,
     to_arrow,
+    values_of,
 )
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ def _differing_box(
 ) -> Box:
     """Return the smallest box around all differences of an array with fewer dimensions."""
     at = tuple(slice(0, common[axis]) for axis in axes)
-    values = [state.dataset.variables[name][at].to_numpy() for state in (before, after)]
+    values = [values_of(state.dataset.variables[name][at]) for state in (before, after)]
     kind = after.shape.column(name).type
     flat = [to_arrow(it.reshape(-1), kind) for it in values]
     mask = _differing(*flat).reshape(values[1].shape)
