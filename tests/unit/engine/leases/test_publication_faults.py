@@ -22,9 +22,9 @@ from icechunk_async.errors import (
     FormatError,
     LeaseExpiredError,
     LeaseLostError,
+    MergeFailedError,
     OutcomeUnknownError,
     PermissionDeniedError,
-    SessionStateError,
     StorageError,
     StorageUnavailableError,
 )
@@ -561,7 +561,7 @@ async def test_damaged_publications_are_format_errors_and_change_nothing(seed: i
         ]
         for damaged in damages:
             await storage.put(key, damaged)
-            with pytest.raises((FormatError, SessionStateError)) as refused:
+            with pytest.raises((FormatError, MergeFailedError)) as refused:
                 await session.refresh()
             with pytest.raises(type(refused.value)):
                 await two.refresh()
