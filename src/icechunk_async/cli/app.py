@@ -11,6 +11,7 @@ from icechunk_async.cli import (
     contents,
     copies,
     history,
+    ingest,
     integrity,
     refs,
     sessions,
@@ -74,5 +75,6 @@ transactions.register(app)
 administration.register(app)
 upkeep.register(app)
 copies.register(app)
+ingest.register(app)
 integrity.register(app)
 demo.register(app)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from icechunk_async.tiledb.format.types import Datatype, Layout
     from icechunk_async.tiledb.zarr.codec import TileDBCodec
+    from icechunk_async.tiledb.zarr.ingest import IngestedArray, ingest_array
     from icechunk_async.tiledb.zarr.virtual import VirtualTiles, write_virtual_array
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "DimensionLabel",
     "Enumeration",
     "GroupMember",
+    "IngestedArray",
     "Layout",
     "MetadataValue",
     "Scan",
@@ -50,6 +52,7 @@ __all__ = [
     "TileDBCodec",
     "TileDBGroup",
     "VirtualTiles",
+    "ingest_array",
     "open_array",
     "open_group",
     "write_virtual_array",
@@ -63,6 +66,7 @@ _NAMES: Final = {
     "format.schema": ("Attribute", "Dimension", "DimensionLabel", "Enumeration", "Schema"),
     "format.types": ("Datatype", "Layout"),
     "zarr.codec": ("TileDBCodec",),
+    "zarr.ingest": ("IngestedArray", "ingest_array"),
     "zarr.virtual": ("VirtualTiles", "write_virtual_array"),
 }
 _MODULES: Final = {name: module for module, names in _NAMES.items() for name in names}

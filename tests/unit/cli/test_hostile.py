@@ -94,6 +94,7 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
     ("migrate",): [],
     ("copy",): ["{path}-copy"],
     ("sync",): ["{path}-sync"],
+    ("ingest",): ["{path}", "--path", BAD],
     ("repair",): [],
     ("verify",): [],
     ("sums",): [],

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import zarr.api.asynchronous as zarr_async
-from zarr.errors import ContainsGroupError
 
 from icechunk_async import Repository
-from icechunk_async.errors import FormatError, InvalidInputError, VirtualContainerError
+from icechunk_async.errors import (
+    FormatError,
+    InvalidInputError,
+    NodeExistsError,
+    VirtualContainerError,
+)
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.tiledb import TileDBCodec, open_array, write_virtual_array
@@ -182,7 +186,7 @@ async def test_array_that_no_container_covers_is_refused(tmp_path: Path) -> None
         options: dict[str, Any] = {"attributes": ["a0"], "copy": True}
         await write_virtual_array(session, array, "a", location="vcc://tiledb/", **options)
         await _same(session.store, "a", array, ["a0"])
-        with pytest.raises(ContainsGroupError):
+        with pytest.raises(NodeExistsError, match="'/a' exists"):
             await write_virtual_array(session, array, "a", **options)
         await write_virtual_array(session, array, "a", overwrite=True, **options)
         await _same(session.store, "a", array, ["a0"])

@@ -17,9 +17,10 @@ import anyio.to_thread
 import numpy as np
 import zarr.api.asynchronous as zarr_async
 from zarr.codecs import TransposeCodec
+from zarr.errors import ContainsArrayError, ContainsGroupError
 
 from icechunk_async._runtime.concurrency import bounded_map
-from icechunk_async.errors import FormatError, InvalidInputError
+from icechunk_async.errors import FormatError, InvalidInputError, NodeExistsError
 from icechunk_async.format.manifest.locations import Strings
 from icechunk_async.format.paths import ancestors, check_path
 from icechunk_async.tiledb.arrays.dense import overlap
@@ -147,8 +148,7 @@ async def write_virtual_array(
             text; or tiles would have to be copied and ``copy`` is not set.
         VirtualContainerError: no container covers the array.
         FormatError: a file of the array is damaged.
-        zarr.errors.ContainsGroupError, zarr.errors.ContainsArrayError: something is at the path,
-            and ``overwrite`` is not set.
+        NodeExistsError: something is at the path, and ``overwrite`` is not set.
         StorageError: a tile could not be copied, after the rest was written; discard the session.
 
     Cancellation: a part may have been written to the session.
@@ -185,9 +185,15 @@ async def write_virtual_array(
     }
     metadata = _plain_metadata(await array.metadata())
     key = place.strip("/")
-    await zarr_async.create_group(  # pyright: ignore[reportUnknownMemberType]
-        store=session.store, path=key, overwrite=overwrite, attributes=metadata
-    )
+    try:
+        await zarr_async.create_group(  # pyright: ignore[reportUnknownMemberType]
+            store=session.store, path=key, overwrite=overwrite, attributes=metadata
+        )
+    except (ContainsArrayError, ContainsGroupError) as error:
+        raise NodeExistsError(
+            f"{place!r} exists. Name another path for the TileDB array, or let it be replaced.",
+            path=place,
+        ) from error
     for above in ancestors(place):
         workspace.set_node(above, group_document({}), None, if_absent=True)
     await _write_coordinates(session, key, grid, set(columns))

@@ -1,0 +1,42 @@
+"""``ingest``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from icechunk_async import Repository
+from tests.unit.cli.conftest import run
+from tests.unit.tiledb.archives import ARCHIVES, golden_jobs
+from tests.unit.tiledb.virtual_arrays import placed, referring_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def _create(url: Path, place: Path) -> None:
+    async with Repository.create(str(url), config=referring_config(place)):
+        pass
+
+
+def test_ingest(tmp_path: Path) -> None:
+    """A dense array becomes a group; a second run finds nothing to do; a sparse one is refused."""
+    place = placed(ARCHIVES[-1], "features-0", tmp_path)
+    repository = tmp_path / "repository"
+    asyncio.run(_create(repository, place))
+    names = ["--attribute", "a0", "--attribute", "a1"]
+    first = run("ingest", repository, place, "--path", "grid", *names, "--history", "--json")
+    assert first.exit_code == 0, first.stderr
+    (snapshot,) = first.json["snapshots"]
+    assert snapshot["referenced"] == 4
+    assert snapshot["copied"] == 0
+    log = run("log", repository, "--json").json["snapshots"]
+    assert log[0]["id"] == snapshot["snapshot_id"]
+    assert "grid" in run("tree", repository).stdout
+    again = run("ingest", repository, place, "--path", "grid", *names)
+    assert "grid was up to date." in again.stdout
+    job = next(it for it in golden_jobs(ARCHIVES[-1]) if it["sparse"])
+    sparse = placed(ARCHIVES[-1], job["number"], tmp_path, name="sparse")
+    refused = run("ingest", repository, sparse, "--path", "other")
+    assert refused.exit_code == 1
+    assert "is sparse" in " ".join(refused.stderr.split())
