@@ -10,6 +10,7 @@ from icechunk_async.engine.versions.feed import Change, ChunkChange, ChunkChange
 from icechunk_async.engine.versions.report import MergeConflict, MergeReport
 from icechunk_async.errors import InvalidInputError, MergeConflictError
 from icechunk_async.format.manifest.refs import ChunkRefs
+from icechunk_async.zarr.values import CellChanges, ValueDiff
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Blame",
+    "CellChanges",
     "Change",
     "ChunkChange",
     "ChunkChanges",
@@ -29,6 +31,7 @@ __all__ = [
     "MergeReport",
     "NodeChange",
     "PendingMerge",
+    "ValueDiff",
 ]
 
 

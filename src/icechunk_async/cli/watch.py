@@ -1,4 +1,4 @@
-"""`watch` and `blame`: commits as they come, and the commit behind each chunk."""
+"""`watch`, `blame` and `diff-values`: commits as they come, and what is behind chunks and cells."""
 
 from __future__ import annotations
 
@@ -45,6 +45,12 @@ _Poll = Annotated[
 _Count = Annotated[
     int | None, typer.Option("--count", min=1, help="End after this number of commits.")
 ]
+_From = Annotated[str, typer.Argument(metavar="FROM", help="The first REF.")]
+_To = Annotated[str, typer.Argument(metavar="TO", help="The second REF.")]
+_Paths = Annotated[
+    list[str] | None,
+    typer.Option("--path", metavar="PATH", help="Only this array or group. May be repeated."),
+]
 _Path = Annotated[str, typer.Argument(metavar="PATH", help="The path of the array.")]
 
 
@@ -81,6 +87,40 @@ class Blamed:
     path: str
     commits: list[BlamedCommit]
     """Newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedCell:
+    """A cell whose value changed."""
+
+    index: list[int]
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedArray:
+    """The values of an array in two snapshots."""
+
+    path: str
+    cells: int
+    changed: int
+    share: float
+    chunks: int
+    min_change: float | None
+    max_change: float | None
+    mean_change: float | None
+    first: list[ChangedCell]
+    """The first of the changed cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedValues:
+    """The document of `diff-values`."""
+
+    from_ref: str
+    to_ref: str
+    arrays: list[ChangedArray]
 
 
 async def watch(
@@ -137,6 +177,38 @@ async def blame(repository: Repository, path: _Path, ref: Ref = "main") -> Blame
     return Blamed(ref, found.path, commits)
 
 
+async def diff_values(
+    repository: Repository, start: _From, end: _To = "main", *, path: _Paths = None
+) -> ChangedValues:
+    """Show how many cells of each array changed between two snapshots, and by how much.
+
+    Reads both versions of each chunk that changed. Arrays that only one side has are left out.
+
+    JSON keys: from_ref, to_ref, arrays (each: path, cells, changed, share, chunks, min_change,
+    max_change, mean_change, first (each: index, before, after)).
+    """
+    arrays = [
+        ChangedArray(
+            it.path,
+            it.cells,
+            it.changed,
+            it.share,
+            it.chunks,
+            it.min_change,
+            it.max_change,
+            it.mean_change,
+            [
+                ChangedCell(index, str(before), str(after))
+                for index, before, after in zip(
+                    it.first.indices.tolist(), it.first.before, it.first.after, strict=True
+                )
+            ],
+        )
+        for it in await repository.diff_values(start, end, paths=path)
+    ]
+    return ChangedValues(start, end, arrays)
+
+
 def _show_commit(document: CommitLine, console: Console) -> None:
     console.print(
         Text.assemble(
@@ -161,7 +233,32 @@ def _show_blamed(document: Blamed, console: Console) -> None:
     console.print(table)
 
 
+def _show_values(document: ChangedValues, console: Console) -> None:
+    if not document.arrays:
+        console.print("No values changed.")
+        return
+    table = make_table("ARRAY", "CHANGED", "OF", "SHARE", "MIN", "MEAN", "MAX", "FIRST")
+    for it in document.arrays:
+        sizes = (it.min_change, it.mean_change, it.max_change)
+        shown = [Text("" if size is None else f"{size:+.6g}") for size in sizes]
+        first = Text()
+        if it.first:
+            cell = it.first[0]
+            where = ", ".join(map(str, cell.index))
+            first = plain(f"[{where}] {cell.before} -> {cell.after}")
+        table.add_row(
+            plain(it.path),
+            Text(f"{it.changed:,}"),
+            Text(f"{it.cells:,}"),
+            Text(f"{it.share:.3%}"),
+            *shown,
+            first,
+        )
+    console.print(table)
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(streaming_command(watch, _show_commit))
     app.command()(repository_command(blame, _show_blamed))
+    app.command()(repository_command(diff_values, _show_values))

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.upkeep.copying.copy import CopyReport
     from icechunk_async.engine.upkeep.integrity.repair import RepairPlan
     from icechunk_async.engine.upkeep.integrity.report import VerifyReport
+    from icechunk_async.engine.versions.feed import Change
     from icechunk_async.session import AnySession as AsyncSession
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.credentials import AnyCredential
@@ -700,7 +701,44 @@ class Repository(Displayed):
     disabled_feature_flags = blocking(disabled_feature_flags_async)
     set_feature_flag = blocking(set_feature_flag_async)
 
-    # Undo and merge: additions to the official names
+    # Changes, undo and merge: additions to the official names
+
+    def changes(
+        self,
+        start: str,
+        end: str = "main",
+        *,
+        net: bool = True,
+        before: bool = False,
+        batch_size: int = 100_000,
+    ) -> Iterator[Change]:
+        """Iterate over everything that turns one snapshot into another, as columns.
+
+        Arguments, order, errors and cost are those of the native method.
+        """
+        return self.changes_async(start, end, net=net, before=before, batch_size=batch_size).begun()
+
+    def changes_async(
+        self,
+        start: str,
+        end: str = "main",
+        *,
+        net: bool = True,
+        before: bool = False,
+        batch_size: int = 100_000,
+    ) -> AsyncCloseableIterator[Change]:
+        """Iterate as `changes` does, in `async for` as well."""
+        return AsyncCloseableIterator(
+            self.handle.each(
+                lambda it: it.changes(start, end, net=net, before=before, batch_size=batch_size),
+                lambda change: change,
+            )
+        )
+
+    blame_async = asked(AsyncRepository.blame)
+    diff_values_async = asked(AsyncRepository.diff_values)
+    blame = blocking(blame_async)
+    diff_values = blocking(diff_values_async)
 
     revert_async = asked(AsyncRepository.revert)
     restore_async = asked(AsyncRepository.restore)

@@ -1,4 +1,4 @@
-"""`watch` and `blame` on the command line."""
+"""`watch`, `blame` and `diff-values` on the command line."""
 
 from __future__ import annotations
 
@@ -102,3 +102,21 @@ def test_blame_lists_commits_with_their_chunks(repository: Path, sample: Sample)
     assert sum(it["chunks"] for it in found["commits"]) > 0
     assert "CHUNKS" in run("blame", repository, path).stdout
     assert run("blame", repository, "nowhere").exit_code == 1
+
+
+def test_values_that_changed_are_counted(sample: Sample) -> None:
+    """A row for each array; with --json numbers; --path takes some of them."""
+    document = run("diff-values", sample.path, "v1", "main", "--json").json
+    assert (document["from_ref"], document["to_ref"]) == ("v1", "main")
+    assert document["arrays"]
+    for array in document["arrays"]:
+        assert 0 <= array["changed"] <= array["cells"]
+        assert len(array["first"]) == min(array["changed"], 10)
+    changed = next(it for it in document["arrays"] if it["changed"])
+    shown = run("diff-values", sample.path, "v1").stdout
+    assert changed["path"] in shown
+    assert f"{changed['changed']:,}" in shown
+    one = run("diff-values", sample.path, "v1", "--path", changed["path"], "--json").json
+    assert one["arrays"] == [changed]
+    assert run("diff-values", sample.path, "main", "main").stdout == "No values changed.\n"
+    assert run("diff-values", sample.path, "nobody").exit_code == 1

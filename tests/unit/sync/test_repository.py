@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import pickle
@@ -29,6 +30,7 @@ from icechunk_async.sync import (
     local_filesystem_storage,
 )
 from icechunk_async.sync.bridge import portal
+from icechunk_async.versions import ChunkChanges
 from icechunk_async_memory import MemoryStorage
 from tests.helpers import memory_url
 
@@ -237,3 +239,28 @@ def test_creating_and_opening_are_logged_at_debug_level(caplog: pytest.LogCaptur
     with Repository.create(memory_url()) as repository:
         repository.reopen().close()
     assert sum("opened repository" in it for it in caplog.messages) == 1
+
+
+def test_changes_are_told_to_blocking_callers() -> None:
+    """As columns, as values, and by the commit that wrote each chunk."""
+    with Repository.create(in_memory_storage()) as repository:
+        session = repository.writable_session("main")
+        array = zarr.create_array(session.store, name="a", data=np.ones(4), chunks=(2,))
+        begin = session.commit("ones")
+        session = repository.writable_session("main")
+        array = zarr.open_array(session.store, path="a")
+        array[2:] = 5
+        tip = session.commit("fives")
+        (chunks,) = repository.changes(begin)
+        assert isinstance(chunks, ChunkChanges)
+        assert (chunks.path, chunks.coords.tolist()) == ("/a", [[1]])
+        (values,) = repository.diff_values(begin, tip)
+        assert (values.changed, values.mean_change) == (2, 4.0)
+        found = repository.blame("a")
+        assert [str(found.commits[it].id) for it in found.written_by.tolist()] == [begin, tip]
+
+        async def same() -> int:
+            async with contextlib.aclosing(repository.changes_async(begin, tip)) as changes:
+                return len([it async for it in changes])
+
+        assert asyncio.run(same()) == 1
