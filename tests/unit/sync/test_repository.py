@@ -234,7 +234,7 @@ def test_creating_and_opening_are_logged_at_debug_level(caplog: pytest.LogCaptur
     caplog.set_level(logging.DEBUG, "icechunk_async")
     url = memory_url()
     with Repository.create(url, spec_version=1):
-        assert f"created repository {url!r}, format 1" in caplog.messages
+        assert f"created repository {url!r} of format version 1" in caplog.messages
         assert not any("opened" in it for it in caplog.messages)
     with Repository.create(memory_url()) as repository:
         repository.reopen().close()
