@@ -976,7 +976,8 @@ class Repository:
 
         Raises:
             NotFoundError, SnapshotNotFoundError: nothing has this name, or it was collected.
-            InvalidInputError: an array that changed has no regular chunk grid; or a path is none.
+            InvalidInputError: an array that changed has no regular chunk grid; or a path is not
+                valid.
             FormatError: a snapshot, a manifest or a chunk is damaged.
 
         Cost: that of `changes`, and both versions of each chunk that changed are read and decoded;
@@ -2225,7 +2226,7 @@ def _checked(paths: Collection[str] | None) -> list[str] | None:
     """Return paths in the form of the engine.
 
     Raises:
-        InvalidInputError: one of them is none.
+        InvalidInputError: one of them is not valid.
     """
     return None if paths is None else [check_path(path) for path in paths]
 

@@ -93,7 +93,7 @@ class _Pair(NamedTuple):
 
 @dataclass(slots=True)
 class _Tally:
-    """What is known so far about the changed cells of one array."""
+    """The changed cells of one array that were found so far."""
 
     pair: _Pair
     chunks: int = 0

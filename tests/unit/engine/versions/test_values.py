@@ -180,7 +180,7 @@ async def test_a_moved_array_is_compared_with_what_it_was() -> None:
 
 
 async def test_only_the_paths_that_were_asked_for_are_read() -> None:
-    """An array, or all below a group; a path that is none is refused."""
+    """An array, or all below a group; a path that is not valid is refused."""
     async with Repository.create(memory_url()) as repository:
         session = await repository.writable_session("main")
         for name in ("g/a", "g/b", "gh"):
