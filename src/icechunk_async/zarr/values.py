@@ -193,14 +193,19 @@ async def _open_both(
     """Open an array on both sides; None if its values cannot be compared cell by cell."""
     _check_grid(before, old_path)
     _check_grid(after, path)
-    old = await za.open_array(store=before.store, path=old_path.strip("/"), mode="r")
-    new = await za.open_array(store=after.store, path=path.strip("/"), mode="r")
+    old, new = await gather(_open(before, old_path), _open(after, path))
     comparable = old.dtype == new.dtype or (
         old.dtype.kind in _NUMBERS and new.dtype.kind in _NUMBERS
     )
     if old.ndim != new.ndim or not comparable:
         return None
     return _Pair(path, old, new, coords)
+
+
+async def _open(session: Session, path: str) -> AsyncArray[Any]:
+    return await za.open_array(  # pyright: ignore[reportUnknownMemberType]
+        store=session.store, path=path.strip("/"), mode="r"
+    )
 
 
 async def _cells(pair: _Pair) -> AsyncGenerator[CellChanges]:
@@ -251,11 +256,11 @@ def _check_grid(session: Session, path: str) -> None:
 
 def _equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Compare values; NaN and NaT are equal to themselves."""
-    same: npt.NDArray[np.bool_] = np.asarray(one == other)
+    same = np.asarray(one == other, np.bool_)
     if one.dtype.kind in "fc" and other.dtype.kind in "fc":
-        same |= np.isnan(one) & np.isnan(other)
-    elif one.dtype.kind in "mM":
-        same |= np.isnat(one) & np.isnat(other)
+        return same | (np.isnan(one) & np.isnan(other))
+    if one.dtype.kind in "mM":
+        return same | (np.isnat(one) & np.isnat(other))
     return same
 
 
