@@ -2017,8 +2017,8 @@ class Repository:
             What was looked at, what is damaged, and what was not looked at. Damage raises nothing.
 
         Raises:
-            InvalidInputError: an argument makes no sense, or the file holds the state of a run with
-                other arguments.
+            InvalidInputError: an argument makes no sense, or the file cannot be written, or holds
+                something else or the state of a run with other arguments.
             NotFoundError: a ref does not exist.
             StorageError: the storage failed; the state is kept.
 
@@ -2151,9 +2151,9 @@ class Repository:
             NotFoundError: one of ``refs`` is neither a branch nor a tag, or one of ``paths`` is at
                 the tip of none of them; ``context["near"]`` has paths that are like it. Nothing was
                 written.
-            InvalidInputError: ``as_zarr`` was given with ``since``, ``shallow``,
-                ``discard_changes`` or several ``refs``; or no container can name this place;
-                nothing was written.
+            InvalidInputError: the destination is this repository itself; ``as_zarr`` was given
+                with ``since``, ``shallow``, ``discard_changes`` or several ``refs``; or no
+                container can name this place; nothing was written.
             VirtualChunkError: with ``as_zarr``: a virtual chunk cannot be read.
             ConflictError: another writer changed the copy meanwhile, or garbage collection outruns
                 the copy; the destination shows what it did before.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -125,3 +127,52 @@ async def test_copy_is_brought_up_to_date_with_commits_of_the_official_engine(
         if path.is_file() and path.name != "state.json":
             theirs = tmp_path / "origin" / path.relative_to(tmp_path / "copy")
             assert theirs.read_bytes() == path.read_bytes()
+
+
+_COPIES, _COMMITS = 4, 10
+"""Two collections in the time of a copy, which may lose the state that it copies three times."""
+
+
+@pytest.mark.parametrize("spec", [1, 2])
+async def test_copies_beside_an_official_writer_and_collector_are_whole(
+    tmp_path: Path, spec: int
+) -> None:
+    """It commits, expires and collects between and during copies; each copy shows a state whole."""
+    place = icechunk.local_filesystem_storage(f"{tmp_path}/origin")
+    origin = icechunk.Repository.create(place, spec_version=spec)
+    session = origin.writable_session("main")
+    zarr.group(session.store).create_array("x", shape=(20,), chunks=(1,), dtype="i4")
+    session.commit("array")
+    allowed, done = threading.Semaphore(0), threading.Semaphore(0)
+
+    def work() -> None:
+        theirs = icechunk.Repository.open(place)
+        for number in range(1, _COMMITS * _COPIES + 1):
+            allowed.acquire()
+            session = theirs.writable_session("main")
+            zarr.open_array(session.store, path="x")[number % 20] = number
+            session.commit(f"{number}")
+            if number % 5 == 0:
+                line = list(theirs.ancestry(branch="main"))
+                theirs.expire_snapshots(line[3].written_at)
+                theirs.garbage_collect(line[0].written_at)
+            done.release()
+
+    writer = asyncio.create_task(asyncio.to_thread(work))
+    target = tmp_path / "copy"
+    for copied in range(_COPIES):
+        allowed.release(_COMMITS)
+        async with Repository.open(f"file://{tmp_path}/origin") as repository:
+            await repository.copy_to(f"file://{target}")
+        copy = icechunk.Repository.open(icechunk.local_filesystem_storage(str(target)))
+        tip, *older = list(copy.ancestry(branch="main"))[:-1]
+        assert int(tip.message.replace("array", "0")) >= copied * _COMMITS
+        for it in (tip, *older):
+            store = copy.readonly_session(snapshot_id=it.id).store
+            values = zarr.open_array(store, path="x", mode="r")[:]
+            assert values.max() == int(it.message.replace("array", "0"))
+        for _ in range(_COMMITS):
+            await asyncio.to_thread(done.acquire)
+    await writer
+    async with Repository.open(f"file://{target}") as repository:
+        assert (await repository.check_references()).is_whole

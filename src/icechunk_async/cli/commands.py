@@ -93,15 +93,25 @@ def parse_time(text: str) -> datetime:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
-def parse_time_or_age(text: str) -> datetime:
+def parse_time_or_age(text: str, *also: str) -> datetime:
     """Read an ISO 8601 time, or an age such as ``90d``, ``12h``, ``30m`` or ``2w``.
+
+    Args:
+        text: the time or age.
+        also: other forms that the text could have had, for the message.
 
     Raises:
         typer.BadParameter: it is neither.
     """
     age = fullmatch(r"(\d{1,9})([mhdw])", text)
     if age is None:
-        return parse_time(text)
+        try:
+            return parse_time(text)
+        except typer.BadParameter:
+            forms = "an age such as 90d or 12h", "an ISO 8601 time such as 2026-01-31T12:00+01:00"
+            raise typer.BadParameter(
+                f"{text!r} is none of these: {', '.join((*forms, *also))}"
+            ) from None
     now = clock.from_us(clock.now_us())
     try:
         return now - timedelta(**{_UNITS[age[2]]: int(age[1])})

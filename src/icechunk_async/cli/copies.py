@@ -38,7 +38,7 @@ def _parse_since(text: str) -> object:
     try:
         return SnapshotId.parse(text)
     except InvalidInputError:
-        return parse_time_or_age(text)
+        return parse_time_or_age(text, "a snapshot id")
 
 
 _Destination = Annotated[

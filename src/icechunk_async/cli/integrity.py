@@ -156,9 +156,9 @@ async def verify(
     Exit code 0 if all that was looked at is healthy, 1 if something is damaged, 2 if it was not
     possible to look.
 
-    JSON keys: schema, url, spec_version, level, sample, seed, refs, counts (snapshots,
-    transaction_logs, manifests, chunks, chunk_objects, virtual_objects, virtual_not_authorized,
-    chunks_read, bytes_read), findings (each: kind, location, problem, level, detail, references,
+    JSON keys: schema, url, spec_version, level, sample, seed, refs, snapshots, transaction_logs,
+    manifests, chunks, chunk_objects, virtual_objects, virtual_not_authorized, chunks_read,
+    bytes_read, findings (each: kind, location, problem, level, detail, references,
     offset, length, array, coordinates), not_looked_at (each: what, count).
     """
     from icechunk_async import upkeep  # noqa: PLC0415  # slow to import

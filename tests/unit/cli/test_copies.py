@@ -27,6 +27,17 @@ def test_copy(sample: Sample, repository: Path, tmp_path: Path) -> None:
     assert "tag 'mine' was created" in " ".join(refused.stderr.split())
 
 
+def test_copy_to_itself_is_refused(sample: Sample, tmp_path: Path) -> None:
+    """It is no backup, and is not called up to date; nor is a copy that is copied to itself."""
+    target = tmp_path / "backup"
+    run("copy", sample.path, target)
+    for place in (sample.path, target):
+        for command in ("copy", "sync"):
+            refused = run(command, place, place)
+            assert refused.exit_code == 1
+            assert "is the repository that is to be copied" in " ".join(refused.stderr.split())
+
+
 def test_copy_of_a_part(sample: Sample, tmp_path: Path) -> None:
     """By name, and from a snapshot, a time or an age on."""
     part = tmp_path / "part"
@@ -39,6 +50,7 @@ def test_copy_of_a_part(sample: Sample, tmp_path: Path) -> None:
         assert [it["id"] for it in log] == [sample.tip, sample.first]
     wrong = run("copy", sample.path, tmp_path / "none", "--since", "yesterday")
     assert wrong.exit_code == 2
+    assert "none of these: an age such as 90d" in " ".join(wrong.stderr.replace("│", "").split())
     missing = run("copy", sample.path, tmp_path / "none", "--ref", "nope")
     assert missing.exit_code == 1
     assert "'nope'" in missing.stderr

@@ -58,6 +58,12 @@ def test_samples_and_states(repository: Path, tmp_path: Path) -> None:
     refused = run("verify", repository, "--state", state)
     assert refused.exit_code == 2
     assert "not the state of a verification" in " ".join(refused.stderr.split())
+    state.write_bytes(b"\xff\xfe")
+    assert run("verify", repository, "--state", state).exit_code == 2
+    for place in (tmp_path / "nowhere" / "state.json", tmp_path):
+        refused = run("verify", repository, "--state", place)
+        assert refused.exit_code == 2  # 1 would be damage
+        assert "cannot be kept at" in " ".join(refused.stderr.split())
 
 
 def test_repair_shows_its_plan_and_applies_it_when_told(

@@ -205,6 +205,7 @@ async def copy_repository(
         progress: told how many objects were looked at.
 
     Raises:
+        InvalidInputError: the destination is the source; nothing was written.
         RepositoryExistsError: the destination holds something that no copy put there, a
             copy of another repository, of another kind, or of branches, tags and paths that are
             not selected now, or the copy was committed to; nothing was written.
@@ -287,6 +288,10 @@ class _Copying:
             raise FormatError(
                 f"There are no references to copy at {self._source.description.url!r}."
             )
+        if there is not None and self._is_itself(state, there, found):
+            raise InvalidInputError(
+                f"{self._url!r} is the repository that is to be copied. Copy to another location."
+            )
         mark = Mark.decode(None if found is None else found.data)
         if there is not None and self._is_shown(state, there, mark):
             return self._report(there, there)
@@ -308,6 +313,17 @@ class _Copying:
             return None
         await self._show(plan.references, there)
         return self._report(plan.references, there)
+
+    def _is_itself(self, state: References, there: References, found: Retrieved | None) -> bool:
+        """Return whether source and destination are one place.
+
+        Two services can have places of one name. They are told apart by their options, or since
+        only a copy has a note of copies.
+        """
+        ours, theirs = self._source.description, self._destination.description
+        if ours.url != theirs.url or state.sums != there.sums:
+            return False
+        return found is None or ours.options == theirs.options
 
     def _is_shown(self, state: References, there: References, mark: Mark) -> bool:
         """Return whether the destination shows this state of the source."""

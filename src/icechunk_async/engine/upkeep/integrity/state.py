@@ -80,16 +80,33 @@ class StateFile:
         self._path = Path(path)
 
     async def load(self) -> VerifyState | None:
-        """Return the state that was saved; None without a file."""
+        """Return the state that was saved; None without a file.
+
+        Raises:
+            InvalidInputError: the file holds something else, or there can be no file here.
+        """
 
         def read() -> str | None:
-            return self._path.read_text(encoding="utf-8") if self._path.exists() else None
+            if self._path.exists():
+                return self._path.read_text(encoding="utf-8")
+            if not self._path.parent.is_dir():
+                raise FileNotFoundError(f"there is no directory {str(self._path.parent)!r}")
+            return None
 
-        text = await anyio.to_thread.run_sync(read)
+        try:
+            text = await anyio.to_thread.run_sync(read)
+        except UnicodeDecodeError:
+            raise _foreign(str(self._path)) from None
+        except OSError as error:
+            raise self._unusable(error) from error
         return None if text is None else VerifyState.parse(text, str(self._path))
 
     async def save(self, state: VerifyState) -> None:
-        """Replace the file."""
+        """Replace the file.
+
+        Raises:
+            InvalidInputError: it cannot be written.
+        """
         text = state.text()
 
         def write() -> None:
@@ -97,7 +114,16 @@ class StateFile:
             beside.write_text(text, encoding="utf-8")
             beside.replace(self._path)
 
-        await anyio.to_thread.run_sync(write)
+        try:
+            await anyio.to_thread.run_sync(write)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> InvalidInputError:
+        return InvalidInputError(
+            f"The state of the verification cannot be kept at {str(self._path)!r}: {error}. Name "
+            "a file in a directory that can be written to."
+        )
 
     async def remove(self) -> None:
         """Remove the file: the run has ended."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from tests.unit.engine.upkeep.copying.copy_tools import Breaking, Busy, Counting
 from tests.unit.engine.upkeep.upkeep_tools import commit, littered, now, read_all
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from icechunk_async.storage import Storage
 
 BOTH = pytest.mark.parametrize("spec", [1, 2])
@@ -52,6 +55,37 @@ async def test_new_commits_cost_what_they_added_whatever_the_history() -> None:
         async with Repository.open(destination) as copy:
             theirs = [str(it) async for it in copy.ops_log()]
         assert theirs == [str(it) async for it in repository.ops_log()]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({}, {"discard_changes": True}, {"refs": ["main"]}, {"since": timedelta(days=30)}),
+        *({"paths": ["a"]}, {"shallow": True}, {"paths": ["a"], "shallow": True}),
+    ],
+    ids=str,
+)
+async def test_a_sync_of_an_unchanged_repository_costs_at_most_five_requests(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Whatever was chosen, and an age that means another time each night; nothing is listed."""
+    async with Repository.create(tmp_path / "origin") as repository:
+        await commit(repository, 1, "one")
+        await commit(repository, 2, "two")
+    async with open_storage(memory_url()) as target, open_storage(tmp_path / "origin") as origin:
+        for night in range(3):
+            given = dict(options)
+            if "since" in given:
+                given["since"] = datetime.now(UTC) - given["since"]
+            ours, theirs = Counting(origin), Counting(target)
+            async with Repository.open(ours) as repository:
+                ours.requests.clear()
+                report = await repository.copy_to(theirs, **given)
+            requests = [*ours.requests, *theirs.requests]
+            if night:
+                assert report.objects_copied == 0
+                assert len(requests) <= 5
+                assert not [key for operation, key in requests if operation == "list_prefix"]
 
 
 async def test_a_commit_copies_its_chunks_and_no_others() -> None:
