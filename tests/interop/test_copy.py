@@ -169,7 +169,7 @@ async def test_copies_beside_an_official_writer_and_collector_are_whole(
         assert int(tip.message.replace("array", "0")) >= copied * _COMMITS
         for it in (tip, *older):
             store = copy.readonly_session(snapshot_id=it.id).store
-            values = zarr.open_array(store, path="x", mode="r")[:]
+            values = np.asarray(zarr.open_array(store, path="x", mode="r")[:])
             assert values.max() == int(it.message.replace("array", "0"))
         for _ in range(_COMMITS):
             await asyncio.to_thread(done.acquire)

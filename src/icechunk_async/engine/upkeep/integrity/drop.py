@@ -9,6 +9,7 @@ import numpy as np
 
 from icechunk_async.engine.commit.publisher import Publisher, SessionMode
 from icechunk_async.engine.tree.workspace import Workspace
+from icechunk_async.engine.upkeep.integrity.rebuild import coordinates_in
 from icechunk_async.errors import FormatError, InvalidInputError, ObjectNotFoundError
 from icechunk_async.format.ids import ChunkId, ManifestId
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind, VirtualChunk
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["Damage", "Drop", "commit_drop", "plan_drop"]
 
 _SHOWN: Final = 20
-_MOST_LOGGED: Final = 50_000_000
-"""Chunks of lost manifests that a transaction log lists; more than the official engine writes."""
 
 
 @dataclass(slots=True)
@@ -315,16 +314,5 @@ def _touched(drop: Drop) -> dict[str, npt.NDArray[np.uint32]]:
     for path, boxes in drop.boxes.items():
         array = drop.base.nodes[path].array
         assert array is not None
-        for box in boxes:
-            clipped = [(a, min(b, size)) for (a, b), size in zip(box, array.grid, strict=True)]
-            if np.prod([max(b - a, 0) for a, b in clipped], dtype=float) > _MOST_LOGGED:
-                raise InvalidInputError(
-                    f"A lost manifest of {path!r} covers more than {_MOST_LOGGED} chunks, too many "
-                    "for one commit. Reset the branch to an earlier snapshot instead.",
-                    path=path,
-                )
-            sizes = [max(b - a, 0) for a, b in clipped]
-            rows = np.indices(sizes, np.uint32).reshape(len(sizes), int(np.prod(sizes))).T
-            starts = np.array([a for a, _ in clipped], np.uint32)
-            found.setdefault(path, []).append(rows + starts)
+        found.setdefault(path, []).extend(coordinates_in(it, array.grid, path) for it in boxes)
     return {path: unique_coordinates(np.concatenate(parts)) for path, parts in found.items()}

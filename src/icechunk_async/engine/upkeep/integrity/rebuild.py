@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.manifest.row_index import rows_in
 from icechunk_async.format.transaction_log import Move, TransactionLog, unique_coordinates
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.format.ids import NodeId, SnapshotId
+    from icechunk_async.format.manifest.refs import Extents
     from icechunk_async.format.snapshot import Node, Snapshot
 
-__all__ = ["rebuilt_log"]
+__all__ = ["coordinates_in", "rebuilt_log"]
+
+_MOST_LOGGED: Final = 50_000_000
+"""Chunks of lost manifests that a transaction log lists; more than the official engine writes."""
 
 
 async def rebuilt_log(
@@ -25,12 +32,14 @@ async def rebuilt_log(
 ) -> TransactionLog:
     """Return the net change of a commit.
 
-    The log that was lost may have listed more: chunks that were set to what they were before. If
+    The log that was lost may have listed more: chunks that were set to what they were before. Where
+    a manifest is lost as well, all chunks count as changed that it may have held. If
     the snapshot got another parent by expiration, this lists the changes since that parent, and
     rebasing over it sees too many conflicts and never too few.
 
     Raises:
-        SnapshotNotFoundError, FormatError: a snapshot or manifest cannot be read.
+        SnapshotNotFoundError, FormatError: a snapshot cannot be read.
+        InvalidInputError: a lost manifest may have held too many chunks.
 
     Cost: both snapshots, and the manifests that only one of them uses.
     """
@@ -84,19 +93,45 @@ async def _touched(
     rank = len(new.array.dimensions)
     known = {it.manifest_id for it in old.array.manifests} if old and old.array else set[Any]()
     shared = known & {it.manifest_id for it in new.array.manifests}
-    there = await _refs(assets, new, after, shared, rank)
+    grid = new.array.grid
+    there, lost = await _refs(assets, new, after, shared)
+    unknown = [coordinates_in(it, grid, new.path) for it in lost]
     if old is None or old.array is None or before is None:
-        return there.coords
-    was = await _refs(assets, old, before, shared, rank)
+        return unique_coordinates(np.concatenate([there.coords, *unknown]))
+    was, lost = await _refs(assets, old, before, shared)
     if was.rank != rank:
-        return there.coords
+        return unique_coordinates(np.concatenate([there.coords, *unknown]))
+    unknown += [coordinates_in(it, grid, new.path) for it in lost]
     same = rows_in(there.coords, was.coords)
     one, two = there.take(same), was.take(rows_in(was.coords, there.coords))
     differs = _differing(one, two)
     gone = was.coords[~rows_in(was.coords, there.coords)]
-    gone = gone[(gone < np.array(new.array.grid, np.int64)).all(axis=1)] if rank else gone
-    parts = [there.coords[~same], one.coords[differs], gone]
+    gone = gone[(gone < np.array(grid, np.int64)).all(axis=1)] if rank else gone
+    parts = [there.coords[~same], one.coords[differs], gone, *unknown]
     return unique_coordinates(np.concatenate(parts))
+
+
+def coordinates_in(extents: Extents, grid: Sequence[int], path: str) -> npt.NDArray[np.uint32]:
+    """Return the coordinates of all chunks that a lost manifest of an array may have held.
+
+    Args:
+        extents: the first and the end of its coordinates, by axis.
+        grid: the number of chunks of the array, by axis.
+        path: of the array, for the message.
+
+    Raises:
+        InvalidInputError: there are too many for a transaction log.
+    """
+    clipped = [(a, min(b, size)) for (a, b), size in zip(extents, grid, strict=True)]
+    sizes = [max(b - a, 0) for a, b in clipped]
+    if np.prod(sizes, dtype=float) > _MOST_LOGGED:
+        raise InvalidInputError(
+            f"A lost manifest of {path!r} covers more than {_MOST_LOGGED} chunks, too many "
+            "for one commit. Reset the branch to an earlier snapshot instead.",
+            path=path,
+        )
+    rows = np.indices(sizes, np.uint32).reshape(len(sizes), int(np.prod(sizes))).T
+    return rows + np.array([a for a, _ in clipped], np.uint32)
 
 
 def _differing(one: ChunkRefs, two: ChunkRefs) -> npt.NDArray[np.bool_]:
@@ -114,16 +149,24 @@ def _differing(one: ChunkRefs, two: ChunkRefs) -> npt.NDArray[np.bool_]:
 
 
 async def _refs(
-    assets: Assets, node: Node, snapshot: Snapshot, shared: set[Any], rank: int
-) -> ChunkRefs:
-    """Return the references of an array in manifests that are not shared, in their order."""
+    assets: Assets, node: Node, snapshot: Snapshot, shared: set[Any]
+) -> tuple[ChunkRefs, list[Extents]]:
+    """Return the references of an array in manifests that are not shared, in their order.
+
+    Manifests that cannot be read are returned as their extents.
+    """
     assert node.array is not None
+    rank = len(node.array.dimensions)
     parts = [ChunkRefs.empty(rank)]
+    lost: list[Extents] = []
     for ref in node.array.manifests:
         if ref.manifest_id not in shared:
             info = snapshot.manifests.get(ref.manifest_id)
-            manifest = await assets.manifests.read(
-                ref.manifest_id, 0 if info is None else info.size_bytes
-            )
-            parts.append(manifest.refs(node.id, rank))
-    return ChunkRefs.concat(parts).sort()
+            size_bytes = 0 if info is None else info.size_bytes
+            try:
+                manifest = await assets.manifests.read(ref.manifest_id, size_bytes)
+            except FormatError:
+                lost.append(ref.extents)
+            else:
+                parts.append(manifest.refs(node.id, rank))
+    return ChunkRefs.concat(parts).sort(), lost

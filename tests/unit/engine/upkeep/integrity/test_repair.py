@@ -121,6 +121,34 @@ async def test_rebuilt_log_is_that_of_the_commit(spec: int) -> None:
     assert compared > 2
 
 
+@pytest.mark.parametrize("lost", ["new", "old", "both"])
+@pytest.mark.parametrize("spec", [1, 2])
+async def test_log_of_a_commit_whose_manifest_is_lost_names_all_that_may_have_changed(
+    spec: int, lost: str
+) -> None:
+    """Of the commit or of the one before: a diff shows more than was changed, and never less."""
+    url, line = await littered(spec)
+    async with Repository.open(url) as repository, open_storage(url) as storage:
+        tip, parent = line[-1], line[-2]
+        own = {it.id for it in await repository.list_manifest_files(tip)}
+        before = {it.id for it in await repository.list_manifest_files(parent)}
+        assert not own & before
+        was = await repository.diff(from_snapshot_id=parent, to_snapshot_id=tip)
+        gone = {"new": own, "old": before, "both": own | before}[lost]
+        doomed = [f"transactions/{tip}", *(f"manifests/{it}" for it in gone)]
+        for key in doomed:
+            await storage.put(key, b"damaged")
+    async with Repository.open(url) as repository:
+        plan = await repository.plan_repair(await repository.verify("length"))
+        assert plan.unrepairable == ()
+        await plan.apply()
+        diff = await repository.diff(from_snapshot_id=parent, to_snapshot_id=tip)
+        assert diff.updated_chunks.keys() == was.updated_chunks.keys() == {"/a"}
+        shown = {*map(tuple, diff.updated_chunks["/a"].tolist())}
+        assert shown >= {*map(tuple, was.updated_chunks["/a"].tolist())}
+        await sound(repository, "length")
+
+
 @pytest.mark.parametrize("spec", [1, 2])
 async def test_lost_chunks_read_as_missing_and_history_is_left_alone(spec: int) -> None:
     """The commit drops one reference, on the branches that have it."""
