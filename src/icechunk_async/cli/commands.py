@@ -110,7 +110,7 @@ def parse_time_or_age(text: str, *also: str) -> datetime:
         except typer.BadParameter:
             forms = "an age such as 90d or 12h", "an ISO 8601 time such as 2026-01-31T12:00+01:00"
             raise typer.BadParameter(
-                f"{text!r} is none of these: {', '.join((*forms, *also))}"
+                f"{text!r} is neither {' nor '.join((*forms, *also))}"
             ) from None
     now = clock.from_us(clock.now_us())
     try:

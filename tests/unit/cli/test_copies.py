@@ -50,7 +50,7 @@ def test_copy_of_a_part(sample: Sample, tmp_path: Path) -> None:
         assert [it["id"] for it in log] == [sample.tip, sample.first]
     wrong = run("copy", sample.path, tmp_path / "none", "--since", "yesterday")
     assert wrong.exit_code == 2
-    assert "none of these: an age such as 90d" in " ".join(wrong.stderr.replace("│", "").split())
+    assert "neither an age such as 90d" in " ".join(wrong.stderr.replace("│", "").split())
     missing = run("copy", sample.path, tmp_path / "none", "--ref", "nope")
     assert missing.exit_code == 1
     assert "'nope'" in missing.stderr

@@ -68,7 +68,7 @@ async def test_new_commits_cost_what_they_added_whatever_the_history() -> None:
 async def test_a_sync_of_an_unchanged_repository_costs_at_most_five_requests(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """Whatever was chosen, and an age that means another time each night; nothing is listed."""
+    """Of all kinds of copies, also by an age that is another time each night; nothing is listed."""
     async with Repository.create(tmp_path / "origin") as repository:
         await commit(repository, 1, "one")
         await commit(repository, 2, "two")
