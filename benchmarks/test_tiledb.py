@@ -1,0 +1,124 @@
+"""Read TileDB arrays where they are.
+
+Beside TileDB's own library, on arrays that it wrote on the local disk; both open the array in each
+turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from icechunk_async.tiledb import open_array
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.contest import Contest
+
+theirs: Any = pytest.importorskip("tiledb", reason="the peer, TileDB-Py, is not installed")
+# TileDB-Py itself uses what others have deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def _filters(name: str) -> Any:
+    found = {
+        "none": [],
+        "byteshuffle and zstd": [theirs.ByteShuffleFilter(), theirs.ZstdFilter(level=3)],
+    }
+    return theirs.FilterList(found[name])
+
+
+def _dense(url: str, size: int, filters: str) -> None:
+    """Write a square of tiles of 1 MB."""
+    dims = [
+        theirs.Dim(name, domain=(0, size - 1), tile=min(size, 512), dtype="int32") for name in "yx"
+    ]
+    attribute = theirs.Attr("a", dtype="f4", filters=_filters(filters))
+    theirs.Array.create(url, theirs.ArraySchema(theirs.Domain(*dims), [attribute]))
+    y, x = np.mgrid[0:size, 0:size]
+    with theirs.open(url, "w") as array:
+        array[:] = (np.sin(y / 50) * np.cos(x / 70) * 100).round(1).astype("f4")
+
+
+@pytest.mark.parametrize("filters", ["none", "byteshuffle and zstd"])
+def test_read_dense(contest: Contest, tmp_path: Path, filters: str) -> None:
+    """All of an array of one fragment."""
+    url, size = str(tmp_path / "dense"), contest.pick(64, 4096)
+    _dense(url, size, filters)
+
+    async def ours() -> None:
+        async with open_array(url) as array:
+            assert (await array.read())["a"].shape == (size, size)
+
+    def peer() -> None:
+        with theirs.open(url) as array:
+            assert array[:]["a"].shape == (size, size)
+
+    with asyncio.Runner() as runner:
+        contest.race(
+            f"read a dense array of 64 MB, filters: {filters}",
+            {"ours": lambda: runner.run(ours()), "tiledb": peer},
+            targets={"tiledb": 0.5},
+        )
+
+
+def test_scan_sparse(contest: Contest, tmp_path: Path) -> None:
+    """A hundredth of the rows, by a range of one coordinate, as a table."""
+    url, count = str(tmp_path / "sparse"), contest.pick(1000, 2_000_000)
+    dims = [theirs.Dim(name, domain=(0, 999_999), tile=1000, dtype="int64") for name in "yx"]
+    attribute = theirs.Attr("v", dtype="f8", filters=_filters("byteshuffle and zstd"))
+    schema = theirs.ArraySchema(theirs.Domain(*dims), [attribute], sparse=True, capacity=10_000)
+    theirs.Array.create(url, schema)
+    cells = np.random.default_rng(1).choice(10**12, count, replace=False)
+    with theirs.open(url, "w") as array:
+        array[cells // 10**6, cells % 10**6] = np.arange(count, dtype="f8")
+    low, high = 500_000, 510_000
+    expected = int(((cells // 10**6 >= low) & (cells // 10**6 < high)).sum())
+
+    async def ours() -> None:
+        async with open_array(url) as array:
+            scan = await array.scan(filters=[("y", ">=", low), ("y", "<", high)])
+            assert (await scan.to_table()).num_rows == expected
+
+    def peer() -> None:
+        with theirs.open(url) as array:
+            found = array.query(return_arrow=True, order="U").df[low : high - 1, :]
+            assert found.num_rows == expected
+
+    with asyncio.Runner() as runner:
+        contest.race(
+            "scan 20,000 of 2,000,000 cells of a sparse array by a coordinate",
+            {"ours": lambda: runner.run(ours()), "tiledb": peer},
+        )
+
+
+@pytest.mark.parametrize("count", [1, 100, 10_000])
+def test_open(contest: Contest, tmp_path: Path, count: int) -> None:
+    """An array of many fragments, none consolidated."""
+    if count > 100 and contest.size != "huge":
+        pytest.skip("ten thousand fragments take minutes to write: use --size huge")
+    url, made = str(tmp_path / "fragments"), contest.pick(min(count, 3), count)
+    dim = theirs.Dim("x", domain=(0, 100 * made - 1), tile=100, dtype="int32")
+    schema = theirs.ArraySchema(theirs.Domain(dim), [theirs.Attr("a", dtype="i4")])
+    theirs.Array.create(url, schema)
+    for number in range(made):
+        with theirs.open(url, "w", timestamp=number + 1) as array:
+            array[number * 100 : (number + 1) * 100] = np.arange(100, dtype="i4")
+
+    async def ours() -> None:
+        async with open_array(url) as array:
+            assert len(array.fragments) == made
+
+    def peer() -> None:
+        with theirs.open(url) as array:
+            assert array.nonempty_domain() is not None
+
+    with asyncio.Runner() as runner:
+        contest.race(
+            f"open an array of {count:,} fragments",
+            {"ours": lambda: runner.run(ours()), "tiledb": peer},
+        )
