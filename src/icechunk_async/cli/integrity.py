@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,6 +16,7 @@ from rich.text import Text
 from icechunk_async.cli.commands import Authorize, repository_command, url_command
 from icechunk_async.cli.console import REMOVED, make_table, plain, showing_progress
 from icechunk_async.cli.targets import find_target
+from icechunk_async.errors import FormatError, RepositoryNotFoundError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -113,6 +115,7 @@ _Moved = Annotated[
         help="Virtual sources moved from one URL prefix to another. May be repeated.",
     ),
 ]
+_NO_BACKUP = "No copy of it can be read either. Restore the repository from a backup."
 _Apply = Annotated[bool, typer.Option("--apply", help="Carry the plan out. Default: show it.")]
 
 
@@ -248,7 +251,13 @@ async def repair(
     access = dict.fromkeys(authorize or ())
     given = None if report is None else await anyio.to_thread.run_sync(_read_report, report)
     opened = Repository.open(url, storage_options=options, authorize_virtual_chunk_access=access)
-    async with opened as repository:
+    async with AsyncExitStack() as stack:
+        try:
+            repository = await stack.enter_async_context(opened)
+        except (RepositoryNotFoundError, FormatError):
+            report_of_it = await upkeep.verify(url, "structure", storage_options=options)
+            left = [f"{it.detail} {_NO_BACKUP}" for it in report_of_it.findings]
+            return Repaired(applied=False, steps=[], unrepairable=left)
         with showing_progress() as progress:
             found = given or await repository.verify(level, progress=progress)
             plan = await repository.plan_repair(found, branches=branch, moved=pairs)
@@ -288,8 +297,12 @@ def _show_repaired(document: Repaired, console: Console) -> None:
         text = Text.assemble(("Not repairable: ", REMOVED), plain(left))
         console.print(text, soft_wrap=True)
     count = len(document.steps)
+    restores = any(it.action == "restore repo" for it in document.steps)
     if not count:
-        console.print("There is nothing to repair.")
+        if not document.unrepairable:
+            console.print("There is nothing to repair.")
+    elif document.applied and restores:
+        console.print(f"{count:,} step(s) done. Repair again: the rest can be looked at now.")
     elif document.applied:
         console.print(f"{count:,} step(s) done. Verify the branches now, with --tips-only.")
     else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from icechunk_async.upkeep import VerifyReport
 from tests.unit.cli.conftest import run
 
@@ -96,5 +98,27 @@ def test_repair_restores_the_repo_object(repository: Path) -> None:
     shown = run("repair", repository).stdout
     assert "restore repo repo: from 'overwritten/repo." in shown
     assert not (repository / "repo").exists()
-    assert run("repair", repository, "--apply").exit_code == 0
+    done = run("repair", repository, "--apply")
+    assert done.exit_code == 0
+    assert "1 step(s) done. Repair again" in done.stdout
     assert run("verify", repository).exit_code == 0
+
+
+@pytest.mark.parametrize("left", [None, b"damaged"])
+def test_repair_without_a_backup_of_the_repo_object_says_so(
+    repository: Path, left: bytes | None
+) -> None:
+    """It does not advise to create a repository where one was; a place without one is refused."""
+    for it in (repository / "overwritten").iterdir():
+        it.unlink()
+    (repository / "repo").unlink()
+    if left is not None:
+        (repository / "repo").write_bytes(left)
+    done = run("repair", repository, "--apply")
+    assert done.exit_code == 1
+    assert "Not repairable" in done.stdout
+    assert "Restore the repository from a backup." in " ".join(done.stdout.split())
+    assert "nothing to repair" not in done.stdout
+    missing = run("repair", repository / "nowhere", "--apply")
+    assert (missing.exit_code, missing.stdout) == (1, "")
+    assert "There is no Icechunk repository" in " ".join(missing.stderr.split())

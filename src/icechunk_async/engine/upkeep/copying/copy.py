@@ -434,7 +434,7 @@ class _Copying:
             raise RepositoryExistsError(
                 f"{begin}it was changed after the last copy: {'; '.join(changes[:_NAMED_AT_MOST])}"
                 f"{more}. Copy to an empty location, or undo these changes and lose what they "
-                "brought with discard_changes=True (--discard-changes).",
+                "brought with discard_changes=True (sync --discard-changes).",
                 url=self._url,
                 changes=changes,
             )
@@ -443,7 +443,7 @@ class _Copying:
             raise RepositoryExistsError(
                 f"{begin}it holds the branches and tags {held}, and fewer were selected. Select "
                 "these as well, copy to an empty location, or drop what was not selected with "
-                "discard_changes=True (--discard-changes).",
+                "discard_changes=True (sync --discard-changes).",
                 url=self._url,
             )
         paths = mark.derivation.get("paths")
@@ -452,7 +452,7 @@ class _Copying:
             raise RepositoryExistsError(
                 f"{begin}it holds {held}, and others were chosen, so every snapshot would be "
                 "another one. Choose the same, copy to an empty location, or replace all of its "
-                "history with discard_changes=True (--discard-changes).",
+                "history with discard_changes=True (sync --discard-changes).",
                 url=self._url,
             )
         if changes:
