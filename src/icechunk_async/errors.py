@@ -58,6 +58,7 @@
     │   └── MergeConflictError           what is to be merged clashes with the branch
     ├── ChunksCollectedError             garbage collection deleted what a session wrote
     ├── StreamPositionLostError          the history no longer holds the stream's position
+    ├── StreamSchemaChangedError         a commit changed the columns of a stream's table
     ├── CheckpointLostError              a stream counts its batches anew under an old name
     ├── ReadOnlyError
     │   └── RepositoryReadOnlyError
@@ -505,6 +506,16 @@ class StreamPositionLostError(IcechunkError):
     """
 
     kind = "stream-position-lost"
+
+
+class StreamSchemaChangedError(IcechunkError):
+    """A stream stopped at a commit that changed the columns of its table.
+
+    ``context`` holds ``snapshot_id``, the commit, or None if the query itself asks for other
+    columns than before. No row of it was read.
+    """
+
+    kind = "stream-schema-changed"
 
 
 class CheckpointLostError(IcechunkError):

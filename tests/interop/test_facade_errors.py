@@ -92,6 +92,7 @@ OF_SPARK = {
     errors.UnsortedCoordinatesError,
     errors.IngestError,
     errors.StreamPositionLostError,
+    errors.StreamSchemaChangedError,
     errors.CheckpointLostError,
 }
 """Nothing that the official engine does can raise these, and it has no code for them."""

@@ -322,6 +322,13 @@ OPTIONS: Final = (
         "appended",
     ),
     Option(
+        "schema-change",
+        _STREAM,
+        "where a commit changed the columns of the table: `fail`, or continue with the `latest`",
+        _one_of("fail", "latest"),
+        "fail",
+    ),
+    Option(
         "append-dim",
         _WRITING,
         'with `mode("append")`: the dimension to append along; else use `mode("overwrite")`',
@@ -603,6 +610,7 @@ class StreamOptions:
             `earliest` or `latest`.
         max_commits: the most commits of one batch; None for no limit.
         every_change: also return rows that a commit changed or removed.
+        any_schema: continue with the columns of the query over commits that have others.
     """
 
     read: ReadOptions
@@ -610,6 +618,7 @@ class StreamOptions:
     starting: str
     max_commits: int | None
     every_change: bool
+    any_schema: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
@@ -627,6 +636,7 @@ class StreamOptions:
             starting=given["starting-snapshot"],
             max_commits=given["max-commits-per-trigger"],
             every_change=given["changes"] == "all",
+            any_schema=given["schema-change"] == "latest",
         )
 
 

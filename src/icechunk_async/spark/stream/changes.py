@@ -7,15 +7,20 @@ values, and compare them with the parent where the log is not enough.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from icechunk_async.errors import NodeNotFoundError
+from icechunk_async.errors import (
+    InvalidInputError,
+    NodeNotFoundError,
+    StreamSchemaChangedError,
+)
 from icechunk_async.format.manifest.row_index import rows_in
 from icechunk_async.spark.grid.boxes import (
     boxes_of_cells,
@@ -38,7 +43,14 @@ from icechunk_async.spark.read.chunks import (
     loading,
     rows_of,
 )
-from icechunk_async.spark.read.reader import LOAD_BYTES, IcechunkReader, Part, grid_of, width_of
+from icechunk_async.spark.read.reader import (
+    LOAD_BYTES,
+    IcechunkReader,
+    Part,
+    arrow_schema,
+    grid_of,
+    width_of,
+)
 from icechunk_async.spark.read.table import (
     arrays_of,
     check_type,
@@ -80,6 +92,7 @@ __all__ = [
     "changed_rows",
     "chunk_parts",
     "row_parts",
+    "schema_changed",
 ]
 
 
@@ -148,8 +161,9 @@ class TableState:
         options: the request, pinned to the snapshot.
         dataset: the group.
         shape: its dimensions and columns.
-        columns: the columns to return.
+        columns: the columns to return; with any schema, those that there are.
         nodes: the nodes of its arrays, by name.
+        any_schema: whether other states of the table may have other columns.
     """
 
     options: ReadOptions
@@ -157,27 +171,39 @@ class TableState:
     shape: TableShape
     columns: tuple[Column, ...]
     nodes: Mapping[str, Node]
+    any_schema: bool = False
 
     @classmethod
-    def of(cls, options: ReadOptions, schema: pa.Schema) -> TableState | None:
+    def of(
+        cls, options: ReadOptions, schema: pa.Schema, *, any_schema: bool = False
+    ) -> TableState | None:
         """Return the table in a snapshot, or None if an array for some column is missing.
 
+        With any schema, None is returned if the arrays for all columns are missing.
+
         Raises:
-            InvalidInputError: a column is of another type than the schema says.
+            StreamSchemaChangedError: a column is of another type than the schema says.
         """
         try:
             dataset = open_group(options)
         except NodeNotFoundError:
             return None
         names = {str(it) for it in dataset.variables}
-        wanted = set(schema.names) - {str(it) for it in dataset.sizes}
+        dims = {str(it) for it in dataset.sizes}
+        wanted = set(schema.names) - dims
+        if any_schema and wanted & names:
+            given = tuple(it for it in options.arrays or () if it in names) or None
+            options = replace(options, arrays=given)
+            wanted &= names
         if not names or not wanted | set(options.arrays or ()) <= names:
             return None
         shape = table_shape(dataset, options.arrays, schema.names)
-        columns = tuple(shape.column(name) for name in schema.names)
+        known = {it.name for it in shape.columns}
+        columns = tuple(shape.column(it) for it in schema.names if it in known or not any_schema)
         for column in columns:
-            check_type(column, schema.field(column.name).type)
-        return cls(options, dataset, shape, columns, nodes_of(options))
+            if not any_schema:
+                _check_unchanged(column, schema.field(column.name).type, options)
+        return cls(options, dataset, shape, columns, nodes_of(options), any_schema)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -195,6 +221,27 @@ class TableState:
         if any(np.ndim(size) for size in stored or ()):
             return None
         return tuple(map(int, stored or variable.shape))
+
+
+def _check_unchanged(column: Column, wanted: pa.DataType, options: ReadOptions) -> None:
+    try:
+        check_type(column, wanted)
+    except InvalidInputError as error:
+        raise schema_changed(
+            f"In snapshot {options.snapshot_id} the column {column.name!r} is of the type "
+            f"{column.type}, and this query reads it as {wanted}.",
+            options.snapshot_id,
+        ) from error
+
+
+def schema_changed(why: str, snapshot_id: str | None) -> StreamSchemaChangedError:
+    """Return the error for a stream whose table has other columns than before."""
+    return StreamSchemaChangedError(
+        f"{why} No row of that was read. To continue with the columns of now, start the query "
+        "again with option('schema-change', 'latest'); to continue with those of before, name "
+        "them with schema(...) or the option 'arrays'.",
+        snapshot_id=snapshot_id,
+    )
 
 
 def row_parts(
@@ -216,7 +263,9 @@ def row_parts(
 
     Cost: reads coordinates that the commit touched, and no other array.
     """
-    kept = None if before is None or after is None else _kept(before, after, touched)
+    kept = None
+    if before is not None and after is not None:
+        kept = _kept(before, after, touched, commit)
     exact = kept if kept is not None and is_many(kept) else None
     parts: list[ChangePart] = []
     if after is not None:
@@ -255,20 +304,26 @@ def _parts(
         yield ChangePart(commit, kind, group, chunks=grid.chunks, kept=exact)
 
 
-def _kept(
-    before: TableState, after: TableState, touched: Mapping[str, npt.NDArray[np.uint32]]
-) -> Masks | None:
-    """Return masks of indices with unchanged coordinates; None if no row can match."""
+def _kept(before: TableState, after: TableState, touched: Touched, commit: Commit) -> Masks | None:
+    """Return masks of indices with unchanged coordinates; None if no row can match.
+
+    With any schema, rows stay at their place where a dimension gets coordinates, or other types.
+    """
     if before.shape.dims != after.shape.dims:
         return None
     masks: Masks = []
     for dim, old, new in zip(after.shape.dims, before.lengths, after.lengths, strict=True):
         common = min(old, new)
         columns = before.shape.column(dim), after.shape.column(dim)
-        if columns[0].variable != columns[1].variable or columns[0].type != columns[1].type:
-            return None
         mask = np.ones(common, np.bool_)
-        if columns[0].variable and (dim in touched or _is_rewritten(before, after, dim)):
+        if columns[0].variable != columns[1].variable or columns[0].type != columns[1].type:
+            if not after.any_schema:
+                raise schema_changed(
+                    f"Commit {commit.snapshot_id} gave the dimension {dim!r} other coordinates: "
+                    f"{_named(columns[0])} before, {_named(columns[1])} now.",
+                    commit.snapshot_id,
+                )
+        elif columns[0].variable and (dim in touched or _is_rewritten(before, after, dim)):
             values = [
                 dimension_values(state.dataset, column, (0, common), state.options)
                 for state, column in zip((before, after), columns, strict=True)
@@ -276,6 +331,10 @@ def _kept(
             mask = ~_differing(*values)
         masks.append(mask)
     return masks
+
+
+def _named(column: Column) -> str:
+    return f"values of {column.type}" if column.variable else "numbers from 0"
 
 
 def _candidates(
@@ -293,6 +352,8 @@ def _candidates(
     grid = after.grid()
     cells: list[npt.NDArray[np.int64]] = []
     for column in after.columns:
+        if column.name in dims and column != before.shape.column(column.name):
+            return limits  # only with any schema
         if not column.variable or column.name in dims:
             continue
         sizes = after.chunk_shape(column.name)
@@ -366,23 +427,26 @@ def _differing(old: pa.Array[Any], new: pa.Array[Any]) -> npt.NDArray[np.bool_]:
 
 
 def changed_rows(
-    part: ChangePart, options: ReadOptions, schema: StructType
+    part: ChangePart, options: ReadOptions, schema: StructType, *, any_schema: bool
 ) -> Iterator[pa.RecordBatch]:
     """Return the changed rows of a part; called in a task.
+
+    Columns that a snapshot does not have are null in its rows, with any schema.
 
     Memory: about 32 MiB of values at a time, twice that for rows that are compared.
     """
     commit = part.commit
     shown = commit.parent_id if part.kind == DELETED else commit.snapshot_id
     assert shown is not None  # only a parent can have deleted rows
-    new = IcechunkReader(options.pinned(shown), schema)
+    make = _AnyReader if any_schema else IcechunkReader
+    new = make(options.pinned(shown), schema)
     if part.kind != UPDATED and part.kept is None:
         yield from new.read(Part(part.boxes))
         return
     old = None
     if part.kind == UPDATED:
         assert commit.parent_id is not None  # only rows of a parent can be updated
-        old = IcechunkReader(options.pinned(commit.parent_id), schema)
+        old = make(options.pinned(commit.parent_id), schema)
     width = max(1, sum(width_of(it) for it in new.schema.types))
     for box in part.boxes:
         for piece in cut(box, part.chunks, max(1, LOAD_BYTES // width)):
@@ -396,7 +460,50 @@ def changed_rows(
             yield from rows.filter(pa.array(mask)).to_batches(options.batch_rows)
 
 
-def _piece(reader: IcechunkReader, piece: Box) -> pa.Table:
+class _AnyReader:
+    """A reader of the columns of a schema that a snapshot has; others are null."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        """Find the columns."""
+        self.schema = arrow_schema(schema)
+        state = TableState.of(options, self.schema, any_schema=True)
+        assert state is not None  # its rows were planned
+        types = {it.name: _readable(it, self.schema) for it in state.columns}
+        own = from_arrow_schema(pa.schema(list(types.items())), prefer_timestamp_ntz=True)
+        self._reader = IcechunkReader(state.options, own)
+
+    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+        """Return the rows of a partition."""
+        for batch in self._reader.read(part):
+            columns = [_column_of(batch, it.name, it.type) for it in self.schema]
+            yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def _readable(column: Column, schema: pa.Schema) -> pa.DataType:
+    wanted = schema.field(column.name).type
+    try:
+        check_type(column, wanted)
+    except InvalidInputError:
+        return column.type
+    return wanted
+
+
+def _column_of(batch: pa.RecordBatch, name: str, wanted: pa.DataType) -> pa.Array[Any]:
+    """Return a column as another type, rounded if that is of floating point, null if missing."""
+    if name not in batch.schema.names:
+        return pa.repeat(pa.scalar(None, wanted), batch.num_rows)
+    column = batch.column(name)
+    try:
+        return column.cast(wanted, safe=not pa.types.is_floating(wanted))
+    except pa.ArrowInvalid as error:
+        raise InvalidInputError(
+            f"The column {name!r} was {column.type} and is {wanted}, which cannot hold a value of "
+            f"an earlier commit: {error}. Begin a new query with a new checkpoint, after the "
+            "commit that changed it."
+        ) from error
+
+
+def _piece(reader: IcechunkReader | _AnyReader, piece: Box) -> pa.Table:
     return pa.Table.from_batches(reader.read(Part((piece,))), reader.schema)
 
 

@@ -1,7 +1,7 @@
 """The streaming source: commits of a branch as batches of rows or chunks.
 
-An offset is the id of a snapshot up to which everything was read. Spark stores offsets in
-checkpoints.
+An offset is the id of a snapshot up to which everything was read, with the columns of the table.
+Spark stores offsets in checkpoints, so that a query that starts again learns if it has others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from icechunk_async.errors import InvalidInputError, StreamPositionLostError
+from icechunk_async.errors import (
+    InvalidInputError,
+    NodeNotFoundError,
+    StreamPositionLostError,
+)
 from icechunk_async.spark.options import CHANGE_COLUMNS, EARLIEST, LATEST, StreamOptions
 from icechunk_async.spark.read.reader import Reading, arrow_schema
 from icechunk_async.spark.stream.changes import (
@@ -33,6 +37,7 @@ from icechunk_async.spark.stream.changes import (
     changed_rows,
     chunk_parts,
     row_parts,
+    schema_changed,
 )
 from icechunk_async.spark.stream.commits import commits_after, first_snapshot, tip_of
 
@@ -57,6 +62,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _KEY = "snapshot-id"
+_COLUMNS = "columns"
 
 
 def stream_schema(options: Mapping[str, str]) -> StructType:
@@ -102,6 +108,10 @@ class StreamReader(DataSourceStreamReader):
                 if not fields
                 else "The option 'where' selects rows, and does not go with the layout 'chunks'."
             )
+        self.columns: dict[str, str] | None = None
+        """Types of the columns of a table of rows; other tables always have the same."""
+        if options.read.layout == "rows":
+            self.columns = {it.name: str(it.type) for it in arrow_schema(self.table)}
         self.began: Offset | None = None
         """The tip at which a query began, until its first batch has an end."""
 
@@ -114,20 +124,67 @@ class StreamReader(DataSourceStreamReader):
         """
         starting, branch = self.options.starting, self.options.branch
         if starting == EARLIEST:
-            return {_KEY: self.options.read.repository.ask(lambda it: first_snapshot(it, branch))}
+            return self._offset(
+                self.options.read.repository.ask(lambda it: first_snapshot(it, branch))
+            )
         if starting == LATEST:
             self.began = self.tip()
             return self.began
-        return {_KEY: starting}
+        return self._offset(starting)
 
     def tip(self) -> Offset:
         """Return the offset of the branch's tip."""
-        return {_KEY: self.options.read.repository.ask(lambda it: tip_of(it, self.options.branch))}
+        branch = self.options.branch
+        return self._offset(self.options.read.repository.ask(lambda it: tip_of(it, branch)))
 
-    @staticmethod
-    def offset(commit: Commit) -> Offset:
+    def offset(self, commit: Commit) -> Offset:
         """Return the offset after a commit."""
-        return {_KEY: commit.snapshot_id}
+        return self._offset(commit.snapshot_id)
+
+    def _offset(self, snapshot_id: str) -> Offset:
+        found: Offset = {_KEY: snapshot_id}
+        return found if self.columns is None else {**found, _COLUMNS: self.columns}
+
+    def check_columns(self, start: Offset) -> None:
+        """Check that a query continues with the columns that it had.
+
+        Raises:
+            StreamSchemaChangedError: it does not, and was not told to.
+        """
+        before, now = start.get(_COLUMNS), self.columns
+        # Checkpoints of old versions of this library do not say.
+        if self.options.any_schema or now is None or not isinstance(before, dict):
+            return
+        known: dict[str, str] = {str(it): str(kind) for it, kind in before.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        if known == now:
+            return
+        told = [f"{it!r} ({kind}) is new" for it, kind in now.items() if it not in known]
+        told += [f"{it!r} ({kind}) is gone" for it, kind in known.items() if it not in now]
+        told += [
+            f"{it!r} was {kind} and is {now[it]}"
+            for it, kind in known.items()
+            if now.get(it, kind) != kind
+        ]
+        changed = self._changed_at(start)
+        who = "This query asks for" if changed is None else f"Since commit {changed} the table has"
+        raise schema_changed(
+            f"{who} other columns than this stream has read up to snapshot {_place(start)}: "
+            f"{', '.join(told)}.",
+            changed,
+        )
+
+    def _changed_at(self, start: Offset) -> str | None:
+        """Return the first commit after an offset whose table has other columns than before."""
+        before: str | None = None
+        for at in [_place(start), *(it.snapshot_id for it in self.after(start))]:
+            try:
+                found = Reading(self.options.read.pinned(at)).spark_schema().simpleString()
+            except (NodeNotFoundError, InvalidInputError):
+                found = ""
+            if before not in {None, found}:
+                return at
+            before = found
+        return None
 
     def after(self, start: Offset, end: Offset | None = None) -> list[Commit]:
         """Return the commits between two offsets.
@@ -146,6 +203,7 @@ class StreamReader(DataSourceStreamReader):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Plan a batch. Cost: reads the log of each commit, and coordinates."""
+        self.check_columns(start)
         parts: list[ChangePart] = []
         commits = self.after(start, end)
         before: Any = None
@@ -171,7 +229,8 @@ class StreamReader(DataSourceStreamReader):
             for kind, batch in changed_chunks(partition, options, schema, every_change=every):
                 yield self._shown(batch, kind, partition.commit)
             return
-        for batch in changed_rows(partition, options, self.table):
+        anyhow = self.options.any_schema
+        for batch in changed_rows(partition, options, self.table, any_schema=anyhow):
             yield self._shown(batch, partition.kind, partition.commit)
 
     def _plan(self, commit: Commit, before: Any) -> tuple[Any, list[ChangePart]]:
@@ -187,9 +246,10 @@ class StreamReader(DataSourceStreamReader):
                 before = None if old is None else ChunksState(old)
             found = chunk_parts(before, chunks, touched, commit, schema=schema, every_change=every)
             return chunks, found
-        table = TableState.of(new, schema)
+        anyhow = self.options.any_schema
+        table = TableState.of(new, schema, any_schema=anyhow)
         if before is None and old is not None:
-            before = TableState.of(old, schema)
+            before = TableState.of(old, schema, any_schema=anyhow)
         return table, row_parts(before, table, touched, commit, every_change=every)
 
     def _shown(self, batch: pa.RecordBatch, kind: str, commit: Commit) -> pa.RecordBatch:
@@ -272,11 +332,12 @@ class AdmittingReader(StreamReader, SupportsTriggerAvailableNow):
         Raises:
             StreamPositionLostError: `start` is not in the history of the branch any more.
         """
+        self.check_columns(start)
         began, self.began = self.began, None
         if start == began:
             return start
         last = self.last or self.tip()
-        if last == start:
+        if _place(last) == _place(start):
             return start
         commits = self.after(start, last)
         if isinstance(limit, ReadMaxFiles):
