@@ -197,6 +197,9 @@ def test_chunks(commits: list[str], url: str) -> None:
         ("updated", "/v", (1, 0), (4, 3)),
         ("deleted", "/v", (1, 0), (4, 3)),
     ]
+    assert "data" not in rows[0]
+    stored = StructType([StructField("size_bytes", LongType()), StructField("data", BinaryType())])
+    rows = follow(follower(url, stored, arrays="v", layout="chunks"))
     assert all(len(row["data"]) == row["size_bytes"] for row in rows)
     fields = [StructField("chunk", ArrayType(LongType())), StructField("tensor", BinaryType())]
     tensors = follow(follower(url, StructType(fields), arrays="v", layout="chunks"))

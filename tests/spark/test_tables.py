@@ -11,8 +11,9 @@ import xarray as xr
 import zarr
 
 from icechunk_async import Repository as AsyncRepository
+from icechunk_async.engine.tree.workspace import Workspace
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.read.chunks import STATISTICS
+from icechunk_async.spark.read.chunks import SCHEMA, STATISTICS
 from icechunk_async.sync.xarray import to_icechunk
 from icechunk_async.tables import TABLES, read_table
 from tests.spark.tables import make_reader, plan, read
@@ -97,7 +98,7 @@ def test_table_has_its_declared_schema(history: list[str], url: str, name: str) 
 def test_chunks_as_rows(history: list[str], url: str) -> None:
     """Those that exist, with bounds and stored bytes; decoded where the schema asks for it."""
     assert history
-    found = read(url, layout="chunks")
+    found = read(url, layout="chunks", schema=SCHEMA)
     assert found["key"].to_pylist() == ["a/c/0/0", "a/c/0/1", "a/c/1/0", "a/c/1/1"]
     assert found["start"].to_pylist()[2:] == [[2, 0], [2, 2]]
     assert found["stop"].to_pylist()[2:] == [[4, 2], [4, 4]]
@@ -143,10 +144,31 @@ def test_statistics_of_chunks_are_computed_on_request(repository: Repository, ur
     assert summed_up("name") == [(4, 0, None, None, None)]
 
 
+def test_bytes_of_chunks_are_read_only_if_they_are_asked_for(
+    history: list[str], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark prunes no columns, so a query without a schema counts chunks without reading any."""
+    assert history
+    paths: list[str] = []
+    real = Workspace.read_chunk
+
+    async def counted(self: Workspace, path: str, *args: Any) -> Any:
+        paths.append(path)
+        return await real(self, path, *args)
+
+    monkeypatch.setattr(Workspace, "read_chunk", counted)
+    found = read(url, layout="chunks")
+    assert found.column_names == [it for it in SCHEMA.names if it != "data"]
+    assert paths == []
+    with_data = read(url, layout="chunks", schema=SCHEMA)
+    assert found.to_pydict() == {it: with_data[it].to_pylist() for it in found.column_names}
+    assert paths == ["/a"] * 4
+
+
 def test_chunks_are_divided_into_partitions_by_size(history: list[str], url: str) -> None:
     """Each chunk in one partition."""
     assert history
-    reader = make_reader(url, layout="chunks", partition_bytes="16")
+    reader = make_reader(url, layout="chunks", partition_bytes="16", schema=SCHEMA)
     parts = plan(reader)
     assert len(parts) == 4
     counts = [sum(batch.num_rows for batch in reader.read(part)) for part in parts]

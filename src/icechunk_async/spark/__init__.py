@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from icechunk_async.spark.jobs.manifests import rewrite_manifests, storage_statistics
     from icechunk_async.spark.jobs.verify import check_references, verify
     from icechunk_async.spark.read.reader import PlannedRead
+    from icechunk_async.spark.read.views import register_views
     from icechunk_async.spark.source import IcechunkSource, register, watch_reads
     from icechunk_async.spark.tasks import JobReport
     from icechunk_async.spark.write.by_chunk import repartition_by_chunk
@@ -61,6 +62,7 @@ __all__ = [
     "publish",
     "published_version",
     "register",
+    "register_views",
     "repartition_by_chunk",
     "rewrite_manifests",
     "run_tasks",
@@ -77,6 +79,7 @@ _NAMES: Final = {
     "jobs.manifests": ("rewrite_manifests", "storage_statistics"),
     "jobs.verify": ("check_references", "verify"),
     "read.reader": ("PlannedRead",),
+    "read.views": ("register_views",),
     "source": ("IcechunkSource", "register", "watch_reads"),
     "tasks": ("JobReport",),
     "write.by_chunk": ("repartition_by_chunk",),

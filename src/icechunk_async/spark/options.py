@@ -423,6 +423,13 @@ def parse_options(options: Mapping[str, str], use: Use) -> dict[str, Any]:
             valid, or no repository is named.
     """
     given = {name.lower(): text for name, text in options.items()}
+    if "provider" in given or any(it.startswith("option.") for it in given):
+        raise InvalidInputError(
+            "Spark keeps no options for a table of its catalog whose source is in Python, so that "
+            "CREATE TABLE ... USING icechunk would make a table that nobody can read. Make a "
+            "temporary view: CREATE TEMPORARY VIEW name USING icechunk OPTIONS (path '...'), or "
+            "icechunk_async.spark.register_views for all of a repository."
+        )
     known = {key: it for it in OPTIONS for key in it.keys}
     mine = [it for it in OPTIONS if _accepts(it, use)]
     for key in given:
@@ -434,7 +441,10 @@ def parse_options(options: Mapping[str, str], use: Use) -> dict[str, Any]:
             raise _misplaced(known[key], use)
     if "path" not in given:
         method = {Use.WRITE: "save", Use.WRITE_STREAM: "start"}.get(use, "load")
-        raise InvalidInputError(f"No repository was named. Give its URL: {method}('s3://...').")
+        raise InvalidInputError(
+            f"No repository was named. Give its URL: {method}('s3://...'). Of a table of Spark's "
+            "catalog Spark hands over none: make a temporary view in its place."
+        )
     return {it.name: it.value(given) for it in mine}
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from icechunk_async.spark.options import ReadOptions
 
 __all__ = [
+    "DEFAULT",
     "LOADED",
     "SCHEMA",
     "STATISTICS",
@@ -98,6 +99,8 @@ SCHEMA: Final = pa.schema(
         ("data", pa.binary()),
     ]
 )
+DEFAULT: Final = pa.schema([it for it in SCHEMA if it.name != "data"])
+"""Columns of a query without a schema: Spark would read the bytes for a `count(*)`, too."""
 TENSOR: Final = pa.field("tensor", pa.binary())
 """The decoded values in C order, only if the caller's schema names this column."""
 SUMMARY: Final = pa.field("statistics", STATISTICS)

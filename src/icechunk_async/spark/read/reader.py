@@ -154,7 +154,7 @@ class Reading:
         if self.options.table is not None:
             schema = schema_of(self.options.table)
         elif self.options.layout == "chunks":
-            schema = chunk_rows.SCHEMA
+            schema = chunk_rows.DEFAULT
         else:
             shape = table_shape(open_group(self.options), self.options.arrays)
             schema = pa.schema([(column.name, column.type) for column in shape.columns])

@@ -41,6 +41,7 @@ __all__ = [
     "dimension_values",
     "nodes_of",
     "open_group",
+    "table_kinds",
     "table_shape",
     "to_arrow",
     "unique_dims",
@@ -334,6 +335,39 @@ def table_shape(
             columns.append(_column(dataset, name))
     columns += [_column(dataset, name) for name in data]
     return TableShape(dims, tuple(columns))
+
+
+def table_kinds(dataset: xarray.Dataset) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Return the arrays that can be one table, by their dimensions; those with the most first.
+
+    Coordinates with several dimensions, or none, are in each table whose dimensions they have.
+    Arrays of types without a column are left out.
+    """
+    kinds: dict[frozenset[str], list[str]] = {}
+    for name in map(str, dataset.data_vars):
+        if _has_type(dataset, name):
+            kinds.setdefault(frozenset(_dims(dataset, name)), []).append(name)
+    if not kinds:
+        kinds = {frozenset(_dims(dataset, it)): [it] for it in map(str, dataset.coords)}
+    ordered = sorted(kinds.values(), key=lambda it: -len(_dims(dataset, it[0])))
+    found: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for names in ordered:
+        dims = _dims(dataset, names[0])
+        also = [
+            it
+            for it in map(str, dataset.coords)
+            if it not in {*dims, *names} and set(_dims(dataset, it)) <= set(dims)
+        ]
+        found[dims] = (*names, *(it for it in also if _has_type(dataset, it)))
+    return found
+
+
+def _has_type(dataset: xarray.Dataset, name: str) -> bool:
+    try:
+        _column(dataset, name)
+    except InvalidInputError:
+        return False
+    return True
 
 
 def _dims(dataset: xarray.Dataset, name: str) -> tuple[str, ...]:

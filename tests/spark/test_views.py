@@ -1,0 +1,88 @@
+"""Views for SQL of all groups of a repository, and of the tables about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.spark import register_views
+from icechunk_async.spark.options import ReadOptions, WriteOptions
+from icechunk_async.spark.read.table import open_group, table_kinds
+from icechunk_async.sync.xarray import to_icechunk
+from icechunk_async.tables import TABLES
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from icechunk_async.sync import Repository
+
+
+@pytest.fixture
+def two_states(repository: Repository) -> list[str]:
+    """Commit arrays of several dimensions in two groups, and change one value."""
+    dataset = xr.Dataset(
+        {
+            "t": (("x", "y"), np.arange(4.0).reshape(2, 2)),
+            "height": ("x", [1, 2]),
+            "z": ("x", [1j, 2]),
+        },
+        coords={"x": [10, 20], "area": (("x", "y"), np.ones((2, 2)))},
+    )
+    session = repository.writable_session("main")
+    to_icechunk(dataset, session)
+    to_icechunk(dataset[["height"]], session, group="by/height")
+    first = str(session.commit("first"))
+    repository.create_tag("v1", snapshot_id=first)
+    session = repository.writable_session("main")
+    zarr.open_array(session.store, path="t", mode="r+")[1, 1] = 9
+    return [first, str(session.commit("second"))]
+
+
+def test_views_of_two_states_are_joined(
+    spark: SparkSession, two_states: list[str], url: str
+) -> None:
+    """Each of all groups and tables, and of one snapshot."""
+    assert two_states
+    now = register_views(spark, url)
+    old = register_views(spark, url, ref="v1", prefix="old", tables=())
+    tables = {f"repo__{it}": f"table {it!r}" for it in TABLES}
+    assert now == {
+        "repo": "group '/': t, area",
+        "repo_by_x": "group '/': height",
+        "repo_by_height": "group 'by/height': height",
+        **tables,
+    }
+    assert list(old) == ["old", "old_by_x", "old_by_height"]
+    assert spark.table("repo").columns == ["x", "y", "area", "t"]
+    joined = spark.sql(
+        "SELECT a.x, a.y, b.t, a.t FROM repo a JOIN old b USING (x, y) WHERE a.t != b.t"
+    )
+    assert [tuple(it) for it in joined.collect()] == [(20, 1, 3.0, 9.0)]
+    log = spark.sql("SELECT message FROM repo__snapshots ORDER BY written_at DESC LIMIT 2")
+    assert [it.message for it in log.collect()] == ["second", "first"]
+    with pytest.raises(InvalidInputError, match=r"No branch, tag or snapshot.*'v2'"):
+        register_views(spark, url, ref="v2")
+
+
+def test_arrays_are_grouped_by_their_dimensions(two_states: list[str], url: str) -> None:
+    """Those with the most first; without the types that have no column."""
+    dataset = open_group(ReadOptions.parse({"path": url, "snapshot-id": two_states[0]}))
+    assert table_kinds(dataset) == {("x", "y"): ("t", "area"), ("x",): ("height",)}
+    assert table_kinds(dataset[["x"]]) == {("x",): ("x",)}
+
+
+@pytest.mark.parametrize("kind", [ReadOptions, WriteOptions])
+def test_tables_of_the_catalog_are_refused_with_what_works(
+    url: str, kind: type[ReadOptions | WriteOptions]
+) -> None:
+    """With the properties that Spark 4.3 adds to those of CREATE TABLE."""
+    given = {"owner": "me", "provider": "icechunk", "option.path": url, "path": url}
+    with pytest.raises(InvalidInputError, match=r"CREATE TEMPORARY VIEW.*register_views"):
+        kind.parse(given)
+    with pytest.raises(InvalidInputError, match="make a temporary view"):
+        kind.parse({})
