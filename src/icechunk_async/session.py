@@ -742,7 +742,7 @@ class Session(_Hierarchy):
                     await spiller.seal()
                 if scope.cancelled_caught:
                     raise StorageUnavailableError(
-                        f"The commit did not come to its end within {timeout_seconds} s: what "
+                        f"The commit did not come to its end within {timeout_seconds:g} s: what "
                         "forks published is not read yet. Nothing was published and no change was "
                         "lost; commit again, with more time."
                     )

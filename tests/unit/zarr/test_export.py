@@ -150,11 +150,10 @@ async def test_part_of_a_hierarchy_has_the_groups_above_it(tmp_path: Path) -> No
         breaking.writes_left = 3
         with pytest.raises(StorageUnavailableError):
             await export_zarr(session.store, str(session.snapshot_id), breaking, paths=["/g/large"])
-        before = await objects(destination)
+        breaking.writes_left = 0  # for the refusals, which write nothing
         for others in (None, ["g"]):
             with pytest.raises(RepositoryExistsError, match="a part of a copy of /g/large of"):
-                await repository.copy_to(destination, as_zarr=True, paths=others)
-        assert await objects(destination) == before
+                await repository.copy_to(breaking, as_zarr=True, paths=others)
         await repository.copy_to(destination, as_zarr=True, paths=["g/large/"])
         whole = {
             key: await read(session, key)

@@ -315,7 +315,7 @@ class Publisher:
 
     def _too_late(self, timeout_seconds: float | None, races: list[ConflictError]) -> IcechunkError:
         """Return the error for a commit whose time is used up."""
-        late = f"The commit did not come to its end within {timeout_seconds} s"
+        late = f"The commit did not come to its end within {timeout_seconds or 0:g} s"
         if self._doubtful:
             return OutcomeUnknownError(
                 f"{late}, and its last request may have landed or may land yet. No change is "
