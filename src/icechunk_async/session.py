@@ -26,7 +26,6 @@ from icechunk_async.engine.leases.record import LeaseState
 from icechunk_async.engine.leases.register import remove_spills
 from icechunk_async.engine.leases.spiller import Spiller
 from icechunk_async.engine.open import Request, open_engine
-from icechunk_async.engine.tree import reshape as reshaping
 from icechunk_async.engine.tree.listing import Batches, ChunkBatch
 from icechunk_async.engine.tree.nodes import chunk_type, node_id, virtual_locations
 from icechunk_async.engine.tree.workspace import Closed, Workspace
@@ -205,7 +204,9 @@ class _Hierarchy(ABC):
         Cost: one request for each manifest of the array that is not cached; memory in proportion
         to its chunks, in columns.
         """
-        await reshaping.shift(self.workspace, check_path(path), chunk_offset)
+        from icechunk_async.engine.tree import reshape  # noqa: PLC0415 -- loaded when it is used
+
+        await reshape.shift(self.workspace, check_path(path), chunk_offset)
 
     @overload
     async def reindex_array(
@@ -259,7 +260,9 @@ class _Hierarchy(ABC):
 
         Cost: as `shift_array`. The functions run on the event loop.
         """
-        await reshaping.reindex(
+        from icechunk_async.engine.tree import reshape  # noqa: PLC0415 -- loaded when it is used
+
+        await reshape.reindex(
             self.workspace, check_path(path), forward, backward, vectorized=vectorized
         )
 

@@ -6,6 +6,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from zarr.core.buffer import default_buffer_prototype
 
 from icechunk_async.engine.commit.conflicts import ConflictKind
 from icechunk_async.errors import ConflictError, FormatError
@@ -112,7 +113,7 @@ async def test_two_nodes_never_share_a_path(spec: int, name: str, base: Path) ->
 
 @SPECS
 async def test_a_path_with_two_nodes_is_named_not_guessed(spec: int, base: Path) -> None:
-    """The official solver writes one path twice. We refuse that snapshot and read older ones."""
+    """The official solver writes one path twice. We refuse to read it, to list and to add."""
     row = ROWS["both_recreate"]
     async with ENGINES["theirs"].open(base) as repo:
         work = await repo.work()
@@ -126,8 +127,16 @@ async def test_a_path_with_two_nodes_is_named_not_guessed(spec: int, base: Path)
         keys = [key async for key in (await repo.reading(damaged)).list()]
         assert keys.count("g/b/zarr.json") == 2
     async with ENGINES["ours"].open(base) as repo:
+        store = await repo.reading(damaged)
+        assert await store.get("g/zarr.json", default_buffer_prototype()) is not None
+        for key in ("g/b/zarr.json", "g/b/c/0/0"):
+            with pytest.raises(FormatError, match="twice"):
+                await store.get(key, default_buffer_prototype())
         with pytest.raises(FormatError, match="twice"):
-            await repo.reading(damaged)
+            await contents(store)
+        work = await repo.work()
+        with pytest.raises(FormatError, match="twice"):
+            await apply(work.store, [group("another")])
         assert "g/b/zarr.json" in await contents(await repo.reading(before))
 
 

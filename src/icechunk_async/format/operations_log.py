@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.flatbuffers.splicing import Spans
 from icechunk_async.format.flatbuffers.writing import REF, Shape, string, table
 from icechunk_async.format.ids import SnapshotId
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
     from icechunk_async.format.flatbuffers.reading import Tables
+    from icechunk_async.format.flatbuffers.single import Row
     from icechunk_async.format.flatbuffers.writing import Block
 
 __all__ = [
@@ -29,7 +33,6 @@ __all__ = [
     "ExpirationRan",
     "FeatureFlagChanged",
     "GarbageCollectionRan",
-    "LogCache",
     "MetadataChanged",
     "NewCommit",
     "RepoInitialized",
@@ -40,7 +43,9 @@ __all__ = [
     "TagDeleted",
     "Update",
     "UpdateDetail",
+    "UpdateSpans",
     "decode_status",
+    "decode_update",
     "decode_updates",
     "encode_status",
     "encode_updates",
@@ -241,54 +246,19 @@ class Update:
     """Name of the backup in which this entry is the newest; None for the newest of all."""
 
 
-class LogCache:
-    """The tables of the logs that were encoded last.
-
-    Every change of a repository writes the log again with one entry more, so a writer keeps one of
-    these, and only new entries are built.
-    """
-
-    def __init__(self) -> None:
-        """Begin empty."""
-        self._built: dict[int, tuple[Update, Block]] = {}
-
-    def find(self, updates: Sequence[Update]) -> list[Block | None]:
-        """Return the table of each entry; None if it is not known."""
-        known = self._built
-        return [
-            hit[1] if (hit := known.get(it.updated_at)) is not None and hit[0] is it else None
-            for it in updates
-        ]
-
-    def add(self, update: Update, block: Block) -> None:
-        """Remember the table of an entry, in place of another one of the same time."""
-        self._built[update.updated_at] = (update, block)
-
-    def trim(self, updates: Sequence[Update]) -> None:
-        """Forget entries that left the log, once there are as many as in the log."""
-        if len(self._built) > 2 * len(updates):
-            blocks = zip(updates, self.find(updates), strict=True)
-            self._built = {it.updated_at: (it, block) for it, block in blocks if block is not None}
-
-
-def encode_updates(updates: Sequence[Update], cache: LogCache | None = None) -> list[Block]:
-    """Build the Update tables of a log; ``cache`` knows those of logs encoded before."""
-    cache = cache or LogCache()
-    found = cache.find(updates)
+def encode_updates(updates: Sequence[Update]) -> list[Block]:
+    """Build the Update tables of a log."""
+    found: list[Block | None] = [None] * len(updates)
     alike: dict[tuple[str, int], list[int]] = {}
-    for row in [row for row, block in enumerate(found) if block is None]:
-        update = updates[row]
+    for row, update in enumerate(updates):
         detail, backup = update.detail, update.backup_path
         if type(detail) is NewCommit and backup and update.updated_at:
             alike.setdefault((detail.branch, len(backup.encode())), []).append(row)
         else:
-            found[row] = block = _build(update)
-            cache.add(update, block)
+            found[row] = _build(update)
     for rows in alike.values():
         for row, block in zip(rows, _build_commits([updates[it] for it in rows]), strict=True):
             found[row] = block
-            cache.add(updates[row], block)
-    cache.trim(updates)
     return cast("list[Block]", found)
 
 
@@ -323,6 +293,80 @@ def _build_commits(updates: Sequence[Update]) -> list[Block]:
     return [(data[at : at + size], entry) for at in range(0, len(data), size)]
 
 
+def decode_update(row: Row) -> Update:
+    """Read one Update table; as `decode_updates`."""
+    kind = row.number(0, 1)
+    if kind not in _MEMBERS:
+        raise _unknown_kind(kind)
+    cls, forms = _MEMBERS[kind]
+    table = row.table(1, required="update_type")
+    detail = cls(*(_read_slot(table, slot, form) for slot, form in enumerate(forms)))
+    backup = row.text(3) if row.has(3) else None
+    return Update(detail, row.number(2, 8), backup)
+
+
+def _read_slot(row: Row, slot: int, form: int) -> Any:
+    match form:
+        case _ if form == _TEXT:
+            return row.text(slot, required="name")
+        case _ if form == _SNAPSHOT:
+            return SnapshotId(row.struct(slot, SnapshotId.size_bytes, field="snapshot id"))
+        case _ if form == _STATUS:
+            status = row.table(slot, required="status")
+            reason = status.text(2) if status.has(2) else None
+            return _status(status.number(0, 1), status.number(1, 8), reason)
+        case _ if form == _BOOL:
+            return row.number(slot, 1) != 0
+        case _:
+            return row.number(slot, 1 if form == _BYTE else 2)
+
+
+class UpdateSpans:
+    """Where entries lie in their file, with all that they refer to; checked."""
+
+    def __init__(self, tables: Tables, *, vtables: bool) -> None:
+        """Look at all entries of a file.
+
+        Raises:
+            FormatError: one of them is damaged, or of a kind that this library does not know.
+        """
+        self.spans = Spans(tables, vtables=vtables)
+        backups = tables.vector(3, 1, 1)
+        backups.check_text()
+        self.spans.cover(backups, ended=True)
+        self.foreign = tables.reaches(4).copy()
+        """Entries with fields that this version does not know, which are not copied."""
+        kinds = tables.scalar(0, 1)
+        details = tables.tables(1, required="update_type")
+        for kind in np.unique(kinds).tolist():
+            if kind not in _MEMBERS:
+                raise _unknown_kind(kind)
+            rows = np.flatnonzero(kinds == kind)
+            self._cover(details.select(rows), rows, _MEMBERS[kind][1], vtables=vtables)
+
+    def _cover(
+        self,
+        details: Tables,
+        rows: npt.NDArray[np.int64],
+        forms: tuple[int, ...],
+        *,
+        vtables: bool,
+    ) -> None:
+        spans = Spans(details, vtables=vtables)
+        self.foreign[rows[details.reaches(len(forms))]] = True
+        for slot, form in enumerate(forms):
+            _decode_slot(details, slot, form)
+            if form == _TEXT:
+                spans.cover(details.vector(slot, 1, 1), ended=True)
+            elif form == _STATUS:
+                statuses = details.tables(slot, required="status")
+                self.foreign[rows[statuses.reaches(3)]] = True
+                inner = Spans(statuses, vtables=vtables)
+                inner.cover(statuses.vector(2, 1, 1), ended=True)
+                spans.cover_tables(np.arange(len(rows)), inner)
+        self.spans.cover_tables(rows, spans)
+
+
 def decode_updates(tables: Tables) -> tuple[Update, ...]:
     """Read Update tables.
 
@@ -337,7 +381,7 @@ def decode_updates(tables: Tables) -> tuple[Update, ...]:
     updates: dict[int, Update] = {}
     for kind in np.unique(kinds).tolist():
         if kind not in _MEMBERS:
-            raise FormatError(f"The operations log has an entry of unknown type {kind}.")
+            raise _unknown_kind(kind)
         cls, forms = _MEMBERS[kind]
         rows = np.flatnonzero(kinds == kind)
         chosen = details.select(rows)
@@ -377,13 +421,20 @@ def _encode_slot(value: Any, form: int) -> Block | bytes | int:
             return int(value)
 
 
+def _unknown_kind(kind: int) -> FormatError:
+    return FormatError(f"The operations log has an entry of unknown type {kind}.")
+
+
 def decode_status(table: Tables) -> RepoStatus:
     """Read one RepoStatus table."""
-    availability = int(table.scalar(0, 1)[0])
+    reason = table.strings(2)[0] if table.has(2)[0] else None
+    return _status(int(table.scalar(0, 1)[0]), int(table.scalar(1, 8)[0]), reason)
+
+
+def _status(availability: int, set_at: int, reason: str | None) -> RepoStatus:
     if availability not in set(Availability):
         raise FormatError(f"The repository has an unknown availability, {availability}.")
-    reason = table.strings(2)[0] if table.has(2)[0] else None
-    return RepoStatus(Availability(availability), int(table.scalar(1, 8)[0]), reason)
+    return RepoStatus(Availability(availability), set_at, reason)
 
 
 def encode_status(status: RepoStatus) -> Block:

@@ -16,6 +16,7 @@ from icechunk_async.format.flatbuffers.reading import Tables
 from icechunk_async.format.flatbuffers.writing import BLOCK, Layout, vtable
 from icechunk_async.format.ids import NodeId, SnapshotId
 from icechunk_async.format.manifest.reading import MAX_RANK
+from icechunk_async.format.manifest.row_index import RowIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -123,6 +124,8 @@ def unique_coordinates(coords: CoordinateColumns) -> CoordinateColumns:
         return coords
     if coords.shape[1] == 0:
         return coords[:1]
+    if RowIndex.of(coords).ascending:  # as in logs that were written so
+        return coords
     ordered = coords[np.lexsort(coords.T[::-1])]
     keep = np.ones(len(ordered), bool)
     keep[1:] = np.any(ordered[1:] != ordered[:-1], axis=1)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
+from icechunk_async.engine.open import as_snapshot_id
 from icechunk_async.errors import (
     SessionStateError,
     UnsupportedBySpecError,
@@ -46,6 +47,7 @@ from icechunk_async.sync.snapshots import Diff, ManifestFileInfo, SnapshotInfo
 
 if TYPE_CHECKING:
     from collections.abc import (
+        AsyncIterator,
         Callable,
         Collection,
         Coroutine,
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.upkeep.integrity.repair import RepairPlan
     from icechunk_async.engine.upkeep.integrity.report import VerifyReport
     from icechunk_async.engine.versions.feed import Change
+    from icechunk_async.format.repo_info import SnapshotInfo as NativeInfo
     from icechunk_async.session import AnySession as AsyncSession
     from icechunk_async.sync.conflicts import ConflictSolver
     from icechunk_async.sync.credentials import AnyCredential
@@ -556,11 +559,14 @@ class Repository(Displayed):
     ) -> AsyncCloseableIterator[SnapshotInfo]:
         """Iterate as `ancestry` does, in `async for` as well."""
         check_one(branch, tag, snapshot_id)
-        return AsyncCloseableIterator(
-            self.handle.each(
-                lambda it: it.ancestry(branch=branch, tag=tag, snapshot_id=snapshot_id),
-                SnapshotInfo.from_native,
-            )
+
+        async def pages(it: AsyncRepository) -> AsyncIterator[Sequence[NativeInfo]]:
+            start = await it.engine.resolve(branch, tag, snapshot_id)
+            async for page in it.engine.history.ancestry_pages(start):
+                yield page
+
+        return AsyncCloseableIterator[SnapshotInfo].of_pages(
+            self.handle.each(pages, lambda page: list(map(SnapshotInfo.from_native, page)))
         )
 
     ancestry_graph_async = asked(AsyncRepository.ancestry_graph)
@@ -619,7 +625,18 @@ class Repository(Displayed):
     inspect_transaction_log_async = asked(AsyncRepository.inspect_transaction_log)
 
     ancestry_graph = blocking(ancestry_graph_async)
-    lookup_snapshot = blocking(lookup_snapshot_async)
+
+    def _known_snapshot(self, snapshot_id: str) -> SnapshotInfo | None:
+        ready = self.handle.ready
+        if ready is not None:
+            with translated():
+                found = ready.engine.history.known_snapshot(as_snapshot_id(snapshot_id))
+            if found is not None:
+                return SnapshotInfo.from_native(found)
+        return None
+
+    lookup_snapshot = blocking(lookup_snapshot_async, known=_known_snapshot)
+
     list_manifest_files = blocking(list_manifest_files_async)
     diff = blocking(diff_async)
     inspect_snapshot = blocking(inspect_snapshot_async)

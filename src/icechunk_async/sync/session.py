@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from icechunk_async.engine.tree.nodes import known_chunk_type, node_id
 from icechunk_async.errors import SessionStateError
+from icechunk_async.format.paths import check_path
 from icechunk_async.session import ForkSession as AsyncForkSession
 from icechunk_async.session import Session as AsyncSession
 from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
@@ -344,9 +346,30 @@ class Session(Displayed):
         return ChunkType(int(kind))
 
     move = blocking(move_async)
-    get_node_id = blocking(get_node_id_async)
     all_virtual_chunk_locations = blocking(all_virtual_chunk_locations_async)
-    chunk_type = blocking(chunk_type_async)
+
+    # What is in memory is returned at once, without waiting for another thread.
+
+    def _known_node_id(self, path: str) -> str | None:
+        session = self.handle.ready
+        if session is None:
+            return None
+        with translated():
+            return str(node_id(session.workspace, check_path(path)))
+
+    def _known_chunk_type(
+        self, array_path: str, chunk_coordinates: Sequence[int]
+    ) -> ChunkType | None:
+        session = self.handle.ready
+        if session is None:
+            return None
+        with translated():
+            coords = tuple(chunk_coordinates)
+            kind = known_chunk_type(session.workspace, check_path(array_path), coords)
+        return None if kind is None else ChunkType(int(kind))
+
+    get_node_id = blocking(get_node_id_async, known=_known_node_id)
+    chunk_type = blocking(chunk_type_async, known=_known_chunk_type)
 
 
 class ForkSession(Session):

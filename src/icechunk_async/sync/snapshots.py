@@ -11,7 +11,7 @@ from icechunk_async.engine.history.graph import AncestryGraph
 from icechunk_async.sync.official.display import Displayed, Record, public
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from datetime import datetime
 
     from icechunk_async.engine.history.diff import Diff as NativeDiff
@@ -42,10 +42,32 @@ class SnapshotInfo(Record):
     @classmethod
     @override
     def from_native(cls, value: NativeInfo) -> Self:
-        """Return the counterpart of the engine's."""
-        parent = None if value.parent_id is None else str(value.parent_id)
-        metadata = cast("dict[str, Any]", dict(value.metadata))
-        return cls(str(value.id), parent, value.written_at, value.message, metadata)
+        """Return the counterpart of the engine's; its fields are made when they are asked for."""
+        info = object.__new__(cls)
+        info.__dict__["_native"] = value
+        return info
+
+    if not TYPE_CHECKING:  # checkers are to see the fields alone
+
+        def __getattr__(self, name: str) -> Any:
+            """Make a field."""
+            native = self.__dict__.get("_native")
+            if native is None or name not in _MADE:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return self.__dict__.setdefault(name, _MADE[name](native))
+
+    @override
+    def __reduce__(self) -> tuple[type[SnapshotInfo], tuple[object, ...]]:
+        return type(self), tuple(getattr(self, name) for name in self.__dataclass_fields__)
+
+
+_MADE: Final[dict[str, Callable[[NativeInfo], Any]]] = {
+    "id": lambda native: str(native.id),
+    "parent_id": lambda native: None if native.parent_id is None else str(native.parent_id),
+    "written_at": lambda native: native.written_at,
+    "message": lambda native: native.message,
+    "metadata": lambda native: cast("dict[str, Any]", dict(native.metadata)),
+}
 
 
 @public("snapshots")

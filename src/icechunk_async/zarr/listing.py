@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -24,7 +25,7 @@ _PAGE_KEYS: Final = 1000
 async def key_pages(workspace: Workspace, prefix: str) -> AsyncIterator[list[str]]:
     """Iterate over all keys that begin with ``prefix``, node by node, several at a time."""
     page: list[str] = []
-    for path, has_chunks in _nodes(workspace):
+    for path, has_chunks in _nodes(workspace, prefix):
         key = metadata_key(path)
         if key.startswith(prefix):
             page.append(key)
@@ -65,7 +66,7 @@ async def total_size(workspace: Workspace, prefix: str) -> int:
     """Return the bytes of all values below a path."""
     inside = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
     total = 0
-    for path, has_chunks in _nodes(workspace):
+    for path, has_chunks in _nodes(workspace, inside):
         if metadata_key(path).startswith(inside):
             node = workspace.node(path)
             total += 0 if node is None else len(node.user_data)
@@ -95,10 +96,21 @@ async def delete_below(workspace: Workspace, prefix: str) -> None:
             workspace.set_refs(array_path, ChunkRefs.build(refs.coords, Kind.DELETED))
 
 
-def _nodes(workspace: Workspace) -> list[tuple[str, bool]]:
-    """Return the paths of all nodes, and whether one may have chunks."""
+def _nodes(workspace: Workspace, prefix: str) -> list[tuple[str, bool]]:
+    """Return the paths of nodes, and whether one may have chunks.
+
+    They are all that have keys which begin with ``prefix``, and perhaps some others.
+    """
+    start = f"/{prefix}"
     with workspace.lock:
-        return [(node.path, _may_have_chunks(workspace, node)) for node in workspace.tree.nodes()]
+        nodes = workspace.tree.edited()
+        paths = nodes.paths
+        first = stop = bisect_left(paths, start)
+        while stop < len(paths) and paths[stop].startswith(start):
+            stop += 1
+        above = [node for path in ancestors(start)[::-1] if (node := nodes.get(path)) is not None]
+        found = [*above, *nodes.at(first, stop)]
+        return [(node.path, _may_have_chunks(workspace, node)) for node in found]
 
 
 def _may_have_chunks(workspace: Workspace, node: Node) -> bool:

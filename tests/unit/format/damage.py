@@ -10,15 +10,29 @@ import random
 import time
 import tracemalloc
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import pytest
 
 from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.envelope import Envelope, FileType, unpack
+from icechunk_async.format.flatbuffers import splicing
+from icechunk_async.format.ids import NodeId, SnapshotId
 from icechunk_async.format.manifest.reading import decode_manifest
 from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.manifest.writing import encode_manifest
-from icechunk_async.format.repo_info import decode_repo_info, encode_repo_info
-from icechunk_async.format.snapshot import decode_snapshot, encode_snapshot
+from icechunk_async.format.operations_log import NewCommit, Update
+from icechunk_async.format.repo_info import (
+    OperationsLog,
+    SnapshotInfo,
+    Snapshots,
+    decode_repo_info,
+    encode_repo_info,
+    log,
+    snapshots,
+)
+from icechunk_async.format.snapshot import Node, decode_snapshot, encode_snapshot, writing
 from icechunk_async.format.transaction_log import decode_transaction_log, encode_transaction_log
 
 if TYPE_CHECKING:
@@ -32,6 +46,8 @@ _EXTREMES = (
     0, 1, 2, 3, 4, 7, 8, 12, 255, 256, 0x7FFF, 0xFFFF, 0x10000, 0x7FFFFFFC, 0x7FFFFFFF,
     0x80000000, 0xFFFFFFF0, 0xFFFFFFFC, 0xFFFFFFFE, 0xFFFFFFFF,
 )  # fmt: skip
+_LOOKUPS = 6
+"""Nodes that are looked for in a file that was not looked at."""
 _ROWS = 40
 """References of each array that are looked at one by one."""
 
@@ -102,10 +118,47 @@ def _look_at_snapshot(envelope: Envelope) -> None:
         if node.array is not None:
             assert all(len(ref.extents) == len(node.array.grid) for ref in node.array.manifests)
     assert list(nodes.below("/")) == [path for path in nodes if path != "/"]
-    if readable:
-        for spec in (1, 2):
-            with suppress(InvalidInputError):  # neither can express all that the other can
-                encode_snapshot(snapshot, spec)
+    _look_at_lookups(envelope, list(nodes)[:_LOOKUPS])
+    _look_at_splices(envelope, list(nodes))
+    files = snapshot.manifests
+    assert all(files[it].id == it for it in files)
+    if not readable:
+        raise FormatError("A node is damaged.")
+    assert list(nodes.values()) == [nodes[path] for path in nodes]
+    for spec in (1, 2):
+        with suppress(InvalidInputError):  # neither can express all that the other can
+            encode_snapshot(snapshot, spec)
+
+
+def _look_at_lookups(envelope: Envelope, paths: list[str]) -> None:
+    """Find nodes in a file whose list of paths is not decoded, and manifests."""
+    found: list[Node] = []
+    for path in paths:
+        with suppress(FormatError):
+            snapshot = decode_snapshot(envelope)
+            node = snapshot.nodes.get(path)
+            assert node is not None
+            found.append(node)
+            for ref in node.array.manifests if node.array is not None else ():
+                snapshot.manifests.get(ref.manifest_id)
+    with suppress(FormatError):
+        nodes = decode_snapshot(envelope).nodes
+        assert all(nodes[node.path] == node for node in found)
+
+
+def _look_at_splices(envelope: Envelope, paths: list[str]) -> None:
+    """Change nodes, and copy the others into a new file, which reads as they do."""
+    spec = envelope.spec_version
+    for copied in (0, splicing.FEWEST_COPIED):
+        with pytest.MonkeyPatch.context() as patch, suppress(FormatError, InvalidInputError):
+            patch.setattr(writing, "FEWEST_COPIED", copied)
+            snapshot = decode_snapshot(envelope)
+            new = [Node(NodeId.random(), path, b"new") for path in (*paths[1:2], "/a new one")]
+            edited = snapshot.nodes.edited(new, paths[2:3])
+            payload = encode_snapshot(replace(snapshot, nodes=edited), spec)
+            again = decode_snapshot(Envelope(spec, payload)).nodes
+            assert list(again) == list(edited)
+            assert list(again.values()) == list(edited.values())
 
 
 def _look_at_manifest(manifest: Manifest) -> None:
@@ -147,6 +200,27 @@ def _look_at_repo_info(envelope: Envelope) -> None:
     with suppress(FormatError):
         _ = info.metadata
     assert decode_repo_info(Envelope(2, encode_repo_info(info))).snapshots == info.snapshots
+    _look_at_spliced_histories(envelope)
+
+
+def _look_at_spliced_histories(envelope: Envelope) -> None:
+    """Commit, and copy all other entries into a new file, which reads as they do."""
+    for copied in (0, splicing.FEWEST_COPIED):
+        with pytest.MonkeyPatch.context() as patch, suppress(FormatError, InvalidInputError):
+            for module in (log, snapshots):
+                patch.setattr(module, "FEWEST_COPIED", copied)
+            info = decode_repo_info(envelope)
+            new = SnapshotInfo(SnapshotId.random(), next(iter(info.snapshots), None), 5, "new")
+            infos = Snapshots.of(info.snapshots).edited([new])
+            newest = Update(NewCommit("main", new.id), info.updated_at)
+            updates = OperationsLog.of(info.updates).with_newest(newest, instead=1)
+            payload = encode_repo_info(replace(info, snapshots=infos, updates=updates))
+            again = decode_repo_info(Envelope(2, payload))
+            assert again.snapshots == infos
+            assert again.updates == updates
+            found = decode_repo_info(envelope)  # nothing of which was looked at before
+            for snapshot_id in [*info.snapshots][:_LOOKUPS]:
+                assert found.snapshots[snapshot_id] == info.snapshots[snapshot_id]
 
 
 def damaged(rng: random.Random, data: bytes, others: Sequence[bytes]) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from icechunk_async.format.envelope import Envelope, FileType, unpack
 from icechunk_async.format.manifest.reading import Manifest, decode_manifest
 from icechunk_async.format.manifest.writing import LocationDictionary, encode_manifest
 from icechunk_async.format.repo_info import RepoInfo, decode_repo_info, encode_repo_info
-from icechunk_async.format.snapshot import Snapshot, decode_snapshot, encode_snapshot
+from icechunk_async.format.snapshot import Nodes, Snapshot, decode_snapshot, encode_snapshot
 from icechunk_async.format.transaction_log import (
     TransactionLog,
     decode_transaction_log,
@@ -51,7 +51,9 @@ class GoldenFile:
         spec, payload = envelope.spec_version, envelope.payload
         match self.file_type:
             case FileType.SNAPSHOT:
-                return encode_snapshot(decode_snapshot(envelope), spec)
+                snapshot = decode_snapshot(envelope)
+                anew = replace(snapshot, nodes=Nodes(snapshot.nodes.values()))
+                return bytes(encode_snapshot(anew, spec))
             case FileType.MANIFEST:
                 manifest = decode_manifest(payload)
                 settings = LocationDictionary() if 2 in root(payload).slots else None
@@ -61,7 +63,9 @@ class GoldenFile:
             case FileType.TRANSACTION_LOG:
                 return bytes(encode_transaction_log(decode_transaction_log(payload), spec))
             case FileType.REPO_INFO:
-                return encode_repo_info(decode_repo_info(envelope))
+                info = decode_repo_info(envelope)
+                snapshots, updates = dict(info.snapshots), tuple(info.updates)
+                return bytes(encode_repo_info(replace(info, snapshots=snapshots, updates=updates)))
 
 
 @dataclass(frozen=True)

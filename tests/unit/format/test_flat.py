@@ -7,7 +7,7 @@ import pytest
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.buffer import Buffer
-from icechunk_async.format.flatbuffers.reading import Tables, Vectors
+from icechunk_async.format.flatbuffers.reading import ManyVTables, Tables, Vectors
 from tests.unit.format.forge import Forge
 
 
@@ -370,3 +370,52 @@ def test_one_damaged_table_among_others_is_refused(rows: int, vtables: int, dama
             return
     with pytest.raises(FormatError):
         rows_of(forge, tables).scalar(1, 4)
+
+
+@pytest.mark.parametrize("vtables", [1, 2, 20])
+def test_fields_of_later_versions_are_seen(vtables: int) -> None:
+    """By table; of vtables that are far too long it is not asked which fields they have."""
+    forge = Forge()
+    places = [forge.vtable({0: 4, 2: 8 * (it % 2)}, 12) for it in range(vtables)]
+    tables = [forge.table(places[it % vtables], bytes(8)) for it in range(20)]
+    found = rows_of(forge, tables)
+    later = [vtables > 1 and it % 2 == 1 for it in range(20)]
+    assert found.reaches(1).tolist() == found.reaches(2).tolist() == later
+    assert found.reaches(0).all()
+    assert not found.reaches(3).any()
+
+
+def test_long_vtables_are_not_searched_to_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each field would take a look at all tables."""
+    forge = Forge()
+    places = [forge.vtable({it: 4}, 8) for it in range(9, 20)]
+    tables = [forge.table(place, bytes(4)) for place in places]
+    forge.raw(bytes(1 << 16))
+    for place in places:
+        forge.word(place, 0xFFFE, 2)
+    looked: list[int] = []
+    has = ManyVTables.has
+
+    def counted(vtables: ManyVTables, slot: int) -> object:
+        looked.append(slot)
+        return has(vtables, slot)
+
+    monkeypatch.setattr(ManyVTables, "has", counted)
+    assert rows_of(forge, tables).reaches(6).all()
+    assert 0 < len(looked) < 20
+
+
+@pytest.mark.parametrize("long", [0, 3, 5000, 2_000_000])
+def test_many_strings_are_read(long: int) -> None:
+    """Also long ones, and some with zeros in them."""
+    forge = Forge()
+    vtable = forge.vtable({0: 4}, 8)
+    texts = [f"{it}{chr(8364) * (it % 3)}" for it in range(10_000)]
+    for special in ("", "z" * long, "zero\0in it"):
+        tables = [forge.table(vtable, bytes(4)) for _ in texts]
+        for table, text in zip(tables, [*texts[1:], special], strict=True):
+            forge.link(table + 4, forge.string(text.encode()))
+        assert rows_of(forge, tables).strings(0, required="text") == [*texts[1:], special]
+    forge.data[-5] = 0xFF
+    with pytest.raises(FormatError, match="UTF-8"):
+        rows_of(forge, tables).strings(0, required="text")

@@ -227,7 +227,9 @@ def test_a_parent_outside_of_the_file_is_refused(parent: int) -> None:
     other = OtherRepo()
     other.snapshots.append(other.snapshot(2, {1: Scalar(parent, 4, signed=True)}))
     with pytest.raises(FormatError, match="parent outside"):
-        other.decode()
+        other.decode().snapshots.get(snapshot_id(2))
+    with pytest.raises(FormatError, match="parent outside"):
+        other.decode().check()
 
 
 @pytest.mark.parametrize("slot", [1, 2])
@@ -245,7 +247,7 @@ def test_a_snapshot_listed_twice_is_refused() -> None:
     other = OtherRepo()
     other.snapshots.append(other.snapshot(1, {}))
     with pytest.raises(FormatError, match="twice"):
-        other.decode()
+        other.decode().check()
 
 
 @pytest.mark.parametrize(("header", "field"), [(1, 2), (2, 1), (2, 3), (2, 0)])

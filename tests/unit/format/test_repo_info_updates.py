@@ -16,7 +16,6 @@ from icechunk_async.format.flatbuffers.writing import REF, Shape, finish, table,
 from icechunk_async.format.operations_log import (
     Availability,
     FeatureFlagChanged,
-    LogCache,
     NewCommit,
     RepoStatus,
     RepoStatusChanged,
@@ -86,19 +85,14 @@ COMMITS = st.builds(
 
 
 @given(st.lists(COMMITS | st.sampled_from([Update(it, 7, "b") for it in EVERY_KIND.values()])))
-def test_batched_and_cached_entries_equal_single_ones(
-    updates: list[Update],
-) -> None:
+def test_batched_entries_equal_single_ones(updates: list[Update]) -> None:
     """Commits whose texts are equally long are copies of one, filled in."""
     alone = [block for it in updates for block in encode_updates([it])]
     assert encode_updates(updates) == alone
-    cache = LogCache()
-    assert encode_updates(updates, cache) == encode_updates(updates, cache) == alone
-    assert encode_updates(updates[1:], cache) == alone[1:]
 
 
 def test_encoding_a_log_builds_alike_commits_once() -> None:
-    """Each change of a repository writes all of it."""
+    """A file that is not based on another one writes all of it."""
     log = [Update(NewCommit("main", snapshot_id(it)), it + 1, "repo.1.X") for it in range(1000)]
     built: list[Shape] = []
 
@@ -108,11 +102,8 @@ def test_encoding_a_log_builds_alike_commits_once() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("icechunk_async.format.operations_log.table", counted)
-        cache = LogCache()
-        encode_updates(log, cache)
+        encode_updates(log)
         assert len(built) == 2
-        encode_updates([Update(NewCommit("main", snapshot_id(7)), 2000), *log], cache)
-        assert len(built) == 4
 
 
 def test_the_newest_entry_has_no_backup() -> None:

@@ -91,7 +91,9 @@ def test_chunks_of_length_zero_are_refused() -> None:
     other = OtherSnapshot()
     other.array("/x", {0: other.shape((5, 0)), 2: other.out.offsets([])})
     with pytest.raises(FormatError, match="chunks of length 0"):
-        other.decode(1)
+        other.decode(1).nodes.get("/x")
+    with pytest.raises(FormatError, match="chunks of length 0"):
+        list(other.decode(1).nodes.values())
 
 
 def test_file_infos_are_read_from_both_lists() -> None:
@@ -105,14 +107,30 @@ def test_file_infos_are_read_from_both_lists() -> None:
     }
 
 
+def test_of_a_manifest_listed_twice_the_last_entry_counts() -> None:
+    """However it is looked up."""
+    other = OtherSnapshot()
+    numbers = [1, 2, 2, 2, 3]
+    entries = [
+        other.out.table({0: Struct(manifest_id(it)), 1: Scalar(10 * it + at, 8)})
+        for at, it in enumerate(numbers)
+    ]
+    files = other.decode(fields={7: other.out.offsets(entries)}).manifests
+    assert [files[manifest_id(it)].size_bytes for it in (1, 2, 3)] == [10, 23, 34]
+    assert [it.size_bytes for it in files.values()] == [10, 23, 34]
+
+
 def test_a_manifest_beyond_any_object_is_refused() -> None:
     """Its size goes into a request."""
     other = OtherSnapshot()
     tables = other.out.offsets(
         [other.out.table({0: Struct(manifest_id(2)), 1: Scalar(1 << 63, 8)})]
     )
+    files = other.decode(fields={7: tables}).manifests
     with pytest.raises(FormatError, match="beyond any object"):
-        other.decode(fields={7: tables})
+        files.get(manifest_id(2))
+    with pytest.raises(FormatError, match="beyond any object"):
+        list(files)
 
 
 @pytest.mark.parametrize("kind", [0, 3, 255])
@@ -121,7 +139,9 @@ def test_a_node_of_unknown_type_is_refused(kind: int) -> None:
     other = OtherSnapshot()
     other.node("/x", {3: Scalar(kind, 1)})
     with pytest.raises(FormatError, match="neither an array nor a group"):
-        other.decode()
+        other.decode().nodes.get("/x")
+    with pytest.raises(FormatError, match="neither an array nor a group"):
+        list(other.decode().nodes.values())
 
 
 @pytest.mark.parametrize(
@@ -184,7 +204,9 @@ def test_required_fields_of_nodes_are_required(slot: int) -> None:
     other.array("/x", {0: other.shape(), 2: other.out.offsets([])})
     other.node("/y", {3: Scalar(1, 1), slot: None})
     with pytest.raises(FormatError, match="required field"):
-        other.decode()
+        other.decode().nodes.get("/y")
+    with pytest.raises(FormatError, match="required field"):
+        list(other.decode().nodes.values())
 
 
 def test_reserved_fields_are_passed_over() -> None:

@@ -191,14 +191,21 @@ def test_paths_are_written_in_normal_form() -> None:
 @pytest.mark.parametrize("path", ["", "x", "x/y", "./x", "../x", "\\x", "\0/x"])
 def test_a_relative_path_is_refused(path: str) -> None:
     """No writer makes one, and nothing would list it."""
+    nodes = nodes_of(["/a", path])
     with pytest.raises(FormatError, match="begin with a slash"):
-        nodes_of(["/a", path])
+        list(nodes)
 
 
 def test_a_path_listed_twice_is_refused() -> None:
     """Two nodes cannot be told apart."""
-    with pytest.raises(FormatError, match="twice"):
-        nodes_of(["/a", "/a"])
+    for paths in (["/a", "/a"], ["/", "/a", "/a", "/b"], ["/b", "/a", "/b", "/a"]):
+        with pytest.raises(FormatError, match="twice"):
+            list(nodes_of(paths))
+        with pytest.raises(FormatError, match="twice"):
+            nodes_of(paths).get("/a")
+        with pytest.raises(FormatError, match="twice"):
+            nodes_of(paths).edited([], ["/a"])
+    assert nodes_of(["/a", "/a", "/b"])["/b"].id == node_id(2)
 
 
 def test_nodes_out_of_order_are_found() -> None:
@@ -288,3 +295,10 @@ def test_files_are_in_order(snapshot: Snapshot, spec: int) -> None:
         files = [info.raw(0, 12) or b"" for info in table.tables(7)]
         assert all(info.number(1, 8) != 0 for info in table.tables(7))
     assert files == sorted(snapshot.manifests)
+
+
+def test_nodes_are_found_by_id_any_number_of_times() -> None:
+    """Repeated reads of one path are not taken for a file that unfolds without end."""
+    nodes = nodes_of(["/a" * 50, "/b"])
+    for _ in range(100):
+        assert nodes.path_of(node_id(0)) == "/a" * 50

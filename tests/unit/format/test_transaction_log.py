@@ -258,6 +258,15 @@ def test_chunks_in_any_order_are_sorted() -> None:
     assert other.decode().updated_chunks[node_id(1)].tolist() == [[0], [2]]
 
 
+def test_chunks_in_order_are_not_sorted_again() -> None:
+    """Writers put them in order, and there may be millions."""
+    coords = np.array([[0, 5], [1, 0], [1, 7]], np.uint32)
+    assert unique_coordinates(coords) is coords
+    twice = np.repeat(coords, 2, axis=0)
+    assert unique_coordinates(twice).tolist() == coords.tolist()
+    assert unique_coordinates(coords[::-1]).tolist() == coords.tolist()
+
+
 def test_chunks_of_another_rank_are_no_chunks() -> None:
     """The official engine notes coordinates of any rank; who knows the array asks by rank."""
     other = OtherLog()

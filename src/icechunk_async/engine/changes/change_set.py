@@ -280,8 +280,12 @@ class WorkingTree:
         """Return the paths of all nodes, or of all descendants of ``below``, in order."""
         changes = self.changes
         found = changes.moves.paths(self.base, below)
-        if changes.deleted:
-            found = [path for path in found if not self._is_deleted(path)]
+        deleted = map(self.base.path_of, changes.deleted)
+        gone = {changes.moves.place(path) for path in deleted if path is not None}
+        if changes.moves.requested:  # something else may have been moved there
+            gone = {path for path in gone if self._is_deleted(path)}
+        if gone:
+            found = [path for path in found if path not in gone]
         prefix = "" if below is None else below.rstrip("/") + "/"
         created = [path for path in changes.new if path.startswith(prefix) and path != below]
         return sorted(found + created) if created else found
@@ -377,7 +381,37 @@ class WorkingTree:
 
     def nodes(self) -> Iterator[Node]:
         """Iterate over all nodes as the session sees them, in order of paths."""
-        for path in self.paths():
-            node = self.get(path)
-            assert node is not None
-            yield node
+        yield from self.edited().values()
+
+    def edited(self) -> Nodes:
+        """Return all nodes as the session sees them.
+
+        Cost: time in proportion to the changes.
+        """
+        changes, base = self.changes, self.base
+        if not (changes.new or changes.updated or changes.deleted or changes.moves.requested):
+            return base
+        moved = changes.moves.net()
+        arrived = (changes.moves.find(base, move.target) for move in moved)
+        put = {it.path: it for it in arrived if it is not None and it.id not in changes.deleted}
+        put.update((it.path, it) for it in changes.updated.values() if base.path_of(it.id))
+        put.update(changes.new)
+        deleted = [path for path in map(base.path_of, changes.deleted) if path is not None]
+        return base.edited(put.values(), [*deleted, *(move.source for move in moved)])
+
+    def deleted_nodes(self) -> Iterator[Node]:
+        """Iterate over the nodes of the base that were deleted."""
+        for path in map(self.base.path_of, self.changes.deleted):
+            if path is not None:
+                yield self.base[path]
+
+    def changed_arrays(self) -> list[Node]:
+        """Return the arrays with changed chunks or another document, in order of their paths."""
+        changes = self.changes
+        found = [node for node in changes.new.values() if node.id in changes.chunks]
+        for node_id in changes.chunks.keys() | changes.updated.keys():
+            path = self.base.path_of(node_id)
+            node = None if path is None else self.get(changes.moves.place(path))
+            if node is not None and node.id == node_id:
+                found.append(node)
+        return sorted((it for it in found if it.array is not None), key=lambda node: node.path)

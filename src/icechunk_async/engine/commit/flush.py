@@ -24,7 +24,7 @@ from icechunk_async.format.manifest.reading import Manifest
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.manifest.row_index import rows_in
 from icechunk_async.format.manifest.seekable.patching import MAX_PATCHED_REFS
-from icechunk_async.format.snapshot import ManifestFileInfo, ManifestRef, Nodes
+from icechunk_async.format.snapshot import Files, ManifestFileInfo, ManifestRef
 from icechunk_async.format.sums import ArraySums, ManifestSums, SumsHead, without_sum
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.manifest.refs import Extents
     from icechunk_async.format.manifest.seekable.patching import PatchedManifest
     from icechunk_async.format.manifest.writing import LocationDictionary
-    from icechunk_async.format.snapshot import ArrayData, Node, Snapshot
+    from icechunk_async.format.snapshot import ArrayData, Node, Nodes, Snapshot
 
 __all__ = [
     "Flushed",
@@ -74,7 +74,7 @@ class Flushed:
     """The hierarchy of a new snapshot, and the manifests to store for it."""
 
     nodes: Nodes
-    files: Mapping[ManifestId, ManifestFileInfo]
+    files: Files
     manifests: dict[ManifestId, bytes]
     """Encoded manifests that are not stored yet."""
     sums: dict[ManifestId, Sidecar] = field(default_factory=dict[ManifestId, "Sidecar"])
@@ -149,8 +149,7 @@ class Flusher:
         Cost: loads the manifests that changes fall into, several at a time; manifests made by
         an earlier call for the same changes on the same base are not made again.
         """
-        nodes = list(tree.nodes())
-        changed = [node for node in nodes if self._is_changed(node, tree)]
+        changed = tree.changed_arrays()
         try:
             written = await bounded_map(
                 lambda node: self._write(node, base, tree), changed, limit=_CONCURRENT_MANIFESTS
@@ -160,7 +159,7 @@ class Flusher:
             # nothing is damaged: the base expired, and this says so.
             await self._assets.read_snapshot(base.id)
             raise
-        return self._flushed(base, nodes, changed, written)
+        return self._flushed(base, tree, changed, written)
 
     async def rewrite(
         self, base: Snapshot, tree: WorkingTree, progress: ProgressCallback = no_progress
@@ -169,8 +168,7 @@ class Flusher:
 
         Each manifest is stored when it is made, so that only a few are in memory.
         """
-        nodes = list(tree.nodes())
-        arrays = [node for node in nodes if node.array is not None]
+        arrays = [node for node in tree.nodes() if node.array is not None]
         done = 0
 
         async def write(node: Node) -> Written:
@@ -181,7 +179,7 @@ class Flusher:
             return written
 
         written = await bounded_map(write, arrays, limit=_CONCURRENT_REWRITES)
-        return self._flushed(base, nodes, arrays, written)
+        return self._flushed(base, tree, arrays, written)
 
     def num_cells(self, node: Node) -> int:
         """Count the manifests that an array is rewritten to, at most."""
@@ -203,8 +201,8 @@ class Flusher:
 
     def rewritten(self, base: Snapshot, written: Mapping[NodeId, Sequence[Written]]) -> Flushed:
         """Build a snapshot on top of ``base`` from manifests that are stored already."""
-        nodes = list(WorkingTree(base.nodes, ChangeSet()).nodes())
-        arrays = [node for node in nodes if node.array is not None]
+        tree = WorkingTree(base.nodes, ChangeSet())
+        arrays = [node for node in tree.nodes() if node.array is not None]
         joined = [
             Written(
                 tuple(ref for it in written.get(node.id, ()) for ref in it.refs),
@@ -215,7 +213,7 @@ class Flusher:
             )
             for node in arrays
         ]
-        return self._flushed(base, nodes, arrays, joined)
+        return self._flushed(base, tree, arrays, joined)
 
     def _plan_rewrite(self, node: Node) -> SplitPlan:
         array = node.array
@@ -225,22 +223,31 @@ class Flusher:
         return plan_manifests(array.grid, sizes, array.manifests, none, rewrite_all=True)
 
     def _flushed(
-        self, base: Snapshot, nodes: list[Node], changed: list[Node], written: list[Written]
+        self, base: Snapshot, tree: WorkingTree, changed: list[Node], written: list[Written]
     ) -> Flushed:
         """Put new manifests into their nodes, and keep those of the other nodes."""
-        by_id = {node.id: made for node, made in zip(changed, written, strict=True)}
-        result = [_with_manifests(node, by_id.get(node.id)) for node in nodes]
-        new_files = {it: info for made in written for it, info in made.files.items()}
-        files: dict[ManifestId, ManifestFileInfo] = {}
-        for node in result:
+        made = {it: info for files in written for it, info in files.files.items()}
+        nodes = tree.edited().edited(map(_with_manifests, changed, written))
+        used: dict[ManifestId, ManifestFileInfo] = {}
+        for node in nodes.put.values():
             for ref in node.array.manifests if node.array is not None else ():
-                info = new_files.get(ref.manifest_id) or base.manifests.get(ref.manifest_id)
+                info = made.get(ref.manifest_id) or base.manifests.get(ref.manifest_id)
                 if info is None:
                     raise FormatError(
                         f"Array {node.path!r} uses manifest {ref.manifest_id}, which snapshot "
                         f"{base.id} does not list. The repository is damaged."
                     )
-                files[ref.manifest_id] = info
+                used[ref.manifest_id] = info
+        dropped = {
+            ref.manifest_id
+            for node in (*map(tree.base_node, changed), *tree.deleted_nodes())
+            if node is not None and node.array is not None
+            for ref in node.array.manifests
+        }
+        files = Files.of(base.manifests).edited(
+            [info for manifest_id, info in used.items() if manifest_id in made],
+            dropped - nodes.using(dropped - used.keys()) - used.keys(),
+        )
         packed = {
             manifest_id: data
             for made in written
@@ -248,7 +255,7 @@ class Flusher:
             if manifest_id not in self._stored
         }
         sums = {key: sidecar for made in written for key, sidecar in made.sums.items()}
-        return Flushed(Nodes(result), files, packed, sums)
+        return Flushed(nodes, files, packed, sums)
 
     async def store(self, flushed: Flushed) -> None:
         """Store the manifests that are not stored yet, several at a time, and their sidecars."""
@@ -265,12 +272,6 @@ class Flusher:
             self._stored.add(manifest_id)
 
         await bounded_map(store, list(flushed.manifests), limit=_CONCURRENT_MANIFESTS)
-
-    @staticmethod
-    def _is_changed(node: Node, tree: WorkingTree) -> bool:
-        if node.array is None:
-            return False
-        return node.id in tree.changes.chunks or node.id in tree.changes.updated
 
     async def _write(
         self, node: Node, base: Snapshot, tree: WorkingTree, *, rewrite_all: bool = False
@@ -516,8 +517,7 @@ def _within(extents: Extents, box: Extents) -> bool:
     )
 
 
-def _with_manifests(node: Node, written: Written | None) -> Node:
-    if written is None or node.array is None:
-        return node
+def _with_manifests(node: Node, written: Written) -> Node:
+    assert node.array is not None
     array: ArrayData = replace(node.array, manifests=written.refs)
     return replace(node, array=array)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async.engine.files.layout import EncodedSnapshot
@@ -95,6 +95,10 @@ class _Snapshots:
         del parent
         payload = encode_snapshot(snapshot, self.spec_version)
         data = pack(payload, FileType.SNAPSHOT, self.spec_version, level=level)
+        if not snapshot.nodes.is_light:
+            # Its nodes are found in the new file from now on, and copied from there.
+            stored = decode_snapshot(Envelope(self.spec_version, payload))
+            snapshot = replace(snapshot, nodes=stored.nodes, manifests=stored.manifests)
         return EncodedSnapshot(data, snapshot)
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import bounded_map
-from icechunk_async.errors import IcechunkError
+from icechunk_async.errors import FormatError, IcechunkError
 
 if TYPE_CHECKING:
     from icechunk_async.engine.files.assets import Assets
@@ -38,15 +38,15 @@ def choose(base: Snapshot, config: ManifestPreloadConfig, max_refs: int) -> list
     """
     left = min(config.effective_max_total_refs, max_refs)
     condition = config.effective_preload_if
-    nodes = (base.nodes[path] for path in islice(base.nodes.paths, _MAX_NODES))
-    arrays = ((node.path, node.array) for node in nodes if node.array is not None)
+    arrays = base.nodes.first_arrays(_MAX_NODES)
     chosen: dict[ManifestId, None] = {}
-    for path, array in islice(arrays, config.effective_max_arrays_to_scan):
-        for manifest_id in (ref.manifest_id for ref in array.manifests):
+    for node in islice(arrays, config.effective_max_arrays_to_scan):
+        for ref in node.array.manifests if node.array is not None else ():
+            manifest_id = ref.manifest_id
             info = base.manifests.get(manifest_id)
             if info is None or manifest_id in chosen or info.num_chunk_refs > left:
                 continue
-            if condition.matches(path, info.num_chunk_refs):
+            if condition.matches(node.path, info.num_chunk_refs):
                 chosen[manifest_id] = None
                 left -= info.num_chunk_refs
     return list(chosen)
@@ -68,4 +68,9 @@ async def preload(
         except IcechunkError as error:  # a reader that needs the manifest will raise it
             _log.info("manifest %s could not be preloaded: %s", manifest_id, error)
 
-    await bounded_map(load, choose(base, config, max_refs), limit=_CONCURRENT_MANIFESTS)
+    try:
+        chosen = choose(base, config, max_refs)
+    except FormatError as error:  # a reader of the damaged node will raise it
+        _log.info("no manifest of snapshot %s could be chosen: %s", base.id, error)
+        return
+    await bounded_map(load, chosen, limit=_CONCURRENT_MANIFESTS)

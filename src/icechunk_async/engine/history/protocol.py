@@ -392,12 +392,20 @@ class History(Protocol):
         """
         ...
 
+    def known_snapshot(self, snapshot_id: SnapshotId) -> SnapshotInfo | None:
+        """Return a snapshot's place in history if it is in memory; from any thread."""
+        ...
+
     def ancestry(self, snapshot_id: SnapshotId) -> AsyncIterator[SnapshotInfo]:
         """Iterate from a snapshot to its root.
 
         Raises:
             SnapshotNotFoundError: the repository has no such snapshot.
         """
+        ...
+
+    def ancestry_pages(self, snapshot_id: SnapshotId) -> AsyncIterator[list[SnapshotInfo]]:
+        """Iterate as `ancestry`, several at a time, where they are at hand."""
         ...
 
     def log_position(self) -> int:

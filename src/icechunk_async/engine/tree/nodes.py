@@ -8,6 +8,7 @@ import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.tree.listing import ChunkType
+from icechunk_async.engine.tree.workspace import InManifests
 from icechunk_async.errors import NodeNotFoundError
 from icechunk_async.format.manifest.refs import InlineChunk, Kind, NativeChunk, VirtualChunk
 
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from icechunk_async.engine.tree.workspace import Workspace
     from icechunk_async.engine.virtual.chunks import VirtualLocations
     from icechunk_async.format.ids import NodeId
-    from icechunk_async.format.manifest.refs import ChunkRefs
+    from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs
 
-__all__ = ["chunk_type", "node_id", "virtual_locations"]
+__all__ = ["chunk_type", "known_chunk_type", "node_id", "virtual_locations"]
 
 
 def node_id(workspace: Workspace, path: str) -> NodeId:
@@ -38,7 +39,18 @@ async def chunk_type(workspace: Workspace, path: str, coords: Sequence[int]) -> 
     """Return where the bytes of a chunk are; see ``Session.chunk_type``."""
     workspace.array(path)
     handle = await workspace.find_chunk(path, tuple(coords))
-    match None if handle is None else handle.ref:
+    return _type_of(None if handle is None else handle.ref)
+
+
+def known_chunk_type(workspace: Workspace, path: str, coords: Sequence[int]) -> ChunkType | None:
+    """Return as `chunk_type`, without an event loop; None if that would take a request."""
+    workspace.array(path)
+    found = workspace.find_in_memory(path, tuple(coords))
+    return None if isinstance(found, InManifests) else _type_of(found)
+
+
+def _type_of(ref: ChunkRef | None) -> ChunkType:
+    match ref:
         case None:
             return ChunkType.UNINITIALIZED
         case NativeChunk():

@@ -28,13 +28,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FEWEST",
+    "MAX_REPEATED_TABLES",
+    "MAX_SHARING",
     "Buffer",
     "Even",
     "as_array",
+    "beyond_table",
     "copy_of_rows",
     "evenly",
+    "lacking",
+    "misaligned",
+    "outside",
+    "pointless",
     "position_at",
     "put_rows",
+    "unfolded",
 ]
 
 
@@ -126,12 +134,15 @@ def _windows(data: Bytes, size: int) -> npt.NDArray[Any]:
     return np.ndarray((max(len(data) - size + 1, 0),), f"V{size}", data, strides=(1,))
 
 
-_MAX_SHARING: Final = 16
+MAX_SHARING: Final = 16
 """The maximum ratio of unfolded strings and numbers to the size of the file.
 
 Writers may let several tables point at one string or vector. A file in which everything points
 at everything would unfold without end; genuine ones stay far below this.
 """
+MAX_REPEATED_TABLES: Final = 1
+"""The maximum ratio of unfolded vectors of tables to the size of the file: writers do not share
+them, and each item costs far more than one of a string."""
 _FEW_ROWS: Final = 3
 """Up to this count positions are checked one by one, which is faster in small files."""
 _FEW_BYTES: Final = 1 << 10
@@ -167,23 +178,23 @@ class Buffer:
         # Reductions make no temporary arrays, which cost more than the looking.
         end = positions.max() + size if isinstance(size, int) else (positions + size).max()
         if not (positions.min() >= 0 and end <= self.size):
-            raise _outside()
+            raise outside()
         if align > 1 and int(np.bitwise_or.reduce(positions)) & (align - 1):
-            raise _misaligned()
+            raise misaligned()
 
     def _check_even(self, positions: Even, size: int, align: int) -> None:
         low, high = positions.bounds()
         if not 0 <= low <= high <= self.size - size:
-            raise _outside()
+            raise outside()
         if (positions.start | positions.step) & (align - 1):
-            raise _misaligned()
+            raise misaligned()
 
     def check_one(self, position: int, size: int, align: int) -> None:
         """Check that ``size`` bytes at one position are in the buffer, and aligned."""
         if not 0 <= position <= self.size - size:
-            raise _outside()
+            raise outside()
         if position & (align - 1):
-            raise _misaligned()
+            raise misaligned()
 
     def shorts(self, position: int, count: int) -> tuple[int, ...]:
         """Read 16-bit words in a row: a vtable, or its first two."""
@@ -202,7 +213,7 @@ class Buffer:
         elif width > 1:
             bits = positions.item() if len(positions) == 1 else np.bitwise_or.reduce(positions)
             if int(bits) & (width - 1):
-                raise _misaligned()
+                raise misaligned()
         return self._read(positions, width)
 
     def _read(self, positions: Places, width: int) -> npt.NDArray[Any]:
@@ -240,21 +251,41 @@ class Buffer:
             if distance and (distances == distance).all():
                 return positions.plus(distance)
         if not (distances.item() if len(distances) == 1 else distances.all()):
-            raise FormatError("A FlatBuffer holds an offset that points at itself.")
+            raise pointless()
         targets: Positions = as_array(positions) + distances
         return targets
 
-    def check_unfolded(self, size_bytes: int, sharing: int = _MAX_SHARING) -> None:
+    def check_unfolded(self, size_bytes: int, sharing: int = MAX_SHARING) -> None:
         """Raise an error if contents unfold to more than ``sharing`` times the size of the file."""
         if size_bytes > sharing * self.size:
-            raise FormatError(
-                f"A FlatBuffer of {self.size} bytes unfolds to {size_bytes}: it is not genuine."
-            )
+            raise unfolded(self.size, size_bytes)
 
 
-def _outside() -> FormatError:
+def outside() -> FormatError:
+    """Return the error for bytes that are not there."""
     return FormatError("A FlatBuffer refers to bytes outside of itself.")
 
 
-def _misaligned() -> FormatError:
+def beyond_table() -> FormatError:
+    """Return the error for a field that is not inside of its table."""
+    return FormatError("A FlatBuffer table has a field outside of itself.")
+
+
+def misaligned() -> FormatError:
+    """Return the error for a word at a place where none can be."""
     return FormatError("A FlatBuffer holds a misaligned value.")
+
+
+def pointless() -> FormatError:
+    """Return the error for an offset of 0."""
+    return FormatError("A FlatBuffer holds an offset that points at itself.")
+
+
+def lacking(field: str) -> FormatError:
+    """Return the error for a required field that is absent."""
+    return FormatError(f"A FlatBuffer table lacks its required field {field!r}.")
+
+
+def unfolded(size: int, size_bytes: int) -> FormatError:
+    """Return the error for contents that would grow without end."""
+    return FormatError(f"A FlatBuffer of {size} bytes unfolds to {size_bytes}: it is not genuine.")

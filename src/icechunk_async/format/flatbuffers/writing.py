@@ -12,7 +12,7 @@ multiples of 8, which aligns everything in them.
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from struct import Struct, pack
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,11 +23,12 @@ from icechunk_async.format.envelope import MAX_PAYLOAD_BYTES
 from icechunk_async.format.flatbuffers.buffer import copy_of_rows, put_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
     type Positions = npt.NDArray[np.int64]
+    type Part = bytes | memoryview
     type Block = tuple[bytes, int]
     """The bytes, and the position in them that offsets to it point to."""
 
@@ -36,12 +37,18 @@ __all__ = [
     "IDENTIFIER",
     "REF",
     "Layout",
+    "Long",
     "Offsets",
     "Output",
     "Shape",
     "blob",
+    "column_vector",
     "copy_pieces",
     "finish",
+    "finish_long",
+    "joined",
+    "long_table",
+    "long_vector",
     "string",
     "strings",
     "structs",
@@ -54,6 +61,8 @@ __all__ = [
 IDENTIFIER: Final = b"Ichk"
 """The file identifier that every writer sets and no reader checks."""
 
+_LARGE_BYTES: Final = 1 << 22
+"""From this size on NumPy requests large pages."""
 BLOCK: Final = 1 << 13
 """Records filled in at a time, field by field, so that they stay in the processor's cache."""
 
@@ -86,10 +95,7 @@ class Layout:
             InvalidInputError: it exceeds what the format can address.
         """
         if self.size > MAX_PAYLOAD_BYTES:
-            raise InvalidInputError(
-                f"A file of {self.size} bytes exceeds the format's limit of 2 GiB. Configure "
-                "manifest splitting, or commit more often."
-            )
+            raise _too_large(self.size)
         return Output(np.zeros(self.size, np.uint8))
 
 
@@ -248,8 +254,26 @@ class Shape:
         return Shape(*codes)
 
 
-def table(shape: Shape, *values: Any) -> Block:
-    """Build a table; ``None`` leaves a slot out, and so do numbers that are 0, the default."""
+class Long:
+    """The bytes of a block that is too large to be copied more than once, in pieces."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        """Take the pieces, which follow one another."""
+        self.parts = parts
+        self._size = sum(map(len, parts))
+
+    def __len__(self) -> int:
+        """Count the bytes."""
+        return self._size
+
+
+def table(
+    shape: Shape, *values: Any, join: Callable[[list[Any]], Any] = b"".join
+) -> tuple[Any, int]:
+    """Build a table; ``None`` leaves a slot out, and so do numbers that are 0, the default.
+
+    ``join`` makes one object of its pieces: of bytes, unless `long_table` wants another.
+    """
     if None in values or 0 in values:
         values = tuple([value or None for value in values])
         shape = shape.without(tuple([value is None for value in values]))
@@ -262,7 +286,66 @@ def table(shape: Shape, *values: Any) -> Block:
         parts.append(data)
         end += len(data)
     parts[1] = shape.fields.pack(*[it for it in fields if it is not None])
-    return b"".join(parts), shape.entry
+    return join(parts), shape.entry
+
+
+def long_table(shape: Shape, *values: Any) -> tuple[Long, int]:
+    """Build a table as `table`; what it refers to may be long."""
+
+    def join(parts: list[Part | Long]) -> Long:
+        nested = (part.parts if isinstance(part, Long) else (part,) for part in parts)
+        return Long(list(chain.from_iterable(nested)))
+
+    return table(shape, *values, join=join)
+
+
+def column_vector(shape: Shape, columns: Sequence[npt.NDArray[Any]]) -> Block:
+    """Build a vector of tables that refer to nothing, given as columns: one for each slot.
+
+    Numbers are ``(n,)``, bytes ``(n, size)``. Numbers that are 0, the default, are left out.
+    """
+    count = len(columns[0])
+    absent = np.zeros(count, np.intp)
+    for slot, column in enumerate(columns):
+        if column.ndim == 1:
+            absent |= (column == 0).astype(np.intp) << slot
+    shapes = {
+        code: shape.without(tuple([bool(code >> slot & 1) for slot in range(len(columns))]))
+        for code in np.unique(absent).tolist()
+    }
+    ends, entries = np.zeros((2, 1 << len(columns)), np.int64)
+    for code, found in shapes.items():
+        ends[code], entries[code] = found.end, found.entry
+    sizes = ends[absent]
+    starts = np.cumsum(sizes) - sizes
+    data = np.zeros(int(sizes.sum()), np.uint8)
+    for code, found in shapes.items():
+        rows = np.flatnonzero(absent == code)
+        block = np.zeros((len(rows), found.end), np.uint8)
+        block[:, : len(found.head)] = np.frombuffer(found.head, np.uint8)
+        present = [it for slot, it in enumerate(columns) if not code >> slot & 1]
+        for place, column in zip(found.places, present, strict=True):
+            raw = np.ascontiguousarray(column[rows]).view(np.uint8).reshape(len(rows), -1)
+            block[:, place : place + raw.shape[1]] = raw
+        put_rows(data, starts[rows], block)
+    head = _offsets(starts + entries[absent])
+    return b"".join([head, memoryview(data)]), 0
+
+
+def long_vector(positions: Positions, parts: Sequence[Part]) -> tuple[Long, int]:
+    """Build a vector of tables, given where they are in pieces that follow one another."""
+    return Long([_offsets(positions), *parts]), 0
+
+
+def _offsets(positions: Positions) -> bytes:
+    """Return the count and the offsets of a vector whose items come right after them."""
+    count = len(positions)
+    head = 4 + 4 * count
+    gap = -head % 8
+    words = np.zeros((head + gap) >> 2, "<u4")
+    words[0] = count
+    words[1 : count + 1] = positions + (head + gap) - np.arange(4, head, 4)
+    return words.tobytes()
 
 
 def vector(items: Sequence[Block]) -> Block:
@@ -304,3 +387,36 @@ def finish(root: Block) -> bytes:
     """Return the buffer with this root table."""
     data, entry = root
     return _HEAD.pack(_HEAD.size + entry, IDENTIFIER) + data
+
+
+def finish_long(root: tuple[Long, int]) -> Part:
+    """Return the buffer with this root table, whose bytes are copied once.
+
+    Raises:
+        InvalidInputError: it exceeds what the format can address.
+    """
+    data, entry = root
+    head = _HEAD.pack(_HEAD.size + entry, IDENTIFIER)
+    size = len(head) + len(data)
+    if size > MAX_PAYLOAD_BYTES:
+        raise _too_large(size)
+    if size < _LARGE_BYTES:
+        return b"".join([head, *data.parts])
+    return memoryview(joined((head, *data.parts))).toreadonly()
+
+
+def joined(parts: Sequence[Part]) -> npt.NDArray[np.uint8]:
+    """Copy pieces that follow one another into memory of NumPy, where they can be changed."""
+    data = np.empty(sum(map(len, parts)), np.uint8)
+    view, at = memoryview(data), 0
+    for part in parts:
+        view[at : at + len(part)] = part
+        at += len(part)
+    return data
+
+
+def _too_large(size: int) -> InvalidInputError:
+    return InvalidInputError(
+        f"A file of {size} bytes exceeds the format's limit of 2 GiB. Configure "
+        "manifest splitting, or commit more often."
+    )

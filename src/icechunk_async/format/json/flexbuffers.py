@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from flatbuffers.flexbuffers import Builder, Type, Value
@@ -25,6 +26,7 @@ __all__ = ["SignedInt", "decode_flexbuffer", "encode_flexbuffer"]
 _FACTOR: Final = 8
 """Values and bytes of text read per byte of input. Honest writers need 1; shared offsets more."""
 
+_SMALL_BYTES: Final = 64
 _FLOATS: Final = {4: "<f", 8: "<d"}
 _NUMBER_CODES: Final = {Type.INT: "bhiq", Type.UINT: "BHIQ", Type.BOOL: "BHIQ"}
 _INDIRECT: Final = {
@@ -79,7 +81,17 @@ def decode_flexbuffer(data: bytes | memoryview) -> JSON:
         FormatError: the bytes are no FlexBuffer, hold what JSON cannot, are nested too deeply,
             or refer to the same bytes so often that the value would dwarf them.
     """
-    return _Reader(bytes(data)).root()
+    raw = bytes(data)
+    # Most values are short, and those of a history alike: most of a reader's time is its making.
+    if 2 < len(raw) <= _SMALL_BYTES and raw[-2] >> 2 <= Type.STRING:
+        return _small_scalar(raw)
+    return _Reader(raw).root()
+
+
+@lru_cache(maxsize=1 << 12)
+def _small_scalar(raw: bytes) -> JSON:
+    """Decode a number or text."""
+    return _Reader(raw).root()
 
 
 class _Builder(Builder):

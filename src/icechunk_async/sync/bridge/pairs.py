@@ -88,16 +88,23 @@ def asked[N, **P, T](
     return awaited(work)
 
 
-def blocking[**P, T](twin: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+def blocking[**P, T](
+    twin: Callable[P, Coroutine[Any, Any, T]], known: Callable[P, T | None] | None = None
+) -> Callable[P, T]:
     """Return the function that blocks until the work of an `awaited` one is done.
 
     The twin of a class or static method is wrapped again: `classmethod(blocking(open_async))`.
+    Where ``known`` returns a result, from memory, that is returned on the caller's thread.
     """
     declared: Any = getattr(twin, "__func__", twin)
     work: Callable[P, Coroutine[Any, Any, T]] = declared.__wrapped__
 
     @functools.wraps(work)
     def method(*args: P.args, **kwargs: P.kwargs) -> T:
+        if known is not None:
+            found = known(*args, **kwargs)
+            if found is not None:
+                return found
         return run(work(*args, **kwargs))
 
     method.__name__ = method.__name__.removesuffix("_async")

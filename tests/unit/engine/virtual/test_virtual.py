@@ -23,10 +23,12 @@ from icechunk_async.errors import (
     VirtualSourceChangedError,
 )
 from icechunk_async.format.config import LocalFileSystemStore, S3Store, VirtualChunkContainer
+from icechunk_async.format.manifest.refs import VirtualChunk
 from icechunk_async.storage import open_storage
 from icechunk_async.zarr import VirtualChunkSpec
-from icechunk_async.zarr.virtual.references import grid_refs
+from icechunk_async.zarr.virtual.references import grid_refs, spec_refs
 from tests.helpers import make_array, memory_url, read
+from tests.unit.test_costs import counted_calls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -190,6 +192,7 @@ async def test_a_changed_source_is_refused_by_etag(
 async def test_bad_references_store_nothing(session: Session) -> None:
     """Lengths, offsets, keys, grids and columns that do not fit."""
     store, url = session.store, f"{BUCKET}file.nc"
+    spec = VirtualChunkSpec([0, 1], url, 0, 1)
     for offset, length in ((-1, 5), (0, 0), (0, -3), (1 << 63, 1)):
         with pytest.raises(InvalidInputError, match="virtual chunk"):
             store.set_virtual_ref("a/c/0/0", url, offset=offset, length=length)
@@ -201,6 +204,12 @@ async def test_bad_references_store_nothing(session: Session) -> None:
         store.set_virtual_ref("a/c/10/0", url, offset=0, length=1)
     with pytest.raises(InvalidInputError, match="does not fit"):
         store.set_virtual_refs("a", [VirtualChunkSpec([1], url, 0, 1)])
+    for index in ([-1, 0], [0, 1 << 32], [1 << 70, 0], [0, -(1 << 70)], [0, 0, 0], []):
+        with pytest.raises(InvalidInputError, match="does not fit"):
+            store.set_virtual_refs("a", [spec, VirtualChunkSpec(index, url, 0, 1)])
+    for offset, length in ((-1, 5), (0, 0), ((1 << 63) - 1, 1), (1 << 70, 1), (1, 1 << 70)):
+        with pytest.raises(InvalidInputError, match="cannot be a virtual chunk"):
+            store.set_virtual_refs("a", [spec, VirtualChunkSpec([0, 0], url, offset, length)])
     with pytest.raises(InvalidCoordinatesError, match="3 such chunks"):
         store.set_virtual_refs("a", [VirtualChunkSpec([i, 0], url, 0, 1) for i in range(13)])
     ones = np.ones(4, np.uint64)
@@ -288,6 +297,42 @@ async def test_columns_and_lists_say_the_same_as_single_references(session: Sess
     )
     assert await read(session, "a/c/0/0") == DATA[5:7]
     assert await read(session, "a/c/0/1") == DATA[2:4]
+
+
+def test_lists_of_specifications_are_columns() -> None:
+    """Each has its guard, the ETag before the time; the last of equal chunks counts."""
+    now = datetime(2030, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
+    urls = [f"s3://bucket/{it % 3}" for it in range(100)]
+    specs = [
+        VirtualChunkSpec(
+            (99 - it, 0) if it % 7 else [3, 0],
+            urls[it],
+            it,
+            1 + it,
+            f"tag {it % 2}" if it % 5 == 0 else None,
+            now if it % 2 else None,
+        )
+        for it in range(100)
+    ]
+    with counted_calls() as calls:
+        refs = spec_refs(VirtualLocations([]), specs, 2, validate_containers=False)
+    assert len(calls) < 400
+    expected = {tuple(it.index): it for it in specs}
+    assert [tuple(it) for it in refs.coords.tolist()] == sorted(expected)
+    for row, coords in enumerate(refs.coords.tolist()):
+        spec = expected[tuple(coords)]
+        limit = None if spec.etag_checksum else spec.last_updated_at_checksum
+        assert refs.ref(row) == VirtualChunk(
+            spec.location,
+            spec.offset,
+            spec.length,
+            spec.etag_checksum,
+            None if limit is None else int(now.timestamp()) + 1,
+        )
+    assert len(spec_refs(VirtualLocations([]), [], 2, validate_containers=True)) == 0
+    scalar = [VirtualChunkSpec([], urls[0], it, 5) for it in range(3)]
+    refs = spec_refs(VirtualLocations([]), scalar, 0, validate_containers=False)
+    assert refs.offsets.tolist() == [2]
 
 
 @pytest.mark.parametrize("fraction_ns", [0, 1, 500_000_000, 999_999_999])

@@ -231,6 +231,16 @@ class AlphaHistory:
         it = await self._assets.snapshot(snapshot_id)
         return SnapshotInfo.of(it.id, it.parent_id, it.flushed_at, it.message, it.metadata)
 
+    def known_snapshot(self, snapshot_id: SnapshotId) -> SnapshotInfo | None:
+        """Return None: it is in a separate file, which may have left the cache."""
+        del snapshot_id
+        return None
+
+    async def ancestry_pages(self, snapshot_id: SnapshotId) -> AsyncIterator[list[SnapshotInfo]]:
+        """Iterate as `ancestry`, one at a time: each costs a request."""
+        async for info in self.ancestry(snapshot_id):
+            yield [info]
+
     async def ancestry(self, snapshot_id: SnapshotId) -> AsyncIterator[SnapshotInfo]:
         """Iterate from a snapshot to its root.
 

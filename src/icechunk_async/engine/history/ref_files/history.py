@@ -25,8 +25,6 @@ from icechunk_async.engine.history.protocol import (
     Kept,
     StoredConfig,
 )
-from icechunk_async.engine.history.ref_files import upkeep
-from icechunk_async.engine.history.ref_files.audit import audit
 from icechunk_async.engine.history.refusals import (
     branch_exists,
     branch_moved,
@@ -263,6 +261,11 @@ class RefFilesHistory:
             snapshot.metadata,
         )
 
+    def known_snapshot(self, snapshot_id: SnapshotId) -> SnapshotInfo | None:
+        """Return None: it is in a separate file, which may have left the cache."""
+        del snapshot_id
+        return None
+
     async def ancestry(self, snapshot_id: SnapshotId) -> AsyncIterator[SnapshotInfo]:
         """Iterate from a snapshot to its root. Cost: one request a snapshot unless cached."""
         seen: set[SnapshotId] = set()
@@ -283,6 +286,11 @@ class RefFilesHistory:
                 continue
             yield info
             child, current = current, info.parent_id
+
+    async def ancestry_pages(self, snapshot_id: SnapshotId) -> AsyncIterator[list[SnapshotInfo]]:
+        """Iterate as `ancestry`, one at a time: each costs a request."""
+        async for info in self.ancestry(snapshot_id):
+            yield [info]
 
     async def _stored_parent(self, child: SnapshotId | None) -> SnapshotId | None:
         """Return the parent that a snapshot's file names now; None for no snapshot."""
@@ -397,6 +405,8 @@ class RefFilesHistory:
 
     async def expire(self, rule: Expiration, *, dry_run: bool) -> frozenset[SnapshotId]:
         """Drop old snapshots. Cost: reads all there are, and writes one for each ref."""
+        from icechunk_async.engine.history.ref_files import upkeep  # noqa: PLC0415 -- loaded when it is used
+
         return await upkeep.expire(self, self._storage, self._assets, rule, dry_run=dry_run)
 
     async def audit(self) -> Audit:
@@ -404,10 +414,14 @@ class RefFilesHistory:
 
         Cost: a listing, one request for each branch and two for each tag.
         """
+        from icechunk_async.engine.history.ref_files.audit import audit  # noqa: PLC0415 -- loaded when it is used
+
         return await audit(self._storage)
 
     async def reachable(self, parent_of: ParentOf) -> frozenset[SnapshotId]:
         """Return every snapshot that a branch or tag leads to. Cost: reads them all."""
+        from icechunk_async.engine.history.ref_files import upkeep  # noqa: PLC0415 -- loaded when it is used
+
         return await upkeep.reachable(self, self._storage, parent_of)
 
     async def release(

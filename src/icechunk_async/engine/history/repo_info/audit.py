@@ -14,7 +14,7 @@ from icechunk_async.format.config import decode_config
 from icechunk_async.format.layout import REPO_INFO, backup_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from icechunk_async.format.operations_log import Update
     from icechunk_async.format.repo_info import RepoInfo
@@ -33,6 +33,7 @@ async def audit(storage: Storage) -> Audit:
         return Audit({}, {}, (_fault("missing", f"{REPO_INFO!r} is missing."),))
     try:
         info = read_info(retrieved).info
+        info.check()
     except FormatError as error:
         return Audit({}, {}, (_fault("unreadable", str(error)),))
     faults = list(_faults_of(info))
@@ -72,7 +73,7 @@ def _faults_of(info: RepoInfo) -> Iterator[Fault]:
         yield _fault("disagrees", detail, "operations log")
 
 
-def _descends(updates: tuple[Update, ...]) -> bool:
+def _descends(updates: Sequence[Update]) -> bool:
     return all(later.updated_at > earlier.updated_at for later, earlier in pairwise(updates))
 
 
@@ -90,6 +91,7 @@ async def _follow_log(
             return (), (gone,)
         try:
             info = read_info(retrieved).info
+            info.check()
         except FormatError as error:
             return (Fault("operations log", key, "unreadable", f"{key!r}: {error}"),), ()
         newest = info.updates[0].updated_at if info.updates else None

@@ -55,7 +55,7 @@ from icechunk_async.format.operations_log import (
     Update,
     UpdateDetail,
 )
-from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo
+from icechunk_async.format.repo_info import OperationsLog, RepoInfo, SnapshotInfo, Snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -214,18 +214,15 @@ def push_update(
     """
     # Clocks of several writers disagree; the log's order does not.
     entry = Update(detail, max(now_us, info.updated_at + 1))
-    if not info.updates:
+    log = OperationsLog.of(info.updates)
+    if not log:
         # No entry can carry the backup's name. As what continues the log it stays known: by it a
         # writer that got no reply recognizes its own write, and what continued the log so far is
         # named in that backup.
         return replace(info, updates=(entry,), before_updates=backup_name)
-    newest, *older = info.updates
-    updates = [entry, replace(newest, backup_path=backup_name), *older]
-    for place in range(max(1, max_updates), len(updates)):
-        path = updates[place].backup_path
-        if path is not None:
-            return replace(info, updates=tuple(updates[:place]), before_updates=path)
-    return replace(info, updates=tuple(updates))
+    log = log.with_newest(entry, replace(log[0], backup_path=backup_name), instead=1)
+    log, continued = log.cut(max(1, max_updates))
+    return replace(info, updates=log, before_updates=continued or info.before_updates)
 
 
 def with_backup(update: Update, name: str) -> Update:
@@ -381,7 +378,7 @@ def _entry(snapshot: Snapshot, parent_id: SnapshotId) -> SnapshotInfo:
 
 
 def _publish(info: RepoInfo, entry: SnapshotInfo, branch: str | None) -> RepoInfo:
-    snapshots = {**info.snapshots, entry.id: entry}
+    snapshots = Snapshots.of(info.snapshots).edited([entry])
     branches = info.branches if branch is None else {**info.branches, branch: entry.id}
     return replace(info, snapshots=snapshots, branches=branches)
 
@@ -428,15 +425,14 @@ def _drop(
         to_root: make the root their parent, not the nearest ancestor that is kept.
         anchors: ancestors that are made the parent even so.
     """
-    kept: dict[SnapshotId, SnapshotInfo] = {}
-    for it in info.snapshots.values():
-        if it.id in dropped:
-            continue
-        adopt = it.parent_id in dropped
-        kept[it.id] = (
-            _with_other_parent(info, it, dropped, to_root=to_root, anchors=anchors) if adopt else it
-        )
-    return replace(info, snapshots=kept)
+    if not dropped:
+        return info
+    adopted = [
+        _with_other_parent(info, it, dropped, to_root=to_root, anchors=anchors)
+        for it in info.snapshots.values()
+        if it.parent_id in dropped and it.id not in dropped
+    ]
+    return replace(info, snapshots=Snapshots.of(info.snapshots).edited(adopted, dropped))
 
 
 def _with_other_parent(

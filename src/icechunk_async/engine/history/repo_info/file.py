@@ -24,10 +24,9 @@ from icechunk_async.errors import (
     PreconditionFailedError,
     RepositoryNotFoundError,
 )
-from icechunk_async.format.envelope import FileType, pack, unpack
+from icechunk_async.format.envelope import Envelope, FileType, pack, unpack
 from icechunk_async.format.layout import REPO_INFO, backup_key, new_backup_name
-from icechunk_async.format.operations_log import LogCache
-from icechunk_async.format.repo_info import decode_repo_info, encode_repo_info
+from icechunk_async.format.repo_info import OperationsLog, decode_repo_info, encode_repo_info
 
 if TYPE_CHECKING:
     from icechunk_async._runtime.line import Place
@@ -78,7 +77,6 @@ class _Newest:
 
     def __init__(self) -> None:
         self.seen: Seen | None = None
-        self.log_cache = LogCache()
         self.line = Line()
         """Of the changes of this process, which would only race each other."""
 
@@ -198,7 +196,7 @@ class RepoInfoFile:
                     store = None
                 try:
                     if ready:
-                        self._remember(Seen(next_info, await self._write(next_info, seen)))
+                        self._remember(await self._write(next_info, seen))
                         return
                 except PreconditionFailedError:
                     pass  # another writer was first
@@ -227,12 +225,13 @@ class RepoInfoFile:
             return False
         return True
 
-    async def _write(self, info: RepoInfo, seen: Seen) -> Version:
-        level = self._settings.compression_level
-        data = pack(
-            encode_repo_info(info, self._newest.log_cache), FileType.REPO_INFO, 2, level=level
-        )
-        return await self._storage.put(REPO_INFO, data, if_version=seen.version)
+    async def _write(self, info: RepoInfo, seen: Seen) -> Seen:
+        payload = encode_repo_info(info)
+        data = pack(payload, FileType.REPO_INFO, 2, level=self._settings.compression_level)
+        version = await self._storage.put(REPO_INFO, data, if_version=seen.version)
+        if not info.is_light:  # what lies on top of an older file is in the new one, to be copied
+            info = decode_repo_info(Envelope(2, payload))
+        return Seen(info, version)
 
 
 def _while_online(edit: Edit) -> Edit:
@@ -251,5 +250,5 @@ def _landed(info: RepoInfo, attempts: list[str], snapshot_id: SnapshotId | None)
     Each attempt takes a backup under a new name, and the log names the backups of those that
     landed.
     """
-    backups = {info.before_updates, *(update.backup_path for update in info.updates)}
+    backups = {info.before_updates, *OperationsLog.of(info.updates).backups()}
     return not backups.isdisjoint(attempts) or snapshot_id in info.snapshots

@@ -26,9 +26,7 @@ from icechunk_async.engine.history.protocol import (
 )
 from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.repo_info import edits
-from icechunk_async.engine.history.repo_info.audit import audit
 from icechunk_async.engine.history.repo_info.file import RepoInfoFile, Seen, read_info
-from icechunk_async.engine.history.repo_info.past import PastTip
 from icechunk_async.engine.history.way import Found, Way
 from icechunk_async.errors import FormatError
 from icechunk_async.format.config import decode_config, encode_config
@@ -208,6 +206,8 @@ class RepoInfoHistory:
     async def tip_at(self, name: str, moment_us: int) -> SnapshotId:
         """Return where a branch was. Cost: a conditional request, and one a backup of the log."""
         info = (await self._file.refresh()).info
+        from icechunk_async.engine.history.repo_info.past import PastTip  # noqa: PLC0415 -- loaded when it is used
+
         past = PastTip(info, name, edits.find_branch(info.branches, name), moment_us)
         updates = self._state.updates(info)
         async with closing(updates):
@@ -250,14 +250,24 @@ class RepoInfoHistory:
 
     async def snapshot_info(self, snapshot_id: SnapshotId) -> SnapshotInfo:
         """Return a snapshot's place in history. Cost: none if it was seen before."""
-        known = self._file.seen.info.snapshots.get(snapshot_id)
+        known = self.known_snapshot(snapshot_id)
         return known or edits.find_snapshot((await self._file.refresh()).info, snapshot_id)
+
+    def known_snapshot(self, snapshot_id: SnapshotId) -> SnapshotInfo | None:
+        """Return a snapshot's place in history if it was seen before; from any thread."""
+        return self._file.seen.info.snapshots.get(snapshot_id)
 
     async def ancestry(self, snapshot_id: SnapshotId) -> AsyncIterator[SnapshotInfo]:
         """Iterate from a snapshot to its root. Cost: at most one conditional request."""
         await self.snapshot_info(snapshot_id)
         for info in self._file.seen.info.ancestry(snapshot_id):
             yield info
+
+    async def ancestry_pages(self, snapshot_id: SnapshotId) -> AsyncIterator[list[SnapshotInfo]]:
+        """Iterate as `ancestry`, several at a time."""
+        await self.snapshot_info(snapshot_id)
+        for page in self._file.seen.info.ancestry_pages(snapshot_id):
+            yield page
 
     def log_position(self) -> int:
         """Return the time of the newest entry of the operations log that was seen."""
@@ -325,6 +335,8 @@ class RepoInfoHistory:
 
     async def audit(self) -> Audit:
         """Read the repo info anew, and report what is damaged."""
+        from icechunk_async.engine.history.repo_info.audit import audit  # noqa: PLC0415 -- loaded when it is used
+
         return await audit(self._storage)
 
     async def reachable(self, parent_of: ParentOf) -> frozenset[SnapshotId]:

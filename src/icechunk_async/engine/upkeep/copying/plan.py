@@ -13,7 +13,6 @@ from icechunk_async.engine.upkeep.copying.marks import References
 from icechunk_async.engine.upkeep.copying.selection import select_history, select_old_history
 from icechunk_async.format.envelope import FileType, pack, unpack
 from icechunk_async.format.layout import CONFIG, REPO_INFO, branch_key, snapshot_key, tag_key
-from icechunk_async.format.operations_log import LogCache
 from icechunk_async.format.refs import encode_ref
 from icechunk_async.format.repo_info import SnapshotInfo, encode_repo_info
 from icechunk_async.format.snapshot import with_parent
@@ -77,7 +76,7 @@ async def make_plan(
         lines = info.snapshots
         await _check_paths(assets, derivation, info.branches, info.tags)
         info = derived_info(info, derivation)
-    data = pack(encode_repo_info(info, LogCache()), FileType.REPO_INFO, 2, level=_LEVEL)
+    data = pack(encode_repo_info(info), FileType.REPO_INFO, 2, level=_LEVEL)
     chosen = info.snapshots if lines is None else lines
     return Plan(References({REPO_INFO: data}), frozenset(chosen), lines=lines)
 

@@ -271,7 +271,7 @@ async def _put_back(storage: Storage, data: bytes, found: Retrieved | None) -> N
 
 def _is_sound(data: bytes | memoryview) -> bool:
     try:
-        decode_repo_info(unpack(data, FileType.REPO_INFO))
+        decode_repo_info(unpack(data, FileType.REPO_INFO)).check()
     except FormatError:
         return False
     return True

@@ -193,8 +193,10 @@ class _Walk:
         key = snapshot_key(snapshot_id)
         snapshot: Snapshot | None = None
         try:
-            snapshot = await self._assets.read_snapshot(snapshot_id)
-            self._take(key, snapshot)
+            found = await self._assets.read_snapshot(snapshot_id)
+            found.check()
+            snapshot = found
+            self._take(key, found)
         except SnapshotNotFoundError:
             self._add("snapshot", key, "missing", f"{key!r} is missing.")
         except FormatError as error:

@@ -1,0 +1,149 @@
+"""Snapshot files: every node of the hierarchy at one moment (spec, "Snapshot files").
+
+`nodes.Nodes` finds nodes by path and holds what changed on top of a file (`table`), in which
+nothing is decoded that was not asked for (`columns` decodes many nodes at once). `files.Files` are
+the manifests that it lists. `writing` copies what did not change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from icechunk_async.format.flatbuffers.buffer import Buffer
+from icechunk_async.format.flatbuffers.reading import Tables
+from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
+from icechunk_async.format.json.metadata import decode_items
+from icechunk_async.format.snapshot.files import Files, ManifestFileInfo
+from icechunk_async.format.snapshot.nodes import ArrayData, Dimension, ManifestRef, Node, Nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from icechunk_async.format.envelope import Envelope
+    from icechunk_async.format.json.metadata import JSON
+
+__all__ = [
+    "Ancestor",
+    "ArrayData",
+    "AttributesPlace",
+    "Dimension",
+    "Files",
+    "ManifestFileInfo",
+    "ManifestRef",
+    "Node",
+    "Nodes",
+    "Snapshot",
+    "decode_metadata",
+    "decode_snapshot",
+    "encode_snapshot",
+    "with_parent",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One state of the whole hierarchy."""
+
+    id: SnapshotId
+    parent_id: SnapshotId | None
+    """Spec 1 only; spec 2 keeps ancestry in the repo info."""
+    flushed_at: int
+    """Microseconds since the epoch."""
+    message: str
+    metadata: dict[str, JSON] = field(default_factory=dict[str, "JSON"])
+    nodes: Nodes = field(default_factory=Nodes, repr=False)
+    manifests: Mapping[ManifestId, ManifestFileInfo] = field(default_factory=Files, repr=False)
+    ancestors: tuple[Ancestor, ...] = field(default=(), repr=False)
+    """The nearest ones, newest first, where a layout lists them in the file."""
+    num_ancestors: int = 0
+    """All of them, where a layout counts them in the file."""
+    attribute_places: Mapping[NodeId, AttributesPlace] = field(
+        default_factory=dict["NodeId", "AttributesPlace"], repr=False
+    )
+    """Where attributes are, of nodes that have them in another file than the snapshot."""
+
+    def check(self) -> None:
+        """Decode all that is decoded only when it is asked for.
+
+        Raises:
+            FormatError: something is damaged.
+        """
+        for _ in self.nodes.values():
+            pass
+        for _ in self.manifests.values():
+            pass
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestor:
+    """An ancestor that a snapshot's file lists."""
+
+    id: SnapshotId
+    flushed_at: int
+    """Microseconds since the epoch."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttributesPlace:
+    """The place of a node's attributes in a file of attributes."""
+
+    file: str
+    """The key of the file."""
+    row: int
+
+
+def decode_snapshot(envelope: Envelope) -> Snapshot:
+    """Read a snapshot by its own header's version.
+
+    Nodes and manifests are decoded when they are asked for, and raise then if they are damaged.
+
+    Raises:
+        FormatError: the payload is damaged.
+
+    Cost: does not depend on the number of nodes.
+    """
+    from icechunk_async.format.snapshot.table import NodeTable  # noqa: PLC0415 -- loaded when it is used
+
+    buffer = Buffer(envelope.payload)
+    root = Tables.root(buffer)
+    parent = None
+    if root.has(1)[0]:
+        parent = SnapshotId(root.struct(1, SnapshotId.size_bytes, field="parent_id").tobytes())
+    nodes = root.vector(2, 4, 4, required="nodes")
+    metadata = root.vector(5, 4, 4, required="metadata").tables()
+    return Snapshot(
+        id=SnapshotId(root.struct(0, SnapshotId.size_bytes, field="id").tobytes()),
+        parent_id=parent,
+        flushed_at=int(root.scalar(3, 8)[0]),
+        message=root.strings(4, required="message")[0],
+        metadata=decode_metadata(metadata, envelope.spec_version),
+        nodes=Nodes.from_table(NodeTable(buffer, nodes, envelope.spec_version)),
+        manifests=Files.from_root(buffer, root),
+    )
+
+
+def encode_snapshot(snapshot: Snapshot, spec_version: int) -> bytes | memoryview:
+    """Return the FlatBuffer of a snapshot; see `writing.encode_snapshot`."""
+    from icechunk_async.format.snapshot import writing  # noqa: PLC0415 -- loaded when it is used
+
+    return writing.encode_snapshot(snapshot, spec_version)
+
+
+def decode_metadata(items: Tables, spec_version: int) -> dict[str, JSON]:
+    """Read MetadataItem tables."""
+    names = items.strings(0, required="name")
+    values = items.vector(1, 1, 1, required="value").bytes()
+    return decode_items(list(zip(names, values, strict=True)), spec_version)
+
+
+def with_parent(payload: bytes | memoryview, parent_id: SnapshotId) -> bytes:
+    """Return the FlatBuffer of a snapshot with another parent; all else stays, byte for byte.
+
+    Raises:
+        FormatError: it is damaged, or has no parent: roots do not get one.
+    """
+    root = Tables.root(Buffer(payload))
+    (place,) = root.places(1, SnapshotId.size_bytes, field="parent_id").tolist()
+    return b"".join([payload[:place], parent_id, payload[place + SnapshotId.size_bytes :]])

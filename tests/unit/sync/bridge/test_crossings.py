@@ -1,0 +1,120 @@
+"""Calls that only read memory do not wait for another thread."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+
+import icechunk_async.sync as icechunk
+from icechunk_async.sync.bridge import portal
+from tests.helpers import array_document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PROTOTYPE = default_buffer_prototype()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> icechunk.Repository:
+    """Return a repository with an array of three chunks, of which one is inline."""
+    repo = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path)))
+    session = repo.writable_session("main")
+    for key, data in {
+        "a/zarr.json": array_document((4,), (1,), data_type="uint8"),
+        "a/c/0": b"0",
+        "a/c/1": bytes(1000),
+    }.items():
+        sync(session.store.set(key, PROTOTYPE.buffer.from_bytes(data)))
+    session.commit("made")
+    return repo
+
+
+def crossings(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> tuple[object, int]:
+    """Make a call; return its result, and how many times it waited for the loop's thread."""
+    count = 0
+    run = portal._Portal.run
+
+    def counted(self: portal._Portal, work: Any) -> object:
+        nonlocal count
+        count += 1
+        return run(self, work)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(portal._Portal, "run", counted)
+        return call(), count
+
+
+def test_chunk_types_are_told_from_memory(
+    repository: icechunk.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the manifest was read; changes of the session are in memory always."""
+    kinds = icechunk.ChunkType
+    expected = [kinds.inline, kinds.native, kinds.uninitialized, kinds.uninitialized]
+    again = icechunk.Repository.open(icechunk.local_filesystem_storage(str(tmp_path)))
+    for session in (repository.readonly_session("main"), again.writable_session("main")):
+        session.chunk_type("/a", [0])
+        for row in range(5):
+            found = crossings(monkeypatch, partial(session.chunk_type, "a", [row]))
+            assert found == ([*expected, kinds.uninitialized][row], 0)
+    sync(session.store.set("a/c/2", PROTOTYPE.buffer.from_bytes(b"2")))
+    assert crossings(monkeypatch, lambda: session.chunk_type("/a", (2,))) == (kinds.inline, 0)
+    for path in ("/b", "/a/"):
+        if path == "/b":
+            with pytest.raises(icechunk.IcechunkError, match="/b"):
+                session.chunk_type(path, [0])
+        else:
+            assert session.chunk_type(path, [0]) == kinds.inline
+
+
+def test_a_chunk_type_that_is_not_in_memory_is_read(
+    repository: icechunk.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one crossing."""
+    del repository
+    config = icechunk.RepositoryConfig.default()
+    config.manifest = icechunk.ManifestConfig(
+        preload=icechunk.ManifestPreloadConfig(max_total_refs=0)
+    )
+    storage = icechunk.local_filesystem_storage(str(tmp_path))
+    session = icechunk.Repository.open(storage, config=config).readonly_session("main")
+    found = crossings(monkeypatch, lambda: session.chunk_type("/a", [1]))
+    assert found == (icechunk.ChunkType.native, 1)
+
+
+def test_ids_of_nodes_and_known_snapshots_are_told_from_memory(
+    repository: icechunk.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snapshots never change."""
+    session = repository.readonly_session("main")
+    node_id, count = crossings(monkeypatch, lambda: session.get_node_id("/a"))
+    assert count == 0
+    assert node_id == sync(session.get_node_id_async("/a"))
+    tip = session.snapshot_id
+    info, count = crossings(monkeypatch, lambda: repository.lookup_snapshot(tip))
+    assert count == 0
+    assert info == sync(repository.lookup_snapshot_async(tip))
+    for wrong in ("nonsense", "0" * 20):
+        with pytest.raises(icechunk.IcechunkError):
+            repository.lookup_snapshot(wrong)
+    with pytest.raises(icechunk.IcechunkError, match="/nothing"):
+        session.get_node_id("/nothing")
+
+
+def test_the_state_of_a_session_is_told_from_memory(
+    repository: icechunk.Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The changes, and whether there are any."""
+    session = repository.writable_session("main")
+    sync(session.store.set("a/c/2", PROTOTYPE.buffer.from_bytes(b"2")))
+    status, count = crossings(monkeypatch, session.status)
+    assert count == 0
+    assert isinstance(status, icechunk.Diff)
+    assert status.updated_chunks == {"/a": [[2]]}
+    changed, count = crossings(monkeypatch, lambda: session.has_uncommitted_changes)
+    assert (changed, count) == (True, 0)
