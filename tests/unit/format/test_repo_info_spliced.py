@@ -318,6 +318,17 @@ def test_entries_with_fields_that_we_do_not_know_are_written_anew(written: list[
     assert decoded(payload) == as_values(info)
 
 
+def test_files_of_a_later_version_are_written_anew(written: list[object]) -> None:
+    """All of their entries may have a field that we do not know."""
+    base = decoded(
+        other_file(lambda out, _: {6: out.blob(b"l")}, lambda out, _: {4: out.blob(b"l")})
+    )
+    info = committed(base, entry(500, base.branches["main"]))
+    payload = encode_repo_info(info)
+    assert len(written) >= 2 * COUNT
+    assert decoded(payload) == as_values(info)
+
+
 def test_entries_that_share_things_are_told_apart() -> None:
     """A message of several snapshots is not changed by what one of them gets."""
     shared: list[Field] = []

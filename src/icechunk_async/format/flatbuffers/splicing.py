@@ -195,9 +195,11 @@ def place_before(
         new: the new tables, in order.
 
     Returns:
-        None if too much else would be copied.
+        None if too much else would be copied, or nothing is left to copy.
     """
     kept = ~gone
+    if not kept.any():
+        return None
     start = int(source.spans.low[kept].min()) & -_BLOCK_BYTES
     end = int(source.spans.high[kept].max())
     used = int((bare.high - bare.low)[kept].sum())
