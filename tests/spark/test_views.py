@@ -44,7 +44,7 @@ def two_states(repository: Repository) -> list[str]:
 
 
 def test_views_of_two_states_are_joined(
-    spark: SparkSession, two_states: list[str], url: str
+    spark: SparkSession, repository: Repository, two_states: list[str], url: str
 ) -> None:
     """Each of all groups and tables, and of one snapshot."""
     assert two_states
@@ -65,6 +65,12 @@ def test_views_of_two_states_are_joined(
     assert [tuple(it) for it in joined.collect()] == [(20, 1, 3.0, 9.0)]
     log = spark.sql("SELECT message FROM repo__snapshots ORDER BY written_at DESC LIMIT 2")
     assert [it.message for it in log.collect()] == ["second", "first"]
+    spark.sql(f"CREATE TEMPORARY VIEW one USING icechunk OPTIONS (path '{url}', group 'by/height')")
+    spark.sql("INSERT OVERWRITE one VALUES (20, 7)")
+    changed = zarr.open_array(
+        repository.readonly_session("main").store, path="by/height/height", mode="r"
+    )
+    assert np.array_equal(changed[...], [1, 7])
     with pytest.raises(InvalidInputError, match=r"No branch, tag or snapshot.*'v2'"):
         register_views(spark, url, ref="v2")
 
