@@ -251,7 +251,7 @@ def derive(pipeline: Pipeline, until: int) -> None:
     compute(pipeline, month_of, [f"{OCEAN}/time"], month)
     chunks = (12, rows, columns // 4)
     normal = NewArray(
-        f"{OCEAN}/normal", (12, rows, columns), chunks, "f8", ["month", *grid], np.nan
+        f"{OCEAN}/normal", (12, rows, columns), chunks, "f8", ["calendar_month", *grid], np.nan
     )
     compute(pipeline, monthly_mean, [values, month.path], normal)
     anomaly = NewArray(f"{OCEAN}/anomaly", shape, chunks, "f4", ["time", *grid], np.nan)
@@ -295,7 +295,8 @@ def warming(pipeline: Pipeline, group: str, **where: str) -> Decades:
 
 def seasons(pipeline: Pipeline, **where: str) -> list[float]:
     """Ask Spark for the normal temperature of the ocean in each month, in degrees Celsius."""
-    pipeline.view("normals", "month", "normal", group=OCEAN, arrays="normal", **where)
+    columns = ["calendar_month AS month", "normal"]
+    pipeline.view("normals", *columns, group=OCEAN, arrays="normal", **where)
     months = pipeline.spark.sql(
         "SELECT month, avg(normal) - 273.15 AS celsius FROM normals GROUP BY month ORDER BY month"
     )

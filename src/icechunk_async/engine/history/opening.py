@@ -67,11 +67,16 @@ async def find(storage: Storage) -> Found | None:
 
     Cost: three requests at once; if they find nothing, some more for other layouts.
     """
+    return await _find_numbered(storage) or await find_other(storage)
+
+
+async def _find_numbered(storage: Storage) -> Found | None:
+    """Return the repository of one of `WAYS` that a storage holds, or None; as `find`."""
     for read in await gather(*(way.detect(storage) for way in WAYS)):
         if read is not None:
             found: Found = read()
             return found
-    return await find_other(storage)
+    return None
 
 
 async def find_other(storage: Storage) -> Found | None:
@@ -131,9 +136,11 @@ async def check_empty(storage: Storage) -> None:
 
 async def find_or_check_empty(storage: Storage) -> Found | None:
     """Find a repository, or check that the location is empty; both run concurrently."""
-    found, refusal = await gather(find(storage), _refusal_of_contents(storage))
-    if found is None and refusal is not None:
-        raise refusal
+    found, refusal = await gather(_find_numbered(storage), _refusal_of_contents(storage))
+    if found is None and refusal is not None:  # an empty location holds no other layout either
+        found = await find_other(storage)
+        if found is None:
+            raise refusal
     return found
 
 
@@ -143,7 +150,7 @@ async def find_or_see_empty(storage: Storage) -> Found | None:
     Contents without a repository may be those of one whose migration ended at this moment.
     """
     try:
-        found = await find(storage)
+        found = await _find_numbered(storage)
     except FormatError as error:
         if error.context.get("code") != CLOSED:
             raise
