@@ -55,6 +55,7 @@ def _document(number: int) -> bytes:
 
 
 async def _plant(store: Store, count: int) -> None:
+    await store.set("zarr.json", PROTOTYPE.buffer.from_bytes(GROUP))  # the official lists below it
     for number in range(count):
         group, place = divmod(number, 100)
         name = f"g{group:05}/a{place:02}" if place else f"g{group:05}"

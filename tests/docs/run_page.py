@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import json
 import os
 import re
 import shlex
@@ -58,6 +59,8 @@ def run(page: Path) -> None:
                         _shell(command)
                 case "toml":
                     tomllib.loads(text)
+                case "json":
+                    json.loads(text)
                 case _:
                     raise AssertionError(f"{page.name}:{line}: no way to run {language!r} blocks")
 

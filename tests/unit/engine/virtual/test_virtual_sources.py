@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -226,6 +225,7 @@ async def test_addresses_and_files_of_the_repository_are_not_followed(
     assert "evil" not in caplog.text
 
 
+NO_ADDRESSES = ["evil.example/", "x@evil.example/", "evil.example#", "e.x\\"]
 EVIL = S3Options(region="eu", endpoint_url="https://evil.example", anonymous=False)
 
 
@@ -258,53 +258,6 @@ async def test_a_repository_cannot_send_the_readers_keys_to_an_endpoint(
     assert options["endpoint_url"] == "https://evil.example"
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://evil.example")
     assert (await source_options(container, access)).keys() == options.keys()
-
-
-async def test_no_way_of_opening_takes_the_repositorys_word_for_an_endpoint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nor does opening again with access, with another configuration, or as a fork elsewhere."""
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
-        monkeypatch.delenv(name, raising=False)
-    url, container = memory_url(), _container(S3Store(EVIL))
-    own = RepositoryConfig(virtual_chunk_containers=(container,))
-    other = RepositoryConfig(inline_chunk_threshold_bytes=5)
-    access = {container.url_prefix: KEYS}
-    async with Repository.create(url, config=own):
-        pass
-    async with Repository.open(url, config=other) as repository:
-        session = await repository.writable_session("main")
-        fork = pickle.loads(pickle.dumps(await session.fork()))
-        for opening in (
-            Repository.open(url, authorize_virtual_chunk_access=access),
-            Repository.open_or_create(url, authorize_virtual_chunk_access=access),
-            repository.reopen(authorize_virtual_chunk_access=access),
-            repository.reopen(other, authorize_virtual_chunk_access=access),
-            fork.attached(authorize_virtual_chunk_access=access),
-            fork.attached(repository.storage, authorize_virtual_chunk_access=access),
-        ):
-            with pytest.raises(VirtualAccessError, match="your credentials are not sent there"):
-                async with opening:
-                    pytest.fail("it would send them")
-        async with (
-            Repository.open(url, config=own, authorize_virtual_chunk_access=access) as named,
-            named.reopen(other) as again,  # what the reader named before stays named
-        ):
-            assert again.authorized_virtual_prefixes == {container.url_prefix}
-
-
-@pytest.mark.parametrize("place", ["evil.example/", "x@evil.example/", "evil.example#", "e.x\\"])
-async def test_neither_a_region_nor_an_account_is_an_address(place: str) -> None:
-    """They are parts of the host that gets the reader's credentials; nothing is sent."""
-    s3 = _container(S3Store(S3Options(region=place)))
-    async with open_storage("s3://bucket", **await source_options(s3, KEYS)) as bucket:
-        with pytest.raises(InvalidInputError, match="region"):
-            await bucket.get("key")
-    azure = _container(AzureStore({"account": place}))
-    options = await source_options(azure, AzureBearerToken("secret"))
-    with pytest.raises(InvalidInputError, match="account_name"):
-        async with open_storage("az://container", **options):
-            pytest.fail("it is open")
 
 
 async def test_keys_go_to_the_endpoint_that_the_reader_named() -> None:

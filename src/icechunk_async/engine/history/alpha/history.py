@@ -469,6 +469,8 @@ async def _load_config(storage: Storage) -> StoredConfig:
 
 
 async def _detect(storage: Storage) -> Callable[[], Found] | None:
+    if not storage.capabilities.listing:
+        return None  # the newest number of a branch is found in a listing
     newest = await AlphaRefs(storage).numbered(MAIN).newest()
     if newest is None:
         return None
