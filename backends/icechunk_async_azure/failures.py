@@ -49,6 +49,8 @@ FOREIGN: Final = (AzureError, aiohttp.ClientError, OSError, ValueError)
 _SECRETS: Final = re.compile(
     r"(?i)((?:sig|accountkey|sharedaccesssignature)=|sharedkey [^:\s]+:|bearer )[^&;\s'\")\]]+"
 )
+_DATE_PRECISION: Final = timedelta(seconds=1)
+"""The header `Date` has whole seconds: what ended within this one has ended."""
 _MAX_SKEW: Final = timedelta(minutes=10)
 """Less than the 15 minutes that the service allows, because its reply took time, too."""
 
@@ -194,7 +196,8 @@ def _of_refusal(
 ) -> tuple[type[IcechunkError], str]:
     now = _time_of_service(error)
     said = str(error)
-    if (expires is not None and expires <= (now or datetime.now(UTC))) or (
+    latest = datetime.now(UTC) if now is None else now + _DATE_PRECISION
+    if (expires is not None and expires <= latest) or (
         "expired" in said and "token" in said.lower()
     ):
         ended = f" at {expires:%Y-%m-%d %H:%M:%SZ}" if expires is not None else ""

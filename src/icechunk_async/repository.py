@@ -1280,8 +1280,8 @@ class Repository:
             solver: decides conflicts first; those that it leaves are open.
 
         Raises:
-            NotFoundError, BranchNotFoundError, SnapshotNotFoundError, InvalidInputError,
-            RepositoryReadOnlyError, UnsafeStorageError: as `merge`.
+            NotFoundError, BranchNotFoundError, SnapshotNotFoundError: as `merge`.
+            InvalidInputError, RepositoryReadOnlyError, UnsafeStorageError: as `merge`.
 
         Cost: that of `merge` without the commit.
         """

@@ -332,6 +332,16 @@ class TestSignatureThatTheServiceRefuses:
                 await session.commit("in vain")
             assert await service.state() == ([], [None] * 3)
 
+    async def test_one_that_ended_within_the_second_of_the_refusal_has_expired(
+        self, service: Service, proxy: FaultProxy
+    ) -> None:
+        """The service tells whole seconds."""
+        fixed = {**_without_key(service.lasting), "sas_token": service.proof(LATER)}
+        async with open_storage(service.url, **_through(proxy, fixed)) as storage:
+            proxy.use(FaultPlan((Rule(_refusal(LATER - timedelta(seconds=1))),)))
+            with pytest.raises(ExpiredCredentialsError, match="expired at"):
+                await storage.get("repo")
+
 
 def _make_container(endpoint: str) -> str:
     return asyncio.run(make_container(endpoint))

@@ -100,7 +100,7 @@ async def ingest_array(
         NodeExistsError: something that was not written from this array is at the path.
         ConflictError: somebody committed to the branch meanwhile; what was committed before stays.
             Run it again.
-        Others as `write_virtual_array`. Snapshots that were committed before an error stay.
+        IcechunkError: as `write_virtual_array`. Snapshots that were committed before stay.
 
     Cancellation: snapshots may have been committed; run it again to continue.
 
