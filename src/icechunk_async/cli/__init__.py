@@ -1,9 +1,10 @@
 """The `icechunk-async` command.
 
 Each command is an asynchronous function that returns a document, a frozen dataclass, beside a
-function that prints the document for people. `commands` makes commands of them and adds the options
-that all share; `app` puts them together. To add one, write both functions in the module of its
-kind, or in a new one, and add a line to `register`.
+function that prints the document for people. They are in `commands`. `declaring` makes commands of
+them and adds the options that all share, `console` prints, `targets` finds what a REF names, and
+`app` puts all together. To add a command, write both functions in the module of its kind, or in a
+new one, and add a line to `register`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from icechunk_async.cli import (
+from icechunk_async.cli.commands import (
     administration,
     contents,
     copies,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -12,9 +11,10 @@ import anyio
 from icechunk_async.errors import InvalidInputError, MissingDriverError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
-    from icechunk_async.cli.watch import CommitLine
+    from icechunk_async.format.json.metadata import JSON
 
 __all__ = ["Webhook"]
 
@@ -44,7 +44,9 @@ class Webhook:
         self._url = url
         self._source = source
 
-    async def send(self, event_id: str, when: datetime, subject: str, data: CommitLine) -> None:
+    async def send(
+        self, event_id: str, when: datetime, subject: str, data: Mapping[str, JSON]
+    ) -> None:
         """Send one event, again and again until the server takes it.
 
         Raises:
@@ -67,7 +69,7 @@ class Webhook:
             "subject": subject,
             "time": when.isoformat(),
             "datacontenttype": "application/json",
-            "data": {**asdict(data), "written_at": when.isoformat()},
+            "data": dict(data),
         }
         body = json.dumps(event, ensure_ascii=False).encode()
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 
-from icechunk_async.cli.commands import parse_pair, parse_time, run_and_show
+from icechunk_async.cli.declaring import parse_pair, parse_time, run_and_show
 from tests.unit.cli.conftest import run
 
 if TYPE_CHECKING:

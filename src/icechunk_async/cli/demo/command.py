@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from icechunk_async.cli.commands import AsJson, Debug, run_and_show
 from icechunk_async.cli.console import make_console
+from icechunk_async.cli.declaring import AsJson, Debug, run_and_show
 from icechunk_async.errors import MissingDriverError
 
 if TYPE_CHECKING:

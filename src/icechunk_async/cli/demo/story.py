@@ -15,7 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from icechunk_async import Repository, RepositoryConfig
-from icechunk_async.cli.contents import show_hierarchy, tree
+from icechunk_async.cli.commands.contents import show_hierarchy, tree
+from icechunk_async.cli.commands.history import diff, log, show_comparison, show_log
 from icechunk_async.cli.demo import changes
 from icechunk_async.cli.demo.data import (
     COPIED,
@@ -27,7 +28,6 @@ from icechunk_async.cli.demo.data import (
 )
 from icechunk_async.cli.demo.drawing import draw
 from icechunk_async.cli.demo.place import claim, read_refs
-from icechunk_async.cli.history import diff, log, show_comparison, show_log
 from icechunk_async.engine.commit.conflicts import (
     BasicConflictSolver,
     ConflictDetector,

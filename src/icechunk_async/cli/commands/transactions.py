@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from icechunk_async.cli.commands import repository_command
 from icechunk_async.cli.console import make_table, plain, time_of
+from icechunk_async.cli.declaring import repository_command
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from icechunk_async.cli.commands import DryRun, repository_command
+from icechunk_async.cli.commands.history import Touched, show_touched, touched_of
 from icechunk_async.cli.console import BRANCH, REMOVED, SNAPSHOT, plain
-from icechunk_async.cli.history import Touched, show_touched, touched_of
+from icechunk_async.cli.declaring import DryRun, Paths, repository_command
 from icechunk_async.errors import MergeConflictError
 
 if TYPE_CHECKING:
@@ -42,10 +42,6 @@ _Base = Annotated[
     typer.Option(
         "--base", metavar="REF", help="What both began with. By default the common ancestor."
     ),
-]
-_Paths = Annotated[
-    list[str] | None,
-    typer.Option("--path", metavar="PATH", help="Only this array or group. May be repeated."),
 ]
 _Message = Annotated[str | None, typer.Option("--message", "-m", help="The message of the commit.")]
 
@@ -126,7 +122,7 @@ async def restore(
     repository: Repository,
     ref: _Source,
     *,
-    path: _Paths = None,
+    path: Paths = None,
     on: _On = "main",
     message: _Message = None,
     dry_run: DryRun = False,

@@ -9,12 +9,6 @@ import typer
 from rich.filesize import decimal
 from rich.text import Text
 
-from icechunk_async.cli.commands import (
-    DryRun,
-    OlderThan,
-    repository_command,
-    url_command,
-)
 from icechunk_async.cli.console import (
     BRANCH,
     REMOVED,
@@ -22,6 +16,12 @@ from icechunk_async.cli.console import (
     make_table,
     plain,
     showing_progress,
+)
+from icechunk_async.cli.declaring import (
+    DryRun,
+    OlderThan,
+    repository_command,
+    url_command,
 )
 
 if TYPE_CHECKING:

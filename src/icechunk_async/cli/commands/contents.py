@@ -17,8 +17,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from icechunk_async._runtime.concurrency import bounded_map
-from icechunk_async.cli.commands import AsOf, Ref, repository_command
 from icechunk_async.cli.console import QUIET, make_table, plain
+from icechunk_async.cli.declaring import AsOf, Ref, repository_command
 from icechunk_async.cli.targets import open_session
 from icechunk_async.errors import InvalidStoreKeyError, NodeNotFoundError, VirtualAccessError
 

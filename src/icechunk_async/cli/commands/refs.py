@@ -9,8 +9,8 @@ import typer
 from rich.text import Text
 
 from icechunk_async._runtime.concurrency import bounded_map
-from icechunk_async.cli.commands import AsOf, Ref, repository_command
 from icechunk_async.cli.console import BRANCH, SNAPSHOT, TAG, make_table, plain, time_of
+from icechunk_async.cli.declaring import AsOf, Ref, repository_command
 from icechunk_async.cli.targets import CONCURRENT_LOOKUPS, find_target, ref_targets
 
 if TYPE_CHECKING:

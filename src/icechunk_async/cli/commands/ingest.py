@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from icechunk_async.cli.commands import OptionPair, parse_pair, repository_command
 from icechunk_async.cli.console import SNAPSHOT, plain
+from icechunk_async.cli.declaring import OptionPair, parse_pair, repository_command
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator  # noqa: TC003 -- Typer evaluates annotations
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from icechunk_async.cli.commands import Ref, repository_command, streaming_command
 from icechunk_async.cli.console import SNAPSHOT, make_table, plain, time_of
+from icechunk_async.cli.declaring import Paths, Ref, repository_command, streaming_command
 from icechunk_async.cli.webhook import Webhook
 
 if TYPE_CHECKING:
@@ -47,10 +47,6 @@ _Count = Annotated[
 ]
 _From = Annotated[str, typer.Argument(metavar="FROM", help="The first REF.")]
 _To = Annotated[str, typer.Argument(metavar="TO", help="The second REF.")]
-_Paths = Annotated[
-    list[str] | None,
-    typer.Option("--path", metavar="PATH", help="Only this array or group. May be repeated."),
-]
 _Path = Annotated[str, typer.Argument(metavar="PATH", help="The path of the array.")]
 
 
@@ -151,7 +147,8 @@ async def watch(
             branch, str(info.id), parent, info.written_at, info.message, info.metadata
         )
         if webhook is not None:
-            await webhook.send(line.snapshot_id, line.written_at, branch, line)
+            data = {**asdict(line), "written_at": line.written_at.isoformat()}
+            await webhook.send(line.snapshot_id, line.written_at, branch, data)
         yield line
         if left is not None and (left := left - 1) == 0:
             return
@@ -178,7 +175,7 @@ async def blame(repository: Repository, path: _Path, ref: Ref = "main") -> Blame
 
 
 async def diff_values(
-    repository: Repository, start: _From, end: _To = "main", *, path: _Paths = None
+    repository: Repository, start: _From, end: _To = "main", *, path: Paths = None
 ) -> ChangedValues:
     """Show how many cells of each array changed between two snapshots, and by how much.
 

@@ -46,6 +46,7 @@ __all__ = [
     "DryRun",
     "OlderThan",
     "OptionPair",
+    "Paths",
     "Ref",
     "parse_pair",
     "parse_time",
@@ -137,6 +138,10 @@ OlderThan = Annotated[
         parser=parse_time_or_age,
         help="An ISO 8601 time (UTC unless it has an offset), or an age such as 90d, 12h or 30m.",
     ),
+]
+Paths = Annotated[
+    list[str] | None,
+    typer.Option("--path", metavar="PATH", help="Only this array or group. May be repeated."),
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Change nothing; show what would be changed.")

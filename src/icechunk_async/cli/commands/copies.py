@@ -9,13 +9,13 @@ import typer
 from rich.filesize import decimal
 from rich.text import Text
 
-from icechunk_async.cli.commands import (
+from icechunk_async.cli.console import BRANCH, REMOVED, SNAPSHOT, plain, showing_progress
+from icechunk_async.cli.declaring import (
     OptionPair,
     parse_pair,
     parse_time_or_age,
     repository_command,
 )
-from icechunk_async.cli.console import BRANCH, REMOVED, SNAPSHOT, plain, showing_progress
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.ids import SnapshotId
 

@@ -11,7 +11,6 @@ import typer
 from rich.text import Text
 
 from icechunk_async._runtime import clock
-from icechunk_async.cli.commands import OptionPair, parse_pair, repository_command, url_command
 from icechunk_async.cli.console import (
     ADDED,
     CHANGED,
@@ -21,6 +20,7 @@ from icechunk_async.cli.console import (
     plain,
     time_of,
 )
+from icechunk_async.cli.declaring import OptionPair, parse_pair, repository_command, url_command
 from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:

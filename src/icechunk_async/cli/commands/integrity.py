@@ -13,8 +13,8 @@ import typer
 from rich.filesize import decimal
 from rich.text import Text
 
-from icechunk_async.cli.commands import Authorize, repository_command, url_command
 from icechunk_async.cli.console import REMOVED, make_table, plain, showing_progress
+from icechunk_async.cli.declaring import Authorize, repository_command, url_command
 from icechunk_async.cli.targets import find_target
 from icechunk_async.errors import FormatError, RepositoryNotFoundError
 

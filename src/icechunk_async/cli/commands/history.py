@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from icechunk_async.cli.commands import AsOf, Ref, repository_command, url_command
 from icechunk_async.cli.console import (
     ADDED,
     BRANCH,
@@ -23,6 +22,7 @@ from icechunk_async.cli.console import (
     plain,
     time_of,
 )
+from icechunk_async.cli.declaring import AsOf, Ref, repository_command, url_command
 from icechunk_async.cli.targets import find_target, ref_targets
 
 if TYPE_CHECKING:
