@@ -988,7 +988,7 @@ class Repository:
 
         before, after = await self._both_sessions(start, end)
         feed = self.changes(before.snapshot_id, after.snapshot_id)
-        return await value_diffs(before, after, feed, _checked(paths))
+        return await value_diffs(before, after, feed, paths)
 
     async def changed_cells(
         self,
@@ -1008,7 +1008,7 @@ class Repository:
 
         before, after = await self._both_sessions(start, end)
         feed = self.changes(before.snapshot_id, after.snapshot_id)
-        async for cells in cell_changes(before, after, feed, _checked(paths)):
+        async for cells in cell_changes(before, after, feed, paths):
             yield cells
 
     async def _both_sessions(
@@ -2220,15 +2220,6 @@ class Repository:
         session = await self.readonly_session(snapshot_id=tip)
         async with open_limited(request) as target:
             return await export_zarr(session.store, str(tip), target, progress, paths=chosen)
-
-
-def _checked(paths: Collection[str] | None) -> list[str] | None:
-    """Return paths in the form of the engine.
-
-    Raises:
-        InvalidInputError: one of them is not valid.
-    """
-    return None if paths is None else [check_path(path) for path in paths]
 
 
 def _request(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from icechunk_async.errors import InvalidInputError
 
-__all__ = ["ancestors", "check_path", "join", "name_of"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["ancestors", "check_path", "check_selection", "is_within", "join", "name_of"]
 
 
 def check_path(path: str) -> str:
@@ -26,6 +31,26 @@ def check_path(path: str) -> str:
     except UnicodeEncodeError:
         raise InvalidInputError(f"{path!r} is not a node path: it is not valid Unicode.") from None
     return f"/{inner}"
+
+
+def check_selection(paths: Iterable[str]) -> list[str]:
+    """Return the paths of arrays and groups that a user chose, as absolute ones.
+
+    Raises:
+        InvalidInputError: no path is given, or one text where several belong, or an invalid path.
+    """
+    chosen = [] if isinstance(paths, str) else [check_path(path) for path in paths]
+    if not chosen:
+        raise InvalidInputError(
+            f"Arrays and groups are chosen by a collection of paths, not by {paths!r}. To choose "
+            "all of them, leave the argument out."
+        )
+    return chosen
+
+
+def is_within(path: str, top: str) -> bool:
+    """Return whether a node is another one, or below it."""
+    return path == top or path.startswith("/" if top == "/" else f"{top}/")
 
 
 def join(parent: str, name: str) -> str:

@@ -14,6 +14,7 @@ import zarr.api.asynchronous as za
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.engine.versions.feed import ChunkChanges, NodeChange
 from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.paths import check_selection, is_within
 from icechunk_async.format.zarr_document import same_chunk_format
 
 if TYPE_CHECKING:
@@ -163,9 +164,10 @@ async def _pairs(
     before: Session, after: Session, changes: AsyncIterator[Change], paths: Collection[str] | None
 ) -> AsyncGenerator[_Pair]:
     """Open the arrays that a feed is about, on both sides, once for each batch of chunks."""
+    tops = None if paths is None else check_selection(paths)
     whole: set[str] = set()
     async for change in changes:
-        wanted = paths is None or any(_is_below(change.path, it) for it in paths)
+        wanted = tops is None or any(is_within(change.path, top) for top in tops)
         if not wanted or change.path in whole:
             continue  # not asked for, or compared already
         origin = before.workspace.base.nodes.path_of(change.node_id)
@@ -262,12 +264,6 @@ def _equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> npt.NDArray[np.boo
     if one.dtype.kind in "mM":
         return same | (np.isnat(one) & np.isnat(other))
     return same
-
-
-def _is_below(path: str, other: str) -> bool:
-    """Return whether a path is another one, or below it."""
-    other = other.rstrip("/")
-    return path == other or path.startswith(f"{other}/")
 
 
 def _joined(path: str, array: AsyncArray[Any], parts: list[CellChanges]) -> CellChanges:

@@ -19,7 +19,7 @@ from icechunk_async.errors import (
     NodeNotFoundError,
     SnapshotNotFoundError,
 )
-from icechunk_async.format.paths import ancestors, check_path
+from icechunk_async.format.paths import ancestors, check_selection, is_within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -178,7 +178,7 @@ class Restore:
             return await _restore_region(engine, source, target, wanted, self.region)
 
         def within(path: str) -> bool:
-            return path in wanted.parents or any(_is_in(path, top) for top in wanted.tops)
+            return path in wanted.parents or any(is_within(path, top) for top in wanted.tops)
 
         return await combine(engine, target, source, target, within=within)
 
@@ -191,12 +191,8 @@ class _Wanted:
     """Groups above them that the target lacks."""
 
 
-def _is_in(path: str, top: str) -> bool:
-    return path == top or path.startswith("/" if top == "/" else f"{top}/")
-
-
 def _wanted(paths: Sequence[str], source: Snapshot, target: Snapshot) -> _Wanted:
-    tops = tuple(check_path(path) for path in paths)
+    tops = tuple(check_selection(paths))
     for top in tops:
         if top not in source.nodes and top not in target.nodes:
             raise NodeNotFoundError(

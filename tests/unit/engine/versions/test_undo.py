@@ -210,6 +210,8 @@ async def test_regions_that_cannot_be_restored_are_refused(repository: Repositor
         await repository.restore("main~2", paths=["wide"], region=[slice(None)])
     with pytest.raises(NodeNotFoundError, match="nothing to restore"):
         await repository.restore("main~1", paths=["nowhere"])
+    with pytest.raises(InvalidInputError, match="a collection of paths, not by 'wide'"):
+        await repository.restore("main~1", paths="wide")
 
 
 async def test_names_that_name_nothing_are_refused_with_what_there_is(

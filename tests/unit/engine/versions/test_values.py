@@ -197,6 +197,10 @@ async def test_only_the_paths_that_were_asked_for_are_read() -> None:
         assert (one.path, one.changed) == ("/gh", 4)
         with pytest.raises(InvalidInputError, match="node path"):
             await repository.diff_values("main~1", paths=["../x"])
+        with pytest.raises(InvalidInputError, match="a collection of paths, not by 'gh'"):
+            await repository.diff_values("main~1", paths="gh")
+        with pytest.raises(InvalidInputError, match="leave the argument out"):
+            await repository.diff_values("main~1", paths=[])
         with pytest.raises(NotFoundError):
             await repository.diff_values("nothing-has-this-name")
 

@@ -22,7 +22,7 @@ from icechunk_async.format.json.metadata import encode_items
 from icechunk_async.format.layout import CHUNKS
 from icechunk_async.format.manifest.locations import Strings
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
-from icechunk_async.format.paths import ancestors, check_path, name_of
+from icechunk_async.format.paths import ancestors, check_selection, name_of
 from icechunk_async.format.repo_info import SnapshotInfo
 from icechunk_async.format.transaction_log import TransactionLog
 
@@ -67,15 +67,11 @@ def as_paths(paths: Iterable[str] | None) -> tuple[str, ...] | None:
     """Return paths in their normal form, without those below others; None: all, as for the root.
 
     Raises:
-        InvalidInputError: no path is given, or one text where several belong, or no path at all.
+        InvalidInputError: as `check_selection`.
     """
     if paths is None:
         return None
-    if isinstance(paths, str) or not (given := {check_path(it) for it in paths}):
-        raise InvalidInputError(
-            f"The arrays and groups to copy are a collection of paths, not {paths!r}. To copy all "
-            "of them, leave the argument out."
-        )
+    given = set(check_selection(paths))
     if "/" in given:
         return None
     return tuple(sorted(it for it in given if not given & set(ancestors(it))))
