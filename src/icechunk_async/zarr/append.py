@@ -182,9 +182,9 @@ async def _continues(preparation: Preparation, append: _Append) -> bool:
     theirs = await _elements(branch, append.branch.path, codec, size, end)
     ours = await _elements(mine, append.mine.path, codec, size, length)
     joined = np.concatenate([theirs, ours[append.old :]])
-    steps = np.diff(joined)
-    zero = np.zeros((), steps.dtype)
-    return bool((steps > zero).all() or (steps < zero).all())
+    # Compared, not subtracted: unsigned numbers would wrap around, and texts have no difference.
+    earlier, later = joined[:-1], joined[1:]
+    return bool((later > earlier).all() or (later < earlier).all())
 
 
 async def _old_part_agrees(preparation: Preparation, append: _Append) -> bool:

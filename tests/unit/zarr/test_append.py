@@ -163,6 +163,43 @@ async def test_coordinates_that_overlap_are_a_conflict(days: range) -> None:
         late.discard_changes()
 
 
+@pytest.mark.parametrize("kind", ["u2", "f4", "M8[D]", "<U4"])
+async def test_coordinates_of_any_type_are_compared_in_their_order(kind: str) -> None:
+    """Unsigned ones do not wrap around to a step ahead, and texts have an order, too."""
+
+    async def write(branch: str, first: int) -> None:
+        session = await repository.writable_session(branch)
+        time = await za.open_array(store=session.store, path="time")
+        await time.resize((8,))
+        await time.setitem(slice(4, None), np.arange(first, first + 4).astype(kind))
+        await session.commit(branch)
+
+    async with Repository.create(memory_url()) as repository:
+        session = await repository.writable_session("main")
+        time = await za.create_array(
+            session.store,
+            name="time",
+            shape=(4,),
+            chunks=(4,),
+            dtype=kind,
+            dimension_names=["time"],
+        )
+        await time.setitem(..., np.arange(100, 104).astype(kind))
+        begun = await session.commit("begin")
+        for side, first in (("overlaps", 106), ("follows", 108)):
+            await repository.create_branch(side, begun)
+            await write(side, first)
+        await write("main", 104)
+        with pytest.raises(MergeConflictError):
+            await repository.merge("overlaps", solver=AppendSolver("time"))
+        await repository.merge("follows", solver=AppendSolver("time"))
+        found = await za.open_array(
+            store=(await repository.readonly_session("main")).store, path="time"
+        )
+        expected = np.arange(100, 112).astype(kind)
+        np.testing.assert_array_equal(np.asarray(await found.getitem(...)), expected)
+
+
 async def test_what_is_no_append_is_left_to_the_other_solver() -> None:
     """Another length in one array, other attributes, a change of what was there before."""
     async with begin(memory_url(), 8, 4) as repository:
