@@ -9,7 +9,7 @@ import pytest
 import zarr.api.asynchronous as zarr_async
 
 from icechunk_async import Repository
-from icechunk_async.tiledb import open_array, write_virtual_array
+from icechunk_async.tiledb import ingest_array, open_array, write_virtual_array
 from tests.helpers import memory_url
 from tests.unit.tiledb.virtual_arrays import access_to, referring_config
 
@@ -133,3 +133,29 @@ async def test_moments_of_dimensions_are_coordinates_with_units(tmp_path: Path) 
         # TileDB allows one attribute without a name.
         series: Any = await zarr_async.open_array(store=store, path="values")
         np.testing.assert_array_equal(await series.getitem(...), np.arange(7.0))
+
+
+async def test_attribute_that_is_new_since_the_last_write_is_ingested_once(tmp_path: Path) -> None:
+    """Though no fragment has it: all of its cells have the fill value."""
+    place = tmp_path / "series"
+    dim = theirs.Dim("x", domain=(0, 5), tile=3, dtype="int32")
+    schema = theirs.ArraySchema(theirs.Domain(dim), [theirs.Attr("old", dtype="f8")])
+    theirs.Array.create(str(place), schema)
+    with theirs.open(str(place), "w", timestamp=1_000) as array:
+        array[:] = np.arange(6.0)
+    async with Repository.create(
+        memory_url(),
+        config=referring_config(place),
+        authorize_virtual_chunk_access=access_to(place),
+    ) as repository:
+        assert len(await ingest_array(repository, place, "series")) == 1
+        evolution = theirs.ArraySchemaEvolution()
+        evolution.add_attribute(theirs.Attr("new", dtype="i4", fill=7))
+        evolution.array_evolve(str(place))
+        (found,) = await ingest_array(repository, place, "series")
+        assert (found.end, found.referenced) == (1_000, 2)
+        assert await ingest_array(repository, place, "series") == ()
+        assert await ingest_array(repository, place, "series", history=True) == ()
+        store = (await repository.readonly_session("main")).store
+        made: Any = await zarr_async.open_array(store=store, path="series/new")
+        assert np.asarray(await made.getitem(...)).tolist() == [7] * 6

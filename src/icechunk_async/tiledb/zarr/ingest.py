@@ -42,7 +42,7 @@ class IngestedArray:
 
     snapshot_id: SnapshotId
     end: int
-    """The time up to which the array is seen, in milliseconds since 1970."""
+    """The time up to which fragments are seen, in milliseconds since 1970."""
     referenced: int
     """Chunks that refer to a tile."""
     copied: int
@@ -77,7 +77,8 @@ async def ingest_array(
     """Write a dense TileDB array into a group of a branch, and commit it; again, only what is new.
 
     See `write_virtual_array` for what is written. A group that was written so is replaced as a
-    whole when the array has other fragments than it had then; anything else at the path is refused.
+    whole when the array has other fragments or attributes than it had then; anything else at the
+    path is refused.
 
     Args:
         repository: a repository whose containers cover the array.
@@ -128,7 +129,9 @@ async def ingest_array(
         wanted = [it for it in times if history and it >= first] or times[-1:]
         found: list[IngestedArray] = []
         for end in wanted:
-            seen = await TileDBArray.load(array.folder, Window(0, end), array.directory)
+            seen = array
+            if end != times[-1]:  # the newest is as it was opened, with a schema of since then
+                seen = await TileDBArray.load(array.folder, Window(0, end), array.directory)
             if found:
                 session = await repository.writable_session(branch)
             tiles = await write_virtual_array(
