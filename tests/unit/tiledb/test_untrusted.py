@@ -24,7 +24,6 @@ from icechunk_async.tiledb.format.fragment import (
     decode_conditions_block,
     decode_extremes,
     decode_footer,
-    decode_fragment_statistics,
     decode_offsets,
     decode_rtree,
     decode_sums,
@@ -154,9 +153,6 @@ def _look_at_metadata(data: bytes, schema: Schema) -> None:
         _unless_damaged(partial(_look_at_extremes, view[position:]))
     for it, position in zip(schema.attributes, footer.sums.tolist(), strict=False):
         _unless_damaged(partial(decode_sums, view[position:], it))
-    if footer.statistics is not None:
-        whole = view[footer.statistics :]
-        _unless_damaged(lambda: decode_fragment_statistics(whole, footer.slots()))
     if footer.conditions is not None:
         names = view[footer.conditions :]
         _unless_damaged(lambda: decode_conditions_block(names))

@@ -22,7 +22,6 @@ from icechunk_async.tiledb.format.fragment import (
     decode_conditions_block,
     decode_extremes,
     decode_footer,
-    decode_fragment_statistics,
     decode_null_counts,
     decode_offsets,
     decode_rtree,
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from icechunk_async.tiledb.format.commits import FooterPlace
     from icechunk_async.tiledb.format.fragment import (
         Footer,
-        FragmentStatistics,
         Numbers,
         TileExtremes,
     )
@@ -152,14 +150,6 @@ class Fragment:
         is_last = tile == self.footer.sparse_tiles - 1
         return self.footer.last_tile_cells if is_last else self.schema.capacity
 
-    @property
-    def cell_count(self) -> int:
-        """The number of stored cells; of a dense fragment those of whole tiles."""
-        if self.footer.is_dense:
-            return self.tile_count * self.schema.tile_cells
-        tiles = self.footer.sparse_tiles
-        return (tiles - 1) * self.schema.capacity + self.footer.last_tile_cells if tiles else 0
-
     async def rtree(self) -> RTree:
         """Return the tree of boxes around the tiles of a sparse fragment.
 
@@ -215,20 +205,22 @@ class Fragment:
 
     async def coords_places(self) -> TilePlaces:
         """Return where the tiles of the coordinates of a fragment before version 5 are."""
-        slot = len(self.schema.attributes)
-        files = FieldFiles("__coords.tdb", None, None)
-        footer = self.footer
-        values = await self._offsets(footer.tile_offsets, footer.file_sizes, slot)
-        return TilePlaces(files, values, None, None, None)
+        return await self._places_of("__coords.tdb", len(self.schema.attributes))
 
-    async def times_places(self, index: int) -> TilePlaces:
-        """Return where the tiles of cell times (0), delete times (1) or delete indices (2) are."""
-        deletes = self.footer.slots() - 2
-        slot = self.footer.cell_times_slot() if index == 0 else deletes + index - 1
-        files = FieldFiles(("t.tdb", "dt.tdb", "dci.tdb")[index], None, None)
+    async def times_places(self) -> TilePlaces:
+        """Return where the tiles of the times of cells are."""
+        return await self._places_of("t.tdb", self.footer.cell_times_slot())
+
+    async def delete_times_places(self) -> TilePlaces:
+        """Return where the tiles of the times at which cells were deleted are."""
+        # The last slot is that of the indices of the conditions, which are not needed.
+        return await self._places_of("dt.tdb", self.footer.slots() - 2)
+
+    async def _places_of(self, file: str, slot: int) -> TilePlaces:
+        """Return where the tiles of a single file of cells of fixed length are."""
         footer = self.footer
         values = await self._offsets(footer.tile_offsets, footer.file_sizes, slot)
-        return TilePlaces(files, values, None, None, None)
+        return TilePlaces(FieldFiles(file, None, None), values, None, None, None)
 
     async def extremes(self, name: str) -> tuple[TileExtremes, TileExtremes] | None:
         """Return the stored least and greatest values of the tiles of an attribute.
@@ -263,17 +255,6 @@ class Fragment:
         slot = self.schema.slot(name)
         found: Numbers = await self._block(
             int(self.footer.null_counts[slot]), "null counts", decode_null_counts
-        )
-        return found
-
-    async def whole_statistics(self) -> tuple[FragmentStatistics, ...] | None:
-        """Return the statistics of each slot over the whole fragment; None before version 12."""
-        position = self.footer.statistics
-        if position is None:
-            return None
-        slots = self.footer.slots()
-        found: tuple[FragmentStatistics, ...] = await self._block(
-            position, "statistics", lambda data: decode_fragment_statistics(data, slots)
         )
         return found
 

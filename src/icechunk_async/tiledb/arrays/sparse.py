@@ -336,10 +336,10 @@ class SparseReader:
             names=tuple(names),
             fields={it.name: tile for it, tile in zip(plain, tiles, strict=True)},
             coords=await fragment.coords_places() if coords else None,
-            times=TimeTiles(fragment, await fragment.times_places(0))
+            times=TimeTiles(fragment, await fragment.times_places())
             if fragment.footer.has_cell_times
             else None,
-            deletes=TimeTiles(fragment, await fragment.times_places(1))
+            deletes=TimeTiles(fragment, await fragment.delete_times_places())
             if fragment.footer.has_deletes
             else None,
         )

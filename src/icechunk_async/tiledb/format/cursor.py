@@ -15,11 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["Cursor", "text_of"]
 
 _U8: Final = Struct("<B")
-_U16: Final = Struct("<H")
 _U32: Final = Struct("<I")
-_I32: Final = Struct("<i")
 _U64: Final = Struct("<Q")
-_F32: Final = Struct("<f")
 _F64: Final = Struct("<d")
 
 
@@ -78,25 +75,13 @@ class Cursor:
         """Return a boolean stored as a byte."""
         return bool(self._number(_U8))
 
-    def u16(self) -> int:
-        """Return an unsigned number of 2 bytes."""
-        return int(self._number(_U16))
-
     def u32(self) -> int:
         """Return an unsigned number of 4 bytes."""
         return int(self._number(_U32))
 
-    def i32(self) -> int:
-        """Return a signed number of 4 bytes."""
-        return int(self._number(_I32))
-
     def u64(self) -> int:
         """Return an unsigned number of 8 bytes."""
         return int(self._number(_U64))
-
-    def f32(self) -> float:
-        """Return a float of 4 bytes."""
-        return float(self._number(_F32))
 
     def f64(self) -> float:
         """Return a float of 8 bytes."""

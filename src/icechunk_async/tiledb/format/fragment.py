@@ -28,14 +28,12 @@ __all__ = [
     "Boxes",
     "Footer",
     "FooterHead",
-    "FragmentStatistics",
     "Numbers",
     "RTree",
     "TileExtremes",
     "decode_conditions_block",
     "decode_extremes",
     "decode_footer",
-    "decode_fragment_statistics",
     "decode_null_counts",
     "decode_offsets",
     "decode_rtree",
@@ -366,36 +364,6 @@ def decode_null_counts(data: bytes | memoryview) -> Numbers:
         FormatError: they are damaged.
     """
     return decode_offsets(data, "tile null counts")
-
-
-@dataclass(frozen=True, slots=True)
-class FragmentStatistics:
-    """Statistics of one slot over a whole fragment."""
-
-    least: bytes
-    greatest: bytes
-    sum: bytes
-    """8 bytes; of the type as in `decode_sums`."""
-    null_count: int
-
-
-def decode_fragment_statistics(
-    data: bytes | memoryview, slots: int
-) -> tuple[FragmentStatistics, ...]:
-    """Read the statistics of a fragment, an entry for each slot.
-
-    Raises:
-        FormatError: they are damaged.
-    """
-    what = "fragment statistics"
-    cursor = Cursor(decode_generic(data, what, exact=False), what)
-    cursor.count(slots, 32, "slots")
-    found = tuple(
-        FragmentStatistics(cursor.bytes64(), cursor.bytes64(), bytes(cursor.take(8)), cursor.u64())
-        for _ in range(slots)
-    )
-    cursor.finish()
-    return found
 
 
 def decode_conditions_block(data: bytes | memoryview) -> tuple[str, ...]:

@@ -30,11 +30,6 @@ class Window:
     start: int = 0
     end: int = (1 << 64) - 1
 
-    @property
-    def is_all(self) -> bool:
-        """Whether the range has no end that matters."""
-        return self == ALL_TIME
-
 
 ALL_TIME: Final = Window()
 

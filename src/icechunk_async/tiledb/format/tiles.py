@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["GenericTile", "TileForm", "decode_generic", "generic_length", "open_generic"]
 
 _CHUNK_HEAD_BYTES: Final = 12
-_GENERIC_HEAD_BYTES: Final = 34
 _MAX_RATIO: Final = 2000
 _FLOOR_BYTES: Final = 64 << 20
 _MAX_GENERIC_RATIO: Final = 1100
