@@ -156,14 +156,7 @@ class TileDBArray:
     @property
     def shape(self) -> tuple[int, ...]:
         """The number of cells of the domain along each dimension of a dense array."""
-        return tuple(high - low for low, high in self._grid().domain)
-
-    def _grid(self) -> DenseGrid:
-        if self.schema.is_sparse:
-            raise InvalidInputError(
-                f"The TileDB array at {self.folder.shown!r} is sparse. Scan it with `scan`."
-            )
-        return DenseGrid(self.schema, self.fragments)
+        return tuple(high - low for low, high in self.grid().domain)
 
     async def read(
         self,
@@ -190,7 +183,7 @@ class TileDBArray:
         Cost: one request for each tile and file, joined where they follow one another. Memory: the
         region, and 64 tiles.
         """
-        grid = self._grid()
+        grid = self.grid()
         box, shape = _box_of(grid, region)
         cells = await read_dense(grid, self.attributes(attributes), box)
         return {name: _shaped(it.to_numpy(), shape) for name, it in cells.items()}
@@ -206,7 +199,7 @@ class TileDBArray:
 
         Raises, cost: as `read`.
         """
-        return await read_dense(self._grid(), self.attributes(attributes), box)
+        return await read_dense(self.grid(), self.attributes(attributes), box)
 
     def grid(self) -> DenseGrid:
         """Return the tiles of a dense array.
@@ -214,7 +207,11 @@ class TileDBArray:
         Raises:
             InvalidInputError: the array is sparse.
         """
-        return self._grid()
+        if self.schema.is_sparse:
+            raise InvalidInputError(
+                f"The TileDB array at {self.folder.shown!r} is sparse. Scan it with `scan`."
+            )
+        return DenseGrid(self.schema, self.fragments)
 
     def attributes(self, names: Sequence[str] | None = None) -> list[Attribute]:
         """Return attributes by name; all if None.

@@ -210,6 +210,18 @@ async def read_dense(
     return {it.name: cells for it, cells in zip(attributes, columns, strict=True)}
 
 
+async def _read_sources(
+    grid: DenseGrid, tile: Tile, sources: list[TileSource], tiles: dict[int, FieldTiles]
+) -> list[tuple[TileSource, Cells]]:
+    """Read a tile from the fragments that hold its cells; the newest is last, to be placed last."""
+    cells = await bounded_map(
+        lambda it: tiles[it.fragment].read(grid.position(it.fragment, tile)),
+        sources,
+        limit=len(sources),
+    )
+    return list(zip(sources, cells, strict=True))[::-1]
+
+
 async def _read_fixed(
     grid: DenseGrid,
     attribute: Attribute,
@@ -227,14 +239,8 @@ async def _read_fixed(
             valid[...] = fill.valid[0]
 
     async def place(tile: Tile) -> None:
-        sources = needed[tile]
-        cells = await bounded_map(
-            lambda it: tiles[it.fragment].read(grid.position(it.fragment, tile)),
-            sources,
-            limit=len(sources),
-        )
         outer = grid.cells_of(tile)
-        for source, part in zip(reversed(sources), reversed(cells), strict=True):
+        for source, part in await _read_sources(grid, tile, needed[tile], tiles):
             target, inner = within(source.box, box), within(source.box, outer)
             values[target] = grid.shaped(part.values)[inner]
             if valid is not None and part.valid is not None:
@@ -268,20 +274,14 @@ async def _read_variable(
     shape = shape_of(box)
     chosen = np.zeros(shape, np.int64)  # the number of a cell among all parts; 0 is the fill value
 
-    async def read(tile: Tile) -> list[Cells]:
-        sources = needed[tile]
-        return await bounded_map(
-            lambda it: tiles[it.fragment].read(grid.position(it.fragment, tile)),
-            sources,
-            limit=len(sources),
-        )
-
-    found = await bounded_map(read, needed, limit=TILES_AT_ONCE)
+    found = await bounded_map(
+        lambda tile: _read_sources(grid, tile, needed[tile], tiles), needed, limit=TILES_AT_ONCE
+    )
     parts = [fill_cells(attribute, 1)]
     base = 1
-    for tile, cells in zip(needed, found, strict=True):
+    for tile, sources in zip(needed, found, strict=True):
         outer = grid.cells_of(tile)
-        for source, part in zip(reversed(needed[tile]), reversed(cells), strict=True):
+        for source, part in sources:
             inner, target = within(source.box, outer), within(source.box, box)
             numbers = grid.shaped(np.arange(len(part)))[inner]
             # Only the cells that the fragment holds are kept, not those that pad its tile.

@@ -112,9 +112,7 @@ def unxor(meta: memoryview, data: memoryview, width: int) -> tuple[memoryview, m
         FormatError: the bytes are damaged.
     """
     cursor = Cursor(meta, "xor metadata")
-    lengths = cursor.array("<u4", cursor.u32()).tolist()
-    if sum(lengths) != len(data) or any(it % width for it in lengths):
-        raise cursor.damaged(f"its parts are no whole values, or do not take {len(data)} bytes")
+    lengths = _lengths(cursor, data, width)
     source = np.frombuffer(data, f"<u{width}")
     found = np.empty_like(source)
     at = 0
@@ -144,14 +142,20 @@ def unscale(
         FormatError: the bytes are damaged.
     """
     cursor = Cursor(meta, "float scale metadata")
-    lengths = cursor.array("<u4", cursor.u32()).tolist()
-    if sum(lengths) != len(data) or any(length % it.byte_width for length in lengths):
-        raise cursor.damaged(f"its parts are no whole values, or do not take {len(data)} bytes")
+    _lengths(cursor, data, it.byte_width)
     stored = np.frombuffer(data, f"<i{it.byte_width}")
     _check_total("float scale", len(stored) * dtype.itemsize, None, limit)
     with np.errstate(over="ignore", invalid="ignore"):
         found = (it.scale * stored.astype(np.float64) + it.offset).astype(dtype)
     return cursor.rest(), memoryview(found).cast("B")
+
+
+def _lengths(cursor: Cursor, data: memoryview, width: int) -> list[int]:
+    """Read the bytes of each part that the data consists of, which must be whole values."""
+    lengths: list[int] = cursor.array("<u4", cursor.u32()).tolist()
+    if sum(lengths) != len(data) or any(it % width for it in lengths):
+        raise cursor.damaged(f"its parts are no whole values, or do not take {len(data)} bytes")
+    return lengths
 
 
 def _check_total(name: str, size: int, expected: int | None, limit: int) -> None:
