@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import zarr.api.asynchronous as zarr_async
 
-from icechunk_async import Repository
 from icechunk_async.tiledb import ingest_array, open_array, write_virtual_array
-from tests.helpers import memory_url
-from tests.unit.tiledb.virtual_arrays import access_to, referring_config
+from tests.unit.tiledb.virtual_arrays import referring
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from icechunk_async import Repository
 
 theirs: Any = pytest.importorskip(
     "tiledb", reason="TileDB-Py is not installed: see the dependency group tiledb"
@@ -69,11 +69,7 @@ async def test_zarr_reads_what_tiledb_reads(order: str, tmp_path: Path) -> None:
         array.meta["limits"] = (1.5, float("nan"))
     with theirs.open(str(place), "w", timestamp=2_000) as array:
         array[2:4, 3:7, 0:5] = _values(rng, (2, 4, 5))
-    async with Repository.create(
-        memory_url(),
-        config=referring_config(place),
-        authorize_virtual_chunk_access=access_to(place),
-    ) as repository:
+    async with referring(place) as repository:
         for end, copied in ((1_500, 0), (None, 4)):
             session = await repository.writable_session("main")
             async with open_array(place, end=end) as opened:
@@ -115,11 +111,7 @@ async def test_moments_of_dimensions_are_coordinates_with_units(tmp_path: Path) 
     theirs.Array.create(str(place), schema)
     with theirs.open(str(place), "w") as array:
         array[:] = np.arange(7.0)
-    async with Repository.create(
-        memory_url(),
-        config=referring_config(place),
-        authorize_virtual_chunk_access=access_to(place),
-    ) as repository:
+    async with referring(place) as repository:
         session = await repository.writable_session("main")
         async with open_array(place) as opened:
             await write_virtual_array(session, opened, overwrite=True)
@@ -143,11 +135,7 @@ async def test_attribute_that_is_new_since_the_last_write_is_ingested_once(tmp_p
     theirs.Array.create(str(place), schema)
     with theirs.open(str(place), "w", timestamp=1_000) as array:
         array[:] = np.arange(6.0)
-    async with Repository.create(
-        memory_url(),
-        config=referring_config(place),
-        authorize_virtual_chunk_access=access_to(place),
-    ) as repository:
+    async with referring(place) as repository:
         assert len(await ingest_array(repository, place, "series")) == 1
         evolution = theirs.ArraySchemaEvolution()
         evolution.add_attribute(theirs.Attr("new", dtype="i4", fill=7))

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import zarr.api.asynchronous as zarr_async
 
-from icechunk_async import Repository
 from icechunk_async.errors import InvalidInputError, NodeExistsError
 from icechunk_async.tiledb import ingest_array, open_array
-from tests.helpers import memory_url
 from tests.unit.tiledb.archives import golden_jobs
-from tests.unit.tiledb.virtual_arrays import access_to, expressible, placed, referring_config
+from tests.unit.tiledb.virtual_arrays import (
+    expressible,
+    placed,
+    referring,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
     from pathlib import Path
+
+    from icechunk_async import Repository
 
 ARCHIVE = "by-0.14.5"
 JOB = next(it for it in golden_jobs(ARCHIVE) if it["number"] == "dense-1")
 """Three writes, and nothing consolidated."""
-
-
-@asynccontextmanager
-async def _opened(place: Path) -> AsyncGenerator[Repository]:
-    async with Repository.create(
-        memory_url(),
-        config=referring_config(place),
-        authorize_virtual_chunk_access=access_to(place),
-    ) as repository:
-        yield repository
 
 
 async def _names(place: Path) -> list[str]:
@@ -55,7 +47,7 @@ async def test_each_moment_of_the_array_becomes_a_snapshot(tmp_path: Path) -> No
     """The oldest first; a second run finds nothing new."""
     place = placed(ARCHIVE, JOB["number"], tmp_path)
     options: dict[str, Any] = {"attributes": await _names(place), "copy": True}
-    async with _opened(place) as repository:
+    async with referring(place) as repository:
         found = await ingest_array(repository, place, "grid", history=True, **options)
         times = sorted({it["time"] for it in JOB["steps"]})
         assert [it.end for it in found] == times
@@ -75,7 +67,7 @@ async def test_later_run_commits_what_is_new(tmp_path: Path) -> None:
     (mark,) = [it for it in (place / "__commits").iterdir() if it.name.startswith(f"__{last}_")]
     hidden = mark.rename(tmp_path / mark.name)
     options: dict[str, Any] = {"attributes": await _names(place), "copy": True, "history": True}
-    async with _opened(place) as repository:
+    async with referring(place) as repository:
         first = await ingest_array(repository, place, "grid", **options)
         assert last not in [it.end for it in first]
         assert first
@@ -93,7 +85,7 @@ async def test_group_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
     place = placed(ARCHIVE, JOB["number"], tmp_path)
     other = placed(ARCHIVE, JOB["number"], tmp_path, name="other")
     options: dict[str, Any] = {"attributes": await _names(place), "copy": True}
-    async with _opened(place) as repository:
+    async with referring(place) as repository:
         session = await repository.writable_session("main")
         await zarr_async.create_group(store=session.store, path="grid", attributes={"mine": 1})
         await session.commit("a group")
@@ -110,6 +102,6 @@ async def test_array_without_fragments_is_refused(tmp_path: Path) -> None:
     place = placed(ARCHIVE, JOB["number"], tmp_path)
     for mark in (place / "__commits").iterdir():
         mark.unlink()
-    async with _opened(place) as repository:
+    async with referring(place) as repository:
         with pytest.raises(InvalidInputError, match="no fragments"):
             await ingest_array(repository, place, "grid")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import zarr.api.asynchronous as zarr_async
 
-from icechunk_async import Repository
 from icechunk_async.errors import (
     FormatError,
     InvalidInputError,
@@ -21,12 +19,14 @@ from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.tiledb import TileDBCodec, open_array, write_virtual_array
 from icechunk_async.zarr.decoding import ChunkCodec
-from tests.helpers import memory_url
 from tests.unit.tiledb.archives import ARCHIVES, golden_jobs
-from tests.unit.tiledb.virtual_arrays import access_to, expressible, placed, referring_config
+from tests.unit.tiledb.virtual_arrays import (
+    expressible,
+    placed,
+    referring,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
     from pathlib import Path
 
     from icechunk_async import Session
@@ -44,17 +44,6 @@ DENSE = [
     for job in golden_jobs(archive)
     if not job["sparse"] and not all(it.get("var") or it.get("nullable") for it in job["attrs"])
 ]
-
-
-@asynccontextmanager
-async def referring(place: Path) -> AsyncGenerator[Repository]:
-    """Open a new repository that may refer to files below a folder."""
-    async with Repository.create(
-        memory_url(),
-        config=referring_config(place),
-        authorize_virtual_chunk_access=access_to(place),
-    ) as repository:
-        yield repository
 
 
 async def _same(store: Any, path: str, array: TileDBArray, names: list[str]) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from icechunk_async import RepositoryConfig
+from icechunk_async import Repository, RepositoryConfig
 from icechunk_async.config import LocalFileSystemStore, VirtualChunkContainer
 from icechunk_async.credentials import LocalFileSystemAccess
+from tests.helpers import memory_url
 from tests.unit.tiledb.archives import files_below
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
     from pathlib import Path
 
     from icechunk_async.tiledb import Schema
 
-__all__ = ["access_to", "expressible", "placed", "referring_config"]
+__all__ = ["access_to", "expressible", "placed", "referring", "referring_config"]
 
 
 def placed(archive: str, folder: str, root: Path, *, name: str = "with a space") -> Path:
@@ -41,6 +44,17 @@ def referring_config(place: Path) -> RepositoryConfig:
 def access_to(place: Path) -> dict[str, Any]:
     """Return the access to the files below a folder."""
     return {_container(place).url_prefix: LocalFileSystemAccess()}
+
+
+@asynccontextmanager
+async def referring(place: Path) -> AsyncGenerator[Repository]:
+    """Open a new repository that may refer to files below a folder."""
+    async with Repository.create(
+        memory_url(),
+        config=referring_config(place),
+        authorize_virtual_chunk_access=access_to(place),
+    ) as repository:
+        yield repository
 
 
 def expressible(schema: Schema) -> list[str]:
