@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from pyspark.errors import PySparkException
 
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark import register_views
@@ -71,6 +72,7 @@ def test_views_of_two_states_are_joined(
         repository.readonly_session("main").store, path="by/height/height", mode="r"
     )
     assert np.array_equal(changed[...], [1, 7])
+    assert [tuple(it) for it in spark.table("one").orderBy("x").collect()] == [(10, 1), (20, 2)]
     with pytest.raises(InvalidInputError, match=r"No branch, tag or snapshot.*'v2'"):
         register_views(spark, url, ref="v2")
 
@@ -80,6 +82,74 @@ def test_arrays_are_grouped_by_their_dimensions(two_states: list[str], url: str)
     dataset = open_group(ReadOptions.parse({"path": url, "snapshot-id": two_states[0]}))
     assert table_kinds(dataset) == {("x", "y"): ("t", "area"), ("x",): ("height",)}
     assert table_kinds(dataset[["x"]]) == {("x",): ("x",)}
+
+
+def test_statements_work_or_are_refused_as_documented(
+    spark: SparkSession, repository: Repository, two_states: list[str], url: str
+) -> None:
+    """Those of the table in the guide to Spark; what is refused leaves no commit."""
+    options = f"path '{url}', group 'by/height'"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW v USING icechunk OPTIONS ({options})")
+    register_views(spark, url, prefix="pinned", tables=())
+    spark.sql("CREATE OR REPLACE TEMPORARY VIEW w AS SELECT * FROM v WHERE x > 10")
+    assert [it.col_name for it in spark.sql("DESCRIBE v").collect()] == ["x", "height"]
+    spark.sql("CACHE TABLE v")
+    spark.sql("CREATE TABLE copied USING parquet AS SELECT * FROM v")
+    query = "SELECT max(x), (SELECT count(*) FROM w) FROM copied WHERE x IN (SELECT x FROM v)"
+    assert [tuple(it) for it in spark.sql(query).collect()] == [(20, 1)]
+    spark.sql("UNCACHE TABLE v")
+    spark.sql("CREATE TABLE unreadable (x bigint, height bigint) USING icechunk")
+    refused = {
+        "INSERT INTO v VALUES (30, 3)": "append-dim",
+        "INSERT INTO v WITH (`append-dim` = 'x') VALUES (30, 3)": "append-dim",
+        "INSERT OVERWRITE pinned_by_height VALUES (20, 7)": "does not go with write",
+        f"CREATE TEMPORARY VIEW a USING icechunk OPTIONS ({options}, `append-dim` 'x')": (
+            "'append-dim' does not go with"
+        ),
+        f"CREATE TABLE t USING icechunk OPTIONS ({options})": "CREATE TEMPORARY VIEW",
+        "CREATE TABLE t USING icechunk AS SELECT * FROM v": "make a temporary view",
+        "SELECT * FROM unreadable": "make a temporary view",
+        "SELECT * FROM v VERSION AS OF 'v1'": "TIME_TRAVEL",
+        "SELECT * FROM v TIMESTAMP AS OF '2030-01-01'": "TIME_TRAVEL",
+        f"TABLE icechunk.`{url}`": "UNSUPPORTED_DATASOURCE_FOR_DIRECT_QUERY",
+        "UPDATE v SET height = 3": "does not support UPDATE",
+        "DELETE FROM v WHERE x = 10": "does not support deletes",
+        "MERGE INTO v USING w ON v.x = w.x WHEN MATCHED THEN DELETE": "does not support MERGE",
+        "CALL icechunk.garbage_collect()": "UNRESOLVED_ROUTINE",
+    }
+    for statement, why in refused.items():
+        with pytest.raises(PySparkException, match=why):
+            spark.sql(statement).collect()
+    spark.sql("DROP TABLE copied")
+    spark.sql("DROP TABLE unreadable")
+    assert str(repository.lookup_branch("main")) == two_states[-1]
+
+
+def test_statements_about_views_show_no_option(
+    spark: SparkSession, two_states: list[str], url: str
+) -> None:
+    """Options may be secrets; of the statement that makes a view Spark hides those that may."""
+    assert two_states
+    shown = {"storage.durability": "none"}
+    register_views(spark, url, prefix="hidden", tables=("refs",), options=shown)
+    statements = (
+        "DESCRIBE EXTENDED {}",
+        "SHOW TABLE EXTENDED LIKE '{}'",
+        "EXPLAIN EXTENDED SELECT * FROM {}",
+        "EXPLAIN FORMATTED SELECT * FROM {}",
+        "EXPLAIN EXTENDED INSERT OVERWRITE {} SELECT * FROM {}",
+    )
+    for statement in statements:
+        for view in ("hidden", "hidden__refs"):
+            rows = spark.sql(statement.replace("{}", view)).collect()
+            text = "\n".join(str(it) for row in rows for it in row)
+            assert spark.table(view).columns[-1] in text
+            assert "durability" not in text
+    options = f"path '{url}', `storage.account_key` 'HUNTER1'"
+    making = f"EXPLAIN EXTENDED CREATE TEMPORARY VIEW made USING icechunk OPTIONS ({options})"
+    (row,) = spark.sql(making).collect()
+    assert "storage.account_key" in row[0]
+    assert "HUNTER" not in row[0]
 
 
 @pytest.mark.parametrize("kind", [ReadOptions, WriteOptions])
