@@ -130,7 +130,7 @@ async def ingest_array(
         found: list[IngestedArray] = []
         for end in wanted:
             seen = array
-            if end != times[-1]:  # the newest is as it was opened, with a schema of since then
+            if end != times[-1]:  # the newest is what was opened, with its schema
                 seen = await TileDBArray.load(array.folder, Window(0, end), array.directory)
             if found:
                 session = await repository.writable_session(branch)

@@ -154,7 +154,7 @@ async def write_virtual_array(
     Cancellation: a part may have been written to the session.
 
     Cost: two requests for each fragment, and what reading them costs for tiles that are copied. The
-    grid of tiles is walked through in memory, about 100 bytes and 20 microseconds a tile.
+    grid of tiles is walked through in memory, some 200 bytes and 20 microseconds a tile.
     """
     workspace = session.workspace
     workspace.check_writable()
