@@ -40,6 +40,8 @@ async def test_official_engine_reads_tiles_that_are_referred_to_and_copied(tmp_p
             reading = await repository.readonly_session("main")
             ours = zarr.open_group(reading.store, mode="r")
             expected = {name: np.asarray(_array(ours, name)[...]) for name in names}
+            axes = {name: (_dims(it), np.asarray(it[...])) for name, it in ours.arrays()}
+            assert {it.name for it in array.schema.dimensions} <= axes.keys()
         theirs = icechunk.Repository.open(
             icechunk.local_filesystem_storage(str(root / "repo")),
             authorize_virtual_chunk_access=dict.fromkeys(
@@ -50,7 +52,15 @@ async def test_official_engine_reads_tiles_that_are_referred_to_and_copied(tmp_p
         for name, values in expected.items():
             np.testing.assert_array_equal(np.asarray(_array(found, name)[...]), values)
             compared += 1
+        assert set(found.array_keys()) == axes.keys()
+        for name, (dims, values) in axes.items():
+            assert _dims(_array(found, name)) == dims
+            np.testing.assert_array_equal(_array(found, name)[...], values)
     assert compared > 5
+
+
+def _dims(array: Any) -> tuple[str, ...]:
+    return tuple(array.metadata.dimension_names)
 
 
 def _array(group: zarr.Group, name: str) -> Any:
