@@ -77,6 +77,16 @@ def test_views_of_two_states_are_joined(
         register_views(spark, url, ref="v2")
 
 
+def test_log_of_a_ref_ends_with_its_snapshot(
+    spark: SparkSession, two_states: list[str], url: str
+) -> None:
+    """Not with the tip of main."""
+    register_views(spark, url, ref="v1", prefix="older", tables=("snapshots",))
+    log = spark.sql("SELECT message FROM older__snapshots WHERE parent_id IS NOT NULL")
+    assert two_states
+    assert [it.message for it in log.collect()] == ["first"]
+
+
 def test_arrays_are_grouped_by_their_dimensions(two_states: list[str], url: str) -> None:
     """Those with the most first; without the types that have no column."""
     dataset = open_group(ReadOptions.parse({"path": url, "snapshot-id": two_states[0]}))

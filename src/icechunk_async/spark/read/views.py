@@ -89,7 +89,7 @@ def register_views(
     return made
 
 
-_OF_ALL: Final = frozenset({"refs", "ops", "snapshots"})
+_OF_ALL: Final = frozenset({"refs", "ops"})
 """Tables about the repository, not one snapshot."""
 
 
