@@ -121,7 +121,7 @@ async def test_tiles_of_several_fragments_are_copied_only_on_request(tmp_path: P
 
 
 async def test_references_need_no_tile_to_be_read(tmp_path: Path) -> None:
-    """Writing them reads metadata alone; reading a chunk is one request for the bytes of a tile."""
+    """Writing them reads metadata alone."""
     archive, job = ARCHIVES[-1], _number("features-0")
     place = placed(archive, job["number"], tmp_path)
     async with open_storage(place) as storage, referring(place) as repository:
