@@ -19,8 +19,10 @@ __all__ = [
     "COLLECTIONS",
     "CONFIG",
     "LEASED_SESSIONS",
+    "LEASES",
     "REFS",
     "REPO_INFO",
+    "SPILLS",
     "SUMS",
     "TAG_PREFIX",
     "backup_key",
@@ -47,8 +49,9 @@ TAG_PREFIX: Final = "tag."
 CHUNKS: Final = "chunks"
 COLLECTIONS: Final = "collections/"
 """Notes that this library leaves about garbage collections. No other engine reads or lists them."""
-LEASED_SESSIONS: Final = "leases/sessions/"
-_SPILLS: Final = "leases/spills/"
+LEASES: Final = "leases/"
+LEASED_SESSIONS: Final = f"{LEASES}sessions/"
+SPILLS: Final = f"{LEASES}spills/"
 
 SUMS: Final = "sums/"
 """Objects that only this library writes: a sidecar with checksums for each manifest, and a list of
@@ -139,7 +142,7 @@ def lease_key(session_id: SessionId) -> str:
 
 def spill_prefix(session_id: SessionId) -> str:
     """Return the beginning of the keys of what a leased session spilled."""
-    return f"{_SPILLS}{session_id}/"
+    return f"{SPILLS}{session_id}/"
 
 
 def new_backup_name(base: str) -> str:

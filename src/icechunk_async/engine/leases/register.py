@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -25,10 +25,12 @@ from icechunk_async.errors import (
     StorageUnavailableError,
 )
 from icechunk_async.format.ids import SessionId, SnapshotId
-from icechunk_async.format.layout import LEASED_SESSIONS, lease_key, spill_prefix
+from icechunk_async.format.layout import LEASED_SESSIONS, LEASES, SPILLS, lease_key, spill_prefix
 from icechunk_async.storage import ObjectInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from icechunk_async.engine.leases.record import LeaseRecord
     from icechunk_async.storage import Storage, Version
 
@@ -61,6 +63,7 @@ _GRACE: Final = timedelta(days=1)
 _REMEMBERED: Final = timedelta(days=7)
 """The same for sessions that came to their end, so that a job that is started again is told."""
 _LONGEST: Final = timedelta(days=7)
+_LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 _DELETED_AT_ONCE: Final = 1000
 
 
@@ -109,6 +112,11 @@ class Spared:
     """Snapshots that live sessions build on, with all that they refer to."""
     dead: tuple[SessionId, ...] = field(default=())
     """Leases that can be removed."""
+    without_lease: Mapping[SessionId, datetime] = field(
+        default_factory=dict["SessionId", "datetime"]
+    )
+    """Sessions that spilled and have no lease, by when they did last. A fork that is killed while
+    it publishes may leave an object after the lease was removed."""
 
     def cutoff(self, asked: datetime) -> datetime:
         """Return the time before which garbage may be deleted, of that which was asked for."""
@@ -261,15 +269,17 @@ async def spared(storage: Storage, backend: object) -> Spared:
     Raises:
         StorageError: the leases could not be read; then nothing may be deleted.
 
-    Cost: one request if there are no leases; otherwise one for each, and three more.
+    Cost: one listing if there are no leases; otherwise also one request for each, and three more.
     """
     if not storage.capabilities.listing:
         return Spared()
     # Leases first, then the time. A session that begins in between wrote nothing yet that a cutoff
     # of before can reach.
-    renewed = await _renewed(storage)
+    stored = await _stored(storage, LEASES)
+    renewed = stored[LEASED_SESSIONS]
+    without_lease = {it: at for it, at in stored[SPILLS].items() if it not in renewed}
     if not renewed:
-        return Spared()
+        return Spared(without_lease=without_lease)
     try:
         now = await told_time(backend) or await storage_time(storage)
     except StorageFullError:  # collection makes room; at an earlier time more leases are live
@@ -291,6 +301,7 @@ async def spared(storage: Storage, backend: object) -> Spared:
         min((it.written_since for it in each if it.written_since is not None), default=None),
         frozenset(base_id for it in each for base_id in it.bases),
         tuple(sorted(session_id for it in each for session_id in it.dead)),
+        without_lease,
     )
 
 
@@ -313,15 +324,24 @@ def spared_for_unknown(session_id: SessionId, renewed_at: datetime, now: datetim
     return Spared(dead=(session_id,)) if gone else Spared()
 
 
-async def remove_dead(storage: Storage, dead: tuple[SessionId, ...]) -> None:
+async def remove_dead(storage: Storage, leases: Spared, cutoff: datetime) -> None:
     """Delete leases that ended long ago, and what their sessions spilled.
+
+    Args:
+        storage: where the leases are.
+        leases: what `spared` returned.
+        cutoff: what was written at this time or later stays. Where there is no lease, also what was
+            written within the longest lease before it.
 
     What cannot be deleted stays for the next collection. Cost: a listing and one or two requests
     for each.
     """
-    for session_id in dead:
+    for session_id in leases.dead:  # the lease last: until then the next collection sees both
         await remove_spills(storage, session_id)
         await storage.delete([lease_key(session_id)])
+    for session_id, written_at in leases.without_lease.items():
+        if written_at < cutoff - _LONGEST - _LATE:
+            await remove_spills(storage, session_id)
 
 
 async def remove_spills(storage: Storage, session_id: SessionId) -> None:
@@ -335,14 +355,22 @@ async def remove_spills(storage: Storage, session_id: SessionId) -> None:
 
 async def _renewed(storage: Storage) -> dict[SessionId, datetime]:
     """Return every lease, with the time when it was renewed."""
-    found: dict[SessionId, datetime] = {}
-    entries = storage.list_prefix(LEASED_SESSIONS)
+    return (await _stored(storage, LEASED_SESSIONS))[LEASED_SESSIONS]
+
+
+async def _stored(storage: Storage, prefix: str) -> dict[str, dict[SessionId, datetime]]:
+    """Return by folder which sessions have objects there, with when the newest was written."""
+    found: dict[str, dict[SessionId, datetime]] = {LEASED_SESSIONS: {}, SPILLS: {}}
+    entries = storage.list_prefix(prefix)
     async with closing(entries):
         async for entry in entries:
-            if isinstance(entry, ObjectInfo):
+            for folder, times in found.items():
+                if not isinstance(entry, ObjectInfo) or not entry.key.startswith(folder):
+                    continue
+                name = entry.key.removeprefix(folder)
                 try:
-                    session_id = SessionId.parse(entry.key.removeprefix(LEASED_SESSIONS))
+                    session_id = SessionId.parse(name.partition("/")[0])
                 except InvalidInputError:  # not ours
                     continue
-                found[session_id] = entry.last_modified
+                times[session_id] = max(entry.last_modified, times.get(session_id, _LONG_AGO))
     return found

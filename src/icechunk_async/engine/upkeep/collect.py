@@ -191,7 +191,7 @@ async def _collect(
             skipped = FOLDERS[place + 1 :]
             break
     if not dry_run:
-        await remove_dead(engine.storage, leases.dead)
+        await remove_dead(engine.storage, leases, cutoff)
     unfinished = await remove_unfinished(engine, cutoff, dry_run=dry_run)
     return GarbageReport(
         bytes_deleted=sum(it.size_bytes for it in tallies.values()) + unfinished.size_bytes,

@@ -246,7 +246,7 @@ class _Collection:
                 skipped = FOLDERS[place + 1 :]
                 break
         if not self.dry_run:
-            self.shared.ask(lambda it: remove_dead(it.engine.storage, self.leases.dead))
+            self.shared.ask(lambda it: remove_dead(it.engine.storage, self.leases, self.cutoff))
         left: dict[str, str] = dict.fromkeys(
             skipped, "Not tried, since objects that refer to it could not be deleted."
         )

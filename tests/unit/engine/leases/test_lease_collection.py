@@ -14,6 +14,7 @@ from icechunk_async.engine.commit.conflicts import ConflictDetector
 from icechunk_async.engine.files.packs import Packing
 from icechunk_async.engine.leases.register import SessionState
 from icechunk_async.errors import LeaseLostError, PermissionDeniedError, StorageFullError
+from icechunk_async.format.ids import SessionId
 from icechunk_async.format.layout import lease_key, spill_prefix
 from icechunk_async.testing.wrapping import WrappedStorage
 from tests.helpers import make_array, objects, read, write
@@ -128,6 +129,45 @@ async def test_dead_leases_are_removed_after_a_time_of_grace(kind: str) -> None:
         assert key in await objects(storage)
         await _collect(storage, world)
         assert not [key for key in await objects(storage) if key.startswith("leases/")]
+
+
+@pytest.mark.parametrize(
+    ("waited", "cutoff", "is_removed"),
+    [
+        (7 * DAY + HOUR, 7 * DAY + HOUR, False),
+        (30 * DAY, 7 * DAY + HOUR, False),
+        (7 * DAY + HOUR + MINUTE, 7 * DAY + HOUR + MINUTE, True),
+    ],
+    ids=["as young as a lease can be", "young by the cutoff", "old"],
+)
+async def test_what_was_published_after_its_lease_was_removed_is_removed_when_it_is_old(
+    waited: timedelta, cutoff: timedelta, *, is_removed: bool
+) -> None:
+    """A publisher that is killed before it reads its lease leaves an object that nobody knows."""
+    world = World()
+    async with filled(world) as storage:
+        left = spill_prefix(SessionId.random())
+        await storage.put(f"{left}0", b"an older one")
+        world.wait(30 * DAY)
+        await storage.put(f"{left}1", b"published late")
+        written_at = world.now
+        world.wait(waited)
+        await _collect(storage, world, written_at + cutoff)
+        found = {key for key in await objects(storage) if key.startswith(left)}
+        assert found == (set() if is_removed else {f"{left}0", f"{left}1"})
+
+
+async def test_what_a_session_spilled_stays_as_long_as_its_lease_can_be_looked_at() -> None:
+    """However old it is."""
+    world = World()
+    async with filled(world) as storage, process(storage, lease=7 * DAY) as (repository, session):
+        spilled = f"{spill_prefix(session.session_id)}0"
+        await storage.put(spilled, b"spilled")
+        world.wait(5 * DAY)
+        await repository.end_session(session.session_id)
+        world.wait(5 * DAY)
+        await _collect(storage, world)
+        assert spilled in await objects(storage)
 
 
 async def test_a_damaged_lease_protects_as_long_as_any_could(spec: int) -> None:
