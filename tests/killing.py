@@ -1,25 +1,32 @@
 """Killing forked processes, as ``kill -9`` does, before or after a request to their storage.
 
-Only for programs that run on their own: a process with threads, such as pytest, must not fork.
+Programs that kill run on their own, see `run_killer`: a process with threads, such as pytest, must
+not fork.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from icechunk_async.testing.wrapping import WrappedStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine
+    from collections.abc import Callable, Collection, Coroutine, Iterator
     from typing import Any
 
     from icechunk_async.storage import Storage
 
-__all__ = ["FAST", "WRITES", "Killing", "in_child"]
+__all__ = ["FAST", "WRITES", "Killing", "in_child", "kills", "run_killer"]
+
+_REPOSITORY = Path(__file__).parents[1]
+_SECONDS = 400
 
 FAST = {"durability": "none"}
 """A killed process loses nothing that the system has; only a power cut would."""
@@ -64,3 +71,40 @@ def in_child(work: Coroutine[Any, Any, None]) -> bool:
     if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status):
         sys.exit("a child failed")
     return os.WIFSIGNALED(status)
+
+
+def kills(
+    fresh: Path, work: Callable[[Path, int], Coroutine[Any, Any, None]], first: int, step: int
+) -> Iterator[tuple[Path, bool]]:
+    """Kill at every ``step``-th place from ``first`` on, until the work comes to its end.
+
+    Args:
+        fresh: a directory; each child works on a copy of it, beside it.
+        work: returns the work of a child on a copy that dies at a place.
+        first: the first place.
+        step: how far they are apart.
+
+    Yields:
+        Each copy, and whether the child was killed; the last one was not.
+    """
+    at, died = first, True
+    while died:
+        root = fresh.with_name(f"at-{at}")
+        shutil.copytree(fresh, root)
+        died = in_child(work(root, at))
+        yield root, died
+        at += step
+
+
+def run_killer(module: str, *arguments: object) -> str:
+    """Run a program that kills its children; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        cwd=_REPOSITORY,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        timeout=_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

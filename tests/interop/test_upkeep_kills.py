@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,14 +17,16 @@ from tests.interop.sides import keys_and_values
 from tests.interop.test_derived_copies import opened, place
 from tests.interop.theirs import icechunk
 from tests.interop.upkeep_killer import REPAIR, repair
+from tests.killing import run_killer
 from tests.unit.engine.upkeep.copying.copy_tools import make_origin
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from icechunk_async.session import AnySession
 
     type Shown = dict[str, dict[str, bytes | None]]
 
-REPOSITORY = Path(__file__).parents[2]
 WHOLE: dict[str, Any] = {}
 PART = {"refs": ["main", "v1"]}
 PATHS = {"paths": ["g"]}
@@ -49,18 +48,7 @@ def _each(*few: tuple[int, dict[str, Any]]) -> list[Any]:
 
 def kill(work: str, origin: Path, fresh: Path, first: int, step: int) -> list[Path]:
     """Kill a process at some of its places; return the directories that are left."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.interop.upkeep_killer", work),
-            *(str(origin), str(fresh), str(first), str(step)),
-        ],
-        cwd=REPOSITORY,
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
+    run_killer("tests.interop.upkeep_killer", work, origin, fresh, first, step)
     left = sorted(fresh.parent.glob("at-*"))
     assert len(left) >= 2
     return left

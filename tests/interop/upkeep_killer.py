@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import importlib
 import json
-import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from icechunk_async import Repository, upkeep
 from icechunk_async.credentials import LocalFileSystemAccess
 from icechunk_async.storage import open_storage
-from tests.killing import FAST, WRITES, Killing, in_child
+from tests.killing import FAST, WRITES, Killing, kills
 
 if TYPE_CHECKING:
     from icechunk_async.storage import Storage
@@ -54,14 +54,9 @@ async def scenario(work: str, origin: Path, root: Path, place: int) -> None:
 
 def main(work: str, origin: Path, fresh: Path, first: int, step: int) -> None:
     """Kill at every ``step``-th place from ``first`` on, until the work comes to its end."""
-    at = first
-    while True:
-        root = fresh.with_name(f"at-{at}")
-        shutil.copytree(fresh, root)
-        if not in_child(scenario(work, origin, root, at)):
+    for root, died in kills(fresh, partial(scenario, work, origin), first, step):
+        if not died:
             root.rename(root.with_name("not-killed"))
-            return
-        at += step
 
 
 if __name__ == "__main__":

@@ -6,19 +6,29 @@ It is run on its own because it forks, which a process with threads must not do.
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 import sys
 from pathlib import Path
 
 from icechunk_async import Repository
-from icechunk_async.errors import LeaseLostError
+from icechunk_async._runtime import clock
+from icechunk_async.engine.leases.register import SessionState
+from icechunk_async.errors import LeaseExpiredError, LeaseLostError
+from icechunk_async.format.ids import SessionId
+from icechunk_async.format.layout import lease_key, spill_prefix
 from icechunk_async.storage import open_storage
 from tests.helpers import make_array, read, write
-from tests.killing import FAST, Killing, in_child
+from tests.killing import FAST, WRITES, Killing, in_child, kills
 
 for _module in ("engine.upkeep.collect", "zarr.store"):
     importlib.import_module(f"icechunk_async.{_module}")  # here, so that no child has to
 importlib.import_module("icechunk_async_local.storage")
+
+
+LONG_AGO = 40 * 24 * 3600
+"""Longer than any lease holds and dead ones are kept. Seconds."""
+SPILLED = 4
 
 
 def content(chunk: int) -> bytes:
@@ -26,9 +36,14 @@ def content(chunk: int) -> bytes:
     return b"%d" % chunk * (700 if chunk % 2 else 1)
 
 
+def notes_of(root: Path) -> Path:
+    """Return where processes that work on a repository note what they were told."""
+    return root.with_suffix(".txt")
+
+
 def told(notes: Path, *words: object) -> None:
     """Note what the process was told, so that it outlives it."""
-    with notes.open("a") as file:
+    with notes.open("a", encoding="utf-8") as file:
         file.write(" ".join(map(str, words)) + "\n")
 
 
@@ -40,8 +55,9 @@ async def prepare(root: Path, spec: int) -> None:
         await session.commit("an array")
 
 
-async def scenario(root: Path, notes: Path, place: int) -> None:
+async def scenario(root: Path, place: int) -> None:
     """Begin, write, spill, resume, spill, commit; die at the place."""
+    notes = notes_of(root)
     async with (
         open_storage(root, **FAST) as plain,
         Repository.open(Killing(plain, place)) as repository,
@@ -60,12 +76,15 @@ async def scenario(root: Path, notes: Path, place: int) -> None:
 
 def noted(notes: Path) -> dict[str, str]:
     """Return the notes of a process, the last of each kind."""
-    lines = [line.split() for line in notes.read_text().splitlines()] if notes.exists() else []
+    lines = (
+        [line.split() for line in notes.read_text("utf-8").splitlines()] if notes.exists() else []
+    )
     return {line[0]: line[1] for line in lines}
 
 
-async def check(root: Path, known: dict[str, str]) -> None:
+async def check(root: Path) -> None:
     """Continue the session as a process that only knows its id."""
+    known = noted(notes_of(root))
     async with Repository.open(root, storage_options=FAST) as repository:
         session_id = known.get("session")
         if session_id is None:
@@ -97,23 +116,131 @@ async def check(root: Path, known: dict[str, str]) -> None:
             assert await read(reader, f"a/c/{chunk}") == content(chunk)
 
 
-def main(place: Path, spec: int, first: int, step: int) -> None:
-    """Kill at every ``step``-th request from ``first`` on, until the scenario comes to its end."""
+async def leave(root: Path, *kinds: str) -> None:
+    """Leave leased sessions that spilled, and note their ids by kind."""
+    async with Repository.open(root, storage_options=FAST) as repository:
+        for kind in kinds:
+            session = await repository.writable_session("main", lease=True)
+            for chunk in range(SPILLED):
+                await write(session, f"a/c/{chunk}", content(chunk))
+                if chunk % 2:
+                    await session.spill()
+            told(root.parent / "left", kind, session.session_id)
+
+
+def left(root: Path) -> dict[str, SessionId]:
+    """Return the sessions that were left, by kind."""
+    return {kind: SessionId.parse(it) for kind, it in noted(root.parent / "left").items()}
+
+
+async def resume(repository: Repository, session_id: SessionId) -> None:
+    """Continue a session that was left, and see all that it spilled."""
+    session = await repository.resume_session(session_id)
+    for chunk in range(SPILLED):
+        assert await read(session, f"a/c/{chunk}") == content(chunk)
+
+
+async def end(root: Path, place: int) -> None:
+    """End a session by hand; die at the place."""
+    async with (
+        open_storage(root, **FAST) as plain,
+        Repository.open(Killing(plain, place, of=WRITES)) as repository,
+    ):
+        await repository.end_session(left(root)["ended"])
+        told(notes_of(root), "ended", 1)
+
+
+async def check_ended(root: Path) -> None:
+    """See that the session is live and whole or ended, and that ending it again ends it."""
+    session_id = left(root)["ended"]
+    async with Repository.open(root, storage_options=FAST) as repository:
+        (found,) = await repository.sessions()
+        if found.state is SessionState.LIVE:
+            assert "ended" not in noted(notes_of(root))
+            await resume(repository, session_id)
+        await repository.end_session(session_id)
+        (found,) = await repository.sessions()
+        assert found.state is SessionState.ENDED
+        try:
+            await repository.resume_session(session_id)
+        except LeaseLostError:
+            return
+        raise AssertionError("it was ended, and resumed")
+
+
+def age(root: Path) -> None:
+    """Let what was left be old, but for the live session; take the lease from one of the old."""
+    sessions = left(root)
+    (root / lease_key(sessions["orphan"])).unlink()
+    long_ago = clock.now_us() / 1e6 - LONG_AGO
+    for kind in ("dead", "orphan"):
+        for it in (
+            root / lease_key(sessions[kind]),
+            *(root / spill_prefix(sessions[kind])).glob("*"),
+        ):
+            if it.exists():
+                os.utime(it, (long_ago, long_ago))
+
+
+async def collect(root: Path, place: int) -> None:
+    """Collect garbage, which removes dead leases; die at the place."""
+    async with (
+        open_storage(root, **FAST) as plain,
+        Repository.open(Killing(plain, place, of=WRITES)) as repository,
+    ):
+        await repository.garbage_collect(clock.from_us(clock.now_us()))
+        told(notes_of(root), "collected", 1)
+
+
+async def check_collected(root: Path) -> None:
+    """See that the live session is whole, and that the next collection removes all others."""
+    sessions = left(root)
+
+    def kept(kind: str) -> tuple[bool, int]:
+        prefix = root / spill_prefix(sessions[kind])
+        return (root / lease_key(sessions[kind])).exists(), len([*prefix.glob("*")])
+
+    has_lease, spilled = kept("dead")
+    assert has_lease or not spilled, "nobody knows any more what was spilled"
+    async with Repository.open(root, storage_options=FAST) as repository:
+        if "collected" not in noted(notes_of(root)):
+            if has_lease:
+                try:
+                    await repository.resume_session(sessions["dead"])
+                except LeaseExpiredError:
+                    pass
+                else:
+                    raise AssertionError("it has expired, and was resumed")
+            await repository.garbage_collect(clock.from_us(clock.now_us()))
+        assert kept("dead") == kept("orphan") == (False, 0)
+        assert [it.session_id for it in await repository.sessions()] == [sessions["live"]]
+        await resume(repository, sessions["live"])
+
+
+ROLES = {
+    "hold": (scenario, check),
+    "end": (end, check_ended),
+    "collect": (collect, check_collected),
+}
+
+
+def main(role: str, place: Path, spec: int, first: int, step: int) -> None:
+    """Kill at every ``step``-th place from ``first`` on, until the scenario comes to its end."""
     fresh = place / "fresh"
     in_child(prepare(fresh, spec))
-    killed, at = 0, first
-    while True:
-        root, notes = place / f"at-{at}", place / f"at-{at}.txt"
-        shutil.copytree(fresh, root)
-        died = in_child(scenario(root, notes, at))
-        in_child(check(root, noted(notes)))
+    if role == "end":
+        in_child(leave(fresh, "ended"))
+    elif role == "collect":
+        in_child(leave(fresh, "dead", "orphan", "live"))
+        age(fresh)
+    work, look = ROLES[role]
+    killed = 0
+    for root, died in kills(fresh, work, first, step):
+        in_child(look(root))
         shutil.rmtree(root)
-        if not died:
-            break
-        killed += 1
-        at += step
+        killed += died
     sys.stdout.write(f"{killed}\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -16,8 +16,8 @@ from icechunk_async import Repository
 from icechunk_async.errors import LeaseLostError
 from icechunk_async.storage import open_storage
 from tests.helpers import make_array, read, write
-from tests.killing import FAST, Killing, in_child
-from tests.unit.engine.leases.kill_driver import content, noted, told
+from tests.killing import FAST, Killing, in_child, kills
+from tests.unit.engine.leases.kill_driver import content, noted, notes_of, told
 
 if TYPE_CHECKING:
     from icechunk_async.session import ForkSession
@@ -43,8 +43,9 @@ def fork_of(root: Path, number: int) -> ForkSession:
     return ForkSession.from_bytes(parcels[number])
 
 
-async def publish(root: Path, notes: Path, place: int) -> None:
+async def publish(root: Path, place: int) -> None:
     """Publish pairs of chunks, with what the other fork published in view; die at the place."""
+    notes = notes_of(root)
     one = fork_of(root, 0)
     async with open_storage(root, **FAST) as plain, one.attached(Killing(plain, place)):
         for pair in range(0, CHUNKS, 2):
@@ -55,8 +56,9 @@ async def publish(root: Path, notes: Path, place: int) -> None:
             await one.refresh()
 
 
-async def commit(root: Path, notes: Path, place: int) -> None:
+async def commit(root: Path, place: int) -> None:
     """Take in what forks published, show own changes, and commit; die at the place."""
+    notes = notes_of(root)
     session_id = noted(root.parent / "prepared")["session"]
     async with (
         open_storage(root, **FAST) as plain,
@@ -112,20 +114,14 @@ def kill(place: Path, spec: int, first: int, step: int) -> None:
     killed = 0
     for role in (publish, commit):
         if role is commit:
-            notes = place / "all.txt"
-            assert not in_child(publish(fresh, notes, 1 << 30))
-        at = first
-        while True:
-            root, notes = place / "killed", place / f"{role.__name__}-{at}.txt"
-            shutil.copytree(fresh, root)
-            died = in_child(role(root, notes, at))
-            known = noted(notes)
+            assert not in_child(publish(fresh, 1 << 30))
+        for root, died in kills(fresh, role, first, step):
+            known = noted(notes_of(root))
             published = CHUNKS if role is commit else int(known.get("published", -1)) + 1
             in_child(check(root, published, known if role is commit else {}))
             shutil.rmtree(root)
-            if not died:
-                break
-            killed, at = killed + 1, at + step
+            notes_of(root).unlink(missing_ok=True)
+            killed += died
     sys.stdout.write(f"{killed}\n")
 
 

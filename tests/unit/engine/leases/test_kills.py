@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[4]
+from tests.killing import run_killer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DRIVER = "tests.unit.engine.leases.kill_driver"
 
 
 @pytest.mark.parametrize(
@@ -26,16 +29,26 @@ def test_a_process_killed_at_any_request_loses_only_what_was_not_spilled(
     tmp_path: Path, spec: int, first: int, step: int
 ) -> None:
     """Before and after each request of beginning, spilling, resuming and committing."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.unit.engine.leases.kill_driver"),
-            *(str(tmp_path), str(spec), str(first), str(step)),
-        ],
-        cwd=REPOSITORY,
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 3
+    assert int(run_killer(DRIVER, "hold", tmp_path, spec, first, step)) >= 3
+
+
+@pytest.mark.parametrize("spec", [pytest.param(1, marks=pytest.mark.thorough), 2])
+def test_ending_a_session_that_was_killed_ends_it_or_leaves_it_whole(
+    tmp_path: Path, spec: int
+) -> None:
+    """Before and after its one write; to end it again ends it."""
+    assert int(run_killer(DRIVER, "end", tmp_path, spec, 0, 1)) >= 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "first", "step"),
+    [
+        (2, 1, 2),
+        *(pytest.param(spec, 0, 1, marks=pytest.mark.thorough) for spec in (1, 2)),
+    ],
+)
+def test_a_collection_that_was_killed_leaves_dead_leases_to_the_next_one(
+    tmp_path: Path, spec: int, first: int, step: int
+) -> None:
+    """After each of its writes and before; no lease goes before what its session spilled."""
+    assert int(run_killer(DRIVER, "collect", tmp_path, spec, first, step)) >= 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from icechunk_async import Repository
 from icechunk_async.errors import SessionStateError
 from tests.helpers import make_array, read
-from tests.killing import FAST
+from tests.killing import FAST, run_killer
 from tests.unit.engine.leases.kill_driver import content
 
 REPOSITORY = Path(__file__).parents[4]
@@ -68,16 +67,4 @@ def test_a_publisher_or_committer_killed_at_any_request_loses_nothing_that_was_p
     tmp_path: Path, spec: int, first: int, step: int
 ) -> None:
     """Before and after each request; what it was told is there, and each publication in whole."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", DRIVER, "kill"),
-            *(str(tmp_path), str(spec), str(first), str(step)),
-        ],
-        cwd=REPOSITORY,
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 3
+    assert int(run_killer(DRIVER, "kill", tmp_path, spec, first, step)) >= 3
