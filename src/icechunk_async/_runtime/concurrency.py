@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Sized
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Self, cast, overload
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -28,9 +29,19 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-__all__ = ["Background", "SingleFlight", "bounded_map", "closing", "first_of_two", "gather"]
+__all__ = [
+    "AnyLoopLock",
+    "Background",
+    "SingleFlight",
+    "bounded_map",
+    "closing",
+    "first_of_two",
+    "gather",
+]
 
 _log = logging.getLogger(__name__)
+
+_POLL_SECONDS: Final = 0.01
 
 
 @asynccontextmanager
@@ -168,6 +179,26 @@ async def first_of_two[R](
         for task in tasks:
             if task.done() and not task.cancelled():
                 task.exception()  # mark as seen
+
+
+class AnyLoopLock:
+    """A lock for tasks of any event loops, as an ``async with`` block; those of asyncio are of one.
+
+    Who waits looks every ten milliseconds, in no order, so it is for what is rarely contended.
+    """
+
+    def __init__(self) -> None:
+        """Begin unlocked."""
+        self._lock = threading.Lock()  # held over awaits, so only ever tried, never waited for
+
+    async def __aenter__(self) -> None:
+        """Wait for the lock, and hold it. Cancellation: no effect."""
+        while not self._lock.acquire(blocking=False):  # noqa: ASYNC110 -- perhaps another loop's
+            await anyio.sleep(_POLL_SECONDS)
+
+    async def __aexit__(self, *failure: object) -> None:
+        """Release the lock."""
+        self._lock.release()
 
 
 class Background:

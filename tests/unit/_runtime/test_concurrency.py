@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
-from icechunk_async._runtime.concurrency import Background, SingleFlight, bounded_map, gather
+from icechunk_async._runtime.concurrency import (
+    AnyLoopLock,
+    Background,
+    SingleFlight,
+    bounded_map,
+    gather,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,6 +231,33 @@ def test_each_event_loop_has_its_own_flights() -> None:
 
     for expected in (1, 2):
         assert asyncio.run(flights.run("a", load)) == expected
+
+
+def test_one_task_of_all_event_loops_holds_a_lock() -> None:
+    """Each thread has a loop with several tasks; a task that is cancelled does not take it."""
+    lock, inside, most = AnyLoopLock(), list[int](), list[int]()
+
+    async def work() -> None:
+        async with lock:
+            inside.append(1)
+            await asyncio.sleep(0.001)
+            most.append(len(inside))
+            inside.pop()
+
+    async def run() -> None:
+        await asyncio.gather(*(work() for _ in range(3)))
+
+    async def give_up() -> None:
+        async with lock:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(work(), 0.02)
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(asyncio.run, run()) for _ in range(2)]:
+            done.result()
+    asyncio.run(give_up())
+    asyncio.run(run())
+    assert most == [1] * 9
 
 
 async def test_background_work_ends_with_its_block() -> None:

@@ -10,8 +10,7 @@ the lease, looks for publications, and writes down in the lease which of them co
 from __future__ import annotations
 
 import logging
-import threading
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.concurrency import AnyLoopLock
 from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet
 from icechunk_async.engine.changes.merge import check_fits
 from icechunk_async.engine.changes.publications import (
@@ -70,7 +70,7 @@ from icechunk_async.format.layout import lease_key, spill_prefix
 from icechunk_async.storage import ABSENT
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import Callable
     from datetime import datetime
 
     from icechunk_async.engine.changes.publications import News, Noted
@@ -85,7 +85,6 @@ __all__ = ["Member"]
 _log = logging.getLogger(__name__)
 
 _TRIES: Final = 20
-_POLL_SECONDS: Final = 0.01
 _CLEANUP_SECONDS: Final = 15
 _SERIAL_BYTES: Final = 12
 _BYTES_A_CHUNK: Final = 64
@@ -170,7 +169,7 @@ class Member:
         self._looked_us = 0
         self._serial: bytes | None = None
         """That of the lease, and when it was read; None if it never was."""
-        self._busy = threading.Lock()  # held over awaits, so only ever tried, never waited for
+        self._alone = AnyLoopLock()
 
     @property
     def session_id(self) -> SessionId:
@@ -205,20 +204,11 @@ class Member:
             taken = {**membership.taken, self._lineage().fork_id: membership.number}
             return replace(membership, number=0, refreshed=False, taken=taken, known=ChangeSet())
 
-    @asynccontextmanager
-    async def _alone(self) -> AsyncGenerator[None]:
-        while not self._busy.acquire(blocking=False):  # noqa: ASYNC110 -- perhaps another loop's
-            await anyio.sleep(_POLL_SECONDS)
-        try:
-            yield
-        finally:
-            self._busy.release()
-
     # Publishing
 
     async def publish(self) -> bool:
         """Let others see what was changed; see `ForkSession.publish`."""
-        async with self._alone():
+        async with self._alone:
             published = False
             for _ in range(_TRIES):
                 published |= await self._settle_earlier()
@@ -574,7 +564,7 @@ class Member:
 
     async def refresh(self) -> bool:
         """Take in what others published; see `ForkSession.refresh`."""
-        async with self._alone():
+        async with self._alone:
             await self._settle_earlier()
             for _ in range(_TRIES):
                 stored = await listed(self._storage, self.session_id)

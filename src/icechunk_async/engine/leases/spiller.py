@@ -9,14 +9,12 @@ which publications of forks they hold, so that each counts once whatever fails i
 from __future__ import annotations
 
 import logging
-import threading
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-import anyio
-
 from icechunk_async._runtime import clock
+from icechunk_async._runtime.concurrency import AnyLoopLock
 from icechunk_async.engine.changes.change_set import ChangeSet
 from icechunk_async.engine.changes.merge import check_fits
 from icechunk_async.engine.changes.publications import (
@@ -53,7 +51,7 @@ from icechunk_async.format.ids import BackupId
 from icechunk_async.format.layout import spill_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Container
+    from collections.abc import Callable, Container
 
     from icechunk_async.engine.changes.change_set import ArrayChanges
     from icechunk_async.engine.changes.publications import News, Publication
@@ -73,7 +71,6 @@ _log = logging.getLogger(__name__)
 
 _MOST_SEGMENTS: Final = 64
 """The most segments of a session; then one takes the place of all, or two if not all is shared."""
-_POLL_SECONDS: Final = 0.01
 _BYTES_A_CHUNK: Final = 64
 _LISTINGS: Final = 20
 _PUBLISHING: Final = (Closed.PUBLISHING, Closed.PUBLISHED, Closed.IN_DOUBT)
@@ -129,7 +126,7 @@ class Spiller:
         self._storage = workspace.assets.storage
         self._held: _Held | None = None
         """None: nobody knows what is stored, so the next time everything is."""
-        self._busy = threading.Lock()  # held over awaits, so only ever tried, never waited for
+        self._alone = AnyLoopLock()
         self.shared = Shared(since=lease.record.since)
         """The state that forks see, and what was taken in of theirs."""
         self._told = self.shared
@@ -165,7 +162,7 @@ class Spiller:
 
     async def spill(self) -> None:
         """Store what changed since the last time, and renew the lease; see `Session.spill`."""
-        async with self._alone():
+        async with self._alone:
             self._lease.check()
             if not await self._store(share=False):
                 await self._lease.renew()
@@ -175,7 +172,7 @@ class Spiller:
 
         Cost: none if they see them already.
         """
-        async with self._alone():
+        async with self._alone:
             self._lease.check()
             await self._store(share=True)
             self.has_forks = True
@@ -196,7 +193,7 @@ class Spiller:
 
         Returns: whether they had published anything new.
         """
-        async with self._alone():
+        async with self._alone:
             self._lease.check()
             new = await self._take_in(sharing=True)
             await self._store(share=True)
@@ -220,7 +217,7 @@ class Spiller:
         with workspace.lock:
             workspace.rebase_to(workspace.base, stored.changes, continues=True)
             self.shared = self._told = stored.shared
-        async with self._alone():
+        async with self._alone:
             try:
                 await self._take_in()
             except MergeFailedError as error:
@@ -233,7 +230,7 @@ class Spiller:
         """Take in what forks published, and let nobody publish any more until `unseal`."""
         self._lease.sealed = True
         await self._lease.renew()
-        async with self._alone():
+        async with self._alone:
             await self._take_in()
 
     async def unseal(self) -> None:
@@ -256,15 +253,6 @@ class Spiller:
         with self._workspace.lock:
             taken = {**self.shared.taken, fork_id: GIVEN_UP}
             self.shared, self._untold = replace(self.shared, taken=taken), True
-
-    @asynccontextmanager
-    async def _alone(self) -> AsyncGenerator[None]:
-        while not self._busy.acquire(blocking=False):  # noqa: ASYNC110 -- perhaps another loop's
-            await anyio.sleep(_POLL_SECONDS)
-        try:
-            yield
-        finally:
-            self._busy.release()
 
     # Storing
 
