@@ -218,6 +218,16 @@ class ChangeSet:
         nodes = len(self.new) + len(self.updated) + len(self.deleted) + len(self.moves.requested)
         return nodes + sum(changes.count() for changes in self.chunks.values())
 
+    def touched(self) -> set[NodeId]:
+        """Return the ids of the nodes that were created, deleted, or changed with their chunks."""
+        created = (node.id for node in self.new.values())
+        return {*created, *self.updated, *self.deleted, *self.chunks}
+
+    def note_anew(self) -> None:
+        """Forget what journals hold, and note the chunks that are set from now on."""
+        for it in self.chunks.values():
+            it.taken_journal()
+
     def same_as(self, earlier: ChangeSet) -> bool:
         """Return whether nothing changed since ``earlier`` was copied from these changes."""
         revisions = [

@@ -65,9 +65,9 @@ class News:
 
     changes: ChangeSet
     digests: Mapping[NodeId, bytes]
-    """Of the metadata documents that nodes had which were changed or deleted."""
+    """The digests of the metadata documents that were replaced or deleted, by node."""
     stamps: Mapping[NodeId, int]
-    """Of the arrays whose chunks were changed or deleted, in that state."""
+    """The stamps, in that state, of the arrays whose chunks were changed or deleted."""
 
     def is_empty(self) -> bool:
         """Return whether nothing changed."""
@@ -383,7 +383,7 @@ def taken_in(shared: Shared, publications: Sequence[Publication], base: Base) ->
         since = SincePublished(merger, base.nodes, stamps, news)
         merger.add_since(news.changes, since, it.fork_id.hex())
         stamps = stamped(stamps, news, it.stamp)
-        touched.update(_nodes_of(news.changes))
+        touched |= news.changes.touched()
         taken[it.fork_id], serials[it.fork_id] = it.number + 1, it.serial
         clock = max(clock, it.stamp)
     changes = merger.finish()
@@ -413,8 +413,3 @@ def with_unknown(
         if not _same_chunks(it, known.chunks.get(node_id)):
             found[node_id] = UNKNOWN
     return found
-
-
-def _nodes_of(changes: ChangeSet) -> set[NodeId]:
-    nodes = {node.id for node in changes.new.values()}
-    return nodes.union(changes.updated, changes.deleted, changes.chunks)

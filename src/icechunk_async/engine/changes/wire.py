@@ -72,11 +72,11 @@ class Membership:
     """The place of a fork in a session with a lease, to which it can publish its changes."""
 
     session_id: bytes
-    """Of the lease."""
+    """Names the session, and so its lease."""
     base_id: SnapshotId
     """The snapshot that the session builds on."""
     generation: int
-    """Of the forks that may publish, see the record of the lease."""
+    """The generation of forks that it belongs to, see `LeaseRecord.generation`."""
     turn: int
     """Counts the processes that have held the session, up to the one that made the fork."""
     number: int = 0
@@ -103,7 +103,7 @@ class ForkState:
     changes: ChangeSet
     lineage: Lineage = Lineage()
     membership: Membership | None = None
-    """None: its session has no lease."""
+    """None if its session has no lease."""
 
 
 def encode_fork(state: ForkState) -> bytes:

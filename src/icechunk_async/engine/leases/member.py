@@ -114,7 +114,7 @@ class _Seen:
     counted: frozenset[PublicationName]
     """The publications that no segment held yet, and that count."""
     names: tuple[str, ...]
-    """Of the segments that forks see."""
+    """The names of the segments that forks see."""
     shared: Shared
     """The state that these lead to."""
 
@@ -159,16 +159,16 @@ class Member:
         self._told = None if membership.number == 0 else lineage()
         """The lineage as others know it."""
         self._parts: list[Noted] = []
-        """What was noted of chunks that are not published, before what journals hold."""
+        """Notes of chunks that are not published; journals hold the newest."""
         self._attempts: list[_Attempt] = []
-        """Those to publish next whose outcome is unknown; they have one number."""
+        """Publications whose outcome is unknown; they have one number."""
         self._seen: _Seen | None = None
         self._known: dict[PublicationName, Publication] = {}
         """Publications that no segment holds yet."""
         self._alive_us = alive_us
         self._looked_us = 0
         self._serial: bytes | None = None
-        """That of the lease, and when it was read; None if it never was."""
+        """The serial that the lease had when it was read last; None if it never was."""
         self._alone = AnyLoopLock()
 
     @property
@@ -237,8 +237,7 @@ class Member:
             if news.is_empty() and lineage == self._told:
                 return None
             self._parts.append(noted_in(changes))
-            for it in changes.chunks.values():
-                it.taken_journal()
+            changes.note_anew()
             publication = Publication(
                 lineage.fork_id,
                 membership.number,
@@ -264,8 +263,7 @@ class Member:
         with workspace.lock:
             workspace.check_open()
             changes = self.membership.known.copy()
-            for it in changes.chunks.values():
-                it.taken_journal()
+            changes.note_anew()
             workspace.rebase_to(workspace.base, changes)
             self._parts.clear()
 
@@ -620,16 +618,7 @@ class Member:
             before = None
         segments = await segments_of(self._storage, self.session_id, names)
         shared = shared_of(record, segments, before)
-        touched = {
-            node_id
-            for it in segments
-            for node_id in (
-                *it.changes.updated,
-                *it.changes.deleted,
-                *it.changes.chunks,
-                *(node.id for node in it.changes.new.values()),
-            )
-        }
+        touched = {node_id for it in segments for node_id in it.changes.touched()}
         spec_version = self._workspace.assets.spec_version
         check_fits(shared.changes, base.nodes, spec_version, only=touched)
         return shared
@@ -641,8 +630,7 @@ class Member:
             MergeFailedError: they clash; nothing was taken in.
         """
         workspace = self._workspace
-        for it in folded.changes.chunks.values():
-            it.taken_journal()
+        folded.changes.note_anew()
         with workspace.lock:
             workspace.check_writable()
             membership = self.membership

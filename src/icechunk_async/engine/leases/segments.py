@@ -64,7 +64,7 @@ class Spilled:
     updated: dict[NodeId, Node] = field(default_factory=dict["NodeId", "Node"])
     deleted: dict[NodeId, Deleted] = field(default_factory=dict["NodeId", "Deleted"])
     revisions: Mapping[NodeId, int] = field(default_factory=dict["NodeId", "int"])
-    """Of arrays with changes."""
+    """The revisions of arrays with changes."""
 
     @classmethod
     def of(cls, base_id: SnapshotId, changes: ChangeSet) -> Self:

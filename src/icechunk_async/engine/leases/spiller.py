@@ -125,7 +125,7 @@ class Spiller:
         self._lease = lease
         self._storage = workspace.assets.storage
         self._held: _Held | None = None
-        """None: nobody knows what is stored, so the next time everything is."""
+        """None if it is not known what is stored; then all is stored anew."""
         self._alone = AnyLoopLock()
         self.shared = Shared(since=lease.record.since)
         """The state that forks see, and what was taken in of theirs."""
@@ -134,10 +134,10 @@ class Spiller:
         self._untold = False
         """Whether that is an older one."""
         self._noted: dict[NodeId, ArrayChanges | None] = {}
-        """What was noted of chunks that the session set since, before what journals hold."""
+        """Notes of chunks that the session set since then; journals hold the newest."""
         self._known: dict[PublicationName, Publication] = {}
         self._listed: frozenset[PublicationName] = frozenset()
-        """Those of the last listing."""
+        """The publications that the last listing showed."""
         self._absorbed: tuple[PublicationName, ...] = ()
         """Publications that can be deleted once the shared state is stored."""
         self._line = workspace.line
@@ -395,8 +395,7 @@ class Spiller:
             return False
         before, ground = self.shared, Base(base.id, base.nodes, workspace.assets.spec_version)
         noting = before.changes.copy()
-        for it in noting.chunks.values():
-            it.taken_journal()
+        noting.note_anew()
         folded = await workspace.assets.compute(
             lambda: taken_in(replace(before, changes=noting), found, ground),
             size_bytes=sum(it.news.changes.count() for it in found) * _BYTES_A_CHUNK,
@@ -432,8 +431,7 @@ class Spiller:
             return
         self._held = None
         self._noted = dict(own.changes.chunks)
-        for it in changes.chunks.values():
-            it.taken_journal()
+        changes.note_anew()
 
     async def _decide(self) -> None:
         """Let forks of the process before this one know whether they were in time.
@@ -487,8 +485,7 @@ async def spilled_changes(
         ) from error
     shared = shared_of(record, segments[: record.shared])
     noting = shared.changes.copy()
-    for it in noting.chunks.values():
-        it.taken_journal()
+    noting.note_anew()
     changes = replay(record.base_id, segments[record.shared :], noting)
     check_fits(changes, base.nodes, spec_version)
     return Resumed(shared, changes)

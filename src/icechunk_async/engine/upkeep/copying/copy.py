@@ -84,7 +84,7 @@ _ROUNDS: Final = 5
 _NAMED_AT_MOST: Final = 10
 """Changes that an error message names."""
 _CACHED_NODES: Final = 200_000
-"""Of snapshots that are derived, which are read several times."""
+"""The nodes of derived snapshots that are cached: those snapshots are read several times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class _Copying:
         self.progress: ProgressCallback = no_progress
         self._discarded: tuple[str, ...] = ()
         self.lost: Exception | None = None
-        """What was missing in the last round, if it is known."""
+        """The error for an object that was missing in the last round, if it is known."""
 
     @property
     def _url(self) -> str:

@@ -102,7 +102,7 @@ class Deriving:
         self._became: dict[Use, ManifestFileInfo] = {}
         """The manifests of the copy, by what they hold of the origin's."""
         self._in_all: set[Use] | None = None
-        """What every new snapshot needs."""
+        """The manifests that every new snapshot needs; None before any was read."""
         self._kept: set[ManifestId] = set()
         self._chunks = IdSet()
 

@@ -39,7 +39,7 @@ class Plan:
 
     references: References
     snapshots: frozenset[SnapshotId] | None = None
-    """Of the source. None: those that a listing shows."""
+    """The source's snapshots to copy; None for those that a listing shows."""
     rewritten: Mapping[str, bytes] | None = None
     """Snapshots that get another parent; format version 1."""
     lines: Mapping[SnapshotId, SnapshotInfo] | None = None
