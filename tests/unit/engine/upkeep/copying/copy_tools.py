@@ -29,6 +29,7 @@ __all__ = [
     "contents_of",
     "make_origin",
     "open_with_access",
+    "prefixes",
     "shown_by",
     "stored",
 ]
@@ -87,6 +88,11 @@ async def stored(storage: Storage) -> dict[str, bytes]:
     found = {key: bytes(data) for key, data in (await objects(storage)).items()}
     found.pop(MARK, None)
     return found
+
+
+def prefixes(origin: Path) -> tuple[str, str]:
+    """Return the containers of an origin and of its sources, which readers authorize."""
+    return f"{origin.as_uri()}/", f"{(origin.parent / 'sources').as_uri()}/"
 
 
 async def make_origin(place: Path, spec: int, *, sums: bool | None = None) -> Path:

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.ids import SnapshotId
 
-BOTH = pytest.mark.parametrize("spec", [1, 2])
-
 
 async def line_of(url: str, branch: str = "main") -> list[SnapshotId]:
     """Return the snapshots of a branch, the newest first."""
@@ -44,7 +42,6 @@ async def is_whole(url: str) -> bool:
         return found.chunks_deleted + found.manifests_deleted + found.snapshots_deleted == 0
 
 
-@BOTH
 async def test_copy_of_a_branch_holds_its_history_and_nothing_else(spec: int) -> None:
     """Ids and bytes are those of the source; other branches leave no object behind."""
     url, _ = await littered(spec)
@@ -64,7 +61,6 @@ async def test_copy_of_a_branch_holds_its_history_and_nothing_else(spec: int) ->
     assert await is_whole(copy)
 
 
-@BOTH
 async def test_copy_without_main_has_main_at_the_first_snapshot(spec: int) -> None:
     """Every repository has a main."""
     url, line = await littered(spec)
@@ -78,7 +74,6 @@ async def test_copy_without_main_has_main_at_the_first_snapshot(spec: int) -> No
         await commit(repository, 3, "the copy takes commits")
 
 
-@BOTH
 async def test_copy_from_a_time_on_is_like_one_that_was_expired(spec: int) -> None:
     """The oldest snapshot that is kept becomes a child of the first one."""
     url, line = await littered(spec)
@@ -97,7 +92,6 @@ async def test_copy_from_a_time_on_is_like_one_that_was_expired(spec: int) -> No
         assert (await repository.check_references()).is_whole
 
 
-@BOTH
 async def test_since_as_a_time_and_as_a_snapshot_agree(spec: int) -> None:
     """A snapshot stands for the time at which it was written."""
     url, line = await littered(spec)
@@ -110,7 +104,6 @@ async def test_since_as_a_time_and_as_a_snapshot_agree(spec: int) -> None:
         assert await objects(one) == await objects(other)
 
 
-@BOTH
 async def test_a_window_that_moves_drops_and_brings_back_history(spec: int) -> None:
     """Nightly copies of the last days; an earlier time brings older snapshots again."""
     url, line = await littered(spec)
@@ -129,7 +122,6 @@ async def test_a_window_that_moves_drops_and_brings_back_history(spec: int) -> N
         assert (await repository.check_references()).is_whole
 
 
-@BOTH
 async def test_unchanged_part_costs_three_requests(spec: int) -> None:
     """Besides reading the references of format version 1."""
     url, _ = await littered(spec)
@@ -145,7 +137,6 @@ async def test_unchanged_part_costs_three_requests(spec: int) -> None:
             assert len(requests) == 3
 
 
-@BOTH
 async def test_names_that_do_not_exist_are_refused_before_anything_is_written(spec: int) -> None:
     """The error lists those that do."""
     url, _ = await littered(spec)
@@ -176,7 +167,6 @@ async def test_fewer_refs_than_before_are_refused_unless_the_rest_is_to_go() -> 
     assert await read_all(copy) == await read_all(url)
 
 
-@BOTH
 async def test_part_killed_at_a_write_is_whole_and_continued(spec: int) -> None:
     """Every third write. The destination shows nothing until the last one."""
     url, line = await littered(spec)
@@ -208,7 +198,6 @@ async def test_part_killed_at_a_write_is_whole_and_continued(spec: int) -> None:
         assert writes > 12
 
 
-@BOTH
 async def test_collection_meanwhile_leads_to_a_part_of_the_newer_state(spec: int) -> None:
     """Objects that vanish from the source are never referred to."""
     url, _ = await littered(spec)

@@ -38,6 +38,7 @@ from tests.unit.engine.upkeep.copying.copy_tools import (
     contents_of,
     make_origin,
     open_with_access,
+    prefixes,
     shown_by,
     stored,
 )
@@ -48,13 +49,6 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.storage import Storage
-
-BOTH = pytest.mark.parametrize("spec", [1, 2])
-
-
-def prefixes(origin: Path) -> tuple[str, str]:
-    """Return the containers of the origin and of its sources."""
-    return f"{origin.as_uri()}/", f"{(origin.parent / 'sources').as_uri()}/"
 
 
 def is_chosen(key: str, paths: list[str]) -> bool:
@@ -126,7 +120,6 @@ async def test_each_snapshot_has_a_counterpart_with_what_was_chosen(
         assert check.is_healthy
 
 
-@BOTH
 async def test_only_chunks_of_chosen_arrays_are_copied(tmp_path: Path, spec: int) -> None:
     """No more than a collection of garbage would leave, and manifests that need no change stay."""
     origin = await make_origin(tmp_path, spec, sums=True)
@@ -175,7 +168,6 @@ async def test_nodes_that_are_moved_in_and_out_are_new_and_deleted(tmp_path: Pat
             assert report.is_healthy
 
 
-@BOTH
 async def test_unchanged_origin_costs_three_requests_and_new_commits_what_they_added(
     tmp_path: Path, spec: int
 ) -> None:
@@ -215,7 +207,6 @@ async def test_unchanged_origin_costs_three_requests_and_new_commits_what_they_a
         assert await read(session, f"{name}/c/5") == b"1" * 3000
 
 
-@BOTH
 async def test_unknown_paths_are_refused_by_name_with_those_that_are_alike(
     tmp_path: Path, spec: int
 ) -> None:
@@ -249,7 +240,6 @@ def test_paths_are_normal_and_none_is_below_another() -> None:
     assert as_paths(None) is None
 
 
-@BOTH
 async def test_part_killed_at_a_write_is_whole_and_continued(tmp_path: Path, spec: int) -> None:
     """Chunks and manifests that are there are not written again.
 
@@ -308,7 +298,6 @@ async def test_other_paths_are_refused_unless_history_may_be_replaced(tmp_path: 
         assert (await repository.check_references()).is_whole
 
 
-@BOTH
 async def test_paths_go_with_refs_and_a_time(tmp_path: Path, spec: int) -> None:
     """The oldest snapshot that is kept becomes a child of the first one, as in other copies."""
     origin = await make_origin(tmp_path, spec)

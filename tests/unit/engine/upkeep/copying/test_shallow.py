@@ -56,21 +56,14 @@ from tests.unit.engine.upkeep.copying.copy_tools import (
     contents_of,
     make_origin,
     open_with_access,
+    prefixes,
 )
 from tests.unit.engine.upkeep.upkeep_tools import littered
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-BOTH = pytest.mark.parametrize("spec", [1, 2])
 
-
-def prefixes(origin: Path) -> tuple[str, str]:
-    """Return the prefixes that readers of a shallow copy authorize."""
-    return f"{origin.as_uri()}/", f"{(origin.parent / 'sources').as_uri()}/"
-
-
-@BOTH
 async def test_shallow_copy_shows_all_of_its_origin_and_holds_no_chunk(
     tmp_path: Path, spec: int
 ) -> None:
@@ -123,7 +116,6 @@ async def test_containers_of_the_origin_stay_beside_the_new_one(tmp_path: Path) 
         assert caught.value.context["url_prefixes"] == (ours,)
 
 
-@BOTH
 async def test_unchanged_origin_costs_three_requests_and_new_commits_what_they_added(
     tmp_path: Path, spec: int
 ) -> None:
@@ -164,7 +156,6 @@ def _container(origin: Path) -> tuple[str, Any, str]:
     return f"{origin.as_uri()}/", LocalFileSystemStore(str(origin)), "origin-x"
 
 
-@BOTH
 async def test_chunk_that_is_written_again_later_is_refused(tmp_path: Path, spec: int) -> None:
     """More than ten minutes after the copy; up to then clocks may disagree."""
     origin = await make_origin(tmp_path, spec)
@@ -278,7 +269,6 @@ async def test_copies_with_chunks_and_without_do_not_mix(
             await copy_repository(source, destination, derivation=one)
 
 
-@BOTH
 async def test_shallow_copy_killed_at_a_write_is_absent_and_continued(
     tmp_path: Path, spec: int
 ) -> None:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from icechunk_async.storage import Storage
 
-BOTH = pytest.mark.parametrize("spec", [1, 2])
-
 
 async def requests_of(source: Storage, destination: Storage) -> list[tuple[str, str]]:
     """Copy, and return the requests to both sides."""
@@ -105,7 +103,6 @@ async def test_a_commit_copies_its_chunks_and_no_others() -> None:
         assert len(new) == 1
 
 
-@BOTH
 async def test_refs_that_were_reset_and_deleted_at_the_source_are_at_the_copy(spec: int) -> None:
     """The report names them; what only they used is garbage that a collection removes."""
     url, line = await littered(spec)
@@ -133,7 +130,6 @@ async def test_refs_that_were_reset_and_deleted_at_the_source_are_at_the_copy(sp
     assert await read_all(copy) == shown
 
 
-@BOTH
 async def test_changes_at_the_copy_are_named_and_refused(spec: int) -> None:
     """Commits, and new branches and tags. Nothing is written."""
     url, line = await littered(spec)
@@ -155,7 +151,6 @@ async def test_changes_at_the_copy_are_named_and_refused(spec: int) -> None:
             assert await objects(storage) == before
 
 
-@BOTH
 async def test_changes_at_the_copy_are_undone_if_that_is_asked_for(spec: int) -> None:
     """The report says what was undone, and the copy is a copy again."""
     url, line = await littered(spec)
@@ -185,7 +180,6 @@ async def test_configuration_that_was_changed_at_the_copy_is_named() -> None:
             await repository.copy_to(copy)
 
 
-@BOTH
 async def test_repository_that_no_copy_made_is_never_replaced(spec: int) -> None:
     """Nor is a copy of another one, also if changes are to be undone."""
     url, _ = await littered(spec)
@@ -202,7 +196,6 @@ async def test_repository_that_no_copy_made_is_never_replaced(spec: int) -> None
     assert await read_all(copy) == before
 
 
-@BOTH
 async def test_upkeep_of_the_copy_is_no_change_and_its_losses_come_back(spec: int) -> None:
     """Snapshots that were expired and collected there are copied again."""
     url, _ = await littered(spec)
