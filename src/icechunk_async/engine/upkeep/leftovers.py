@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import gather
+from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.engine.leases.register import count_expired
 from icechunk_async.engine.upkeep.copying.contents import MARK
-from icechunk_async.engine.upkeep.copying.marks import Mark, read_if_there, read_references
+from icechunk_async.engine.upkeep.copying.marks import Mark, read_references
 from icechunk_async.engine.upkeep.room import count_unfinished, trial_objects
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.concurrency import closing, gather
 from icechunk_async._runtime.progress import no_progress
+from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.engine.open import Request as OpenRequest
 from icechunk_async.engine.open import as_snapshot_id, check_safe, open_location
 from icechunk_async.engine.policies import policies_of
@@ -28,7 +29,6 @@ from icechunk_async.engine.upkeep.copying.marks import (
     Mark,
     References,
     changes_since,
-    read_if_there,
     read_references,
 )
 from icechunk_async.engine.upkeep.copying.needs import Needs, find_needs

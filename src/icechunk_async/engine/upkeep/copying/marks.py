@@ -14,10 +14,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.engine.history.repo_info.file import read_info
 from icechunk_async.engine.upkeep.copying.derivation import AS_IT_IS
 from icechunk_async.engine.upkeep.sweep import pages
-from icechunk_async.errors import ObjectNotFoundError
 from icechunk_async.format.layout import BRANCH_PREFIX, CONFIG, REFS, REPO_INFO, TAG_PREFIX
 from icechunk_async.format.refs import decode_ref
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.repo_info import RepoInfo
-    from icechunk_async.storage import Retrieved, Storage, Version
+    from icechunk_async.storage import Storage, Version
 
-__all__ = ["Mark", "References", "Refs", "changes_since", "read_if_there", "read_references"]
+__all__ = ["Mark", "References", "Refs", "changes_since", "read_references"]
 
 _AT_ONCE: Final = 32
 _FILE: Final = "/ref.json"
@@ -103,14 +103,6 @@ class References:
         for key in self.objects:
             if key.startswith(beginning) and key.endswith(suffix):
                 yield key, key[len(beginning) : -len(suffix)]
-
-
-async def read_if_there(storage: Storage, key: str) -> Retrieved | None:
-    """Return an object; None if it does not exist."""
-    try:
-        return await storage.get(key)
-    except ObjectNotFoundError:
-        return None
 
 
 async def read_references(storage: Storage) -> References | None:
