@@ -174,6 +174,29 @@ async def test_a_spill_holds_only_what_changed_since_the_last(spec: int) -> None
         assert (await repository.sessions())[0].segments == 2
 
 
+async def test_spills_and_publications_take_12_to_25_bytes_for_each_chunk() -> None:
+    """Of chunks that are stored as objects, of three lengths."""
+    world, count = World(), 2000
+    async with filled(world) as storage, process(storage) as (_, session):
+        await make_array(session, "big", (2 * count,), (1,))
+        fork = await session.fork()
+        prefix = spill_prefix(session.session_id)
+        for author, store, first in (
+            (session, session.spill, 0),
+            (fork, fork.publish, count),
+        ):
+            before = (await objects(storage)).keys()
+            for chunk in range(first, first + count):
+                await write(author, f"big/c/{chunk}", CHUNK[chunk % 3 :])
+            await store()
+            (stored,) = [
+                data
+                for key, data in (await objects(storage)).items()
+                if key.startswith(prefix) and key not in before
+            ]
+            assert 12 <= len(stored) / count <= 25
+
+
 async def test_many_segments_become_one(spec: int) -> None:
     """So that resuming stays cheap; the old ones are deleted."""
     world = World()
