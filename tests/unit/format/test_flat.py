@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.flatbuffers.buffer import Buffer
 from icechunk_async.format.flatbuffers.reading import ManyVTables, Tables, Vectors
+from icechunk_async.format.flatbuffers.splicing import Spans
 from tests.unit.format.forge import Forge
 
 
@@ -419,3 +422,16 @@ def test_many_strings_are_read(long: int) -> None:
     forge.data[-5] = 0xFF
     with pytest.raises(FormatError, match="UTF-8"):
         rows_of(forge, tables).strings(0, required="text")
+
+
+@pytest.mark.parametrize("vtable_size", [0, 2, 4])
+@pytest.mark.parametrize("count", [1, 40])
+def test_spans_hold_what_is_read_of_tables_that_say_they_are_empty(
+    vtable_size: int, count: int
+) -> None:
+    """Hostile files declare sizes without the offset to the vtable, and without the sizes."""
+    table = struct.pack("<iHH", -4, vtable_size, 0)  # the vtable comes after the table
+    tables = Tables(Buffer(table * count), np.arange(0, 8 * count, 8))
+    whole, bare = Spans(tables, vtables=True), Spans(tables, vtables=False)
+    assert (whole.high - whole.low).tolist() == [8] * count
+    assert (bare.high - bare.low).tolist() == [4] * count

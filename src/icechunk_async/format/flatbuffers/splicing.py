@@ -39,8 +39,8 @@ _MAX_WASTE: Final = 4
 tables that were replaced. Beyond that all tables are written anew."""
 _BLOCK_BYTES: Final = 8
 """Blocks are multiples of this long, and lie at multiples of it."""
-
-
+_HEAD_BYTES: Final = 4
+"""The offset to its vtable that a table begins with, or the two sizes that a vtable begins with."""
 _PADDING: Final = 8
 """The most zeros at the end of a block that we write."""
 
@@ -53,7 +53,8 @@ class Spans:
 
         Many tables may share a vtable, and then lie far from it.
         """
-        table_sizes, vtable_sizes = tables.sizes()
+        # Of tables and vtables four bytes are read, whatever size those declare.
+        table_sizes, vtable_sizes = (np.maximum(it, _HEAD_BYTES) for it in tables.sizes())
         self.low: Positions = np.array(tables.positions)
         self.high: Positions = self.low + table_sizes
         if vtables:
