@@ -330,7 +330,7 @@ def test_files_of_a_later_version_are_written_anew(written: list[object]) -> Non
 
 
 def test_entries_that_share_things_are_told_apart() -> None:
-    """A message of several snapshots is not changed by what one of them gets."""
+    """A shared message does not change with one snapshot, nor do properties of another."""
     shared: list[Field] = []
 
     def fields(out: TableBuilder, number: int) -> dict[int, Field]:
@@ -338,20 +338,24 @@ def test_entries_that_share_things_are_told_apart() -> None:
             shared.append(out.string("shared"))
         return {3: shared[0]} if number % 2 else {}
 
+    def properties(out: TableBuilder, _: int) -> dict[int, Field]:
+        return {4: out.offsets([out.table({0: out.string("name"), 1: out.blob(b"value")})])}
+
     base = decoded(other_file(fields))
     info = committed(base, entry(500, base.branches["main"]))
     assert decoded(encode_repo_info(info)) == as_values(info)
     sharing = Snapshots.of(base.snapshots).table
-    plain = Snapshots.of(decoded(other_file(lambda *_: {})).snapshots).table
+    plain = Snapshots.of(decoded(other_file(properties)).snapshots).table
     assert sharing is not None
     assert plain is not None
     places, _ = sharing.tables.find(1, 4)
     assert not snapshots._are_apart(sharing, places)
     places, _ = plain.tables.find(1, 4)
     assert snapshots._are_apart(plain, places)
-    for shift in (-3, 0, 3):
-        at_a_vtable = plain.tables.vtable_places[:1] + shift
-        assert not snapshots._are_apart(plain, np.concatenate([places, at_a_vtable]))
+    for tables in (plain.tables, plain.tables.vector(4, 4, 4).tables()):
+        for shift in (-3, 0, 3):
+            at_a_vtable = tables.vtable_places[:1] + shift
+            assert not snapshots._are_apart(plain, np.concatenate([places, at_a_vtable]))
 
 
 @pytest.mark.parametrize("slot", [0, 3])

@@ -748,16 +748,22 @@ def _are_apart(stored: SnapshotTable, parents: Positions) -> bool:
 
     Entries of other writers may share things.
     """
-    bare, tables = stored.bare_spans, stored.tables
+    bare = stored.bare_spans
     order = np.argsort(bare.low, kind="stable")
     if (bare.low[order][1:] < bare.high[order][:-1]).any():
         return False
     parents = np.sort(parents)
+    properties = stored.tables.vector(4, 4, 4).tables()
+    return not any(_are_in_vtables(parents, it) for it in (stored.tables, properties))
+
+
+def _are_in_vtables(words: Positions, tables: Tables) -> bool:
+    """Return whether one of some words, in ascending order, has bytes in common with a vtable."""
     _, sizes = tables.sizes()
-    following = np.searchsorted(parents, tables.vtable_places - 3)
-    there = following < len(parents)
+    following = np.searchsorted(words, tables.vtable_places - 3)
+    there = following < len(words)
     ends = (tables.vtable_places + sizes)[there]
-    return not bool((parents[following[there]] < ends).any())
+    return bool((words[following[there]] < ends).any())
 
 
 def _encode(info: SnapshotInfo, numbering: _Numbering) -> Block:
