@@ -112,6 +112,7 @@ def parse_node(data: bytes, path: str, refusals: Refusals) -> ZarrArray | Mappin
     chunks = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
     if not all(chunks):
         refusals.refuse(path, "it has chunks of length 0")
+    _check_json(document.get("dimension_names"), path, "dimension names", refusals)
     data_type = _data_type(document.get("data_type"), path, refusals)
     try:
         fill = fill_to_bytes(data_type, document.get("fill_value"))
@@ -131,7 +132,7 @@ def parse_node(data: bytes, path: str, refusals: Refusals) -> ZarrArray | Mappin
 
 def _check_json(value: JSON, path: str, name: str, refusals: Refusals) -> None:
     try:
-        json.dumps(value, allow_nan=False)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         refusals.refuse(path, f"its {name} have no JSON form ({error})")
 
@@ -163,7 +164,7 @@ def _extensions(value: Any, what: str, path: str, refusals: Refusals) -> tuple[E
         name, configuration = it.get("name"), it.get("configuration")
         if not isinstance(name, str) or not (configuration is None or is_object(configuration)):
             refusals.refuse(path, f"its {what} have {it!r:.100}")
-        _check_json(configuration, path, what, refusals)
+        _check_json([name, configuration], path, what, refusals)
         found.append(Extension(name, configuration))
     return tuple(found)
 

@@ -18,7 +18,12 @@ from hypothesis import strategies as st
 
 from icechunk_async import Repository
 from icechunk_async.engine.files.alpha_layout import ALPHA_LAYOUT
-from icechunk_async.errors import FormatError, InvalidMetadataError, UnsupportedBySpecError
+from icechunk_async.errors import (
+    FormatError,
+    InvalidInputError,
+    InvalidMetadataError,
+    UnsupportedBySpecError,
+)
 from icechunk_async.format.alpha.manifests import decode_manifest, encode_manifest
 from icechunk_async.format.alpha.metadata import read_array, write_array
 from icechunk_async.format.alpha.references import BranchState, RefData, decode_ref, encode_ref
@@ -40,7 +45,7 @@ from icechunk_async.format.manifest.refs import (
 from icechunk_async.format.zarr_array import Extension, ZarrArray, array_document
 from icechunk_async.storage import open_storage
 from tests.helpers import array_document as some_document
-from tests.helpers import examples, memory_url, read
+from tests.helpers import examples, group_document, memory_url, read, write
 from tests.unit.format.damage import within_bounds
 from tests.unit.older.golden import golden
 from tests.unit.older.schemas import check_document
@@ -283,6 +288,55 @@ def test_hostile_documents_are_refused_within_bounds(bomb: bytes) -> None:
                 within_bounds(partial(read_it, bomb), len(bomb))
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("lone", [b"\\ud800", b"\\uDFFF x", b"\xed\xa0\x80"])
+def test_half_characters_are_refused(lone: bytes) -> None:
+    """No text with one can be encoded again: not the path, the message or the properties."""
+    with pytest.raises(FormatError, match="not JSON"):
+        parse_json(b'{"message": "' + lone + b'"}', "snapshot")
+    whole = "\U0001f600"
+    escaped = json.dumps({"message": whole}).encode()
+    assert parse_json(escaped, "snapshot").text("message") == whole
+
+
+@pytest.mark.parametrize("value", [10**30, float("nan")])
+def test_properties_that_no_commit_can_have_are_refused(value: object) -> None:
+    """Where the snapshot is read, not where its properties are looked at."""
+    objects = golden().objects
+    key = next(it for it in sorted(objects) if it.startswith("s/"))
+    document = json.loads(objects[key])
+    document["properties"] = {"it": [value]}
+    opened = OpenedSnapshot(json.dumps(document).encode())
+    with pytest.raises(FormatError, match="properties"):
+        opened.decode({it: objects[it] for it in opened.needs})
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"attributes": {"a": ["\ud800"]}},
+        {"dimension_names": ["\ud800", None]},
+        {"codecs": [{"name": "\ud800"}]},
+        {"codecs": [{"name": "bytes", "configuration": {"\ud800": 1}}]},
+    ],
+)
+def test_documents_with_half_characters_are_not_written(members: dict[str, Any]) -> None:
+    """Nobody could read them."""
+    document = {**json.loads(some_document((4, 4), (2, 2))), **members}
+    with pytest.raises(UnsupportedBySpecError, match="surrogates"):
+        ALPHA_LAYOUT.document("/x", json.dumps(document).encode())
+
+
+async def test_a_message_with_half_characters_is_refused() -> None:
+    """Nothing is committed."""
+    async with Repository.create(memory_url(), layout="alpha") as repository:
+        session = await repository.writable_session("main")
+        await write(session, "zarr.json", group_document())
+        with pytest.raises(InvalidInputError, match="surrogates"):
+            await session.commit("\ud800")
+        assert len([it async for it in repository.ancestry(branch="main")]) == 1
+        await session.commit("whole")
 
 
 async def _read_all(storage: Storage) -> None:

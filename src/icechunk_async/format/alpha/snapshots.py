@@ -26,7 +26,7 @@ from icechunk_async.format.alpha.parts import (
 )
 from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
 from icechunk_async.format.json.reading import parse_json
-from icechunk_async.format.json.values import is_list
+from icechunk_async.format.json.values import checked_json, is_list, utf8
 from icechunk_async.format.snapshot import (
     Ancestor,
     ArrayData,
@@ -152,13 +152,22 @@ class OpenedSnapshot:
             ancestors[0].id if ancestors else None,
             read_time(about, "written_at"),
             about.text("message"),
-            document.json_object("properties"),
+            _properties(document),
             Nodes(nodes),
             manifests,
             ancestors,
             num_ancestors,
             places,
         )
+
+
+def _properties(document: Part) -> dict[str, JSON]:
+    properties = document.json_object("properties")
+    try:
+        checked_json(properties, "properties")
+    except InvalidInputError as error:
+        raise document.fault(f"has damaged properties: {error}") from error
+    return properties
 
 
 def _ancestor(part: Part) -> Ancestor:
@@ -258,7 +267,12 @@ def encode_snapshot(snapshot: Snapshot, parent: Snapshot | None) -> Encoded:
 
     Raises:
         UnsupportedBySpecError: it has something that the alpha cannot express.
+        InvalidInputError: its message has lone surrogates.
     """
+    if utf8(snapshot.message) is None:
+        raise InvalidInputError(
+            f"The message {snapshot.message!r:.100} has lone surrogates, which have no UTF-8 form."
+        )
     ancestors, num_ancestors = _ancestors(parent)
     new = _AttributeFile(clock.random_bytes(ID_BYTES), [])
     places: dict[NodeId, AttributesPlace] = {}

@@ -6,6 +6,7 @@ A document is parsed as a whole, so that time and memory are in proportion to it
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async.errors import FormatError
@@ -17,17 +18,21 @@ if TYPE_CHECKING:
 __all__ = ["Part", "parse_json"]
 
 _SHOWN: Final = 60
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+"""The beginning of an escape that is half of a character, and means nothing without the other."""
 
 
 def parse_json(data: bytes | memoryview, name: str) -> Part:
     """Parse a document that is an object; messages call it ``name``.
 
     Raises:
-        FormatError: it is no JSON, nests too deeply, or is no object.
+        FormatError: it is no JSON in UTF-8, has lone surrogates, nests too deeply, or is no object.
     """
     raw = bytes(data)
     try:
-        document = json.loads(raw)
+        document = json.loads(str(raw, "utf-8"))
+        if _SURROGATE.search(raw):
+            json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise FormatError(f"A {name} is not JSON, or is truncated: {error}.") from error
     if not is_object(document):
