@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async import Repository
-from icechunk_async.engine.files.alpha_layout import ALPHA_LAYOUT
+from icechunk_async.engine.history.alpha.layout import ALPHA_LAYOUT
 from icechunk_async.errors import (
     FormatError,
     InvalidInputError,

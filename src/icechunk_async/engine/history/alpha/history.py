@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map, gather
-from icechunk_async.engine.files.alpha_layout import ALPHA_LAYOUT
 from icechunk_async.engine.history.alpha.branches import (
     AlphaRefs,
     Seen,
@@ -15,8 +14,9 @@ from icechunk_async.engine.history.alpha.branches import (
     check_name,
     is_open,
 )
+from icechunk_async.engine.history.alpha.layout import ALPHA_LAYOUT
+from icechunk_async.engine.history.alpha.numbers import Numbered
 from icechunk_async.engine.history.capabilities import Capabilities
-from icechunk_async.engine.history.numbers import Numbered
 from icechunk_async.engine.history.outcomes import create_object, read_if_there
 from icechunk_async.engine.history.protocol import (
     MAIN,
