@@ -21,7 +21,8 @@ from icechunk_async.format.repo_info import (
     decode_repo_info,
     encode_repo_info,
     log,
-    snapshots,
+    snapshot_table,
+    snapshot_writing,
 )
 from tests.helpers import array_document, read, write
 from tests.unit.test_costs import counted_calls
@@ -50,16 +51,16 @@ class Counted:
 def counted_entries() -> Generator[Counted]:
     """Count the entries that are decoded and encoded."""
     counted = Counted()
-    table, log_table = snapshots.SnapshotTable, log.LogTable
-    decode, columns = table._decode, table.columns
+    entries = snapshot_table.SnapshotTable
+    decode, columns = entries._decode, entries.columns
     one, many = operations_log.decode_update, operations_log.decode_updates
-    encode, encode_many = snapshots._encode, operations_log.encode_updates
+    encode, encode_many = snapshot_writing._encode, operations_log.encode_updates
 
-    def decoded(self: snapshots.SnapshotTable, row: int) -> SnapshotInfo:
+    def decoded(self: snapshot_table.SnapshotTable, row: int) -> SnapshotInfo:
         counted.decoded += 1
         return decode(self, row)
 
-    def decoded_together(self: snapshots.SnapshotTable, rows: Sequence[int]) -> object:
+    def decoded_together(self: snapshot_table.SnapshotTable, rows: Sequence[int]) -> object:
         counted.decoded += len(rows)
         return columns(self, rows)
 
@@ -81,13 +82,12 @@ def counted_entries() -> Generator[Counted]:
         return encode_many(updates)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table, "_decode", decoded)
-        patch.setattr(table, "columns", decoded_together)
+        patch.setattr(entries, "_decode", decoded)
+        patch.setattr(entries, "columns", decoded_together)
         patch.setattr(log, "decode_update", operation)
         patch.setattr(log, "decode_updates", operations)
-        patch.setattr(snapshots, "_encode", encoded)
+        patch.setattr(snapshot_writing, "_encode", encoded)
         patch.setattr(log, "encode_updates", operations_encoded)
-        assert log_table.__module__ == log.__name__
         yield counted
 
 

@@ -30,7 +30,7 @@ from icechunk_async.format.repo_info import (
     decode_repo_info,
     encode_repo_info,
     log,
-    snapshots,
+    snapshot_writing,
 )
 from icechunk_async.format.snapshot import Node, decode_snapshot, encode_snapshot, writing
 from icechunk_async.format.transaction_log import decode_transaction_log, encode_transaction_log
@@ -207,7 +207,7 @@ def _look_at_spliced_histories(envelope: Envelope) -> None:
     """Commit, and copy all other entries into a new file, which reads as they do."""
     for copied in (0, splicing.FEWEST_COPIED):
         with pytest.MonkeyPatch.context() as patch, suppress(FormatError, InvalidInputError):
-            for module in (log, snapshots):
+            for module in (log, snapshot_writing):
                 patch.setattr(module, "FEWEST_COPIED", copied)
             info = decode_repo_info(envelope)
             new = SnapshotInfo(SnapshotId.random(), next(iter(info.snapshots), None), 5, "new")

@@ -29,7 +29,8 @@ from icechunk_async.format.repo_info import (
     decode_repo_info,
     encode_repo_info,
     log,
-    snapshots,
+    snapshot_table,
+    snapshot_writing,
 )
 from tests.unit.format.samples import SNAPSHOT_IDS, snapshot_id
 from tests.unit.format.table_builder import Offset, Scalar, Struct, TableBuilder
@@ -97,7 +98,7 @@ def as_values(info: RepoInfo) -> RepoInfo:
 def written(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Note the ids of snapshots, and the operations, that are written anew."""
     found: list[object] = []
-    encode, encode_updates = snapshots._encode, operations_log.encode_updates
+    encode, encode_updates = snapshot_writing._encode, operations_log.encode_updates
 
     def one(info: SnapshotInfo, numbering: object) -> object:
         found.append(info.id)
@@ -107,7 +108,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         found.extend(updates)
         return encode_updates(updates)
 
-    monkeypatch.setattr(snapshots, "_encode", one)
+    monkeypatch.setattr(snapshot_writing, "_encode", one)
     monkeypatch.setattr(log, "encode_updates", many)
     return found
 
@@ -203,13 +204,13 @@ def test_a_long_line_of_ancestors_is_decoded_where_it_is_looked_at(
 ) -> None:
     """To count them, or to look at the first ones, decodes few of them."""
     looked: list[int] = []
-    columns = snapshots.SnapshotTable.columns
+    columns = snapshot_table.SnapshotTable.columns
 
-    def counted(self: snapshots.SnapshotTable, rows: Sequence[int]) -> object:
+    def counted(self: snapshot_table.SnapshotTable, rows: Sequence[int]) -> object:
         looked.append(len(rows))
         return columns(self, rows)
 
-    monkeypatch.setattr(snapshots.SnapshotTable, "columns", counted)
+    monkeypatch.setattr(snapshot_table.SnapshotTable, "columns", counted)
     infos = line(range(3000))
     found = decoded(encode_repo_info(info_of(infos, UPDATES_OF_ALL_KINDS)))
     ancestors = list(found.ancestry(snapshot_id(2999)))
@@ -349,13 +350,13 @@ def test_entries_that_share_things_are_told_apart() -> None:
     assert sharing is not None
     assert plain is not None
     places, _ = sharing.tables.find(1, 4)
-    assert not snapshots._are_apart(sharing, places)
+    assert not snapshot_writing._are_apart(sharing, places)
     places, _ = plain.tables.find(1, 4)
-    assert snapshots._are_apart(plain, places)
+    assert snapshot_writing._are_apart(plain, places)
     for tables in (plain.tables, plain.tables.vector(4, 4, 4).tables()):
         for shift in (-3, 0, 3):
             at_a_vtable = tables.vtable_places[:1] + shift
-            assert not snapshots._are_apart(plain, np.concatenate([places, at_a_vtable]))
+            assert not snapshot_writing._are_apart(plain, np.concatenate([places, at_a_vtable]))
 
 
 @pytest.mark.parametrize("slot", [0, 3])
@@ -378,15 +379,15 @@ def test_a_parent_that_lies_upon_something_else_is_not_replaced() -> None:
     """Of a hostile file: the entries are written anew, each with what it had."""
     payload = bytearray(other_file(lambda *_: {}))
     base = decoded(payload)
-    table = Snapshots.of(base.snapshots).table
-    assert table is not None
-    vtables = table.tables.vtable_places
+    genuine = Snapshots.of(base.snapshots).table
+    assert genuine is not None
+    vtables = genuine.tables.vtable_places
     vtable = vtables.item(9)
     time_slot, parent_slot = vtable + 4 + 2 * 2, vtable + 4 + 2 * 1
     payload[parent_slot : parent_slot + 2] = payload[time_slot : time_slot + 2]
     hostile = Snapshots.of(decoded(payload).snapshots).table
     assert hostile is not None
-    assert not table.layout.foreign.any()
+    assert not genuine.layout.foreign.any()
     assert hostile.layout.foreign.tolist() == (vtables == vtable).tolist()
 
 

@@ -16,9 +16,8 @@ from icechunk_async.errors import IcechunkError
 from icechunk_async.format.json.metadata import decode_value, encode_items
 
 if TYPE_CHECKING:
-    from icechunk_async.format.json.metadata import JSON
+    from icechunk_async.format.json.metadata import JSON, RawMetadata
     from icechunk_async.format.repo_info import RepoInfo
-    from icechunk_async.format.repo_info.snapshots import RawMetadata
 
 __all__ = ["METADATA_NAME", "OwnSettings", "stored_item"]
 

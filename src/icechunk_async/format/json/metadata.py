@@ -17,13 +17,30 @@ from icechunk_async.errors import (
     UnsupportedSpecVersionError,
     WrongTypeError,
 )
+from icechunk_async.format.flatbuffers.writing import REF, Shape, blob, string, table, vector
 from icechunk_async.format.json.flexbuffers import decode_flexbuffer, encode_flexbuffer
 from icechunk_async.format.json.values import JSON, MAX_DEPTH, checked_json, utf8
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["JSON", "decode_items", "decode_value", "encode_items", "encode_value"]
+    from icechunk_async.format.flatbuffers.reading import Tables
+    from icechunk_async.format.flatbuffers.writing import Block
+
+    type RawMetadata = tuple[tuple[str, bytes], ...]
+    """Names and encoded values."""
+
+__all__ = [
+    "JSON",
+    "decode_items",
+    "decode_value",
+    "encode_items",
+    "encode_value",
+    "items_block",
+    "read_items",
+]
+
+_ITEM: Final = Shape(REF, REF)
 
 _SCALAR_HEADS: Final = frozenset(
     head
@@ -108,6 +125,18 @@ def decode_items(items: Iterable[tuple[str, bytes]], spec_version: int) -> dict[
                 f"metadata item {name!r:.64}: {error.message}", item=name, **error.context
             ) from error
     return metadata
+
+
+def read_items(tables: Tables) -> RawMetadata:
+    """Read MetadataItem tables; values stay encoded."""
+    names = tables.strings(0, required="name")
+    values = tables.vector(1, 1, 1, required="value").bytes()
+    return tuple(zip(names, values, strict=True))
+
+
+def items_block(items: Iterable[tuple[str, bytes]]) -> Block:
+    """Build MetadataItem tables."""
+    return vector([table(_ITEM, string(name), blob(value)) for name, value in items])
 
 
 def _is_text(name: object) -> bool:

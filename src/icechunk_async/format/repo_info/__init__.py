@@ -1,7 +1,7 @@
 """The repo info file: refs, history, status and configuration in one object (spec 2).
 
-`snapshots` and `log` are its long lists. A commit copies both from the file before it, with one
-entry more.
+`snapshots` and `log` are its long lists. `snapshot_table` finds snapshots in a file, and
+`snapshot_writing` copies those that did not change.
 """
 
 from __future__ import annotations
@@ -26,26 +26,19 @@ from icechunk_async.format.flatbuffers.writing import (
     vector,
 )
 from icechunk_async.format.ids import SnapshotId
-from icechunk_async.format.json.metadata import decode_items
+from icechunk_async.format.json.metadata import decode_items, items_block, read_items
 from icechunk_async.format.operations_log import decode_status, encode_status
 from icechunk_async.format.repo_info.log import LogTable, OperationsLog, encode_log
-from icechunk_async.format.repo_info.snapshots import (
-    SnapshotInfo,
-    Snapshots,
-    SnapshotTable,
-    decode_items_of,
-    encode_items_of,
-    encode_snapshots,
-)
+from icechunk_async.format.repo_info.snapshots import SnapshotInfo, Snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from icechunk_async.format.envelope import Envelope
     from icechunk_async.format.flatbuffers.writing import Block
-    from icechunk_async.format.json.metadata import JSON
+    from icechunk_async.format.json.metadata import JSON, RawMetadata
     from icechunk_async.format.operations_log import RepoStatus, Update
-    from icechunk_async.format.repo_info.snapshots import RawMetadata
+    from icechunk_async.format.repo_info.snapshot_table import SnapshotTable
 
 __all__ = [
     "OperationsLog",
@@ -132,6 +125,8 @@ def decode_repo_info(envelope: Envelope) -> RepoInfo:
 
     Cost: does not depend on the number of snapshots and operations.
     """
+    from icechunk_async.format.repo_info.snapshot_table import SnapshotTable  # noqa: PLC0415 -- loaded when it is used
+
     buffer = Buffer(envelope.payload)
     root = Tables.root(buffer)
     version = int(root.scalar(0, 1)[0])
@@ -147,7 +142,7 @@ def decode_repo_info(envelope: Envelope) -> RepoInfo:
         status=decode_status(root.tables(5, required="status")),
         updates=OperationsLog.from_table(updates),
         before_updates=root.strings(8)[0] if root.has(8)[0] else None,
-        raw_metadata=decode_items_of(root.vector(6, 4, 4).tables()),
+        raw_metadata=read_items(root.vector(6, 4, 4).tables()),
         raw_config=bytes(root.vector(9, 1, 1).raw(0)) if root.has(9)[0] else None,
         enabled_flags=_decode_flags(root, 10),
         disabled_flags=_decode_flags(root, 11),
@@ -180,6 +175,8 @@ def encode_repo_info(info: RepoInfo) -> bytes | memoryview:
     Cost: some microseconds for each entry that lies on top of the file below; for the others, time
     to copy their bytes. The first time for a file, that of looking at all of it, by columns.
     """
+    from icechunk_async.format.repo_info.snapshot_writing import encode_snapshots  # noqa: PLC0415 -- loaded when it is used
+
     snapshots, place_of = encode_snapshots(Snapshots.of(info.snapshots))
     return finish_long(
         long_table(
@@ -190,7 +187,7 @@ def encode_repo_info(info: RepoInfo) -> bytes | memoryview:
             strings(sorted(info.deleted_tags)),
             snapshots,
             encode_status(info.status),
-            encode_items_of(info.raw_metadata),
+            items_block(info.raw_metadata),
             encode_log(OperationsLog.of(info.updates)),
             None if info.before_updates is None else string(info.before_updates),
             None if info.raw_config is None else blob(info.raw_config),

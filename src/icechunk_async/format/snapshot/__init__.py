@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from icechunk_async.format.flatbuffers.buffer import Buffer
 from icechunk_async.format.flatbuffers.reading import Tables
 from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
-from icechunk_async.format.json.metadata import decode_items
+from icechunk_async.format.json.metadata import decode_items, read_items
 from icechunk_async.format.snapshot.files import Files, ManifestFileInfo
 from icechunk_async.format.snapshot.nodes import ArrayData, Dimension, ManifestRef, Node, Nodes
 
@@ -34,7 +34,6 @@ __all__ = [
     "Node",
     "Nodes",
     "Snapshot",
-    "decode_metadata",
     "decode_snapshot",
     "encode_snapshot",
     "with_parent",
@@ -118,7 +117,7 @@ def decode_snapshot(envelope: Envelope) -> Snapshot:
         parent_id=parent,
         flushed_at=int(root.scalar(3, 8)[0]),
         message=root.strings(4, required="message")[0],
-        metadata=decode_metadata(metadata, envelope.spec_version),
+        metadata=decode_items(read_items(metadata), envelope.spec_version),
         nodes=Nodes.from_table(NodeTable(buffer, nodes, envelope.spec_version)),
         manifests=Files.from_root(buffer, root),
     )
@@ -129,13 +128,6 @@ def encode_snapshot(snapshot: Snapshot, spec_version: int) -> bytes | memoryview
     from icechunk_async.format.snapshot import writing  # noqa: PLC0415 -- loaded when it is used
 
     return writing.encode_snapshot(snapshot, spec_version)
-
-
-def decode_metadata(items: Tables, spec_version: int) -> dict[str, JSON]:
-    """Read MetadataItem tables."""
-    names = items.strings(0, required="name")
-    values = items.vector(1, 1, 1, required="value").bytes()
-    return decode_items(list(zip(names, values, strict=True)), spec_version)
 
 
 def with_parent(payload: bytes | memoryview, parent_id: SnapshotId) -> bytes:

@@ -31,21 +31,18 @@ from icechunk_async.format.flatbuffers.writing import (
     table,
     vector,
 )
-from icechunk_async.format.json.metadata import encode_items
+from icechunk_async.format.json.metadata import encode_items, items_block
 from icechunk_async.format.snapshot.files import Files
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from icechunk_async.format.flatbuffers.writing import Block
-    from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.format.snapshot.files import FileColumns
     from icechunk_async.format.snapshot.nodes import ArrayData, Node, Nodes
     from icechunk_async.format.snapshot.table import NodeTable
 
 
-__all__ = ["encode_metadata", "encode_snapshot"]
+__all__ = ["encode_snapshot"]
 
 _ROOT: Final = Shape("12s", "12s", REF, "Q", REF, REF, REF, REF)
 _NODE: Final = Shape("8s", REF, REF, "B", REF)
@@ -55,7 +52,6 @@ _MANIFEST: Final = Shape("12s", REF)
 _NAME: Final = Shape(REF)
 _DIMENSION: Final = Shape("Q", "I")
 _FILE: Final = Shape("12s", "Q", "I")
-_ITEM: Final = Shape(REF, REF)
 _FILE_STRUCT: Final = np.dtype(
     {"names": ["id", "size", "count"], "formats": ["V12", "<u8", "<u4"], "offsets": [0, 16, 24],
      "itemsize": 32}
@@ -88,17 +84,11 @@ def encode_snapshot(snapshot: Snapshot, spec_version: int) -> bytes | memoryview
         _nodes(snapshot.nodes, spec_version),
         snapshot.flushed_at,
         string(snapshot.message),
-        encode_metadata(snapshot.metadata, spec_version),
+        items_block(encode_items(snapshot.metadata, spec_version)),
         structs(old, _FILE_STRUCT.itemsize),
         new,
     )
     return finish_long(root)
-
-
-def encode_metadata(metadata: Mapping[str, JSON], spec_version: int) -> Block:
-    """Build MetadataItem tables, sorted by name."""
-    items = encode_items(metadata, spec_version)
-    return vector([table(_ITEM, string(name), blob(value)) for name, value in items])
 
 
 def _file_structs(columns: FileColumns) -> bytes:
