@@ -13,6 +13,7 @@ distance back to its vtable; a vtable holds two 16-bit sizes and then one 16-bit
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -36,11 +37,21 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.format.flatbuffers.buffer import Buffer, Bytes, Places, Positions
+    from icechunk_async.format.flatbuffers.single import Row
 
     type Mask = npt.NDArray[np.bool_]
     type Raw = bytes
 
-__all__ = ["FewVTables", "ManyVTables", "Tables", "VTable", "Vectors", "differ", "vtables_of"]
+__all__ = [
+    "FewVTables",
+    "ManyVTables",
+    "TableList",
+    "Tables",
+    "VTable",
+    "Vectors",
+    "differ",
+    "vtables_of",
+]
 
 
 _MOST: Final = 8
@@ -735,6 +746,37 @@ class Vectors:
             at = np.repeat(starts - 1 - (ends - lengths), lengths) + np.arange(ends.item(-1))
             found.append(self.buffer.u8[at].tobytes().decode())
         return found
+
+
+class TableList:
+    """A long vector of tables, which are read one by one or by columns."""
+
+    def __init__(self, buffer: Buffer, entries: Vectors) -> None:
+        """Look at the only row of ``entries``.
+
+        Raises:
+            FormatError: it cannot be that of a genuine file.
+        """
+        from icechunk_async.format.flatbuffers.single import Reader  # noqa: PLC0415 -- loaded when it is used
+
+        self.buffer = buffer
+        entries.check_tables()
+        self._entries = entries
+        self._first, self._count = entries.starts.item(), entries.counts.item()
+        self._reader = Reader(buffer)
+
+    def __len__(self) -> int:
+        """Count the tables."""
+        return self._count
+
+    @cached_property
+    def tables(self) -> Tables:
+        """All of them, to be read by columns."""
+        return self._entries.tables()
+
+    def _row(self, row: int) -> Row:
+        """Return one of them."""
+        return self._reader.item(self._first, row)
 
 
 def _matrix(vectors: Vectors, max_columns: int) -> npt.NDArray[np.uint32]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Self, cast, overload
 
 import numpy as np
 
+from icechunk_async.format.flatbuffers.reading import TableList
 from icechunk_async.format.flatbuffers.splicing import (
     FEWEST_COPIED,
     NewTable,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from icechunk_async.format.flatbuffers.buffer import Buffer
-    from icechunk_async.format.flatbuffers.reading import Tables, Vectors
+    from icechunk_async.format.flatbuffers.reading import Vectors
     from icechunk_async.format.flatbuffers.splicing import Spans
     from icechunk_async.format.flatbuffers.writing import Block, Long
 
@@ -39,32 +40,13 @@ _FEW: Final = 32
 _BLOCK: Final = 1024
 
 
-class LogTable:
+class LogTable(TableList):
     """The Update tables of a file, newest first."""
 
     def __init__(self, buffer: Buffer, entries: Vectors) -> None:
-        """Look at the vector of entries, which is the only row of ``entries``.
-
-        Raises:
-            FormatError: it cannot be that of a genuine file.
-        """
-        from icechunk_async.format.flatbuffers.single import Reader  # noqa: PLC0415 -- loaded when it is used
-
-        self.buffer = buffer
-        self._entries = entries
-        entries.check_tables()
-        self._first, self._count = entries.starts.item(), entries.counts.item()
-        self._reader = Reader(buffer)
+        """Look at the vector of entries; as `TableList`."""
+        super().__init__(buffer, entries)
         self._known: dict[int, Update] = {}
-
-    def __len__(self) -> int:
-        """Count the entries."""
-        return self._count
-
-    @cached_property
-    def tables(self) -> Tables:
-        """All entries, to be read by columns."""
-        return self._entries.tables()
 
     def update(self, row: int) -> Update:
         """Return one entry, the same object each time.
@@ -74,7 +56,7 @@ class LogTable:
         """
         found = self._known.get(row)
         if found is None:
-            found = self._known[row] = decode_update(self._reader.item(self._first, row))
+            found = self._known[row] = decode_update(self._row(row))
         return found
 
     def updates(self, first: int, stop: int) -> Iterator[Update]:
@@ -89,7 +71,7 @@ class LogTable:
         """Return the first of some entries that names a backup."""
         if first >= stop:
             return None
-        if self._reader.item(self._first, first).has(3):
+        if self._row(first).has(3):
             return first
         rows = np.flatnonzero(self.tables.has(3)[first:stop])
         return first + rows.item(0) if len(rows) else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.flatbuffers.single import Reader
+from icechunk_async.format.flatbuffers.reading import TableList
 from icechunk_async.format.flatbuffers.splicing import Spans
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.json.metadata import read_items
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from icechunk_async.format.flatbuffers.buffer import Buffer, Bytes, Positions
     from icechunk_async.format.flatbuffers.reading import Tables, Vectors
-    from icechunk_async.format.flatbuffers.single import Row
     from icechunk_async.format.json.metadata import RawMetadata
 
 __all__ = ["EntryBlock", "SnapshotTable"]
@@ -56,33 +55,16 @@ class EntryBlock:
             values["raw_metadata"], values["pruned_ancestor_logs"] = items, logs
 
 
-class SnapshotTable:
+class SnapshotTable(TableList):
     """The SnapshotInfo tables of a file.
 
     A lookup halves the file's list, which is sorted by id; a parent is named by its place in it.
     """
 
     def __init__(self, buffer: Buffer, entries: Vectors) -> None:
-        """Look at the vector of entries, which is the only row of ``entries``.
-
-        Raises:
-            FormatError: it cannot be that of a genuine file.
-        """
-        self.buffer = buffer
-        self._entries = entries
-        entries.check_tables()
-        self._first, self._count = entries.starts.item(), entries.counts.item()
-        self._reader = Reader(buffer)
+        """Look at the vector of entries; as `TableList`."""
+        super().__init__(buffer, entries)
         self._known: dict[int, SnapshotInfo] = {}
-
-    def __len__(self) -> int:
-        """Count the entries."""
-        return self._count
-
-    @cached_property
-    def tables(self) -> Tables:
-        """All entries, to be read by columns."""
-        return self._entries.tables()
 
     @cached_property
     def ids(self) -> Bytes:
@@ -123,9 +105,6 @@ class SnapshotTable:
             if not _are_ascending(high[order], low[order]):
                 raise FormatError("A repo info file lists a snapshot twice.")
         return order
-
-    def _row(self, row: int) -> Row:
-        return self._reader.item(self._first, row)
 
     def id(self, row: int) -> bytes:
         """Return the id of an entry."""

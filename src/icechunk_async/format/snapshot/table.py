@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.flatbuffers.single import Reader
+from icechunk_async.format.flatbuffers.reading import TableList
 from icechunk_async.format.ids import NodeId
 from icechunk_async.format.snapshot.columns import (
     ARRAY,
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from icechunk_async.format.flatbuffers.buffer import Buffer
-    from icechunk_async.format.flatbuffers.reading import Tables, Vectors
-    from icechunk_async.format.flatbuffers.single import Row
+    from icechunk_async.format.flatbuffers.reading import Vectors
     from icechunk_async.format.flatbuffers.splicing import Spans
     from icechunk_async.format.snapshot.nodes import Node
 
@@ -57,7 +56,7 @@ class _Index:
     """Whether the file lists its nodes in order, with paths in normal form."""
 
 
-class NodeTable:
+class NodeTable(TableList):
     """The nodes of a file.
 
     A lookup halves the file's list, which is sorted by path, and reads a few nodes on its way.
@@ -66,28 +65,11 @@ class NodeTable:
     """
 
     def __init__(self, buffer: Buffer, entries: Vectors, spec_version: int) -> None:
-        """Look at the vector of nodes, which is the only row of ``entries``.
-
-        Raises:
-            FormatError: it cannot be that of a genuine file.
-        """
-        self.buffer = buffer
+        """Look at the vector of nodes; as `TableList`."""
+        super().__init__(buffer, entries)
         self.spec_version = spec_version
         self.known: dict[str, Node] = {}
         """Nodes that were read one by one."""
-        self._entries = entries
-        entries.check_tables()
-        self._first, self._count = entries.starts.item(), entries.counts.item()
-        self._reader = Reader(buffer)
-
-    def __len__(self) -> int:
-        """Count the nodes."""
-        return self._count
-
-    @cached_property
-    def tables(self) -> Tables:
-        """All nodes, to be read by columns."""
-        return self._entries.tables()
 
     @cached_property
     def index(self) -> _Index:
@@ -153,9 +135,6 @@ class NodeTable:
         if row + 1 < self._count and path_at(row + 1) == wanted:
             raise _listed_twice()
         return row
-
-    def _row(self, row: int) -> Row:
-        return self._reader.item(self._first, row)
 
     def node(self, path: str) -> Node | None:
         """Return the node at a path in normal form, the same object each time.
