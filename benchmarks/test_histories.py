@@ -1,24 +1,21 @@
 """Repositories of many snapshots on the local disk.
 
-Each snapshot has two properties, and the log of operations names the newest thousand. Blocking
-classes of both engines on copies of the same files. Ours is synced to the disk when a commit
-returns; the official engine's is not.
+Each snapshot has two properties, and the log of operations names the newest thousand. See
+`one_chunk` for what is the same for both engines, and what is not.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from benchmarks.contest import FLOOR
-from benchmarks.peers import create, open_repository, tip_store
+from benchmarks.one_chunk import ENGINES, PROTOTYPE, cold_reads, commits, copy_for_each
+from benchmarks.peers import create, open_repository
 from icechunk_async.format.envelope import FileType, pack, unpack
 from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.operations_log import NewCommit, Update
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
     from benchmarks.contest import Contest
     from icechunk_async.format.json.metadata import JSON
 
-ENGINES = ("ours", "official")
-PROTOTYPE = default_buffer_prototype()
 SIZES = pytest.mark.parametrize("count", [10, 1_000, 5_000, 50_000])
 LOGGED = 1_000
 KEY = "a/c/0"
@@ -63,21 +58,20 @@ def _made(contest: Contest, folder: Path, count: int) -> int:
     tip = info.snapshots[info.branches["main"]]
     infos = {it.id: it for it in info.snapshots.values()}
     began = min(it.flushed_at for it in infos.values())
-    parent, commits = tip.parent_id, list[Update]()
+    parent, logged = tip.parent_id, list[Update]()
     for number in range(1, count - 1):
         each, at = SnapshotId.random(), began + number
         properties: dict[str, JSON] = {"author": "somebody", "run": number}
         infos[each] = SnapshotInfo.of(each, parent, at, f"Commit number {number}", properties)
-        commits.append(
+        logged.append(
             Update(NewCommit("main", each), at, f"repo.{number:014}.0123456789ABCDEFGHJK")
         )
         parent = each
     infos[tip.id] = replace(tip, parent_id=parent)
-    updates = (info.updates[0], *commits[: -LOGGED - 1 : -1])
+    updates = (info.updates[0], *logged[: -LOGGED - 1 : -1])
     history = replace(info, snapshots=infos, updates=updates)
     path.write_bytes(pack(encode_repo_info(history), FileType.REPO_INFO, 2))
-    for engine in ENGINES:
-        shutil.copytree(made, folder / engine)
+    copy_for_each(made)
     return len(infos)
 
 
@@ -85,20 +79,9 @@ def _made(contest: Contest, folder: Path, count: int) -> int:
 def test_commit(contest: Contest, tmp_path: Path, count: int) -> None:
     """Change one chunk in a session of a repository that is open."""
     number = _made(contest, tmp_path, count)
-
-    def engine(name: str) -> Callable[[], None]:
-        repository = open_repository(name, str(tmp_path / name))
-
-        def commit() -> None:
-            session = repository.writable_session("main")
-            sync(session.store.set(KEY, PROTOTYPE.buffer.from_bytes(os.urandom(10))))
-            session.commit("one chunk")
-
-        return commit
-
     contest.race(
         f"change a chunk and commit, {number:,} snapshots",
-        {name: engine(name) for name in ENGINES},
+        commits(tmp_path, KEY, 10),
         rounds=9,
         targets={"official": 1} if count >= 5_000 else {},
     )
@@ -109,16 +92,9 @@ def test_open_cold(contest: Contest, tmp_path: Path, count: int) -> None:
     """Open the repository and read one chunk."""
     number = _made(contest, tmp_path, count)
     directory = tmp_path / "made"
-
-    def engine(name: str) -> Callable[[], None]:
-        def read() -> None:
-            assert sync(tip_store(name, str(directory)).get(KEY, PROTOTYPE)) is not None
-
-        return read
-
     contest.race(
         f"open cold and read a chunk, {number:,} snapshots",
-        {**{name: engine(name) for name in ENGINES}, FLOOR: (directory / "repo").read_bytes},
+        {**cold_reads(directory, KEY), FLOOR: (directory / "repo").read_bytes},
         rounds=9,
         targets={"official": 1} if count >= 5_000 else {},
         floor="read the file of the repository's state",

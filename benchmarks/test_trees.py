@@ -1,23 +1,20 @@
 """Large hierarchies on the local disk.
 
 Groups of 99 arrays, one in a hundred of which has a chunk: every document is a typical one of a
-kilobyte. Blocking classes of both engines on copies of the same files. Ours is synced to the disk
-when a commit returns; the official engine's is not.
+kilobyte. See `one_chunk` for what is the same for both engines, and what is not.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from benchmarks.contest import FLOOR
-from benchmarks.peers import create, open_repository, tip_store
+from benchmarks.one_chunk import ENGINES, PROTOTYPE, cold_reads, commits, copy_for_each
+from benchmarks.peers import create, tip_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
 
     from benchmarks.contest import Contest
 
-ENGINES = ("ours", "official")
-PROTOTYPE = default_buffer_prototype()
 SIZES = pytest.mark.parametrize("count", [10, 1_000, 10_000, 100_000])
 GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'
 KEY = "g00000/a01/c/0/0"
@@ -72,8 +67,7 @@ def _made(contest: Contest, folder: Path, count: int) -> int:
     session = create("ours", str(made)).writable_session("main")
     sync(_plant(session.store, count))
     session.commit("planted")
-    for engine in ENGINES:
-        shutil.copytree(made, folder / engine)
+    copy_for_each(made)
     return count
 
 
@@ -81,20 +75,9 @@ def _made(contest: Contest, folder: Path, count: int) -> int:
 def test_commit(contest: Contest, tmp_path: Path, count: int) -> None:
     """Change one chunk in a session of a repository that is open."""
     number = _made(contest, tmp_path, count)
-
-    def engine(name: str) -> Callable[[], None]:
-        repository = open_repository(name, str(tmp_path / name))
-
-        def commit() -> None:
-            session = repository.writable_session("main")
-            sync(session.store.set(KEY, PROTOTYPE.buffer.from_bytes(os.urandom(100))))
-            session.commit("one chunk")
-
-        return commit
-
     contest.race(
         f"change a chunk and commit, {number:,} nodes",
-        {name: engine(name) for name in ENGINES},
+        commits(tmp_path, KEY, 100),
         rounds=9,
         targets={"official": 3} if count >= 10_000 else {},
     )
@@ -106,12 +89,6 @@ def test_open_cold(contest: Contest, tmp_path: Path, count: int) -> None:
     number = _made(contest, tmp_path, count)
     directory = tmp_path / "made"
 
-    def engine(name: str) -> Callable[[], None]:
-        def read() -> None:
-            assert sync(tip_store(name, str(directory)).get(KEY, PROTOTYPE)) is not None
-
-        return read
-
     def read_files() -> None:
         for kind in ("snapshots", "manifests"):
             for path in (directory / kind).iterdir():
@@ -119,7 +96,7 @@ def test_open_cold(contest: Contest, tmp_path: Path, count: int) -> None:
 
     contest.race(
         f"open cold and read a chunk, {number:,} nodes",
-        {**{name: engine(name) for name in ENGINES}, FLOOR: read_files},
+        {**cold_reads(directory, KEY), FLOOR: read_files},
         rounds=9,
         targets={"official": 3} if count >= 100_000 else {},
         floor="read the files of snapshots and manifests",
