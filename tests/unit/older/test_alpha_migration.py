@@ -181,6 +181,34 @@ async def test_a_commit_beside_the_migration_is_part_of_it_or_refused() -> None:
             assert await read(session, "a/c/9") == b"meanwhile"
 
 
+@pytest.mark.parametrize("what", ["branch", "tag", "config"])
+async def test_what_is_written_too_late_for_the_migration_is_not_lost_silently(what: str) -> None:
+    """Nothing follows the last reading of references, so their writer is told."""
+
+    class WritesLate(WrappedStorage):
+        async def before(self, operation: str, key: str) -> None:
+            if key == "repo" and operation == "put":
+                with pytest.raises(ConflictError, match="being migrated"):
+                    await write_late()
+
+    async with created() as repository:
+
+        async def write_late() -> None:
+            match what:
+                case "branch":
+                    await repository.create_branch("late", tip)
+                case "tag":
+                    await repository.create_tag("late", tip)
+                case _:
+                    await repository.save_config()
+
+        tip = await repository.lookup_branch("main")
+        await upgrade(WritesLate(repository.storage), delete_unused_v1_files=False)
+        async with Repository.open(repository.storage) as again:
+            assert again.layout == "format-2"
+            assert "late" not in {**await again.branches(), **await again.tags()}
+
+
 class _Dies(WrappedStorage):
     """Fails each change after some."""
 

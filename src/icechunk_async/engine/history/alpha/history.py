@@ -178,7 +178,7 @@ class AlphaHistory:
             raise branch_exists(name)
         if not await self._append(name, newest, snapshot_id, clock.now_us()):
             raise branch_exists(name)
-        await self._check_not_migrated()
+        await self._check_not_missed(f"the branch {name!r}")
 
     async def reset_branch(
         self, name: str, snapshot_id: SnapshotId, *, expected: SnapshotId | None = None
@@ -219,7 +219,7 @@ class AlphaHistory:
         data = encode_ref(RefData(snapshot_id, clock.now_us()))
         if await create_object(self._storage, tag_key(name), data) is None:
             raise tag_exists(name)
-        await self._check_not_migrated()
+        await self._check_not_missed(f"the tag {name!r}")
 
     async def delete_tag(self, name: str) -> None:
         """Refuse: tags of the alpha are never deleted."""
@@ -319,6 +319,7 @@ class AlphaHistory:
         data = encode_config(config, 1)
         if not await _configs(self._storage).append(after + 1, data, self._backoff):
             raise config_changed()
+        await self._check_not_missed("the configuration")
 
     async def expire(self, rule: Expiration, *, dry_run: bool) -> frozenset[SnapshotId]:
         """Refuse: snapshots name their ancestors, and never change."""
@@ -376,6 +377,25 @@ class AlphaHistory:
                 "here. Nothing was changed. Open the repository again; if that does not help, the "
                 "migration was interrupted: call icechunk_async.upkeep.upgrade again."
             )
+
+    async def _check_not_missed(self, what: str) -> None:
+        """Raise `ConflictError` if a migration may have read too early what was just written.
+
+        It freezes ``main`` before it reads for the last time. Cost: one request, and one more if
+        the branch moved.
+        """
+        try:
+            main = await self._refs.newest(MAIN)
+        except FormatError:  # perhaps its files are being deleted
+            main = None
+        if main is not None and main.ref.state is not BranchState.MIGRATED:
+            return
+        await self._check_not_migrated()
+        raise ConflictError(
+            f"The repository is being migrated to format version 2, and {what} was written too "
+            "late to be certain to be part of it. Open the repository again when the migration "
+            "has ended, and look."
+        )
 
     async def _check_not_migrated(self) -> None:
         """Raise `ConflictError` if the repository is one of format 2 by now. Cost: one request."""
