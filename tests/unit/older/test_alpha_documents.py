@@ -9,6 +9,7 @@ import struct
 import tracemalloc
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from icechunk_async.errors import (
 from icechunk_async.format.alpha.manifests import decode_manifest, encode_manifest
 from icechunk_async.format.alpha.metadata import read_array, write_array
 from icechunk_async.format.alpha.references import BranchState, RefData, decode_ref, encode_ref
-from icechunk_async.format.alpha.snapshots import OpenedSnapshot
+from icechunk_async.format.alpha.snapshots import OpenedSnapshot, encode_snapshot
 from icechunk_async.format.elements import (
     FillError,
     element_bytes,
@@ -42,6 +43,7 @@ from icechunk_async.format.manifest.refs import (
     NativeChunk,
     VirtualChunk,
 )
+from icechunk_async.format.snapshot import Node, Nodes, Snapshot
 from icechunk_async.format.zarr_array import Extension, ZarrArray, array_document
 from icechunk_async.storage import open_storage
 from tests.helpers import array_document as some_document
@@ -60,6 +62,7 @@ TYPES = (
     "float16", "float32", "float64", "complex64", "complex128", "r8", "r24", "r128",
 )  # fmt: skip
 MANIFEST = ManifestId(bytes(16))
+_LISTED = "short_term_history"
 
 
 def _fill(data_type: str, raw: bytes) -> bytes:
@@ -189,6 +192,44 @@ def test_references_survive() -> None:
         assert decode_ref(data) == ref
     plain = {"properties": {"x": 1}, "snapshot": [0] * 16, "timestamp": "2024-10-01T10:00:00+02:00"}
     assert decode_ref(json.dumps(plain).encode()).timestamp_us == 1_727_769_600_000_000
+
+
+def test_the_page_shows_the_entry_of_a_deleted_branch() -> None:
+    """As it is written and read."""
+    page = (Path(__file__).parents[3] / "docs/reference/alpha-layout.md").read_text("utf-8")
+    shown = page.partition("```json\n")[2].partition("\n```")[0].encode()
+    entry = decode_ref(shown)
+    assert entry.state is BranchState.DELETED
+    assert json.loads(encode_ref(entry)) == {
+        **json.loads(shown),
+        "timestamp": "2024-10-15T12:00:00.000000Z",
+    }
+
+
+def test_a_snapshot_lists_its_nearest_ancestors() -> None:
+    """Sixty-four of them; and counts them all."""
+    snapshot: Snapshot | None = None
+    for number in range(70):
+        made = Snapshot(SnapshotId(number.to_bytes(16)), None, number, f"{number}")
+        encoded = encode_snapshot(made, snapshot)
+        snapshot = encoded.snapshot
+        listed = [Part(it, "it").text("message") for it in json.loads(encoded.data)[_LISTED]]
+        assert listed == [f"{it}" for it in range(number - 1, max(-1, number - 65), -1)]
+        assert OpenedSnapshot(encoded.data).decode({}).num_ancestors == number
+
+
+@pytest.mark.parametrize(("size", "is_apart"), [((1 << 14) - 1, False), (1 << 14, True)])
+def test_attributes_from_a_size_on_are_stored_apart(size: int, is_apart: bool) -> None:  # noqa: FBT001
+    """From 16 KiB on; the snapshot says where."""
+    attributes = {"a": "x" * (size - len('{"a":""}'))}
+    root = Node(NodeId(bytes(8)), "/", group_document(**attributes))
+    made = Snapshot(SnapshotId(bytes(16)), None, 0, "", nodes=Nodes([root]))
+    encoded = encode_snapshot(made, None)
+    assert bool(encoded.files) == is_apart
+    opened = OpenedSnapshot(encoded.data)
+    assert list(opened.needs) == list(encoded.files)
+    document = opened.decode(encoded.files).nodes["/"].user_data
+    assert json.loads(document)["attributes"] == attributes
 
 
 def _damage(rng: random.Random, document: Any) -> Any:

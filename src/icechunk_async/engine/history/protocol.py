@@ -233,7 +233,7 @@ class RepositoryState(Protocol):
 
 
 class Migration(Protocol):
-    """How a repository of a layout before version 1 is taken over by another one."""
+    """The migration of a repository of a layout before version 1."""
 
     @property
     def folders(self) -> tuple[str, ...]:
