@@ -67,7 +67,7 @@ def vtables_of(
         FormatError: a vtable or a table is not inside of the buffer, or misaligned.
     """
     if len(places) == 0:
-        return VTable(0, 0, (), 0)
+        return VTable(0, 0, 0, (), 0)
     different, codes = _tell_apart(places)
     if codes is None:
         different, codes = _tell_contents_apart(buffer, places)
@@ -75,9 +75,9 @@ def vtables_of(
         return ManyVTables(buffer, tables, places)
     if len(different) > 1:
         return FewVTables(buffer, tables, different, codes)
-    table_size, distances = _read(buffer, different[0])
+    size, table_size, distances = _read(buffer, different[0])
     buffer.check(tables, table_size, 4)
-    return VTable(different[0], table_size, distances, len(tables))
+    return VTable(different[0], size, table_size, distances, len(tables))
 
 
 class VTable:
@@ -86,10 +86,13 @@ class VTable:
     It is read with a few steps of the interpreter, which cost less than columns of one row.
     """
 
-    def __init__(self, first: int, table_size: int, distances: tuple[int, ...], count: int) -> None:
+    def __init__(
+        self, first: int, size: int, table_size: int, distances: tuple[int, ...], count: int
+    ) -> None:
         """Stand for ``count`` tables."""
         self.first = first
         """Where the vtable of the first table is, if there is one."""
+        self._size = size
         self._table_size = table_size
         self._distances = distances
         self._count = count
@@ -99,8 +102,8 @@ class VTable:
         return _same_for_each(_distance(self._distances, slot) != 0, self._count)
 
     def sizes(self) -> tuple[Positions | int, Positions | int]:
-        """Return the bytes of each table, and of its vtable."""
-        return self._table_size, 4 + 2 * len(self._distances)
+        """Return the bytes that each table declares, and those of its vtable."""
+        return self._table_size, self._size
 
     def reaches(self, slot: int) -> Mask:
         """Return which tables have a field of this number, or of a higher one."""
@@ -133,9 +136,10 @@ class FewVTables:
         """Check the vtables at ``places``; ``codes`` map each of ``tables`` to its vtable."""
         self.first = places[0]
         self._codes = codes
-        self._vtables = [_read(buffer, place) for place in places]
-        table_sizes = np.array([table_size for table_size, _ in self._vtables], np.int64)
-        self._table_sizes = table_sizes[codes]
+        found = [_read(buffer, place) for place in places]
+        self._vtables = [(table_size, distances) for _, table_size, distances in found]
+        self._sizes = np.array([size for size, _, _ in found], np.int64)[codes]
+        self._table_sizes = np.array([table_size for _, table_size, _ in found], np.int64)[codes]
         buffer.check(tables, self._table_sizes, 4)
 
     def has(self, slot: int) -> Mask:
@@ -147,9 +151,8 @@ class FewVTables:
         return column
 
     def sizes(self) -> tuple[Positions | int, Positions | int]:
-        """Return the bytes of each table, and of its vtable."""
-        lengths = np.array([4 + 2 * len(it) for _, it in self._vtables], np.int64)
-        return self._table_sizes, lengths[self._codes]
+        """Return the bytes that each table declares, and those of its vtable."""
+        return self._table_sizes, self._sizes
 
     def reaches(self, slot: int) -> Mask:
         """Return as `VTable.reaches`."""
@@ -195,7 +198,7 @@ class ManyVTables:
         return present
 
     def sizes(self) -> tuple[Positions | int, Positions | int]:
-        """Return the bytes of each table, and of its vtable."""
+        """Return the bytes that each table declares, and those of its vtable."""
         return self._table_sizes, self._sizes
 
     def reaches(self, slot: int) -> Mask:
@@ -221,11 +224,11 @@ class ManyVTables:
         return distances
 
 
-def _read(buffer: Buffer, place: int) -> tuple[int, tuple[int, ...]]:
-    """Check a vtable; return the size of its tables and the offset of each field."""
+def _read(buffer: Buffer, place: int) -> tuple[int, int, tuple[int, ...]]:
+    """Check a vtable; return its size, that of its tables and the offset of each field."""
     size, table_size = buffer.shorts(place, 2)
     buffer.check_one(place, size, 2)
-    return table_size, buffer.shorts(place, max(2, size >> 1))[2:]
+    return size, table_size, buffer.shorts(place, max(2, size >> 1))[2:]
 
 
 def _distance(distances: tuple[int, ...], slot: int) -> int:
@@ -405,7 +408,7 @@ class Tables:
         return self._vtables.reaches(slot)
 
     def sizes(self) -> tuple[Positions | int, Positions | int]:
-        """Return the bytes of each table, and of its vtable."""
+        """Return the bytes that each table declares, and those of its vtable."""
         return self._vtables.sizes()
 
     def places(self, slot: int, size: int, *, field: str) -> Positions:
