@@ -234,6 +234,20 @@ async def test_commit_metadata_is_kept_and_defaults_are_laid_below(filled: Repos
     assert info.message == "with metadata"
 
 
+async def test_a_message_that_no_file_can_hold_is_refused_and_the_session_goes_on(
+    filled: Repository,
+) -> None:
+    """Nothing is published."""
+    old = await filled.lookup_branch("main")
+    session = await filled.writable_session("main")
+    await write(session, "a/c/2", b"\x02")
+    with pytest.raises(InvalidInputError, match="lone surrogates"):
+        await session.commit("half \ud800")
+    assert await filled.lookup_branch("main") == old
+    snapshot_id = await session.commit("whole")
+    assert await filled.lookup_branch("main") == snapshot_id
+
+
 async def test_amending_replaces_the_tip(filled: Repository, spec: int) -> None:
     """The number of commits does not change. The old tip can still be read by its id."""
     old = await filled.lookup_branch("main")

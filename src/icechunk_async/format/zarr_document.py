@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from icechunk_async.errors import InvalidMetadataError
-from icechunk_async.format.json.values import is_list, is_object
+from icechunk_async.format.json.values import is_list, is_object, utf8
 from icechunk_async.format.manifest.reading import MAX_RANK
 from icechunk_async.format.snapshot import ArrayData, Dimension
 
@@ -171,6 +171,9 @@ def _names(names: Any, rank: int, path: str) -> tuple[str | None, ...] | None:
         or not all(name is None or isinstance(name, str) for name in names)
     ):
         raise _invalid(path, f"its dimension_names are {names!r}; it needs {rank} names or nulls")
+    for name in names:
+        if name is not None and utf8(name) is None:
+            raise _invalid(path, f"the dimension name {name!r} has lone surrogates")
     return tuple(name or None for name in names)
 
 

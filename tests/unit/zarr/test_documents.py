@@ -121,6 +121,7 @@ def _without(key: str) -> bytes:
         ),
         (_regular([4], [2], dimension_names=["x", "y"]), "needs 1 names"),
         (_regular([4], [2], dimension_names=[1]), "dimension_names"),
+        (_regular([4], [2], dimension_names=["\ud800"]), "lone surrogates"),
         (_rectilinear((4,), [[2, "x"]]), "sizes and runs"),
         (_rectilinear((4,), [[[1, 2, 3]]]), "sizes and runs"),
         (_rectilinear((4,), ["x"]), "sizes and runs"),

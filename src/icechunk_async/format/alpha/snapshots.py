@@ -26,7 +26,7 @@ from icechunk_async.format.alpha.parts import (
 )
 from icechunk_async.format.ids import ManifestId, NodeId, SnapshotId
 from icechunk_async.format.json.reading import parse_json
-from icechunk_async.format.json.values import checked_json, is_list, utf8
+from icechunk_async.format.json.values import check_text, checked_json, is_list
 from icechunk_async.format.snapshot import (
     Ancestor,
     ArrayData,
@@ -269,10 +269,7 @@ def encode_snapshot(snapshot: Snapshot, parent: Snapshot | None) -> Encoded:
         UnsupportedBySpecError: it has something that the alpha cannot express.
         InvalidInputError: its message has lone surrogates.
     """
-    if utf8(snapshot.message) is None:
-        raise InvalidInputError(
-            f"The message {snapshot.message!r:.100} has lone surrogates, which have no UTF-8 form."
-        )
+    check_text(snapshot.message, "The message")
     ancestors, num_ancestors = _ancestors(parent)
     new = _AttributeFile(clock.random_bytes(ID_BYTES), [])
     places: dict[NodeId, AttributesPlace] = {}

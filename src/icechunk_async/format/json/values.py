@@ -8,7 +8,7 @@ from typing import Any, Final, TypeGuard, cast
 
 from icechunk_async.errors import InvalidInputError, WrongTypeError
 
-__all__ = ["JSON", "MAX_DEPTH", "checked_json", "is_list", "is_object", "utf8"]
+__all__ = ["JSON", "MAX_DEPTH", "check_text", "checked_json", "is_list", "is_object", "utf8"]
 
 type JSON = bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None
 """The values that metadata can hold. Sequences are lists or tuples and are read back as lists."""
@@ -69,6 +69,22 @@ def utf8(text: str) -> bytes | None:
         return text.encode()
     except UnicodeEncodeError:
         return None
+
+
+def check_text(text: str, name: str) -> None:
+    """Refuse text that no file can hold.
+
+    Args:
+        text: the text.
+        name: its name in the message of the error, such as ``The message``.
+
+    Raises:
+        InvalidInputError: it has lone surrogates.
+    """
+    if utf8(text) is None:
+        raise InvalidInputError(
+            f"{name} {text!r:.100} has lone surrogates, which have no UTF-8 form."
+        )
 
 
 def _plain(value: object, depth: int, *, nul_in_keys: bool) -> JSON:

@@ -32,6 +32,7 @@ from icechunk_async.format.flatbuffers.writing import (
     vector,
 )
 from icechunk_async.format.json.metadata import encode_items, items_block
+from icechunk_async.format.json.values import check_text
 from icechunk_async.format.snapshot.files import Files
 
 if TYPE_CHECKING:
@@ -63,12 +64,14 @@ def encode_snapshot(snapshot: Snapshot, spec_version: int) -> bytes | memoryview
 
     Raises:
         UnsupportedBySpecError: spec 1 cannot express it.
+        InvalidInputError: its message has lone surrogates.
         FormatError: a node of the file that it is based on is damaged.
 
     Cost: some microseconds for each node that lies on top of the file below, and for each axis, and
     manifest, of one; for the others, time to copy their bytes. The first time for a file, that of
     looking at all of its nodes, by columns.
     """
+    check_text(snapshot.message, "The message")
     columns = Files.of(snapshot.manifests).columns
     old, new = b"", None
     if spec_version == 1:
