@@ -424,7 +424,12 @@ class Repository:
         return self._session(base, None, SessionMode.READONLY)
 
     async def writable_session(
-        self, branch: str, *, lease: timedelta | bool = False, owner: str | None = None
+        self,
+        branch: str,
+        *,
+        lease: timedelta | bool = False,
+        owner: str | None = None,
+        deduplicate: bool = False,
     ) -> Session:
         """Begin a transaction on a branch.
 
@@ -439,6 +444,14 @@ class Repository:
             lease: how long the session may be idle, one minute to 7 days; True: 24 hours. False:
                 no lease, and only the age of what it wrote protects it.
             owner: says for people whose session it is; by default the host and the process.
+            deduplicate: upload no bytes twice. Writing a chunk with the bytes that it has already,
+                in the repository or elsewhere, makes no change; nor does deleting a chunk that is
+                not there. Other equal chunks of the session share one object. Forks do the same.
+
+        What makes no change is not part of the commit: if another writer changes such a chunk
+        meanwhile, that is no conflict, and their bytes stay (``unchanged`` of `Session.commit`
+        names arrays that nobody may change). After a session that changed nothing `Session.commit`
+        raises ``NothingToCommitError``.
 
         Raises:
             BranchNotFoundError: there is no such branch.
@@ -448,7 +461,9 @@ class Repository:
             UnsupportedBySpecError: the repository's layout has no leases.
 
         Cost: one request for the branch, one for the snapshot unless it is cached; with a lease
-        three more, and one each minute while it is used.
+        three more, and one each minute while it is used. With ``deduplicate`` each chunk
+        needs its manifest, as for reading, and is read where lengths and known checksums are
+        equal; beyond that, it takes a SHA-256 of each stored chunk, and up to 20 MB of memory.
 
         Cancellation: a lease that nobody holds may be there; it expires.
         """
@@ -459,7 +474,7 @@ class Repository:
         base = await self._engine.load(branch)
         check_online(self._engine.history)
         if duration_us is None:
-            return self._session(base, branch, SessionMode.WRITABLE)
+            return self._session(base, branch, SessionMode.WRITABLE, deduplicate=deduplicate)
         record = LeaseRecord.begin(
             SessionId.random(), owner or default_owner(), branch, base.id, duration_us
         )
@@ -468,18 +483,23 @@ class Repository:
         while await self._engine.history.branch_tip(branch) != base.id:
             base = await self._engine.load(branch)
             await held.move_to(base.id)
-        return self._leased(base, branch, held)
+        return self._leased(base, branch, held, deduplicate=deduplicate)
 
-    def _leased(self, base: Snapshot, branch: str, lease: Lease) -> Session:
+    def _leased(self, base: Snapshot, branch: str, lease: Lease, *, deduplicate: bool) -> Session:
         """Return a session that holds a lease, and see to its renewal."""
-        session = self._session(base, branch, SessionMode.WRITABLE, lease)
+        mode = SessionMode.WRITABLE
+        session = self._session(base, branch, mode, lease, deduplicate=deduplicate)
         assert session.spiller is not None  # it has a lease
         reference, seconds = weakref.ref(session.spiller), lease.beat_seconds
         self._engine.background.start(lambda: keep_alive(reference, seconds))
         return session
 
     async def resume_session(
-        self, session_id: SessionId | str, *, owner: str | None = None
+        self,
+        session_id: SessionId | str,
+        *,
+        owner: str | None = None,
+        deduplicate: bool = False,
     ) -> Session:
         """Continue a session with a lease in this process, from its last spill.
 
@@ -492,6 +512,7 @@ class Repository:
         Args:
             session_id: see `sessions`.
             owner: says for people whose session it is now; by default the host and the process.
+            deduplicate: from now on; see `writable_session`.
 
         Raises:
             LeaseNotFoundError: no session with a lease has this id.
@@ -524,7 +545,7 @@ class Repository:
             if lease is None:
                 continue  # its holder renewed it meanwhile, and may have spilled more
             await self._check_not_committed(lease)
-            session = self._leased(base, record.branch, lease)
+            session = self._leased(base, record.branch, lease, deduplicate=deduplicate)
             await session.continue_from(stored)
             return session
 
@@ -650,6 +671,7 @@ class Repository:
         timeout_seconds: float | None = None,
         once: Transaction | None = None,
         unchanged: Collection[str] = (),
+        deduplicate: bool = False,
     ) -> AsyncGenerator[IcechunkStore]:
         """Commit what is written in the block, all at once when it ends.
 
@@ -667,37 +689,49 @@ class Repository:
                 dropped; ``store.session.already_committed`` says so.
             unchanged: paths that the changes were computed from, and that nobody else may have
                 touched since the block began.
+            deduplicate: upload no bytes twice; see `writable_session`. A block that changed
+                nothing ends without a commit then, or with an empty one if ``once`` names it.
 
         Raises:
-            NothingToCommitError: the block changed nothing.
+            NothingToCommitError: the block changed nothing, without ``deduplicate``.
             ConflictError, RebaseFailedError, OutcomeUnknownError: as `Session.commit`. The
                 session is at ``store.session``, with its changes.
             BranchNotFoundError, RepositoryReadOnlyError, UnsafeStorageError: before the block.
 
         Cancellation: in the block nothing is committed; during the commit, it may be.
         """
-        session = await self.writable_session(branch)
+        session = await self.writable_session(branch, deduplicate=deduplicate)
         try:
             yield session.store
         except BaseException:
             session.abandon()  # that nothing of it is committed is what was asked for
             raise
+        quietly = deduplicate and once is None and not session.unmerged_forks
+        if quietly and session.publisher.end_unchanged():
+            return
         await session.commit(
             message,
             metadata,
             rebase_with=rebase_with,
             rebase_tries=rebase_tries,
             timeout_seconds=timeout_seconds,
+            allow_empty=deduplicate and once is not None,
             once=once,
             unchanged=unchanged,
         )
 
     def _session(
-        self, base: Snapshot, branch: str | None, mode: SessionMode, lease: Lease | None = None
+        self,
+        base: Snapshot,
+        branch: str | None,
+        mode: SessionMode,
+        lease: Lease | None = None,
+        *,
+        deduplicate: bool = False,
     ) -> Session:
         engine = self._engine
         return Session(
-            engine.workspace(base, mode),
+            engine.workspace(base, mode, deduplicate=deduplicate),
             engine.history,
             engine.manifest_options,
             branch=branch,

@@ -953,8 +953,10 @@ class ForkSession(_Hierarchy):
         session_id: bytes,
         base_id: SnapshotId,
         origin: Origin | None,
+        deduplicate: bool = False,
     ) -> None:
         """Begin attached or detached; see `Session.fork` and `from_bytes`."""
+        self._deduplicate = deduplicate
         self._held: _Attached | _Detached = state
         self._session_id = session_id
         self._base_id = base_id
@@ -977,6 +979,7 @@ class ForkSession(_Hierarchy):
             inline_threshold_bytes=home.inline_threshold_bytes,
             read_only=False,
             packs=None if home.packs is None else home.packs.another(),
+            deduplicate=home.deduplication is not None,
         )
         lease = home.lease
         state = _Attached.to(
@@ -992,6 +995,7 @@ class ForkSession(_Hierarchy):
             session_id=forks.session_id,
             base_id=base.id,
             origin=session.origin,
+            deduplicate=home.deduplication is not None,
         )
 
     @classmethod
@@ -1007,6 +1011,7 @@ class ForkSession(_Hierarchy):
             session_id=state.session_id,
             base_id=state.base_id,
             origin=origin,
+            deduplicate=state.deduplicate,
         )
 
     def to_bytes(self) -> bytes:
@@ -1031,7 +1036,7 @@ class ForkSession(_Hierarchy):
                 )
         if self.has_pending_chunks:
             raise _pending()
-        return encode_fork(ForkState(self._session_id, *fork))
+        return encode_fork(ForkState(self._session_id, *fork, self._deduplicate))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle as plain data."""
@@ -1334,6 +1339,7 @@ class ForkSession(_Hierarchy):
             inline_threshold_bytes=engine.config.effective_inline_chunk_threshold_bytes,
             read_only=False,
             packs=state.unstored or engine.new_packs(),
+            deduplicate=self._deduplicate,
         )
         workspace.rebase_to(base, state.changes)
         self._state = _Attached.to(

@@ -271,7 +271,9 @@ class Engine:
             return guessed
         return await self.assets.snapshot(target)
 
-    def workspace(self, base: Snapshot, mode: SessionMode) -> Workspace:
+    def workspace(
+        self, base: Snapshot, mode: SessionMode, *, deduplicate: bool = False
+    ) -> Workspace:
         """Return the hierarchy of a new session, and start preloading its manifests."""
         preloading = self.config.effective_manifest.effective_preload
         max_refs = self.config.effective_caching.effective_num_chunk_refs
@@ -284,6 +286,7 @@ class Engine:
             read_only=mode is SessionMode.READONLY,
             rearranging=mode is SessionMode.REARRANGE,
             packs=self.new_packs() if mode is SessionMode.WRITABLE else None,
+            deduplicate=deduplicate,
         )
 
 

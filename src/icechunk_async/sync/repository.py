@@ -17,6 +17,7 @@ from icechunk_async.errors import (
 from icechunk_async.format.operations_log import Availability
 from icechunk_async.repository import Repository as AsyncRepository
 from icechunk_async.repository import RepoStatus as NativeStatus
+from icechunk_async.session import Session as NativeSession
 from icechunk_async.sync.bridge.iterators import AsyncCloseableIterator
 from icechunk_async.sync.bridge.pairs import asked, awaited, blocking, twin_of
 from icechunk_async.sync.bridge.portal import run
@@ -403,13 +404,26 @@ class Repository(Displayed):
 
     @twin_of(AsyncRepository.writable_session)
     async def writable_session_async(
-        self, branch: str, *, lease: timedelta | bool = False, owner: str | None = None
+        self,
+        branch: str,
+        *,
+        lease: timedelta | bool = False,
+        owner: str | None = None,
+        deduplicate: bool = False,
     ) -> Session:
-        return await self._begin(lambda it: it.writable_session(branch, lease=lease, owner=owner))
+        return await self._begin(
+            lambda it: it.writable_session(
+                branch, lease=lease, owner=owner, deduplicate=deduplicate
+            )
+        )
 
     @twin_of(AsyncRepository.resume_session)
-    async def resume_session_async(self, session_id: str, *, owner: str | None = None) -> Session:
-        return await self._begin(lambda it: it.resume_session(session_id, owner=owner))
+    async def resume_session_async(
+        self, session_id: str, *, owner: str | None = None, deduplicate: bool = False
+    ) -> Session:
+        return await self._begin(
+            lambda it: it.resume_session(session_id, owner=owner, deduplicate=deduplicate)
+        )
 
     @twin_of(AsyncRepository.rearrange_session)
     async def rearrange_session_async(self, branch: str) -> Session:
@@ -432,19 +446,26 @@ class Repository(Displayed):
         timeout_seconds: float | None = None,
         once: Transaction | None = None,
         unchanged: Collection[str] = (),
+        deduplicate: bool = False,
     ) -> Generator[IcechunkStore]:
         """Write to a store in a `with` block, and commit at its end unless the block failed.
 
-        Args and errors as for `Session.commit`.
+        Args and errors as for `Session.commit`; `deduplicate` as for `writable_session`, and a
+        block that changed nothing then ends without a commit, or with an empty one if `once`
+        names it.
         """
-        session = self.writable_session(branch)
+        session = self.writable_session(branch, deduplicate=deduplicate)
         yield session.store
+        native = session.handle.ready if deduplicate and once is None else None
+        if isinstance(native, NativeSession) and native.publisher.end_unchanged():
+            return
         session.commit(
             message=message,
             metadata=metadata,
             rebase_with=rebase_with,
             rebase_tries=rebase_tries,
             timeout_seconds=timeout_seconds,
+            allow_empty=deduplicate and once is not None,
             once=once,
             unchanged=unchanged,
         )

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from zarr.core.buffer import Buffer, BufferPrototype
 
+    from icechunk_async.format.manifest.refs import Coordinates
     from icechunk_async.session import AnySession
     from icechunk_async.storage import RangeRequest
     from icechunk_async.zarr.virtual.references import VirtualChunkSpec
@@ -59,6 +60,15 @@ def range_of(request: ByteRequest | None) -> RangeRequest:
 
 def _bytes_of(value: Buffer) -> memoryview:
     return memoryview(value.as_numpy_array()).cast("B")
+
+
+def _chunk_of(key: str) -> tuple[str, Coordinates] | None:
+    """Return the array and the coordinates of a chunk's key; None for other keys."""
+    try:
+        parsed = parse_key(key)
+    except InvalidStoreKeyError:
+        return None
+    return (parsed.path, parsed.coords) if isinstance(parsed, ChunkKey) else None
 
 
 type _Page = list[str]
@@ -299,7 +309,18 @@ class IcechunkStore(Store):
         What does not exist, or cannot, counts as deleted.
         """
         await self._ensure_open()
+        if self._workspace.deduplication is not None and await self._has_no_chunk(key):
+            return
         self._delete(key)
+
+    async def _has_no_chunk(self, key: str) -> bool:
+        """Return whether a key is that of a chunk that is not there, so that deleting is no change.
+
+        Zarr deletes chunks of fill values also where none is.
+        """
+        self._check_writable()
+        chunk = _chunk_of(key)
+        return chunk is not None and await self._workspace.find_chunk(*chunk) is None
 
     def _delete(self, key: str) -> None:
         self._check_writable()
@@ -422,6 +443,11 @@ class IcechunkStore(Store):
 
     def delete_sync(self, key: str) -> None:
         """Delete on the calling thread; as `delete`."""
+        if self._workspace.deduplication is not None:
+            self._check_writable()
+            chunk = _chunk_of(key)
+            if chunk is not None and self._chunks_here().find(*chunk) is None:
+                return
         self._delete(key)
 
     def set_virtual_ref(

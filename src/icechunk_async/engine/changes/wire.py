@@ -104,6 +104,8 @@ class ForkState:
     lineage: Lineage = Lineage()
     membership: Membership | None = None
     """None if its session has no lease."""
+    deduplicate: bool = False
+    """Whether it stores no bytes that are there already."""
 
 
 def encode_fork(state: ForkState) -> bytes:
@@ -135,6 +137,8 @@ def encode_fork(state: ForkState) -> bytes:
                 for node_id, (it, kept) in sorted(noted.items())
             ],
         }
+    if state.deduplicate:
+        document["deduplicate"] = True
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
     return _MAGIC + bytes([_VERSION]) + compressor.compress(msgpack.packb(document))
 
@@ -326,6 +330,7 @@ def _state(document: dict[str, object]) -> ForkState:
         changes,
         _lineage(document["fork"]),
         membership,
+        _typed(document.get("deduplicate", False), bool),
     )
 
 

@@ -138,6 +138,8 @@ class SessionGuard:
         if not lost.any():
             return
         self._lost.add(ids[lost])
+        if self._workspace.deduplication is not None:  # else it would find them in place
+            self._workspace.deduplication.forget(ids[lost])
         raise _chunks_collected(self.lost_chunks())
 
     async def _written(self) -> Ids:

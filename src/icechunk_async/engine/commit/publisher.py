@@ -607,6 +607,17 @@ class Publisher:
         self.workspace.rebase_to(snapshot, ChangeSet())
         return snapshot.id
 
+    def end_unchanged(self) -> bool:
+        """End the session without publishing if it changed nothing; return whether it did so.
+
+        It only reads afterwards.
+        """
+        if self._doubtful or self.has_uncommitted_changes:
+            return False
+        with self.exclusively():
+            self.mode = SessionMode.READONLY
+        return True
+
     async def _find_landed(self, branch: str, once: Transaction | None = None) -> Snapshot | None:
         """Return the snapshot on the branch that makes another try needless, if there is one.
 

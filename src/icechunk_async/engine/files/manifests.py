@@ -124,6 +124,20 @@ class ManifestFiles:
         )
         return with_sums(manifest, sums)
 
+    async def find_with_sum(
+        self, manifest_id: ManifestId, size_bytes: int, node_id: NodeId, coords: Coordinates
+    ) -> ChunkRef | None:
+        """Return the reference of a chunk with its sum, if that is known.
+
+        Args and errors as `find_ref`. Cost: as `get_with_sums`; the manifest is then kept with
+        its sums, so that the next lookup costs nothing.
+        """
+        held = self._cache.get(manifest_id)
+        if held is None or (columns := _with_known_sums(held, node_id, coords)) is None:
+            columns = await self.get_with_sums(manifest_id, size_bytes)
+            self._cache.put(manifest_id, columns, columns.weight)
+        return columns.lookup(node_id, coords)
+
     def find_in_memory(
         self, manifest_id: ManifestId, node_id: NodeId, coords: Coordinates
     ) -> ChunkRef | Undecided | None:
@@ -369,10 +383,30 @@ class BlockingManifestFiles:
                 held = self._read_whole(manifest_id, size_bytes)
             self._cache.put(manifest_id, held, held.weight)
 
+    def find_with_sum(
+        self,
+        manifest_id: ManifestId,
+        size_bytes: int,
+        node_id: NodeId,
+        coords: Coordinates,
+        sums: SumFiles,
+    ) -> ChunkRef | None:
+        """Return the reference of a chunk with its sum; as `ManifestFiles.find_with_sum`."""
+        held = self._cache.get(manifest_id)
+        if held is None or (columns := _with_known_sums(held, node_id, coords)) is None:
+            columns = self._attach(manifest_id, size_bytes, held, sums)
+        return columns.lookup(node_id, coords)
+
     def _get_with_sums(self, manifest_id: ManifestId, size_bytes: int, sums: SumFiles) -> Manifest:
         held = self._cache.get(manifest_id)
         if held is not None and held.columns is not None:
             return held.columns
+        return self._attach(manifest_id, size_bytes, held, sums)
+
+    def _attach(
+        self, manifest_id: ManifestId, size_bytes: int, held: HeldManifest | None, sums: SumFiles
+    ) -> Manifest:
+        """Decode a manifest whole, and keep it with its sums."""
         if held is None or not held.is_whole:
             held = self._read_whole(manifest_id, size_bytes)
         while (columns := held.columns) is None:
@@ -406,6 +440,13 @@ class BlockingManifestFiles:
             return self._storage.get_blocking(key, ByteRange(start, stop)).data
         except ObjectNotFoundError as error:
             raise _missing(key) from error
+
+
+def _with_known_sums(held: HeldManifest, node_id: NodeId, coords: Coordinates) -> Manifest | None:
+    """Return a manifest that has the sums of an array; None if they are not attached."""
+    columns = held.columns
+    known = columns is not None and columns.refs(node_id, len(coords)).sums is not None
+    return columns if known else None
 
 
 def _missing(key: str) -> FormatError:

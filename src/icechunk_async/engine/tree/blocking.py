@@ -29,8 +29,8 @@ class BlockingChunks:
 
     def __init__(self, workspace: Workspace, files: BlockingFiles) -> None:
         """Use `of`."""
-        self._workspace = workspace
-        self._files = files
+        self.workspace = workspace
+        self.files = files
 
     @classmethod
     def of(cls, workspace: Workspace) -> Self | None:
@@ -42,7 +42,7 @@ class BlockingChunks:
         self, path: str, coords: Coordinates, byte_range: RangeRequest = None
     ) -> bytes | memoryview | None:
         """Return the bytes of a chunk, or a part of them; as `Workspace.read_chunk`."""
-        workspace = self._workspace
+        workspace = self.workspace
         ref = workspace.find_in_memory(path, coords)
         if isinstance(ref, InManifests):
             ref = self._find(ref, coords)
@@ -54,7 +54,7 @@ class BlockingChunks:
                     unstored = workspace.packs.read(chunk_id, start, stop)
                     if unstored is not None:
                         return unstored
-                found = self._files.chunks.read(chunk_id, start, stop)
+                found = self.files.chunks.read(chunk_id, start, stop)
                 checks = workspace.assets.checks
                 if checks is not None and not checks.passes(ref, found):
                     raise damaged_chunk(path, coords, ref, found)
@@ -68,9 +68,14 @@ class BlockingChunks:
             case None:
                 return None
 
+    def find(self, path: str, coords: Coordinates) -> ChunkRef | None:
+        """Return the reference of a chunk; as `Workspace.find_chunk`."""
+        ref = self.workspace.find_in_memory(path, coords)
+        return self._find(ref, coords) if isinstance(ref, InManifests) else ref
+
     def _find(self, undecided: InManifests, coords: Coordinates) -> ChunkRef | None:
         for info in undecided.candidates(coords):
-            found = self._files.manifests.find_ref(
+            found = self.files.manifests.find_ref(
                 info.id, info.size_bytes, undecided.node.id, coords
             )
             if found is not None:
@@ -79,14 +84,23 @@ class BlockingChunks:
 
     def write(self, path: str, coords: Coordinates, data: Data) -> None:
         """Store the bytes of one chunk; as `Workspace.write_chunk`."""
-        workspace = self._workspace
+        workspace = self.workspace
         workspace.check_target(path, coords, data)
+        known = workspace.deduplication
+        if known is not None and known.is_there_blocking(self, path, coords, data):
+            return
         workspace.put_ref(path, coords, self._store(data))
 
     def _store(self, data: Data) -> ChunkRef:
-        workspace, chunks = self._workspace, self._files.chunks
+        workspace = self.workspace
         if len(data) <= workspace.inline_threshold_bytes:
             return InlineChunk(bytes(data))
+        if workspace.deduplication is not None:
+            return workspace.deduplication.store_blocking(data, self._store_object)
+        return self._store_object(data)
+
+    def _store_object(self, data: Data) -> NativeChunk:
+        workspace, chunks = self.workspace, self.files.chunks
         code = sum_of(data) if workspace.assets.keeps_sums else 0
         if workspace.packs is not None and workspace.packs.takes(len(data)):
             ref = workspace.packs.add_blocking(data, chunks.storage)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.engine.files.packs import Packs
+    from icechunk_async.engine.tree.deduplication import Deduplication
     from icechunk_async.engine.virtual.chunks import VirtualChunks
     from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
     from icechunk_async.format.snapshot import (
@@ -152,10 +153,12 @@ class Workspace:
         read_only: bool,
         rearranging: bool = False,
         packs: Packs | None = None,
+        deduplicate: bool = False,
     ) -> None:
         """Begin at ``base`` without changes.
 
-        ``rearranging`` allows moves, and only those; ``packs`` get small chunks.
+        ``rearranging`` allows moves, and only those; ``packs`` get small chunks; ``deduplicate``
+        stores no bytes that the session finds in place, or stored itself.
         """
         self.lock = threading.RLock()
         self.base = base
@@ -173,6 +176,12 @@ class Workspace:
         self._rearranging = rearranging
         self.packs = packs
         """Where small chunks go; None if every chunk gets a separate object."""
+        self.deduplication: Deduplication | None = None
+        """Remembers what the session stored; None if every chunk is stored as it comes."""
+        if deduplicate:
+            from icechunk_async.engine.tree import deduplication  # noqa: PLC0415 -- loaded on use
+
+            self.deduplication = deduplication.Deduplication()
         self.lease: Leased | None = None
         """Refuses changes once the session may have lost what it wrote; None without a lease."""
         self.is_fixed = read_only
@@ -353,9 +362,13 @@ class Workspace:
 
         Cancellation: the chunk is unchanged; an object that nothing refers to may exist.
 
-        Cost: one request. If chunks are packed, one for each pack, and none in between.
+        Cost: one request. If chunks are packed, one for each pack, and none in between. With
+        deduplication see `Deduplication.is_there`, and none for bytes that are there already.
         """
         self.check_target(path, coords, data)
+        known = self.deduplication
+        if known is not None and await known.is_there(self, path, coords, data):
+            return
         ref = await self.store_bytes(data)
         self.put_ref(path, coords, ref, if_absent=if_absent)
 
@@ -378,6 +391,8 @@ class Workspace:
         """Store the bytes of a chunk that nothing refers to yet; few are kept in the reference."""
         if len(data) <= self.inline_threshold_bytes:
             return InlineChunk(bytes(data))
+        if self.deduplication is not None:
+            return await self.deduplication.store(data, self.store_object)
         return await self.store_object(data)
 
     async def store_object(self, data: Data) -> NativeChunk:
@@ -449,6 +464,14 @@ class Workspace:
                     return ref
             base_node, base = self.tree.base_node(node), self.base
         return None if base_node is None else self._find_in_base(base, base_node, coords)
+
+    def in_base(self, path: str) -> InManifests | None:
+        """Return where the base has the chunks of an array; None if it has no such array."""
+        with self.lock:
+            node = self.tree.get(path)
+            base_node = None if node is None else self.tree.base_node(node)
+            found = base_node is not None and base_node.array is not None
+            return InManifests(base_node, self.base) if base_node is not None and found else None
 
     def _find_in_base(
         self, base: Snapshot, node: Node, coords: Coordinates
