@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from icechunk_async.errors import (
     SessionStateError,
     StorageUnavailableError,
 )
+from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.layout import chunk_key
 from icechunk_async.format.manifest.refs import NativeChunk
 from icechunk_async.storage import open_storage
@@ -150,7 +152,7 @@ async def test_equal_sums_are_not_taken_for_equal_bytes(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("packing", [None, Packing()])
 async def test_equal_chunks_of_a_session_share_an_object(packing: Packing | None) -> None:
-    """One after the other, at once on a loop, and on threads."""
+    """Set one by one on a loop, and on threads."""
     async with Repository.create(memory_url(), packing=packing) as repository:
         session = await repository.writable_session("main", deduplicate=True)
         await make_array(session, "a", (200,), (1,))
@@ -171,6 +173,27 @@ async def test_equal_chunks_of_a_session_share_an_object(packing: Packing | None
         assert len({native(refs.ref(row)) for row in range(200)}) == 2
         assert await read(reader, "a/c/49") == chunk(1)
         assert await read(reader, "a/c/199") == chunk(2)
+
+
+async def test_equal_chunks_at_once_are_stored_once() -> None:
+    """Writers on a loop await the first one, writers on threads wait for it."""
+    async with counted(2) as (repository, storage):
+        session = await repository.writable_session("main", deduplicate=True)
+        storage.forget()
+        await asyncio.gather(*(write(session, f"a/c/{it}", chunk(9)) for it in range(20)))
+        assert storage.requests["put"] == 1
+        session.abandon()
+
+    known, stored = deduplication.Deduplication(), []
+
+    def store(data: Any) -> NativeChunk:
+        stored.append(data)
+        threading.Event().wait(0.05)  # else the second thread would come too late anyway
+        return NativeChunk(ChunkId.random(), 0, len(data))
+
+    with ThreadPoolExecutor(4) as pool:
+        refs = list(pool.map(lambda _: known.store_blocking(chunk(1), store), range(4)))
+    assert len(stored) == len(set(refs)) == 1
 
 
 async def test_a_failed_upload_is_not_remembered() -> None:
