@@ -64,8 +64,10 @@ _OPENING = ("create", "open", "open_or_create")
 _ADDED = {
     **dict.fromkeys((*_OPENING, *(f"{it}_async" for it in _OPENING)), _CHECKED),
     **dict.fromkeys(("commit", "commit_async"), (*_COMMITTING, "allow_missing_forks")),
-    **dict.fromkeys(("writable_session", "writable_session_async"), ("lease", "owner")),
-    "transaction": _COMMITTING,
+    **dict.fromkeys(
+        ("writable_session", "writable_session_async"), ("lease", "owner", "deduplicate")
+    ),
+    "transaction": (*_COMMITTING, "deduplicate"),
 }
 """Arguments that the official methods do not have."""
 
