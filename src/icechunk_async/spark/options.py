@@ -63,6 +63,11 @@ CHANGE_COLUMNS: Final = pa.schema(
 """Columns added by the option `changes` = `all`: the kind of change, and its commit."""
 
 _VIRTUAL: Final = "virtual-chunk-access"
+_TILEDB: Final = "tiledb"
+_OF_REPOSITORIES: Final = (
+    "branch", "tag", "snapshot-id", "from-snapshot-id", "group", "table", "decode", _VIRTUAL
+)  # fmt: skip
+"""Options that mean nothing to a TileDB array."""
 _REFS: Final = ("branch", "tag", "snapshot-id")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECRET: Final = ("secret", "password", "token", "key", "credential")
@@ -252,8 +257,9 @@ OPTIONS: Final = (
     Option(
         "layout",
         _READING,
-        "`rows`: a row for each cell; `chunks`: a row for each chunk",
-        _one_of("rows", "chunks"),
+        "`rows`: a row for each cell; `chunks`: a row for each chunk; `tiledb`: `path` is a TileDB "
+        "array, and its cells are the rows (`spark.read` only)",
+        _one_of("rows", "chunks", _TILEDB),
         "rows",
     ),
     Option(
@@ -499,6 +505,22 @@ def _storage_value(name: str, text: str) -> object:
         return text
 
 
+def _check_tiledb(options: Mapping[str, str], use: Use) -> None:
+    """Raise InvalidInputError if options of a repository, or of a stream, go with an array."""
+    if use is not Use.READ:
+        raise InvalidInputError(
+            "The layout 'tiledb' does not go with readStream: a TileDB array has no commits to "
+            "follow. Use read, or ingest it into a repository and follow that."
+        )
+    given = {name.lower() for name in options}
+    for name in _OF_REPOSITORIES:
+        if name in given:
+            raise InvalidInputError(
+                f"The option {name!r} is for repositories, and with the layout 'tiledb' the path "
+                "is that of a TileDB array. Leave it out; 'as-of-timestamp' names a time."
+            )
+
+
 def names_stream_options(options: Mapping[str, str]) -> bool:
     """Return whether any option is for streams only; Spark asks for a schema without saying."""
     own = {key for it in OPTIONS if it.uses == _STREAM for key in it.keys}
@@ -551,6 +573,8 @@ class ReadOptions:
                 contradict each other.
         """
         given = parse_options(options, use)
+        if given["layout"] == _TILEDB:
+            _check_tiledb(options, use)
         parsed = cls(
             url=normalize_url(given["path"]),
             branch=given["branch"],

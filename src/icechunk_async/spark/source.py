@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from icechunk_async.spark.read.reader import PlannedRead
+    from icechunk_async.tiledb.arrays.portable import PortableArray
 
 __all__ = ["IcechunkSource", "register", "watch_reads"]
 
@@ -36,10 +37,12 @@ _KEPT_READS: Final = 1000
 
 
 class IcechunkSource(DataSource):
-    """Arrays, chunks and history of an Icechunk repository as tables."""
+    """Arrays, chunks and history of an Icechunk repository as tables, and TileDB arrays."""
 
     _pinned: str | None = None
     """Snapshot that the schema was taken from, so that rows come from the same one."""
+    _seen: PortableArray | None = None
+    """With the layout `tiledb`: what the schema was taken from."""
     planned: ClassVar[Accumulator[list[PlannedRead]] | None] = None
     """Receives planned reads in a session that watches them."""
 
@@ -53,7 +56,13 @@ class IcechunkSource(DataSource):
         if names_stream_options(self.options):
             columns: StructType = _part("stream.source").stream_schema(self.options)
             return columns
-        reading = _part("read.reader").Reading.begin(self._read_options())
+        options = self._read_options()
+        if options.layout == "tiledb":
+            module = _part("read.tiledb")
+            self._seen = module.pinned(options)
+            shown: StructType = module.spark_schema(options, self._seen)
+            return shown
+        reading = _part("read.reader").Reading.begin(options)
         self._pinned = reading.options.snapshot_id
         found: StructType = reading.spark_schema()
         return found
@@ -61,6 +70,11 @@ class IcechunkSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query."""
         options = self._read_options()
+        if options.layout == "tiledb":
+            made: DataSourceReader = _part("read.tiledb").batch_reader(
+                options, schema, self._seen, self.planned
+            )
+            return made
         pushing = options.push_filters and options.table is None and options.layout == "rows"
         module = _part("read.reader")
         kind = module.PushingReader if pushing else module.IcechunkReader

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     type Mask = npt.NDArray[np.bool_]
 
-__all__ = ["Predicate", "fulfilled", "of_filter", "parse_where"]
+__all__ = ["Predicate", "fulfilled", "of_filter", "parse_where", "reach"]
 
 _COMPARISONS: Final = {
     "EqualTo": "=",
@@ -211,6 +211,40 @@ def fulfilled(column: pa.Array[Any], predicate: Predicate, *, exact: bool) -> Ma
         return np.ones(len(column), bool)
     compare = _OPERATORS[predicate.op]
     return valid & compare(values, literals)
+
+
+def reach(kind: pa.DataType, predicate: Predicate) -> list[tuple[Any, Any]] | None:
+    """Return the ranges in which all values lie that satisfy a predicate; None if they may be any.
+
+    Args:
+        kind: the type of the column as Spark sees it.
+        predicate: a condition on it.
+
+    Returns:
+        Ranges, both ends included, where None is no limit: of numbers, microseconds since 1970, or
+        UTF-8 of text. NaN, which is greater than all numbers, is in those without an upper limit.
+    """
+    import pyarrow as pa  # noqa: PLC0415
+
+    if predicate.op not in _RANGES or pa.types.is_boolean(kind):
+        return None
+    try:
+        _, literals = _comparable(pa.array([], kind), predicate.values)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if any(isinstance(it, float) and math.isnan(it) for it in literals):
+        return None
+    return [_RANGES[predicate.op](it) for it in literals]
+
+
+_RANGES: Final[dict[str, Callable[[Any], tuple[Any, Any]]]] = {
+    "=": lambda it: (it, it),
+    "in": lambda it: (it, it),
+    "<": lambda it: (None, it),
+    "<=": lambda it: (None, it),
+    ">": lambda it: (it, None),
+    ">=": lambda it: (it, None),
+}
 
 
 def _comparable(column: pa.Array[Any], given: Sequence[Any]) -> tuple[npt.NDArray[Any], list[Any]]:

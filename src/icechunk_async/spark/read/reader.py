@@ -67,15 +67,16 @@ _TEXT_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRead:
-    """The part of a group's table that one query reads."""
+    """The part of a group's table that one query reads, or of a TileDB array."""
 
     snapshot_id: str | None
+    """None with the layout `tiledb`."""
     group: str
-    """The group as the option names it; empty for the root."""
+    """The group as the option names it; empty for the root. The URL of a TileDB array."""
     conditions: tuple[str, ...]
     """Columns with conditions, from the option `where` and from filters pushed down."""
     chunks: int
-    """Chunks read of each array, counted on the table's grid."""
+    """Chunks read of each array, counted on the table's grid; tiles of a TileDB array."""
     all_chunks: int
     rows: int
     """Rows returned to Spark, which then applies its filters."""
@@ -84,10 +85,14 @@ class PlannedRead:
 
     def __str__(self) -> str:
         """Describe the read in one sentence."""
+        if self.snapshot_id is None:
+            where, unit = f"TileDB array {self.group!r}", "tiles"
+        else:
+            where = f"Snapshot {self.snapshot_id}, group {self.group!r}"
+            unit = "chunks of the grid"
         return (
-            f"Snapshot {self.snapshot_id}, group {self.group!r}: {self.chunks} of "
-            f"{self.all_chunks} chunks of the grid are read, {self.rows} of {self.all_rows} rows, "
-            f"in {self.partitions} partitions; conditions on "
+            f"{where}: {self.chunks} of {self.all_chunks} {unit} are read, "
+            f"{self.rows} of {self.all_rows} rows, in {self.partitions} partitions; conditions on "
             f"{', '.join(self.conditions) or 'nothing'}."
         )
 

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     type Moment = int | datetime
     type Location = str | os.PathLike[str] | Storage
 
-__all__ = ["TileDBArray", "open_array", "open_folder", "window_of"]
+__all__ = ["CONCURRENT_REQUESTS", "TileDBArray", "open_array", "open_folder", "window_of"]
 
-_CONCURRENT_REQUESTS: Final = 256
+CONCURRENT_REQUESTS: Final = 256
 _METADATA: Final = "__meta"
 _ENUMERATIONS: Final = "__schema/__enumerations"
 
@@ -71,11 +71,15 @@ def _milliseconds(moment: Moment) -> int:
 
 @asynccontextmanager
 async def open_folder(
-    location: Location, storage_options: Mapping[str, object] | None = None
+    location: Location,
+    storage_options: Mapping[str, object] | None = None,
+    *,
+    requests: int = CONCURRENT_REQUESTS,
 ) -> AsyncGenerator[Folder]:
     """Open the folder of an array or a group, by URL, path, or as an open storage at that place.
 
-    Nothing is retried or joined on an open storage; wrap it as you like.
+    Nothing is retried or joined on an open storage; wrap it as you like. Else there are at most
+    ``requests`` at a time.
     """
     if not isinstance(location, str | os.PathLike):
         yield Folder(location, url=location.description.url.rstrip("/"))
@@ -83,9 +87,7 @@ async def open_folder(
     options = {**(storage_options or {}), "read_only": True}
     async with open_storage(location, **options) as storage:
         # Files of TileDB are written once, under names that are not used again.
-        policies = with_policies(
-            storage, Budget(_CONCURRENT_REQUESTS), Policies(), immutable=lambda _: True
-        )
+        policies = with_policies(storage, Budget(requests), Policies(), immutable=lambda _: True)
         yield Folder(policies, url=storage.description.url.rstrip("/"))
 
 

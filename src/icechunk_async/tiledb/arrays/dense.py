@@ -119,18 +119,22 @@ class DenseGrid:
         found: list[TileSource] = []
         if target is None:
             return found
-        lows = np.array([low for low, _ in target], np.float64)
-        highs = np.array([high for _, high in target], np.float64)
-        # Rounding lets at most too many fragments through, which are looked at exactly below.
-        near = ((self._lows <= highs) & (self._highs >= lows)).all(axis=1)
-        numbers: list[int] = np.flatnonzero(near)[::-1].tolist()
-        for number in numbers:
+        for number in reversed(self.fragments_in(target)):  # some may not touch it after all
             common = overlap(self.boxes[number], target)
             if common is None:
                 continue
             found.append(TileSource(number, common))
             if common == target:
                 break
+        return found
+
+    def fragments_in(self, box: Box) -> list[int]:
+        """Return the fragments that may hold cells of a box, the oldest first."""
+        lows = np.array([low for low, _ in box], np.float64)
+        highs = np.array([high for _, high in box], np.float64)
+        # Rounding lets at most too many fragments through.
+        near = ((self._lows <= highs) & (self._highs >= lows)).all(axis=1)
+        found: list[int] = np.flatnonzero(near).tolist()
         return found
 
     def position(self, number: int, tile: Tile) -> int:

@@ -82,6 +82,11 @@ class ArrayDirectory:
         metas.sort(key=lambda it: (it.end, it.text), reverse=True)
         return cls(folder, tuple(names), found, tuple(metas), {}, conditions)
 
+    @property
+    def known_schemas(self) -> dict[str, Schema]:
+        """The schemas that were loaded, by the names of their files."""
+        return dict(self._schemas)
+
     async def schema(self, name: str) -> Schema:
         """Load a schema by the name of its file; each is read once.
 

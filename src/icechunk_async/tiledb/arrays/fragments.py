@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from icechunk_async.tiledb.format.names import TimedName
     from icechunk_async.tiledb.format.schema import Attribute, Schema
 
-__all__ = ["FieldFiles", "Fragment", "TilePlaces", "load_fragments"]
+__all__ = ["FieldFiles", "Fragment", "TilePlaces", "load_fragments", "restored_fragments"]
 
 _TAIL_BYTES: Final = 64 << 10
 _WHOLE_BYTES: Final = 4 << 20
@@ -458,3 +458,22 @@ async def load_fragments(
     loading = _Loading(directory)
     await loading.learn(names)
     return tuple(await bounded_map(loading.load, names, limit=AT_ONCE))
+
+
+async def restored_fragments(
+    directory: ArrayDirectory, known: Sequence[tuple[TimedName, Footer]]
+) -> tuple[Fragment, ...]:
+    """Return fragments whose footers were read before.
+
+    Raises:
+        FormatError: the schema of one does not exist.
+
+    Cost: one request for each schema that is not known yet.
+    """
+    kept = WeightedCache[str, _Piece](_KEPT_BYTES)
+    found: list[Fragment] = []
+    for name, footer in known:
+        folder = directory.folder.below(fragment_folder(name))
+        schema = await directory.schema(footer.schema_name or LEGACY_SCHEMA)
+        found.append(Fragment(name, folder, schema, footer, kept))
+    return tuple(found)
