@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from icechunk_async.storage import open_storage
 from icechunk_async.storage.policies.coalesce import Coalescing
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.tiledb import open_array
+from icechunk_async.tiledb.arrays.folder import Folder
+from icechunk_async.tiledb.arrays.portable import PortableArray
 from tests.unit.tiledb.archives import ARCHIVES, files_below, filled, golden_jobs
 
 if TYPE_CHECKING:
@@ -105,6 +108,26 @@ async def test_consolidated_footers_are_read_from_one_file() -> None:
         footers = sum(it.endswith("__fragment_metadata.tdb") for it in read)
         # The fragment that was written after the consolidation is not in that file.
         assert footers == 1 < len(array.fragments)
+
+
+@pytest.mark.parametrize("number", ["dense-1", "sparse-1"])
+async def test_array_from_another_process_is_not_listed_again(number: str) -> None:
+    """With all fragments it reads their footers; with some of them, which it is given, nothing."""
+    async with counted(files_below(NEWEST, number)) as storage:
+        async with open_array(storage) as array:
+            seen = pickle.loads(pickle.dumps(await PortableArray.of(array)))
+            sent = pickle.loads(pickle.dumps([PortableArray.fragment(array, 0)]))
+        folder = Folder(storage)
+        storage.forget()
+        again = await seen.open(folder)
+        assert [it.name for it in again.fragments] == [it.name for it in array.fragments]
+        assert set(storage.requests) == {"get"}
+        assert storage.requests["get"] <= len(array.fragments)
+        storage.forget()
+        some = await seen.open_with(folder, sent)
+        assert [it.name for it in some.fragments] == [array.fragments[0].name]
+        assert some.schema == array.schema
+        assert not storage.requests
 
 
 async def test_an_empty_place_is_no_array() -> None:

@@ -73,7 +73,7 @@ def _folder(options: ReadOptions) -> AbstractContextManager[Folder]:
 
 
 def pinned(options: ReadOptions) -> PortableArray:
-    """Return what is seen of the array at the time that the options name, or now.
+    """Return the state of the array at the time that the options name, or now.
 
     Raises:
         IcechunkError: as `open_array`.
@@ -358,7 +358,7 @@ class _PushingReader(TileDBReader):
 
 
 def _written(grid: DenseGrid) -> Box | None:
-    """Return the least box around all cells that were written; None if there are none."""
+    """Return the least box around all cells that were written; None if there is no cell."""
     if not grid.boxes:
         return None
     least = tuple(
@@ -379,7 +379,7 @@ def _coordinates(grid: DenseGrid, box: Box, axis: int) -> Any:
 
 
 def _groups(parts: Iterable[ScanPart], max_cells: int) -> Iterator[tuple[ScanPart, ...]]:
-    """Group parts in order, each group with at most so many cells, or one part."""
+    """Group parts in order, each group with at most `max_cells` cells, or one part."""
     group: list[ScanPart] = []
     cells = 0
     for it in parts:

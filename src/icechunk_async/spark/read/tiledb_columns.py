@@ -27,7 +27,7 @@ _WIDER: Final = {
 }
 """Spark has no unsigned integers: each becomes the next larger type."""
 _NEVER: Final = np.iinfo(np.int64).min
-"""NumPy's moment that is none."""
+"""NumPy's number of a missing moment, NaT."""
 _MOST: Final = np.iinfo(np.int64).max
 _MICROSECONDS: Final = {"s": 1_000_000, "ms": 1000, "us": 1}
 _EXACT_DOUBLES: Final = 1 << 53
@@ -158,7 +158,7 @@ def span_of(predicates: Iterable[Predicate], kind: pa.DataType) -> tuple[int | N
         kind: the Arrow type of the dimension.
 
     Returns:
-        Numbers as they are stored; None is no limit. The least is greater if no cell satisfies.
+        Stored numbers; None is no limit. The least is greater if no cell satisfies.
     """
     low: int | None = None
     high: int | None = None

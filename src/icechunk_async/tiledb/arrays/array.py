@@ -375,4 +375,4 @@ def _box_of(grid: DenseGrid, region: Sequence[slice | int] | None) -> tuple[Box,
 
 
 def _shaped(values: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    return values.reshape(*shape, *values.shape[1:])
+    return values.reshape((*shape, *values.shape[1:]))

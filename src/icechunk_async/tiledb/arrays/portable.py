@@ -1,4 +1,4 @@
-"""Arrays and fragments as plain data, which other processes open as they were seen.
+"""Arrays and fragments as plain data, which other processes open in the state that was found.
 
 A process that plans a read lists the array once, and loads all footers. Those that read get what it
 found, and list nothing: they neither see what was written since, nor miss what was there without
@@ -39,7 +39,7 @@ class PortableFragment:
 
 @dataclass(frozen=True, slots=True)
 class PortableArray:
-    """What is seen of an array in a range of times; plain data, without its location."""
+    """The state of an array in a range of times; plain data, without its location."""
 
     window: Window
     schema: Schema
@@ -55,7 +55,7 @@ class PortableArray:
 
     @classmethod
     async def of(cls, array: TileDBArray) -> Self:
-        """Return what is seen of an open array. Cost: a request for each enumeration."""
+        """Return the state of an open array. Cost: a request for each enumeration."""
         directory = array.directory
         return cls(
             array.window,
