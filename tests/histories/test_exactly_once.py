@@ -22,7 +22,7 @@ from tests.helpers import make_array, memory_url, write
 if TYPE_CHECKING:
     from icechunk_async.storage import Storage
 
-LAYOUTS = ("format-1", "format-2", "alpha")
+LAYOUTS = ("format-1", "format-2", "alpha", "first-draft")
 SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "4")))
 APPS = ("daily", "hourly")
 TWINS = 2
@@ -34,7 +34,7 @@ RATES = FaultRates(
 
 
 def _is_reference(key: str) -> bool:
-    return key == "repo" or key.startswith(("refs/", "r/"))
+    return key in {"repo", "state.json"} or key.startswith(("refs/", "r/"))
 
 
 async def _writer(storage: Storage, app_id: str, number: int, seed: int) -> None:

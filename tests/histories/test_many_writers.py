@@ -27,6 +27,7 @@ WRITERS = 32
 PROCESSES = 8
 COMMITS_PER_PROCESS = 4
 ALPHA_THOROUGHLY = pytest.param("alpha", marks=pytest.mark.thorough)
+DRAFT_THOROUGHLY = pytest.param("first-draft", marks=pytest.mark.thorough)
 THOROUGHLY = pytest.param("format-1", marks=pytest.mark.thorough)
 
 
@@ -58,7 +59,7 @@ async def _check(url: str, chunks: int) -> None:
             assert await read(reader, f"a/c/{chunk}") == b"%d" % chunk * 300
 
 
-@pytest.mark.parametrize("layout", [THOROUGHLY, "format-2", "alpha"])
+@pytest.mark.parametrize("layout", [THOROUGHLY, "format-2", "alpha", "first-draft"])
 async def test_32_sessions_of_one_repository_all_land_once(layout: str) -> None:
     """They share a handle, its caches and its budget."""
     url = memory_url()
@@ -74,6 +75,7 @@ async def test_32_sessions_of_one_repository_all_land_once(layout: str) -> None:
         ("format-1", 16),
         ("format-2", 32),
         ("alpha", 16),
+        ("first-draft", 16),
         pytest.param("format-1", 64, marks=pytest.mark.thorough),
         pytest.param("format-2", 64, marks=pytest.mark.thorough),
         pytest.param("alpha", 64, marks=pytest.mark.thorough),
@@ -136,7 +138,7 @@ def _process(url: str, first: int) -> None:
     asyncio.run(work())
 
 
-@pytest.mark.parametrize("layout", [THOROUGHLY, "format-2", ALPHA_THOROUGHLY])
+@pytest.mark.parametrize("layout", [THOROUGHLY, "format-2", ALPHA_THOROUGHLY, DRAFT_THOROUGHLY])
 def test_8_processes_on_one_local_repository_all_land_once(layout: str, tmp_path: Path) -> None:
     """Compare-and-set holds between processes, and on Linux they queue: each first try lands."""
     url = (tmp_path / "repository").as_uri()

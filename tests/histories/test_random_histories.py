@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.storage import Storage
 
-LAYOUTS = ("format-1", "format-2", "alpha")
+LAYOUTS = ("format-1", "format-2", "alpha", "first-draft")
 SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "4")))
 BRANCHES = ("main", "dev")
 PACKED = {
@@ -39,7 +39,7 @@ RATES = FaultRates(lost_replies=0.1, lost_requests=0.05, late_writes=0.1, refusa
 
 def _is_reference(key: str) -> bool:
     """Return whether commits are decided by this object."""
-    return key == "repo" or key.startswith(("refs/", "r/"))
+    return key in {"repo", "state.json"} or key.startswith(("refs/", "r/"))
 
 
 async def _one_commit(repository: Repository, name: str, branch: str, chunk: int) -> Outcome:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from icechunk_async import Session, SnapshotId
     from icechunk_async.storage import Storage
 
-LAYOUTS = ("format-1", "format-2", "alpha")
+LAYOUTS = ("format-1", "format-2", "alpha", "first-draft")
 AMENDING = ("format-2",)
 SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "4")))
 BRANCHES = ("main", "dev", "old")
@@ -70,7 +70,7 @@ class History:
 
 def is_reference(key: str) -> bool:
     """Return whether commits are decided by this object."""
-    return key == "repo" or key.startswith(("refs/", "r/"))
+    return key in {"repo", "state.json"} or key.startswith(("refs/", "r/"))
 
 
 def names_of(metadata: Any) -> list[str]:

@@ -18,7 +18,7 @@ from tests.unit.cli.conftest import run
 if TYPE_CHECKING:
     from pathlib import Path
 
-LAYOUTS = pytest.mark.parametrize("layout", ["alpha"])
+LAYOUTS = pytest.mark.parametrize("layout", ["alpha", "first-draft"])
 
 
 @LAYOUTS

@@ -103,6 +103,8 @@ class _Snapshots:
 
 
 class _Pieces:
+    unsized_tail = 0
+
     def tail_extent(self, size_bytes: int) -> Extent:
         return tail_extent(size_bytes)
 

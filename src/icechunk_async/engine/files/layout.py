@@ -126,6 +126,14 @@ class SnapshotCodec(Protocol):
 class ManifestPieces(Protocol):
     """Reading the pieces of large manifests that a lookup needs."""
 
+    @property
+    def unsized_tail(self) -> int:
+        """Bytes at the end of a file that are read first if its size is unknown.
+
+        0 if such files are read whole.
+        """
+        ...
+
     def tail_extent(self, size_bytes: int) -> Extent:
         """Return the end of a file that most likely holds the whole index, if it has one."""
         ...

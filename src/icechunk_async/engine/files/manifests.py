@@ -19,7 +19,7 @@ from icechunk_async._runtime.concurrency import SingleFlight, bounded_map, gathe
 from icechunk_async.engine.files.sums import with_sums
 from icechunk_async.errors import FormatError, ObjectNotFoundError
 from icechunk_async.format.manifest.held import BYTES_PER_REF, EXPAND, HeldManifest, Undecided
-from icechunk_async.storage import ByteRange
+from icechunk_async.storage import ByteRange, SuffixRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.manifest.reading import Manifest
     from icechunk_async.format.manifest.refs import ChunkRef, ChunkRefs, Coordinates
     from icechunk_async.format.manifest.writing import LocationDictionary
-    from icechunk_async.storage import BlockingStorage, Retrieved, Storage
+    from icechunk_async.storage import BlockingStorage, RangeRequest, Retrieved, Storage
 
     type ManifestCache = WeightedCache[ManifestId, HeldManifest]
 
@@ -193,15 +193,29 @@ class ManifestFiles:
             longer = pieces.longer_tail(size_bytes, tail)
             if longer is not None:
                 tail = await self._fetch(manifest_id, *longer)
-            opened = pieces.open(manifest_id, size_bytes, tail)
+            return keep(pieces.open(manifest_id, size_bytes, tail))
+
+        def keep(opened: HeldManifest | None) -> HeldManifest | None:
             if opened is not None:
                 self._cache.put(manifest_id, opened, opened.weight)
             return opened
+
+        async def load_unsized(pieces: ManifestPieces) -> HeldManifest | None:
+            found = await self._get(manifest_id, SuffixRange(pieces.unsized_tail))
+            tail = found.data
+            if len(tail) == found.size_bytes:
+                return await self.keep(manifest_id, tail)
+            longer = pieces.longer_tail(found.size_bytes, tail)
+            if longer is not None:
+                tail = await self._fetch(manifest_id, *longer)
+            return keep(pieces.open(manifest_id, found.size_bytes, tail))
 
         held = self._cache.get(manifest_id)
         pieces = self._codec.pieces
         if held is None and pieces is not None and size_bytes >= MIN_SEEKABLE_FILE_BYTES:
             held = await self._flights.run((manifest_id, "index"), lambda: load(pieces))
+        elif held is None and pieces is not None and pieces.unsized_tail and not size_bytes:
+            held = await self._flights.run((manifest_id, "index"), lambda: load_unsized(pieces))
         return await self._expand(manifest_id, size_bytes, None) if held is None else held
 
     async def _fill(
@@ -299,9 +313,12 @@ class ManifestFiles:
     async def _fetch(
         self, manifest_id: ManifestId, start: int, stop: int | None
     ) -> bytes | memoryview:
+        return (await self._get(manifest_id, ByteRange(start, stop))).data
+
+    async def _get(self, manifest_id: ManifestId, part: RangeRequest) -> Retrieved:
         key = self._names.manifest(manifest_id)
         try:
-            return (await self._storage.get(key, ByteRange(start, stop))).data
+            return await self._storage.get(key, part)
         except ObjectNotFoundError as error:
             raise _missing(key) from error
 
@@ -424,10 +441,22 @@ class BlockingManifestFiles:
             if longer is not None:
                 tail = self._fetch(manifest_id, *longer)
             held = pieces.open(manifest_id, size_bytes, tail)
+        elif held is None and pieces is not None and pieces.unsized_tail and not size_bytes:
+            held = self._open_unsized(manifest_id, pieces)
         if held is None:
             held = self._read_whole(manifest_id, size_bytes)
             self._cache.put(manifest_id, held, held.weight)
         return held
+
+    def _open_unsized(self, manifest_id: ManifestId, pieces: ManifestPieces) -> HeldManifest | None:
+        found = self._get(manifest_id, SuffixRange(pieces.unsized_tail))
+        tail = found.data
+        if len(tail) == found.size_bytes:
+            return self._codec.open(manifest_id, tail)
+        longer = pieces.longer_tail(found.size_bytes, tail)
+        if longer is not None:
+            tail = self._fetch(manifest_id, *longer)
+        return pieces.open(manifest_id, found.size_bytes, tail)
 
     def _read_whole(self, manifest_id: ManifestId, size_bytes: int) -> HeldManifest:
         held = self._codec.open(manifest_id, self._fetch(manifest_id, 0, size_bytes or None))
@@ -435,9 +464,12 @@ class BlockingManifestFiles:
         return held
 
     def _fetch(self, manifest_id: ManifestId, start: int, stop: int | None) -> bytes | memoryview:
+        return self._get(manifest_id, ByteRange(start, stop)).data
+
+    def _get(self, manifest_id: ManifestId, part: RangeRequest) -> Retrieved:
         key = self._names.manifest(manifest_id)
         try:
-            return self._storage.get_blocking(key, ByteRange(start, stop)).data
+            return self._storage.get_blocking(key, part)
         except ObjectNotFoundError as error:
             raise _missing(key) from error
 

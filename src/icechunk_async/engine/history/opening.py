@@ -53,8 +53,9 @@ def other_ways() -> tuple[Way, ...]:
     elsewhere.
     """
     from icechunk_async.engine.history.alpha.history import ALPHA_WAY  # noqa: PLC0415 -- rarely used
+    from icechunk_async.engine.history.draft.history import DRAFT_WAY  # noqa: PLC0415 -- rarely used
 
-    return (ALPHA_WAY,)
+    return (ALPHA_WAY, DRAFT_WAY)
 
 
 async def find(storage: Storage) -> Found | None:

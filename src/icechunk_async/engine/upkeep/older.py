@@ -82,17 +82,22 @@ async def leftovers(storage: Storage) -> tuple[str, ...]:
     """Return the folders of older layouts that a finished migration has left."""
     left: list[str] = []
     for way in opening.other_ways():
+        folders = way.folders
         try:
             read = await way.detect(storage)
             if read is None:
                 continue
-            found = read()
+            try:
+                found = read()
+            except FormatError:
+                continue  # an object of somebody else that has the same name
             migration = found.open(storage, _assets(storage, found.layout), _SETTINGS).migration
             if migration is None or not await migration.is_frozen():
                 continue
+            folders = migration.folders
         except FormatError:
             pass  # some of its references were deleted already
-        left += way.folders
+        left += folders
     return tuple(left)
 
 
@@ -107,7 +112,7 @@ def _assets(storage: Storage, layout: Layout) -> Assets:
 
 
 async def remove(storage: Storage, folders: Sequence[str]) -> None:
-    """Delete all objects in some folders.
+    """Delete all objects in some folders; a name without a slash at its end is that of an object.
 
     Raises:
         StorageError: one could not be deleted; others may be.
@@ -115,7 +120,7 @@ async def remove(storage: Storage, folders: Sequence[str]) -> None:
     for folder in folders:
         batch: list[str] = []
         async for entry in storage.list_prefix(folder):
-            if isinstance(entry, ObjectInfo):
+            if isinstance(entry, ObjectInfo) and (folder[-1] == "/" or entry.key == folder):
                 batch.append(entry.key)
             if len(batch) == _BATCH:
                 await _delete(storage, batch)

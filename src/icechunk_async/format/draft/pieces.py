@@ -1,0 +1,155 @@
+"""Large manifests in pieces: of a Parquet file the metadata, and the groups of rows asked for.
+
+The metadata has the smallest and the greatest array and coordinates of each group of rows, if its
+writer stored them. A group whose bounds leave a chunk out is not read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from icechunk_async.errors import FormatError
+from icechunk_async.format.draft.coordinates import encode_coords
+from icechunk_async.format.draft.manifests import MANIFEST, MANIFEST_SCHEMA, decode_groups
+from icechunk_async.format.draft.parquet import ParquetReader, column_range, parse_footer
+from icechunk_async.format.manifest.held import EXPAND, Undecided
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from icechunk_async.format.ids import ManifestId, NodeId
+    from icechunk_async.format.manifest.held import Extent
+    from icechunk_async.format.manifest.reading import Manifest
+    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+
+__all__ = ["UNSIZED_TAIL", "PiecewiseManifest", "longer_tail", "open_pieces"]
+
+UNSIZED_TAIL: Final = 1 << 17
+"""Bytes at the end of a file that are read first; smaller files are read whole by that."""
+_TRAILER: Final = 8
+"""The length of the metadata, and the letters that end a file."""
+_MOST_GROUPS: Final = 4
+"""Groups that a chunk may be in; if there are more, the whole file is read."""
+_BYTES_PER_GROUP: Final = 40
+_READ: Final = pa.schema([field for field in MANIFEST_SCHEMA if field.name != "id"])
+
+
+def longer_tail(size_bytes: int, tail: bytes | memoryview) -> Extent | None:
+    """Return the end of a file that holds its metadata; None if ``tail`` does, or is damaged."""
+    length = int.from_bytes(tail[-_TRAILER:-4], "little") + _TRAILER
+    if len(tail) < _TRAILER or len(tail) >= length or length > size_bytes:
+        return None
+    return size_bytes - length, size_bytes
+
+
+def open_pieces(
+    manifest_id: ManifestId, size_bytes: int, tail: bytes | memoryview
+) -> PiecewiseManifest | None:
+    """Open a manifest by the end of its file; None if that does not hold its metadata."""
+    try:
+        return PiecewiseManifest(manifest_id, size_bytes, tail)
+    except FormatError:
+        return None  # the whole file decides
+
+
+class PiecewiseManifest:
+    """A `HeldManifest` of which only some groups of rows are in memory."""
+
+    is_whole = False
+    columns = None
+
+    def __init__(self, manifest_id: ManifestId, size_bytes: int, tail: bytes | memoryview) -> None:
+        """Read the metadata; as `open_pieces`.
+
+        Raises:
+            FormatError: it is damaged, or not in ``tail``.
+        """
+        self.id = manifest_id
+        metadata = parse_footer(tail, MANIFEST)
+        self._data = np.zeros(size_bytes, np.uint8)  # takes no memory where nothing is put
+        self._put(size_bytes - len(tail), tail)
+        self._reader = ParquetReader(self._data, MANIFEST, schema=_READ, metadata=metadata)
+        self._groups = [_Bounds(metadata, at) for at in range(metadata.num_row_groups)]
+        self._extents = [_extent(metadata, at, size_bytes) for at in range(len(self._groups))]
+        self._held: Mapping[int, Manifest] = {}
+
+    @property
+    def weight(self) -> int:
+        """As ``HeldManifest``."""
+        groups = 1 + len(self._groups) * _BYTES_PER_GROUP
+        return groups + sum(it.weight for it in self._held.values())
+
+    def lookup(self, node_id: NodeId, coords: Coordinates) -> ChunkRef | Undecided | None:
+        """As ``HeldManifest``: the groups that the chunk may be in are asked for."""
+        number, raw = int.from_bytes(node_id), encode_coords(coords)
+        groups = [at for at, it in enumerate(self._groups) if it.may_hold(number, raw)]
+        if len(groups) > _MOST_GROUPS:
+            return EXPAND
+        held = self._held
+        for group in groups:
+            found = held[group].lookup(node_id, coords) if group in held else None
+            if found is not None:
+                return found
+        absent = {self._extents[group]: group for group in groups if group not in held}
+
+        def fill(extent: Extent, data: bytes | memoryview) -> None:
+            self._fill(absent[extent], extent, data)
+
+        return Undecided(tuple(absent), fill) if absent else None
+
+    def _fill(self, group: int, extent: Extent, data: bytes | memoryview) -> None:
+        start, stop = extent
+        if len(data) != stop - start:
+            raise FormatError(f"A {MANIFEST} ends before its group of rows {group} does.")
+        self._put(start, data)
+        decoded = decode_groups(self.id, self._reader, [group])
+        self._held = {**self._held, group: decoded}
+        self._data[start:stop] = 0
+
+    def _put(self, start: int, data: bytes | memoryview) -> None:
+        if not 0 <= start <= len(self._data) - len(data):
+            raise FormatError(f"A {MANIFEST} has another size than it was said to have.")
+        self._data[start : start + len(data)] = np.frombuffer(data, np.uint8)
+
+    def expand(self) -> Manifest:
+        """As ``HeldManifest``, for whole manifests; this one never is."""
+        raise AssertionError("a manifest in pieces has no fuller form without its file")
+
+
+class _Bounds:
+    """The arrays and coordinates that a group of rows can have."""
+
+    def __init__(self, metadata: Any, group: int) -> None:
+        rows = metadata.row_group(group)
+        self._bounds: list[tuple[Any, Any] | None] = [None, None]
+        for at in range(rows.num_columns):
+            column = rows.column(at)
+            if column.path_in_schema in {"array_id", "coord"} and column.is_stats_set:
+                found = column.statistics
+                if found is not None and found.has_min_max:
+                    which = int(column.path_in_schema == "coord")
+                    self._bounds[which] = found.min, found.max
+
+    def may_hold(self, number: int, coords: bytes) -> bool:
+        """Return whether a chunk may be in the group."""
+        return all(
+            it is None or it[0] <= value <= it[1]
+            for it, value in zip(self._bounds, (number, coords), strict=True)
+        )
+
+
+def _extent(metadata: Any, group: int, size_bytes: int) -> Extent:
+    """Return the bytes of a group's columns that are read."""
+    rows = metadata.row_group(group)
+    ranges = [
+        column_range(metadata, group, at)
+        for at in range(rows.num_columns)
+        if rows.column(at).path_in_schema in _READ.names
+    ]
+    extent = min(it[0] for it in ranges), max(it[1] for it in ranges)
+    if extent[1] > size_bytes:
+        raise FormatError(f"A {MANIFEST} has a column outside of itself.")
+    return extent
