@@ -148,8 +148,9 @@ class Repository:
         Args:
             location: a path, a URL, or an open storage, which is left open.
             spec_version: the version of the format, 1 or 2.
-            layout: ``"alpha"``, the layout of Icechunk's alpha, for programs that read nothing
-                else; then ``spec_version`` does not count. None: that of the format version.
+            layout: ``"alpha"`` or ``"first-draft"``, layouts of Icechunk before its format had
+                versions, for programs that read nothing else; then ``spec_version`` does not
+                count. None: that of the format version.
             config: the configuration; stored with the repository.
             authorize_virtual_chunk_access: see `open`.
             storage_options: the backend's options, if ``location`` is a path or URL.
@@ -356,7 +357,10 @@ class Repository:
 
     @property
     def layout(self) -> str:
-        """The layout of the repository: ``"format-2"``, ``"format-1"`` or ``"alpha"``."""
+        """The layout of the repository.
+
+        One of ``"format-2"``, ``"format-1"``, ``"alpha"`` and ``"first-draft"``.
+        """
         return self._engine.history.layout
 
     @property

@@ -27,6 +27,7 @@ SOURCE = bytes(range(200))
 """The object ``data`` below `VIRTUAL_URL`, which any storage can stand for."""
 COMMITS = 5
 """Snapshots of ``main``."""
+_TITLE = '{"title": "Gölden", "list": [1, 2.5, null, {"deep": true}]}'
 
 EXPECTED: dict[str, npt.NDArray[Any]] = {
     "a/packed": np.array([[1, 2, 3, 4], [5, 6, 7, 8], [-1, -1, -1, -1]], "i2"),
@@ -37,7 +38,7 @@ EXPECTED: dict[str, npt.NDArray[Any]] = {
     "scalar": np.array(-(2**40), "i8"),
     "virtual": np.arange(10, 20, dtype="u1"),
     "half": np.array([np.nan, 1.0], "f2"),
-    "long": np.concatenate([np.full(65533, 7, "u1"), np.array([8, 9], "u1")]),
+    "long": np.concatenate([np.full(65520, 7, "u1"), np.arange(15, dtype="u1")]),
 }
 
 
@@ -67,8 +68,8 @@ def golden_draft(root: str = "") -> DraftWriter:
             row(7, (0,), inline_data=EXPECTED["raw"].tobytes()),
             row(8, (), inline_data=EXPECTED["scalar"].tobytes()),
             row(9, (0,), chunk_file=f"{VIRTUAL_URL}/data", offset=10, length=10),
-            row(10, (65533,), inline_data=b"\x08"),
-            row(10, (65534,), inline_data=b"\x09"),
+            row(10, (6552,), inline_data=bytes(range(10))),
+            row(10, (6553,), inline_data=bytes(range(10, 20))),
         ],
         row_group_size=2,
         compression="snappy",
@@ -76,7 +77,7 @@ def golden_draft(root: str = "") -> DraftWriter:
     stored = it.attributes([{"first": 1}, {"units": "m", "long": "x" * 100}])
     nan = struct.pack("<e", float("nan"))
     everywhere = [
-        group(0, "/", inline_attrs=b'{"title": "G\xc3\xb6lden", "list": [1, 2.5, null, {"deep": 1}]}'),
+        group(0, "/", inline_attrs=_TITLE.encode()),
         group(2, "a"),
         array(
             3,
@@ -97,7 +98,7 @@ def golden_draft(root: str = "") -> DraftWriter:
         array(7, "raw", metadata([2], [2], "r24", b"\1\2\3"), [inventory(rest, [0, 1])]),
         array(8, "scalar", metadata([], [], "int64", None), [inventory(rest)]),
         array(9, "virtual", metadata([10], [10], "uint8", b"\0"), [inventory(rest, [0, 1])]),
-        array(10, "long", metadata([65535], [1], "uint8", b"\7"), [inventory(rest, [0, 65535])]),
+        array(10, "long", metadata([65535], [10], "uint8", b"\7"), [inventory(rest, [0, 6554])]),
         array(65535, "half", metadata([2], [1], "float16", nan), [inventory(first, [0, 2])]),
         array(11, "empty", metadata([0], [1], "float16", nan, codecs=[]), None),
     ]

@@ -264,6 +264,7 @@ class Publisher:
         workspace = self.workspace
         if sum(it.count() for it in workspace.changes.chunks.values()) >= _MANY_CHUNKS:
             await workspace.store_packs()
+            workspace.number_nodes()
             await self.flusher.store(await self.flusher.flush(workspace.base, workspace.tree))
 
     async def _catch_up(

@@ -225,6 +225,6 @@ def _table(node_id: NodeId, refs: ChunkRefs) -> pa.Table:
 def _binary(data: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]) -> Any:
     places = bounds.astype(np.int32)
     if bounds[-1] >= 1 << 31:
-        raise InvalidInputError(f"A {MANIFEST} cannot hold so many chunks; split it.")
+        raise InvalidInputError(f"A {MANIFEST} cannot hold coordinates of 2 GiB; split it.")
     buffers = [None, pa.py_buffer(places), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, buffers)

@@ -1,35 +1,66 @@
-"""Bounds of Parquet files: the sizes that the headers of their pages declare.
+"""The metadata of Parquet files that need not be trusted: groups of rows, columns, and their pages.
 
-A reader allocates what a page's header says before it looks at the page. So the headers are read
-here first: Thrift structures in the compact protocol, one before each page (parquet-format,
-"PageHeader").
+pyarrow allocates what the header of a page declares before it looks at the page, and ends the
+process for some faults of the metadata. So both are read and checked here first (parquet-format,
+"FileMetaData" and "PageHeader").
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async.errors import FormatError
+from icechunk_async.format.draft.thrift import read_struct
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
-__all__ = ["Column", "measure"]
+    from icechunk_async.format.draft.thrift import Fields, Value
 
-type _Fields = Mapping[int, int | _Fields]
+__all__ = ["Column", "Footer", "Group", "Pages", "measure", "read_footer"]
 
-_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
-_INTEGERS: Final = (4, 5, 6)
-_MAX_DEPTH: Final = 6
+_MAGIC: Final = b"PAR1"
+_TRAILER: Final = 8
 _MAX_HEADER_BYTES: Final = 1 << 16
-_UNCOMPRESSED, _COMPRESSED = 2, 3
-_DATA, _DICTIONARY, _DATA_V2 = 5, 7, 8
-_NUM_VALUES: Final = 1
+_MAX_LEAVES: Final = 1000
+_BYTE_ARRAY: Final = 6
+_MAX_TYPE: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
+    """A column in one group of rows."""
+
+    path: str
+    """Names from the outermost structure on, joined by dots."""
+    is_bytes: bool
+    """Whether its values are bytes or text."""
+    start: int
+    stop: int
+    """Its bytes in the file, half-open."""
+    bounds: tuple[bytes, bytes] | None
+    """The smallest and the greatest value, as stored, if the writer stored them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group of rows."""
+
+    num_rows: int
+    columns: Sequence[Column]
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """The metadata of a file."""
+
+    num_rows: int
+    groups: Sequence[Group]
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
     """The pages of a column in one group of rows."""
 
     size_bytes: int
@@ -38,7 +69,100 @@ class Column:
     """Nulls included."""
 
 
-def measure(data: memoryview) -> Column:
+def read_footer(tail: memoryview, size_bytes: int, name: str) -> Footer:
+    """Read the metadata at the end of a file.
+
+    Args:
+        tail: the end of the file.
+        size_bytes: the size of the file.
+        name: how messages call it.
+
+    Raises:
+        FormatError: it is damaged, or not in ``tail``.
+    """
+    length = int.from_bytes(tail[-_TRAILER:-4], "little")
+    if bytes(tail[-4:]) != _MAGIC or not 0 < length <= len(tail) - _TRAILER:
+        raise FormatError(f"A {name} is no Parquet file, or is truncated.")
+    metadata, _ = read_struct(tail[-_TRAILER - length : -_TRAILER])
+    leaves = sum(_Part(it).get(5) is None for it in _Part(metadata).items(2)[1:])
+    if not 0 < leaves <= _MAX_LEAVES:
+        raise FormatError(f"A {name} has {leaves} columns.")
+    groups = [_group(_Part(it), leaves, size_bytes, name) for it in _Part(metadata).items(4)]
+    num_rows = _Part(metadata).number(3)
+    if sum(it.num_rows for it in groups) != num_rows:
+        raise FormatError(f"A {name} claims to have {num_rows} rows, and its groups have others.")
+    return Footer(num_rows, groups)
+
+
+class _Part:
+    """A structure whose members must be of certain kinds."""
+
+    def __init__(self, fields: Value | None) -> None:
+        if not isinstance(fields, dict):
+            raise _damaged()
+        self._fields: Fields = fields
+
+    def get(self, key: int) -> Value | None:
+        return self._fields.get(key)
+
+    def number(self, key: int) -> int:
+        value = self._fields.get(key)
+        if isinstance(value, int) and value >= 0:
+            return value
+        raise _damaged()
+
+    def items(self, key: int) -> list[Any]:
+        value = self._fields.get(key)
+        if isinstance(value, list):
+            return value
+        raise _damaged()
+
+
+def _damaged() -> FormatError:
+    return FormatError("A Parquet file has metadata or a header that cannot be read.")
+
+
+def _group(part: _Part, leaves: int, size_bytes: int, name: str) -> Group:
+    num_rows = part.number(3)
+    columns = [_column(_Part(it), size_bytes, name, num_rows) for it in part.items(1)]
+    if len(columns) != leaves:
+        raise FormatError(f"A {name} has a group of {len(columns)} of {leaves} columns.")
+    return Group(num_rows, columns)
+
+
+def _column(chunk: _Part, size_bytes: int, name: str, num_rows: int) -> Column:
+    if chunk.get(1) is not None or chunk.get(8) is not None or chunk.get(9) is not None:
+        raise FormatError(f"A {name} has columns that are encrypted, or in another file.")
+    it = _Part(chunk.get(3))
+    kind = it.number(1)
+    it.items(2), it.number(4), it.number(5), it.number(6)  # pyarrow needs them to be there
+    start, first = it.number(9), it.get(11)
+    if isinstance(first, int) and 0 < first < start:
+        start = first
+    stop = start + it.number(7)
+    is_inside = 0 < start <= stop <= size_bytes or not num_rows
+    if kind > _MAX_TYPE or not is_inside:
+        raise FormatError(f"A {name} has a column outside of itself.")
+    try:
+        path = b".".join(it.items(3)).decode()
+    except (TypeError, UnicodeDecodeError):
+        raise _damaged() from None
+    return Column(path, kind == _BYTE_ARRAY, start, stop, _bounds(it.get(12)))
+
+
+def _bounds(statistics: Value | None) -> tuple[bytes, bytes] | None:
+    if not isinstance(statistics, dict):
+        return None
+    least, most = statistics.get(6), statistics.get(5)
+    return (least, most) if isinstance(least, bytes) and isinstance(most, bytes) else None
+
+
+_UNCOMPRESSED, _COMPRESSED = 2, 3
+_DATA, _DICTIONARY, _DATA_V2 = 5, 7, 8
+_NUM_VALUES: Final = 1
+
+
+def measure(data: memoryview) -> Pages:
     """Return the sizes that the headers of consecutive pages declare.
 
     Raises:
@@ -48,107 +172,15 @@ def measure(data: memoryview) -> Column:
     """
     position = size_bytes = num_values = 0
     while position < len(data):
-        header, length = _Thrift(data[position : position + _MAX_HEADER_BYTES]).read()
-        packed, unpacked = _number(header, _COMPRESSED), _number(header, _UNCOMPRESSED)
+        fields, length = read_struct(data[position : position + _MAX_HEADER_BYTES])
+        header = _Part(fields)
+        packed, unpacked = header.number(_COMPRESSED), header.number(_UNCOMPRESSED)
         size_bytes += unpacked
-        for kind in (_DATA, _DATA_V2):
-            num_values += _number(header[kind], _NUM_VALUES) if kind in header else 0
-        if _DICTIONARY in header:
-            _number(header[_DICTIONARY], _NUM_VALUES)
+        for kind in (_DATA, _DATA_V2, _DICTIONARY):
+            if header.get(kind) is not None:
+                count = _Part(header.get(kind)).number(_NUM_VALUES)
+                num_values += 0 if kind == _DICTIONARY else count
         position += length + packed
     if position != len(data):
         raise _damaged()
-    return Column(size_bytes, num_values)
-
-
-def _number(fields: _Fields | int, key: int) -> int:
-    value = None if isinstance(fields, int) else fields.get(key)
-    if isinstance(value, int) and value >= 0:
-        return value
-    raise _damaged()
-
-
-def _damaged() -> FormatError:
-    return FormatError("A Parquet file has a page whose header cannot be read.")
-
-
-class _Thrift:
-    """Reads one structure: its numbers and inner structures; all else is passed over."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._at = 0
-
-    def read(self) -> tuple[_Fields, int]:
-        """Return the fields, and how many bytes they took."""
-        try:
-            return self._struct(0), self._at
-        except IndexError:
-            raise _damaged() from None
-
-    def _struct(self, depth: int) -> _Fields:
-        if depth > _MAX_DEPTH:
-            raise _damaged()
-        fields: dict[int, int | _Fields] = {}
-        key = 0
-        while head := self._byte():
-            key = key + (head >> 4) if head >> 4 else self._signed()
-            kind = head & 15
-            value = int(kind == _TRUE) if kind in {_TRUE, _FALSE} else self._value(kind, depth)
-            if value is not None:
-                fields[key] = value
-        return fields
-
-    def _value(self, kind: int, depth: int) -> int | _Fields | None:
-        if kind in _INTEGERS:
-            return self._signed()
-        if kind == _STRUCT:
-            return self._struct(depth + 1)
-        if kind in {_TRUE, _FALSE, _BYTE}:  # as items, booleans take a byte
-            self._byte()
-        elif kind == _DOUBLE:
-            self._skip(8)
-        elif kind == _BINARY:
-            self._skip(self._unsigned())
-        elif kind in {_LIST, _SET}:
-            head = self._byte()
-            count = head >> 4 if head >> 4 < 15 else self._unsigned()
-            self._items(count, [head & 15], depth)
-        elif kind == _MAP:
-            count = self._unsigned()
-            head = self._byte() if count else 0
-            self._items(count, [head >> 4, head & 15], depth)
-        else:
-            raise _damaged()
-        return None
-
-    def _items(self, count: int, kinds: list[int], depth: int) -> None:
-        if depth >= _MAX_DEPTH or count > len(self._data) - self._at:
-            raise _damaged()
-        for _ in range(count):
-            for kind in kinds:
-                self._value(kind, depth + 1)
-
-    def _skip(self, count: int) -> None:
-        self._at += count
-        if self._at > len(self._data):
-            raise _damaged()
-
-    def _byte(self) -> int:
-        self._at += 1
-        return self._data[self._at - 1]
-
-    def _unsigned(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._byte()
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value
-            shift += 7
-            if shift > 63:
-                raise _damaged()
-
-    def _signed(self) -> int:
-        value = self._unsigned()
-        return value >> 1 ^ -(value & 1)
+    return Pages(size_bytes, num_values)

@@ -7,6 +7,7 @@ that is stored once can stand for any number of rows.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from icechunk_async.errors import FormatError
-from icechunk_async.format.draft.pages import measure
+from icechunk_async.format.draft.pages import measure, read_footer
 from icechunk_async.format.envelope import believable_bytes
 
 if TYPE_CHECKING:
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from icechunk_async.format.draft.pages import Footer, Group
+
 __all__ = [
     "ParquetReader",
-    "column_range",
     "distinct",
     "numbers",
-    "parse_footer",
     "python_values",
     "write_parquet",
 ]
@@ -52,38 +53,6 @@ def _faults(name: str) -> Generator[None]:
         raise FormatError(f"A {name} cannot be read: {str(error)[:200]}.") from error
 
 
-def parse_footer(data: bytes | memoryview, name: str) -> pq.FileMetaData:
-    """Return the metadata at the end of a file, of which ``data`` may be only the end.
-
-    Raises:
-        FormatError: it is damaged.
-    """
-    with _faults(name):
-        return pq.read_metadata(pa.BufferReader(_as_buffer(data)))
-
-
-def _as_buffer(data: bytes | memoryview | npt.NDArray[np.uint8]) -> pa.Buffer:
-    return pa.py_buffer(data)
-
-
-def column_range(metadata: pq.FileMetaData, group: int, column: int) -> tuple[int, int]:
-    """Return the bytes ``[start, stop)`` of a column in a group of rows.
-
-    Raises:
-        FormatError: they cannot be any.
-    """
-    with _faults("Parquet file"):
-        chunk = metadata.row_group(group).column(column)
-        start = chunk.data_page_offset
-        first = chunk.dictionary_page_offset
-        if first is not None and 0 < first < start:
-            start = first
-        stop = start + chunk.total_compressed_size
-    if not 0 < start <= stop:
-        raise FormatError("A Parquet file has a column outside of itself.")
-    return start, stop
-
-
 class ParquetReader:
     """A file, or those of its parts that were read."""
 
@@ -93,7 +62,7 @@ class ParquetReader:
         name: str,
         *,
         schema: pa.Schema,
-        metadata: pq.FileMetaData | None = None,
+        footer: Footer | None = None,
     ) -> None:
         """Open a file.
 
@@ -101,43 +70,38 @@ class ParquetReader:
             data: its bytes; those of parts that are not read yet mean nothing.
             name: how messages call it.
             schema: its columns; others are not read.
-            metadata: its metadata, if that was read.
+            footer: its metadata, if that was read.
 
         Raises:
             FormatError: it is damaged, or lacks a column.
         """
         self._view = memoryview(data)
         self._name = name
+        self._columns = schema.names
+        self.footer = footer or read_footer(self._view, len(self._view), name)
+        if self.footer.num_rows > self._limit:
+            raise FormatError(
+                f"A {name} of {len(self._view)} bytes claims to have {self.footer.num_rows} "
+                f"rows; at most {self._limit} are believed."
+            )
+        columns = self.footer.groups[0].columns if self.footer.groups else ()
         with _faults(name):
-            self.metadata = metadata or pq.read_metadata(pa.BufferReader(_as_buffer(data)))
-            paths = [
-                self.metadata.schema.column(at).path for at in range(self.metadata.num_columns)
-            ]
-            texts = [
-                path
-                for at, path in enumerate(paths)
-                if self.metadata.schema.column(at).physical_type == "BYTE_ARRAY"
-            ]
-            self._columns = schema.names
-            self._leaves = [
-                at for at, path in enumerate(paths) if path.partition(".")[0] in schema.names
-            ]
             self._file = pq.ParquetFile(
-                pa.BufferReader(_as_buffer(data)),
-                metadata=self.metadata,
-                read_dictionary=texts,
+                pa.BufferReader(pa.py_buffer(data)),
+                read_dictionary=[it.path for it in columns if it.is_bytes],
                 arrow_extensions_enabled=False,
             )
-            found = self._file.schema_arrow.names
-        self._sizes: dict[int, int] = {}
+            schema_found = self._file.schema_arrow
+        found = schema_found.names
         missing = [it for it in schema.names if found.count(it) != 1]
         if missing:
             raise FormatError(f"A {name} needs one column {missing[0]!r}; it has {found!r:.200}.")
-        if not 0 <= self.metadata.num_rows <= self._limit:
-            raise FormatError(
-                f"A {name} of {len(self._view)} bytes claims to have {self.metadata.num_rows} "
-                f"rows; at most {self._limit} are believed."
-            )
+        for field in schema:
+            kind = schema_found.field(found.index(field.name)).type
+            if not _fits(kind, field.type):
+                raise FormatError(
+                    f"A {name} needs {field.type} in the column {field.name!r}, which has {kind}."
+                )
 
     @property
     def _limit(self) -> int:
@@ -149,33 +113,55 @@ class ParquetReader:
         Raises:
             FormatError: they are damaged, or larger than is believed.
         """
+        wanted = range(len(self.footer.groups)) if groups is None else groups
+        chosen = [it for it in wanted if self.footer.groups[it].num_rows]
+        self._check([self.footer.groups[it] for it in chosen])
         with _faults(self._name):
-            wanted = range(self.metadata.num_row_groups) if groups is None else groups
-            chosen = [it for it in wanted if self.metadata.row_group(it).num_rows]
-            for group in chosen:
-                self._check(group)
             table = self._file.read_row_groups(chosen, columns=self._columns, use_threads=False)
             table.validate()
             return table.select(self._columns)
 
-    def _check(self, group: int) -> None:
-        """Raise FormatError if a group of rows cannot be of this file, or is too large."""
-        for leaf in self._leaves:
-            start, stop = column_range(self.metadata, group, leaf)
-            if stop > len(self._view):
-                raise FormatError(f"A {self._name} has a column outside of itself.")
-            found = measure(self._view[start:stop])
-            self._sizes[group * self.metadata.num_columns + leaf] = found.size_bytes
-            if found.num_values > self._limit:
-                raise FormatError(
-                    f"A {self._name} of {len(self._view)} bytes claims to have {found.num_values} "
-                    f"values in a column; at most {self._limit} are believed."
-                )
-        if sum(self._sizes.values()) > believable_bytes(len(self._view)):
+    def _check(self, groups: Sequence[Group]) -> None:
+        """Raise FormatError if groups of rows cannot be of this file, or are too large."""
+        size_bytes = 0
+        num_values: Counter[str] = Counter()
+        for column in (column for group in groups for column in group.columns):
+            if column.path.partition(".")[0] in self._columns:
+                pages = measure(self._view[column.start : column.stop])
+                size_bytes += pages.size_bytes
+                num_values[column.path] += pages.num_values
+        most = max(num_values.values(), default=0)
+        if most > self._limit:
             raise FormatError(
-                f"A {self._name} of {len(self._view)} bytes claims to hold more than "
-                f"{believable_bytes(len(self._view))}, which is not believed."
+                f"A {self._name} of {len(self._view)} bytes claims to have {most} values in a "
+                f"column; at most {self._limit} are believed."
             )
+        if size_bytes > believable_bytes(len(self._view)):
+            raise FormatError(
+                f"A {self._name} of {len(self._view)} bytes claims to hold {size_bytes}, of which "
+                f"at most {believable_bytes(len(self._view))} are believed."
+            )
+
+
+def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether a type has the structure of another one; the sizes of numbers do not count."""
+    if isinstance(found, pa.DictionaryType):
+        found = found.value_type
+    if isinstance(wanted, pa.StructType):
+        if not isinstance(found, pa.StructType) or found.num_fields != wanted.num_fields:
+            return False
+        fields = {found.field(at).name: found.field(at).type for at in range(found.num_fields)}
+        inner = [wanted.field(at) for at in range(wanted.num_fields)]
+        return all(it.name in fields and _fits(fields[it.name], it.type) for it in inner)
+    if isinstance(wanted, _LISTS):
+        return isinstance(found, _LISTS) and _fits(found.value_type, wanted.value_type)
+    if pa.types.is_integer(wanted):
+        return pa.types.is_integer(found)
+    return found in _TEXTS
+
+
+_LISTS: Final = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
+_TEXTS: Final = (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 
 
 def _whole(column: Any) -> Any:
@@ -269,7 +255,7 @@ def _python(array: Any) -> list[Any]:
     if isinstance(kind, pa.FixedSizeListType):
         size = kind.list_size
         bounds = [size * (array.offset + at) for at in range(len(array) + 1)]
-    elif isinstance(kind, pa.ListType | pa.LargeListType):
+    elif isinstance(kind, _LISTS):
         bounds = array.offsets.to_pylist()
     elif pa.types.is_integer(kind):
         integers: list[Any] = array.to_pylist()

@@ -6,7 +6,7 @@ writer stored them. A group whose bounds leave a chunk out is not read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +14,14 @@ import pyarrow as pa
 from icechunk_async.errors import FormatError
 from icechunk_async.format.draft.coordinates import encode_coords
 from icechunk_async.format.draft.manifests import MANIFEST, MANIFEST_SCHEMA, decode_groups
-from icechunk_async.format.draft.parquet import ParquetReader, column_range, parse_footer
+from icechunk_async.format.draft.pages import read_footer
+from icechunk_async.format.draft.parquet import ParquetReader
 from icechunk_async.format.manifest.held import EXPAND, Undecided
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from icechunk_async.format.draft.pages import Group
     from icechunk_async.format.ids import ManifestId, NodeId
     from icechunk_async.format.manifest.held import Extent
     from icechunk_async.format.manifest.reading import Manifest
@@ -68,12 +70,12 @@ class PiecewiseManifest:
             FormatError: it is damaged, or not in ``tail``.
         """
         self.id = manifest_id
-        metadata = parse_footer(tail, MANIFEST)
+        footer = read_footer(memoryview(tail), size_bytes, MANIFEST)
         self._data = np.zeros(size_bytes, np.uint8)  # takes no memory where nothing is put
         self._put(size_bytes - len(tail), tail)
-        self._reader = ParquetReader(self._data, MANIFEST, schema=_READ, metadata=metadata)
-        self._groups = [_Bounds(metadata, at) for at in range(metadata.num_row_groups)]
-        self._extents = [_extent(metadata, at, size_bytes) for at in range(len(self._groups))]
+        self._reader = ParquetReader(self._data, MANIFEST, schema=_READ, footer=footer)
+        self._groups = [_Bounds(it) for it in footer.groups]
+        self._extents = [_extent(it) for it in footer.groups]
         self._held: Mapping[int, Manifest] = {}
 
     @property
@@ -122,34 +124,30 @@ class PiecewiseManifest:
 class _Bounds:
     """The arrays and coordinates that a group of rows can have."""
 
-    def __init__(self, metadata: Any, group: int) -> None:
-        rows = metadata.row_group(group)
-        self._bounds: list[tuple[Any, Any] | None] = [None, None]
-        for at in range(rows.num_columns):
-            column = rows.column(at)
-            if column.path_in_schema in {"array_id", "coord"} and column.is_stats_set:
-                found = column.statistics
-                if found is not None and found.has_min_max:
-                    which = int(column.path_in_schema == "coord")
-                    self._bounds[which] = found.min, found.max
+    def __init__(self, group: Group) -> None:
+        self._empty = not group.num_rows
+        self._arrays: tuple[int, int] | None = None
+        self._coords: tuple[bytes, bytes] | None = None
+        for column in group.columns:
+            if column.path == "coord":
+                self._coords = column.bounds
+            elif column.path == "array_id" and column.bounds is not None:
+                least, most = (int.from_bytes(it, "little") for it in column.bounds)
+                self._arrays = least, most
 
     def may_hold(self, number: int, coords: bytes) -> bool:
         """Return whether a chunk may be in the group."""
-        return all(
-            it is None or it[0] <= value <= it[1]
-            for it, value in zip(self._bounds, (number, coords), strict=True)
+        arrays, between = self._arrays, self._coords
+        return (
+            not self._empty
+            and (arrays is None or arrays[0] <= number <= arrays[1])
+            and (between is None or between[0] <= coords <= between[1])
         )
 
 
-def _extent(metadata: Any, group: int, size_bytes: int) -> Extent:
+def _extent(group: Group) -> Extent:
     """Return the bytes of a group's columns that are read."""
-    rows = metadata.row_group(group)
-    ranges = [
-        column_range(metadata, group, at)
-        for at in range(rows.num_columns)
-        if rows.column(at).path_in_schema in _READ.names
-    ]
-    extent = min(it[0] for it in ranges), max(it[1] for it in ranges)
-    if extent[1] > size_bytes:
-        raise FormatError(f"A {MANIFEST} has a column outside of itself.")
-    return extent
+    columns = [it for it in group.columns if it.path in _READ.names]
+    if not columns:
+        raise FormatError(f"A {MANIFEST} has none of the columns that it needs.")
+    return min(it.start for it in columns), max(it.stop for it in columns)

@@ -88,7 +88,7 @@ class State:
     """Members that are not known here."""
 
     def stamped(self, generation: int) -> Self:
-        """Return the state to write in place of that of a generation, with a mark of its own."""
+        """Return the state to write in place of that of a generation, with a new mark."""
         mark = clock.random_bytes(_MARK_BYTES).hex()
         marks = (*self.marks, mark)[-_KEPT_MARKS:]
         return replace(self, generation=generation + 1, marks=marks)

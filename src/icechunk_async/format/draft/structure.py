@@ -165,9 +165,9 @@ class Structure:
         """
         self._limit = believable_bytes(len(data))
         reader = ParquetReader(data, _STRUCTURE, schema=STRUCTURE_SCHEMA)
-        if reader.metadata.num_rows > MAX_NODES:
+        if reader.footer.num_rows > MAX_NODES:
             raise FormatError(
-                f"A {_STRUCTURE} claims to have {reader.metadata.num_rows} nodes; there are at "
+                f"A {_STRUCTURE} claims to have {reader.footer.num_rows} nodes; there are at "
                 f"most {MAX_NODES}."
             )
         table = reader.read()
@@ -245,7 +245,7 @@ def read_structure(data: bytes | memoryview) -> Structure:
 
 def _read_attributes(data: bytes | memoryview) -> list[bytes]:
     reader = ParquetReader(data, _ATTRIBUTES, schema=_ATTRIBUTES_SCHEMA)
-    if reader.metadata.num_rows > _MAX_ROWS:
+    if reader.footer.num_rows > _MAX_ROWS:
         raise FormatError(f"A {_ATTRIBUTES} has more than {_MAX_ROWS} rows.")
     rows = python_values(reader.read()["attrs"], _ATTRIBUTES)
     if None in rows:
