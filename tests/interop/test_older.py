@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 import zarr
 
 from icechunk_async import Repository
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.blocks_the_loop  # pyarrow imports parts of itself when first used
 async def test_the_official_engine_continues_a_migrated_first_draft(tmp_path: Path) -> None:
     """Every value, the history with its messages and times, and a commit on top of it."""
     async with open_storage(tmp_path.as_uri()) as storage:

@@ -2,7 +2,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pyarrow import RecordBatch, Schema
+from pyarrow import RecordBatch, Schema, Table
 from pyarrow.compute import Expression
 from pyarrow.fs import FileSystem
 
@@ -23,6 +23,7 @@ class Scanner:
 
 class Dataset:
     schema: Schema
+    def to_table(self, *, filter: Expression) -> Table: ...
 
 class FileSystemDataset(Dataset):
     @staticmethod
@@ -34,3 +35,5 @@ class FileSystemDataset(Dataset):
         partitions: Sequence[Expression],
     ) -> FileSystemDataset: ...
     def get_fragments(self, filter: Expression | None = ...) -> Iterator[Fragment]: ...
+
+def dataset(source: Table) -> Dataset: ...

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 
     from icechunk_async.storage import Storage
 
-pytestmark = pytest.mark.blocks_the_loop  # pyarrow imports parts of itself when first used
-
 ID = ManifestId(bytes(range(12)))
 NUMBERS = st.one_of(
     st.integers(0, 300),
@@ -429,13 +427,11 @@ def _bounded(work: Callable[[], object], most_bytes: int) -> None:
     """Expect a FormatError before more than some memory was taken."""
     tracemalloc.start()
     before = pa.total_allocated_bytes()
-    pool = pa.default_memory_pool()
     try:
         with pytest.raises(FormatError, match=r"believed|at most"):
             work()
         assert tracemalloc.get_traced_memory()[1] < most_bytes
         assert pa.total_allocated_bytes() - before < most_bytes
-        assert (pool.max_memory() or 0) < 1 << 31
     finally:
         tracemalloc.stop()
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from icechunk_async import Session
 
-pytestmark = pytest.mark.blocks_the_loop  # pyarrow imports parts of itself when first used
-
 
 @pytest.fixture(params=["", "data/here/"])
 async def repository(request: pytest.FixtureRequest) -> AsyncIterator[Repository]:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from icechunk_async.storage import Storage
 
-pytestmark = pytest.mark.blocks_the_loop  # pyarrow imports parts of itself when first used
-
 
 @asynccontextmanager
 async def golden_storage(root: str = "") -> AsyncIterator[Storage]:
