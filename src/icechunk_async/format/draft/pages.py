@@ -135,7 +135,8 @@ def _column(chunk: _Part, size_bytes: int, name: str, num_rows: int) -> Column:
         raise FormatError(f"A {name} has columns that are encrypted, or in another file.")
     it = _Part(chunk.get(3))
     kind = it.number(1)
-    it.items(2), it.number(4), it.number(5), it.number(6)  # pyarrow needs them to be there
+    if it.get(2) is None or any(it.get(key) is None for key in (4, 5, 6)):
+        raise _damaged()  # pyarrow needs them to be there
     start, first = it.number(9), it.get(11)
     if isinstance(first, int) and 0 < first < start:
         start = first
@@ -153,7 +154,7 @@ def _column(chunk: _Part, size_bytes: int, name: str, num_rows: int) -> Column:
 def _bounds(statistics: Value | None) -> tuple[bytes, bytes] | None:
     if not isinstance(statistics, dict):
         return None
-    least, most = statistics.get(6), statistics.get(5)
+    least, most = statistics.get(6), statistics.get(5)  # not the old ones, whose order is unclear
     return (least, most) if isinstance(least, bytes) and isinstance(most, bytes) else None
 
 
