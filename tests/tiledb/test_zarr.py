@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import zarr.api.asynchronous as zarr_async
 
+from icechunk_async.errors import IcechunkError, InvalidInputError
 from icechunk_async.tiledb import ingest_array, open_array, write_virtual_array
 from tests.unit.tiledb.virtual_arrays import referring
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 theirs: Any = pytest.importorskip(
     "tiledb", reason="TileDB-Py is not installed: see the dependency group tiledb"
 )
+pa = pytest.importorskip("pyarrow")
 # TileDB-Py itself uses what others have deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 SHAPE = (7, 10, 6)
@@ -147,3 +150,120 @@ async def test_attribute_that_is_new_since_the_last_write_is_ingested_once(tmp_p
         store = (await repository.readonly_session("main")).store
         made: Any = await zarr_async.open_array(store=store, path="series/new")
         assert np.asarray(await made.getitem(...)).tolist() == [7] * 6
+
+
+def _enumeration(name: str, values: Any, *, is_ordered: bool = False) -> Any:
+    return theirs.Enumeration(name, is_ordered, values)
+
+
+@pytest.mark.blocks_the_loop
+async def test_enumerations_and_nulls_come_with_their_meaning(tmp_path: Path) -> None:
+    """Words as flags of CF, other values as a list; null cells in a second array."""
+    place = tmp_path / "grid"
+    enumerations = [
+        _enumeration("colors", np.array(["red", "green", "blue"])),
+        _enumeration("sizes", np.array([1, 10, 100], "i8"), is_ordered=True),
+        _enumeration("phrases", np.array(["two words", "one"])),
+    ]
+    attributes = [
+        theirs.Attr("color", dtype="i1", enum_label="colors", nullable=True),
+        theirs.Attr("size", dtype="u1", enum_label="sizes"),
+        theirs.Attr("phrase", dtype="i4", enum_label="phrases"),
+    ]
+    dim = theirs.Dim("x", domain=(0, 9), tile=5, dtype="int32")
+    theirs.Array.create(
+        str(place), theirs.ArraySchema(theirs.Domain(dim), attributes, enums=enumerations)
+    )
+    is_null = np.arange(10) % 4 == 0
+    colors = pa.array((np.arange(10) % 3).astype("i1"), mask=is_null)
+    with theirs.open(str(place), "w") as array:
+        array[:] = {
+            "color": colors,
+            "size": (np.arange(10) % 3).astype("u1"),
+            "phrase": (np.arange(10) % 2).astype("i4"),
+        }
+    async with referring(place) as repository, open_array(place) as native:
+        session = await repository.writable_session("main")
+        await write_virtual_array(session, native, "grid", validity=True)
+        about: dict[str, Any] = {}
+        for name in ("color", "size", "phrase", "color_validity"):
+            made: Any = await zarr_async.open_array(store=session.store, path=f"grid/{name}")
+            about[name] = dict(made.attrs)
+            values = await made.getitem(...)
+            if name == "color_validity":
+                np.testing.assert_array_equal(values, ~is_null)
+            if name == "size":
+                np.testing.assert_array_equal(values, np.arange(10) % 3)
+    assert about["color"]["flag_values"] == [0, 1, 2]
+    assert about["color"]["flag_meanings"] == "red green blue"
+    assert about["color"]["ancillary_variables"] == "color_validity"
+    assert about["color_validity"] == {"flag_values": [0, 1], "flag_meanings": "null valid"}
+    assert about["size"] == {
+        "tiledb_enumeration": {"name": "sizes", "is_ordered": True, "values": [1, 10, 100]}
+    }
+    assert about["phrase"]["tiledb_enumeration"]["values"] == ["two words", "one"]
+    assert "flag_meanings" not in about["phrase"]
+
+
+def _evolved(place: Path) -> None:
+    """Write `a`, and later also `b`, which is new."""
+    dim = theirs.Dim("x", domain=(0, 9), tile=10, dtype="int32")
+    theirs.Array.create(
+        str(place), theirs.ArraySchema(theirs.Domain(dim), [theirs.Attr("a", dtype="i4")])
+    )
+    with theirs.open(str(place), "w", timestamp=int(time.time() * 1000) + 5) as array:
+        array[:] = np.arange(10, dtype="i4")
+    evolution = theirs.ArraySchemaEvolution()
+    evolution.add_attribute(theirs.Attr("b", dtype="f8"))
+    evolution.timestamp(int(time.time() * 1000) + 20)
+    evolution.array_evolve(str(place))
+    with theirs.open(str(place), "w", timestamp=int(time.time() * 1000) + 50) as array:
+        array[:] = {"a": np.arange(10, 20).astype("i4"), "b": np.ones(10)}
+
+
+@pytest.mark.blocks_the_loop
+async def test_history_has_the_attributes_of_each_moment(tmp_path: Path) -> None:
+    """Those that are wanted and were there; moments without any of them are left out."""
+    place = tmp_path / "grid"
+    _evolved(place)
+
+    async def arrays(repository: Repository, snapshot: Any, path: str) -> set[str]:
+        session = await repository.readonly_session(snapshot_id=snapshot)
+        group = await zarr_async.open_group(store=session.store, path=path, mode="r")
+        return {name async for name, _ in group.arrays()}
+
+    async with referring(place) as repository:
+        for path, wanted, expected in (
+            ("every", None, [{"a", "x"}, {"a", "b", "x"}]),
+            ("both", ["b", "a"], [{"a", "x"}, {"a", "b", "x"}]),
+            ("new", ["b"], [{"b", "x"}]),
+        ):
+            found = await ingest_array(repository, place, path, history=True, attributes=wanted)
+            shown = [await arrays(repository, it.snapshot_id, path) for it in found]
+            assert shown == expected
+            again = await ingest_array(repository, place, path, history=True, attributes=wanted)
+            assert again == ()
+        with pytest.raises(InvalidInputError, match="no attribute 'c'"):
+            await ingest_array(repository, place, "none", history=True, attributes=["a", "c"])
+
+
+@pytest.mark.blocks_the_loop
+async def test_snapshots_outlive_a_consolidation_and_not_a_vacuum(tmp_path: Path) -> None:
+    """Which deletes what chunks refer to: reading them is an error, never other values."""
+    place = tmp_path / "grid"
+    dim = theirs.Dim("x", domain=(0, 9), tile=5, dtype="int32")
+    schema = theirs.ArraySchema(theirs.Domain(dim), [theirs.Attr("a", dtype="i4")])
+    theirs.Array.create(str(place), schema)
+    for part in (slice(0, 5), slice(5, 10)):
+        with theirs.open(str(place), "w") as array:
+            array[part] = np.arange(part.start, part.stop, dtype="i4")
+    async with referring(place) as repository:
+        (found,) = await ingest_array(repository, place, "grid")
+        assert found.referenced == 2
+        session = await repository.readonly_session(snapshot_id=found.snapshot_id)
+        made: Any = await zarr_async.open_array(store=session.store, path="grid/a")
+        theirs.consolidate(str(place))
+        np.testing.assert_array_equal(await made.getitem(...), np.arange(10))
+        theirs.vacuum(str(place))
+        with pytest.raises(IcechunkError, match="__fragments"):
+            await made.getitem(...)

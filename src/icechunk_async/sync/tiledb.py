@@ -252,6 +252,7 @@ def ingest_array(
     history: bool = False,
     attributes: Sequence[str] | None = None,
     copy: bool = False,
+    validity: bool = False,
     validate_containers: bool = True,
     storage_options: Mapping[str, object] | None = None,
 ) -> tuple[IngestedArray, ...]:
@@ -266,6 +267,7 @@ def ingest_array(
             first, and again only for those since the last run; otherwise one snapshot.
         attributes: names; all if None.
         copy: copy tiles that cannot be referred to.
+        validity: write attributes that may be null, each with an array of 0 for null and 1.
         validate_containers: refuse an array that no container covers.
         storage_options: options of the storage of the array.
 
@@ -287,6 +289,7 @@ def ingest_array(
                 history=history,
                 attributes=attributes,
                 copy=copy,
+                validity=validity,
                 validate_containers=validate_containers,
                 storage_options=options,
             )
@@ -304,6 +307,7 @@ def write_virtual_array(
     *,
     attributes: Sequence[str] | None = None,
     copy: bool = False,
+    validity: bool = False,
     overwrite: bool = False,
     location: str | None = None,
     validate_containers: bool = True,
@@ -317,6 +321,7 @@ def write_virtual_array(
         attributes: names; all if None.
         copy: copy tiles that cannot be referred to: those that were written in part, or whose cells
             come from several fragments.
+        validity: write attributes that may be null, each with an array of 0 for null and 1.
         overwrite: replace what is at the path.
         location: URL of the array in references, if it is not that by which it was opened.
         validate_containers: refuse an array that no container covers.
@@ -335,6 +340,7 @@ def write_virtual_array(
                 path,
                 attributes=attributes,
                 copy=copy,
+                validity=validity,
                 overwrite=overwrite,
                 location=location,
                 validate_containers=validate_containers,

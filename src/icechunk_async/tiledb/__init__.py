@@ -6,7 +6,7 @@ arrays, sparse ones are scanned as record batches of Arrow::
     async with tiledb.open_array("s3://bucket/array") as array:
         values = await array.read([slice(0, 100), slice(0, 100)], ["temperature"])
 
-Format versions 4 to 22 are read, which TileDB 1.5 to 2.30 write.
+Format versions 4 to 22 are read, which TileDB 1.7 to 2.30 write among others.
 
 `write_virtual_array` makes a dense array a part of a repository, without copying it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,15 @@ def test_every_format_version_has_golden_arrays() -> None:
     """One release of TileDB for each."""
     written = {RELEASES[it.removeprefix("by-")][2] for it in ARCHIVES}
     assert written == set(VERSIONS)
+
+
+def test_reference_names_the_versions_and_releases_that_are_tested() -> None:
+    """The first and the last of both."""
+    text = Path("docs/reference/tiledb.md").read_text(encoding="utf-8")
+    releases = [RELEASES[it.removeprefix("by-")][1] for it in ARCHIVES]
+    first, last = (f"{it[0]}.{it[1]}" for it in (min(releases), max(releases)))
+    assert f"Format versions {min(VERSIONS)} to {max(VERSIONS)} are read" in text
+    assert f"of TileDB {first} to {last}," in text
 
 
 @pytest.mark.parametrize(("archive", "job"), CASES)

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from icechunk_async import Session
     from icechunk_async.tiledb import TileDBArray
 
+NUMBERS = {f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)} | {
+    "FLOAT32",
+    "FLOAT64",
+    "BOOL",
+}
 _QUICK = (ARCHIVES[0], ARCHIVES[-1])
 DENSE = [
     pytest.param(
@@ -157,6 +162,49 @@ async def test_attributes_that_zarr_cannot_hold_are_refused_by_name(tmp_path: Pa
                     reasons.add(str(refused.value).partition(": ")[2].partition(".")[0])
                 assert not session.has_uncommitted_changes
     assert reasons >= {"its cells have variable length", "its cells may be null"}
+
+
+NULLABLE = [
+    pytest.param(archive, job, id=f"{archive}-{job['number']}")
+    for archive in (*ARCHIVES[-6:], "by-0.8.11", "by-0.10.5")
+    for job in golden_jobs(archive)
+    if not job["sparse"] and any(it.get("nullable") and not it.get("var") for it in job["attrs"])
+]
+
+
+@pytest.mark.parametrize(("archive", "job"), NULLABLE)
+async def test_null_cells_are_those_of_a_second_array(
+    archive: str, job: dict[str, Any], tmp_path: Path
+) -> None:
+    """It refers to tiles as well; together they hold what TileDB does."""
+    place = placed(archive, job["number"], tmp_path)
+    async with referring(place) as repository, open_array(place) as array:
+        names = [
+            it.name
+            for it in array.schema.attributes
+            if it.is_nullable and not it.is_variable and it.datatype.name in NUMBERS
+        ]
+        session = await repository.writable_session("main")
+        found = await write_virtual_array(
+            session, array, "grid", attributes=names, copy=True, validity=True
+        )
+        assert (found.referenced + found.copied) % 2 == 0
+        for name in names:
+            values: Any = await zarr_async.open_array(store=session.store, path=f"grid/{name}")
+            flags: Any = await zarr_async.open_array(
+                store=session.store, path=f"grid/{name}_validity"
+            )
+            assert values.attrs["ancillary_variables"] == f"{name}_validity"
+            assert flags.attrs["flag_meanings"] == "null valid"
+            expected = (await array.read(attributes=[name]))[name]
+            is_valid = ~np.ma.getmaskarray(expected)
+            if is_valid.ndim > flags.ndim:
+                is_valid = is_valid[..., 0]
+            np.testing.assert_array_equal(await flags.getitem(...), is_valid)
+            stored = np.ma.getdata(expected)
+            stored = stored.view("i8") if stored.dtype.kind in "mM" else stored
+            read = await values.getitem(...)
+            np.testing.assert_array_equal(read[is_valid], stored[is_valid])
 
 
 async def test_array_that_no_container_covers_is_refused(tmp_path: Path) -> None:

@@ -31,6 +31,13 @@ _History = Annotated[
     typer.Option("--history", help="Commit a snapshot for each moment at which it was written."),
 ]
 _Copy = Annotated[bool, typer.Option("--copy", help="Copy tiles that chunks cannot refer to.")]
+_Validity = Annotated[
+    bool,
+    typer.Option(
+        "--validity",
+        help="Write attributes that may be null, each with an array of 0 for null and 1.",
+    ),
+]
 _Attributes = Annotated[
     list[str] | None,
     typer.Option("--attribute", metavar="NAME", help="Only this attribute. May be repeated."),
@@ -74,6 +81,7 @@ async def ingest(
     branch: _Branch = "main",
     history: _History = False,
     copy: _Copy = False,
+    validity: _Validity = False,
     attribute: _Attributes = None,
     source_option: _SourceOptions = None,
 ) -> IngestList:
@@ -95,6 +103,7 @@ async def ingest(
         history=history,
         attributes=attribute or None,
         copy=copy,
+        validity=validity,
         storage_options=dict(source_option or ()),
     )
     snapshots = [

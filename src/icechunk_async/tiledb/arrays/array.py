@@ -183,7 +183,7 @@ class TileDBArray:
             FormatError: a tile is damaged.
 
         Cost: one request for each tile and file, joined where they follow one another. Memory: the
-        region, and 64 tiles.
+        region, and 64 tiles or 16 MiB of them.
         """
         grid = self.grid()
         box, shape = _box_of(grid, region)

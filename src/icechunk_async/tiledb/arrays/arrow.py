@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from icechunk_async.errors import FormatError
-from icechunk_async.tiledb.arrays.cells import BINARY
+from icechunk_async.tiledb.arrays.cells import UTF8, category_values, is_bytes
 from icechunk_async.tiledb.format.schema import Attribute
-from icechunk_async.tiledb.format.types import BYTE_TEXT, TEXT, Datatype, time_unit
+from icechunk_async.tiledb.format.types import TEXT, Datatype, time_unit
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from icechunk_async.tiledb.arrays.cells import Cells, Field
     from icechunk_async.tiledb.format.schema import Enumeration
 
-__all__ = ["arrow_type", "category_values", "to_arrow"]
+__all__ = ["arrow_type", "to_arrow"]
 
 _UNITS: Final = frozenset({"s", "ms", "us", "ns"})
 _SECONDS: Final = {"D": 86400, "h": 3600, "m": 60}
 """Units of moments that become seconds in Arrow, which lacks them."""
 _NEVER: Final = np.iinfo(np.int64).min
-_UTF8: Final = (Datatype.STRING_ASCII, Datatype.STRING_UTF8)
 
 
 def arrow_type(field: Field, enumeration: Enumeration | None = None) -> pa.DataType:
@@ -38,9 +37,9 @@ def arrow_type(field: Field, enumeration: Enumeration | None = None) -> pa.DataT
         index = pa.from_numpy_dtype(field.dtype)
         return pa.dictionary(index, _value_type(enumeration), enumeration.is_ordered)
     datatype = field.datatype
-    if _is_bytes(datatype):
+    if is_bytes(datatype):
         if field.is_variable:
-            return pa.large_string() if datatype in _UTF8 else pa.large_binary()
+            return pa.large_string() if datatype in UTF8 else pa.large_binary()
         is_number = datatype not in TEXT and field.values == 1
         return pa.uint8() if is_number else pa.binary(field.values)
     single = _number_type(datatype, field.dtype)
@@ -60,7 +59,7 @@ def to_arrow(cells: Cells, enumeration: Enumeration | None = None) -> pa.Array[A
     valid = None if cells.valid is None else _bitmap(cells.valid)
     if cells.offsets is not None:
         offsets = pa.py_buffer(cells.offsets.astype(np.int64, copy=False))
-        if _is_bytes(field.datatype):
+        if is_bytes(field.datatype):
             data = pa.py_buffer(np.ascontiguousarray(cells.values))
             found = pa.Array.from_buffers(kind, len(cells), [valid, offsets, data])
             return _checked_text(field, found)
@@ -75,30 +74,6 @@ def to_arrow(cells: Cells, enumeration: Enumeration | None = None) -> pa.Array[A
         return pa.Array.from_buffers(kind, len(cells), [valid], children=[inner])
     array = _numbers(kind, field, cells.flat(), cells.valid)
     return array if enumeration is None else _categories(array, enumeration)
-
-
-def category_values(it: Enumeration) -> list[Any]:
-    """Return the values of an enumeration: `str`, `bytes` or numbers.
-
-    Raises:
-        FormatError: text is not valid.
-    """
-    items = it.items()
-    if it.datatype in _UTF8:
-        try:
-            return [value.decode() for value in items]
-        except UnicodeDecodeError as error:
-            raise FormatError(
-                f"The enumeration {it.name!r} of a TileDB array has text that is not valid UTF-8."
-            ) from error
-    if _is_bytes(it.datatype):
-        return list(items)
-    values: list[Any] = np.frombuffer(it.data, it.numbers_dtype).tolist()
-    return [bool(value) for value in values] if it.datatype is Datatype.BOOL else values
-
-
-def _is_bytes(datatype: Datatype) -> bool:
-    return datatype in BYTE_TEXT or datatype in BINARY
 
 
 def _number_type(datatype: Datatype, dtype: np.dtype[Any]) -> pa.DataType:
@@ -150,7 +125,7 @@ def _checked_text(field: Field, array: pa.Array[Any]) -> pa.Array[Any]:
     Raises:
         FormatError: it is not.
     """
-    if field.datatype in _UTF8:
+    if field.datatype in UTF8:
         try:
             array.validate(full=True)
         except ValueError as error:
@@ -162,9 +137,9 @@ def _checked_text(field: Field, array: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def _value_type(it: Enumeration) -> pa.DataType:
-    if it.datatype in _UTF8:
+    if it.datatype in UTF8:
         return pa.large_string()
-    if _is_bytes(it.datatype):
+    if is_bytes(it.datatype):
         return pa.large_binary()
     return _number_type(it.datatype, it.numbers_dtype)
 

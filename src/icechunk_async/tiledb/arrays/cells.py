@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from icechunk_async.errors import FormatError
 from icechunk_async.tiledb.format.types import (
     BYTE_TEXT,
     TEXT,
@@ -20,13 +21,23 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_async.tiledb.format.schema import Attribute, Dimension
+    from icechunk_async.tiledb.format.schema import Attribute, Dimension, Enumeration
 
     type Field = Attribute | Dimension
 
-__all__ = ["BINARY", "Cells", "Field", "fill_cells", "viewed"]
+__all__ = [
+    "BINARY",
+    "UTF8",
+    "Cells",
+    "Field",
+    "category_values",
+    "fill_cells",
+    "is_bytes",
+    "viewed",
+]
 
 BINARY: Final = frozenset({Datatype.BLOB, Datatype.ANY, Datatype.GEOM_WKB, Datatype.GEOM_WKT})
+UTF8: Final = (Datatype.STRING_ASCII, Datatype.STRING_UTF8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +172,28 @@ def fill_cells(it: Attribute, count: int) -> Cells:
         offsets = np.arange(count + 1, dtype=np.int64) * len(unit)
         return Cells(it, np.tile(unit, count), offsets, valid)
     return Cells(it, np.tile(unit, (count, 1)), None, valid)
+
+
+def category_values(it: Enumeration) -> list[Any]:
+    """Return the values of an enumeration: `str`, `bytes` or numbers.
+
+    Raises:
+        FormatError: text is not valid.
+    """
+    items = it.items()
+    if it.datatype in UTF8:
+        try:
+            return [value.decode() for value in items]
+        except UnicodeDecodeError as error:
+            raise FormatError(
+                f"The enumeration {it.name!r} of a TileDB array has text that is not valid UTF-8."
+            ) from error
+    if is_bytes(it.datatype):
+        return list(items)
+    values: list[Any] = np.frombuffer(it.data, it.numbers_dtype).tolist()
+    return [bool(value) for value in values] if it.datatype is Datatype.BOOL else values
+
+
+def is_bytes(datatype: Datatype) -> bool:
+    """Return whether values of a type are bytes or text of one byte a unit."""
+    return datatype in BYTE_TEXT or datatype in BINARY

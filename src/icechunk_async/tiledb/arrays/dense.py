@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["Box", "DenseGrid", "TileSource", "read_dense"]
 
 TILES_AT_ONCE: Final = 64
+"""Tiles that are read at a time at least."""
+_BYTES_AT_ONCE: Final = 16 << 20
+_MOST_AT_ONCE: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,11 @@ def shape_of(box: Box) -> tuple[int, ...]:
     return tuple(high - low for low, high in box)
 
 
+def tiles_at_once(tile_bytes: int, least: int = TILES_AT_ONCE) -> int:
+    """Return the number of tiles to read at a time: of small ones many, so that requests join."""
+    return max(least, min(_MOST_AT_ONCE, _BYTES_AT_ONCE // max(1, tile_bytes)))
+
+
 async def read_dense(
     grid: DenseGrid, attributes: Sequence[Attribute], box: Box
 ) -> dict[str, Cells]:
@@ -194,7 +202,7 @@ async def read_dense(
         FormatError: a tile is damaged.
 
     Cost: one request for each tile and file, joined where tiles follow one another. Memory: the
-    cells, and `TILES_AT_ONCE` tiles.
+    cells, and `TILES_AT_ONCE` tiles or 16 MiB of them.
     """
     needed = {tile: found for tile in grid.tiles_in(box) if (found := grid.sources(tile, box))}
     numbers = sorted({it.fragment for found in needed.values() for it in found})
@@ -250,7 +258,8 @@ async def _read_fixed(
             if valid is not None and part.valid is not None:
                 valid[target] = grid.shaped(part.valid)[inner]
 
-    await bounded_map(place, needed, limit=TILES_AT_ONCE)
+    tile_bytes = grid.schema.tile_cells * attribute.cell_bytes
+    await bounded_map(place, needed, limit=tiles_at_once(tile_bytes))
     count = math.prod(shape)
     flat = None if valid is None else valid.reshape(count)
     return Cells(attribute, values.reshape(count, attribute.values), None, flat)

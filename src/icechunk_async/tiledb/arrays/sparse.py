@@ -20,6 +20,7 @@ from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.tiledb.arrays.arrow import arrow_type, to_arrow
 from icechunk_async.tiledb.arrays.cells import Cells, fill_cells
 from icechunk_async.tiledb.arrays.deleting import kept_cells
+from icechunk_async.tiledb.arrays.dense import tiles_at_once
 from icechunk_async.tiledb.arrays.pruning import (
     as_expression,
     known_range,
@@ -310,9 +311,10 @@ class SparseReader:
             lambda number: self._open(number, names), numbers, limit=_TILES_AT_ONCE
         )
         opened = dict(zip(numbers, every, strict=True))
-        results = await bounded_map(
-            lambda it: opened[it[0]].read(it[1]), work, limit=_TILES_AT_ONCE
-        )
+        # All of the part is in memory in the end.
+        tile_bytes = self.schema.capacity * sum(map(self.width_of, names))
+        at_once = tiles_at_once(tile_bytes, _TILES_AT_ONCE)
+        results = await bounded_map(lambda it: opened[it[0]].read(it[1]), work, limit=at_once)
         for (number, _), (columns, times, alive) in zip(work, results, strict=True):
             if not len(times):
                 continue

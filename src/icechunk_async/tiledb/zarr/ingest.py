@@ -71,6 +71,7 @@ async def ingest_array(
     history: bool = False,
     attributes: Sequence[str] | None = None,
     copy: bool = False,
+    validity: bool = False,
     validate_containers: bool = True,
     storage_options: Mapping[str, object] | None = None,
 ) -> tuple[IngestedArray, ...]:
@@ -88,8 +89,10 @@ async def ingest_array(
         history: commit a snapshot for each moment at which fragments were written, the oldest
             first, and again only for those since the last run; otherwise one snapshot. Moments
             before the earliest fragment that was not vacuumed are gone.
-        attributes: names; all if None.
+        attributes: names; all if None. Snapshots of earlier moments have those of them that the
+            array had then; moments at which it had none are left out.
         copy: copy tiles that cannot be referred to.
+        validity: as for `write_virtual_array`.
         validate_containers: refuse an array that no container covers.
         storage_options: options of the storage of the array.
 
@@ -132,18 +135,22 @@ async def ingest_array(
             seen = array
             if end != times[-1]:  # the newest is what was opened, with its schema
                 seen = await TileDBArray.load(array.folder, Window(0, end), array.directory)
+            names = _names_at(seen, attributes)
+            if names is not None and not names:
+                continue
             if found:
                 session = await repository.writable_session(branch)
             tiles = await write_virtual_array(
                 session,
                 seen,
                 place,
-                attributes=attributes,
+                attributes=names,
                 copy=copy,
+                validity=validity,
                 overwrite=known is not None or bool(found),
                 validate_containers=validate_containers,
             )
-            record = _Record(url, end, _digest(seen, attributes))
+            record = _Record(url, end, _digest(seen, names))
             await _set_record(session, place, record)
             snapshot = await session.commit(_message(url, end), {"tiledb": record.to_json()})
             found.append(IngestedArray(snapshot, end, tiles.referenced, tiles.copied))
@@ -154,6 +161,12 @@ def _times(array: TileDBArray) -> list[int]:
     """Return the moments at which fragments were written, in order."""
     names = map(parse_name, array.directory.commits.committed)
     return sorted({it.end for it in names if it is not None})
+
+
+def _names_at(seen: TileDBArray, attributes: Sequence[str] | None) -> list[str] | None:
+    """Return those of the wanted attributes that the array has at a time; None for all."""
+    known = {it.name for it in seen.schema.attributes}
+    return None if attributes is None else [it for it in attributes if it in known]
 
 
 def _digest(array: TileDBArray, attributes: Sequence[str] | None) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote
@@ -23,9 +24,10 @@ from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import FormatError, InvalidInputError, NodeExistsError
 from icechunk_async.format.manifest.locations import Strings
 from icechunk_async.format.paths import ancestors, check_path
+from icechunk_async.tiledb.arrays.cells import category_values
 from icechunk_async.tiledb.arrays.dense import overlap
 from icechunk_async.tiledb.arrays.tiles import open_field
-from icechunk_async.tiledb.format.types import DATETIMES, TEXT, Layout, is_time, time_unit
+from icechunk_async.tiledb.format.types import DATETIMES, TEXT, Datatype, Layout, is_time, time_unit
 from icechunk_async.tiledb.zarr.codec import TileDBCodec, zarr_dtype
 from icechunk_async.zarr.virtual.references import column_refs
 from icechunk_async.zarr.virtual.zarr2 import group_document
@@ -42,10 +44,10 @@ if TYPE_CHECKING:
     from icechunk_async.tiledb.arrays.dense import Box, DenseGrid
     from icechunk_async.tiledb.arrays.folder import Folder
     from icechunk_async.tiledb.arrays.fragments import Fragment, TilePlaces
+    from icechunk_async.tiledb.format.fragment import Numbers
     from icechunk_async.tiledb.format.metadata import MetadataValue
-    from icechunk_async.tiledb.format.schema import Attribute
+    from icechunk_async.tiledb.format.schema import Attribute, Enumeration, Schema
     from icechunk_async.tiledb.format.tiles import TileForm
-    from icechunk_async.tiledb.format.types import Datatype
 
     type Tile = tuple[int, ...]
 
@@ -58,6 +60,12 @@ _MOST_CHUNKS: Final = 1 << 32
 _MOST_COORDINATES: Final = 1 << 24
 _COORDINATES_A_CHUNK: Final = 1 << 18
 _AT_ONCE: Final = 16
+_VALIDITY: Final = "_validity"
+_FLAGS: Final[Mapping[str, JSON]] = {"flag_values": [0, 1], "flag_meanings": "null valid"}
+_ADVICE: Final = "With validity=True that becomes a separate array. "
+_MOST_CATEGORIES: Final = 1000
+_WORD: Final = re.compile(r"[A-Za-z0-9_\-.+@]+")
+"""A meaning of a flag in CF (section 3.5 of its conventions)."""
 _CF_UNITS: Final = {
     "D": "days", "h": "hours", "m": "minutes", "s": "seconds", "ms": "milliseconds",
     "us": "microseconds", "ns": "nanoseconds",
@@ -85,11 +93,46 @@ class _Variable:
     """Of the fragments with tiles of this form, by number."""
     odd: frozenset[int]
     """Fragments with tiles of another form."""
+    is_validity: bool = False
+    """Whether the array says which cells are not null, in place of their values."""
+    attributes: Mapping[str, JSON] = field(default_factory=dict[str, "JSON"])
+    """Attributes of the array."""
 
     @property
     def name(self) -> str:
         """The name of the array; TileDB allows one attribute without a name."""
-        return self.attribute.name or "values"
+        name = self.attribute.name or "values"
+        return f"{name}{_VALIDITY}" if self.is_validity else name
+
+    @property
+    def datatype(self) -> Datatype:
+        """The type of its values."""
+        return Datatype.UINT8 if self.is_validity else self.attribute.datatype
+
+    @property
+    def values(self) -> int:
+        """The number of values of a cell."""
+        return 1 if self.is_validity else self.attribute.values
+
+    @property
+    def fill(self) -> Any:
+        """The value of cells that were never written."""
+        it = self.attribute
+        return it.validity_fill if self.is_validity else np.frombuffer(it.fill, it.dtype)[0]
+
+    def file_of(self, number: int) -> str:
+        """Return the name of its file in a fragment."""
+        files = self.places[number].files
+        found = files.validity if self.is_validity else files.values
+        assert found is not None  # attributes that may be null have one
+        return found
+
+    def offsets_of(self, number: int) -> Numbers:
+        """Return where its tiles are in the file of a fragment."""
+        places = self.places[number]
+        found = places.validity if self.is_validity else places.values
+        assert found is not None
+        return found
 
     def copies(self, plan: _Plan) -> list[Tile]:
         """Return the tiles that cannot be referred to."""
@@ -113,6 +156,7 @@ async def write_virtual_array(
     *,
     attributes: Sequence[str] | None = None,
     copy: bool = False,
+    validity: bool = False,
     overwrite: bool = False,
     location: str | None = None,
     validate_containers: bool = True,
@@ -126,7 +170,9 @@ async def write_virtual_array(
     Arrays have the shape of the domain, or of the current domain if there is one. Cells that were
     never written have the fill value. Moments are numbers with the units of CF. Coordinates of each
     dimension are written as an array, unless there are more than 16 Mi of them. The key-value
-    metadata of TileDB, as far as JSON can hold it, becomes attributes of the group.
+    metadata of TileDB, as far as JSON can hold it, becomes attributes of the group. Numbers of an
+    enumeration stay numbers; up to 1000 values are in ``tiledb_enumeration``, and, where they are
+    words as CF wants them, in its ``flag_values`` and ``flag_meanings``.
 
     Args:
         session: a writable session.
@@ -135,6 +181,9 @@ async def write_virtual_array(
         attributes: names; all if None.
         copy: copy tiles that cannot be referred to: those that were written in part, or whose cells
             come from several fragments.
+        validity: write attributes that may be null as two arrays: the stored values, and an array
+            of 0 for null and 1, whose name ends in ``_validity``; readers have to apply it.
+            Otherwise they are refused.
         overwrite: replace what is at the path.
         location: URL of the array in references, if it is not that by which it was opened; it may
             begin with ``vcc://`` and the name of a container.
@@ -144,8 +193,9 @@ async def write_virtual_array(
         The numbers of chunks.
 
     Raises: all but the last before anything was changed.
-        InvalidInputError: the array is sparse; an attribute has variable length, may be null or is
-            text; or tiles would have to be copied and ``copy`` is not set.
+        InvalidInputError: the array is sparse; an attribute has variable length or is text, or may
+            be null and ``validity`` is not set; or tiles would have to be copied and ``copy`` is
+            not set.
         VirtualContainerError: no container covers the array.
         FormatError: a file of the array is damaged.
         NodeExistsError: something is at the path, and ``overwrite`` is not set.
@@ -162,9 +212,16 @@ async def write_virtual_array(
     grid = array.grid()
     chosen = array.attributes(attributes)
     for it in chosen:
-        _check_attribute(it)
+        _check_attribute(it, validity=validity)
+    _check_names(chosen)
     _check_grid(grid)
-    variables = [await _variable(grid, it) for it in chosen]
+    enumerations = await array.enumerations()
+    variables: list[_Variable] = []
+    for it in chosen:
+        about = _attributes_of(it, enumerations.get(it.name))
+        variables.append(await _variable(grid, it, about))
+        if it.is_nullable:
+            variables.append(await _variable(grid, it, _FLAGS, is_validity=True))
     plan = await anyio.to_thread.run_sync(_plan, grid, variables)
     if not copy:
         _refuse_copies(grid, variables, plan)
@@ -202,20 +259,20 @@ async def write_virtual_array(
         made = await _create(session, key, grid, variable)
         refs, tiles = columns[variable.name], variable.copies(plan)
         workspace.set_refs(check_path(f"{place}/{variable.name}"), refs)
-        work = partial(_copy_tile, array, grid, variable.attribute, made)
+        work = partial(_copy_tile, array, grid, variable, made)
         await bounded_map(work, tiles, limit=_AT_ONCE)
         referenced, copied = referenced + len(refs), copied + len(tiles)
     return VirtualTiles(referenced, copied)
 
 
-def _check_attribute(it: Attribute) -> None:
+def _check_attribute(it: Attribute, *, validity: bool) -> None:
     """Raise `InvalidInputError` if an attribute cannot be an array of Zarr."""
     why = None
     if it.name and not _is_segment(it.name):
         why = "its name cannot be that of an array"
     elif it.is_variable:
         why = "its cells have variable length"
-    elif it.is_nullable:
+    elif it.is_nullable and not validity:
         why = "its cells may be null"
     elif it.datatype in TEXT:
         why = "it is text"
@@ -224,8 +281,43 @@ def _check_attribute(it: Attribute) -> None:
     if why is not None:
         raise InvalidInputError(
             f"The attribute {it.name!r} cannot become an array of Zarr that refers to tiles: "
-            f"{why}. Leave it out with attributes=[...], or read it and write its values."
+            f"{why}. {_ADVICE if it.is_nullable and not validity else ''}Leave it out with "
+            "attributes=[...], or read it and write its values."
         )
+
+
+def _check_names(chosen: Sequence[Attribute]) -> None:
+    """Raise `InvalidInputError` if an attribute has the name of the array about another's nulls."""
+    names = {it.name for it in chosen}
+    for it in chosen:
+        name = f"{it.name or 'values'}{_VALIDITY}"
+        if it.is_nullable and name in names:
+            raise InvalidInputError(
+                f"The attribute {it.name!r} may be null, which would be written as {name!r}, and "
+                "there is an attribute of this name. Write one of them alone, with "
+                "attributes=[...]."
+            )
+
+
+def _attributes_of(it: Attribute, enumeration: Enumeration | None) -> dict[str, JSON]:
+    """Return the attributes of the array of an attribute."""
+    found = _unit_attributes(it.datatype)
+    if it.is_nullable:
+        found["ancillary_variables"] = f"{it.name or 'values'}{_VALIDITY}"
+    if enumeration is None:
+        return found
+    items = category_values(enumeration)
+    is_plain = len(items) <= _MOST_CATEGORIES and all(map(_is_json, items))
+    found["tiledb_enumeration"] = {
+        "name": enumeration.name,
+        "is_ordered": enumeration.is_ordered,
+        **({"values": cast("JSON", items)} if is_plain else {}),
+    }
+    words = [value for value in items if isinstance(value, str) and _WORD.fullmatch(value)]
+    if is_plain and words == items and words:
+        found["flag_values"] = list(range(len(items)))
+        found["flag_meanings"] = " ".join(words)
+    return found
 
 
 def _fills(it: Attribute) -> list[bytes]:
@@ -253,21 +345,30 @@ def _check_grid(grid: DenseGrid) -> None:
             )
 
 
-async def _variable(grid: DenseGrid, attribute: Attribute) -> _Variable:
+async def _variable(
+    grid: DenseGrid, attribute: Attribute, about: Mapping[str, JSON], *, is_validity: bool = False
+) -> _Variable:
     """Find the tiles of an attribute; their form is that of the newest fragment that has it."""
     opened = await bounded_map(lambda it: open_field(it, attribute), grid.fragments, limit=_AT_ONCE)
     places = {number: it.places for number, it in enumerate(opened) if it.places is not None}
-    forms = {number: _form(grid.fragments[number], attribute) for number in places}
-    form = forms[max(forms)] if forms else grid.schema.value_form(attribute, grid.schema.version)
+    forms = {
+        number: _form(it.schema, attribute, it.version, is_validity=is_validity)
+        for number, it in enumerate(grid.fragments)
+        if number in places
+    }
+    form = _form(grid.schema, attribute, grid.schema.version, is_validity=is_validity)
+    if forms:
+        form = forms[max(forms)]
     odd = frozenset(number for number, it in forms.items() if not _is_alike(it, form))
     for number in odd:
         del places[number]
-    return _Variable(attribute, form, places, odd)
+    return _Variable(attribute, form, places, odd, is_validity, about)
 
 
-def _form(fragment: Fragment, attribute: Attribute) -> TileForm:
-    own = fragment.schema.fields[attribute.name]
-    return fragment.schema.value_form(own, fragment.version)
+def _form(schema: Schema, attribute: Attribute, version: int, *, is_validity: bool) -> TileForm:
+    if is_validity:
+        return schema.validity_form(version)
+    return schema.value_form(schema.fields[attribute.name], version)
 
 
 def _is_alike(one: TileForm, other: TileForm) -> bool:
@@ -308,7 +409,7 @@ def _refuse_copies(grid: DenseGrid, variables: Sequence[_Variable], plan: _Plan)
                 grid.fragments[at.fragment].name.text for at in grid.sources(tile, _extent(grid))
             ]
             raise InvalidInputError(
-                f"{len(copies)} of the tiles of {it.attribute.name!r} cannot be referred to: each "
+                f"{len(copies)} of the tiles of {it.name!r} cannot be referred to: each "
                 "was written in part, comes from several fragments, or has other filters than the "
                 f"newest. The first one is {tile}, from {', '.join(names[:4])}. Set copy=True to "
                 "copy them, or consolidate the array with TileDB first."
@@ -339,19 +440,18 @@ def _columns(
     rows = [(tile, number) for tile, number in plan.whole if number in it.places]
     numbers = sorted({number for _, number in rows})
     codes = {number: code for code, number in enumerate(numbers)}
-    urls = [locate(grid.fragments[number], it.places[number].files.values) for number in numbers]
-    rank = len(grid.shape) + (it.attribute.values > 1)
+    urls = [locate(grid.fragments[number], it.file_of(number)) for number in numbers]
+    rank = len(grid.shape) + (it.values > 1)
     coords = np.zeros((len(rows), rank), np.uint32)
     offsets, lengths = np.empty(len(rows), np.uint64), np.empty(len(rows), np.uint64)
     for row, (tile, number) in enumerate(rows):
         coords[row, : len(tile)] = tile
-        places = it.places[number]
-        span = places.range_of(places.values, grid.position(number, tile))
+        span = it.places[number].range_of(it.offsets_of(number), grid.position(number, tile))
         assert span.stop is not None  # of `range_of`
         offsets[row], lengths[row] = span.start, span.stop - span.start
         if not lengths[row]:
             raise FormatError(
-                f"The tile {tile} of {it.attribute.name!r} in the TileDB fragment "
+                f"The tile {tile} of {it.name!r} in the TileDB fragment "
                 f"{grid.fragments[number].folder.shown!r} has no bytes. The fragment is damaged."
             )
     kinds = np.array([codes[number] for _, number in rows], np.uint32)
@@ -436,16 +536,15 @@ async def _write_coordinates(
 
 async def _create(session: Session, key: str, grid: DenseGrid, it: _Variable) -> AsyncArray[Any]:
     """Create the array of a variable."""
-    attribute = it.attribute
     shape = tuple(size for _, size in _extent(grid))
     chunks, names = grid.shape, _names(grid)
-    if attribute.values > 1:
-        shape, chunks = (*shape, attribute.values), (*chunks, attribute.values)
+    if it.values > 1:
+        shape, chunks = (*shape, it.values), (*chunks, it.values)
         names.append(f"{it.name}_values")
     rank = len(grid.shape)
     order = (*range(rank - 1, -1, -1), *range(rank, len(shape)))
     is_turned = grid.schema.cell_order is Layout.COL_MAJOR and rank > 1
-    dtype = zarr_dtype(attribute.datatype)
+    dtype = zarr_dtype(it.datatype)
     return await zarr_async.create_array(  # pyright: ignore[reportUnknownMemberType]
         store=session.store,
         name=f"{key}/{it.name}".strip("/"),
@@ -455,21 +554,23 @@ async def _create(session: Session, key: str, grid: DenseGrid, it: _Variable) ->
         filters=[TransposeCodec(order=order)] if is_turned else (),
         serializer=TileDBCodec(it.form),
         compressors=(),
-        fill_value=np.frombuffer(attribute.fill, attribute.dtype)[0].astype(dtype),
+        fill_value=np.asarray(it.fill).astype(dtype)[()],
         dimension_names=names,
-        attributes=_unit_attributes(attribute.datatype),
+        attributes=dict(it.attributes),
     )
 
 
 async def _copy_tile(
-    array: TileDBArray, grid: DenseGrid, attribute: Attribute, made: AsyncArray[Any], tile: Tile
+    array: TileDBArray, grid: DenseGrid, it: _Variable, made: AsyncArray[Any], tile: Tile
 ) -> None:
     """Read the cells of a tile, and write them as a chunk."""
     box = overlap(grid.cells_of(tile), _extent(grid))
     assert box is not None  # it was planned
-    cells = (await array.read_cells(box, [attribute.name]))[attribute.name]
+    name = it.attribute.name
+    cells = (await array.read_cells(box, [name]))[name]
     shape = tuple(high - low for low, high in box)
-    if attribute.values > 1:
-        shape = (*shape, attribute.values)
-    values = cells.values.reshape(shape)
+    if it.values > 1:
+        shape = (*shape, it.values)
+    flags = cells.valid
+    values = (flags if it.is_validity and flags is not None else cells.values).reshape(shape)
     await made.setitem(tuple(slice(*it) for it in box), values.astype(made.dtype, copy=False))
