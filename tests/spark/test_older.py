@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 import xarray as xr
 
 from icechunk_async import Repository as AsyncRepository
@@ -24,10 +25,13 @@ async def _create(path: Path, layout: str) -> None:
         pass
 
 
-def test_spark_reads_and_writes_an_alpha(spark: SparkSession, tmp_path: Path) -> None:
-    """Rows of its arrays, and rows that are written to them through the same sessions."""
-    path = tmp_path / "alpha"
-    asyncio.run(_create(path, "alpha"))
+@pytest.mark.parametrize("layout", ["alpha", "first-draft"])
+def test_spark_reads_and_writes_older_layouts(
+    layout: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Rows of their arrays, and rows that are written to them through the same sessions."""
+    path = tmp_path / "older"
+    asyncio.run(_create(path, layout))
     repository = Repository.open(local_filesystem_storage(str(path)))
     session = repository.writable_session("main")
     values = np.arange(12.0).reshape(4, 3)

@@ -152,7 +152,7 @@ _neighbours: Final = Places(Neighbours)
 
 
 def _neighbours_of(request: Request, storage: Storage) -> Neighbours:
-    if request.location is storage:
+    if isinstance(request.location, _HasDescription):
         return Neighbours()
     return _neighbours.at(storage.description.url, request.storage_options)
 
@@ -381,11 +381,37 @@ async def open_engine(
         found = await _find_or_check(storage, early(request, storage), creation, or_open=or_open)
         if found is None and creation is None:
             raise opening.missing(storage)
-        async with _assemble(request, storage, found, creation) as engine:
+        async with (
+            _with_files(request, storage, found) as place,
+            _assemble(request, place, found, creation) as engine,
+        ):
             done = "created" if found is None else "opened"
             way = engine.history.capabilities.way
             _log.debug("%s repository %r of %s", done, storage.description.url, way)
             yield engine
+
+
+@asynccontextmanager
+async def _with_files(
+    request: Request, storage: Storage, found: Found | None
+) -> AsyncGenerator[Storage]:
+    """Open the other place of a repository's files, if there is one."""
+    if found is None or found.elsewhere is None:
+        yield storage
+        return
+    from icechunk_async.engine.virtual.elsewhere import open_apart  # noqa: PLC0415 -- rarely used
+
+    async with open_apart(storage, found.elsewhere, request.authorized) as both:
+        yield both
+
+
+def _grants(request: Request, found: Found) -> Mapping[str, VirtualAccess]:
+    """Return the grants for virtual chunks."""
+    if found.elsewhere is None:
+        return request.authorized
+    from icechunk_async.engine.virtual.elsewhere import other_grants  # noqa: PLC0415 -- rarely used
+
+    return other_grants(request.authorized, found.elsewhere)
 
 
 async def _find_or_check(
@@ -470,7 +496,7 @@ async def _assemble(
         virtual = await stack.enter_async_context(
             open_virtual(
                 containers,
-                request.authorized,
+                _grants(request, found),
                 lambda source: with_policies(source, budget, policies, immutable=lambda _: False),
                 request.config.effective_virtual_chunk_containers if request.config else (),
             )

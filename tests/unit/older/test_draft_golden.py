@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,16 +14,23 @@ import zarr
 
 from icechunk_async import Repository, RepositoryConfig
 from icechunk_async.config import S3Store, VirtualChunkContainer
-from icechunk_async.errors import FormatError, SnapshotNotFoundError
+from icechunk_async.errors import (
+    FormatError,
+    SnapshotNotFoundError,
+    UnsupportedBySpecError,
+    VirtualAccessError,
+)
 from icechunk_async.format.draft.manifests import MANIFEST_SCHEMA
 from icechunk_async.format.draft.structure import STRUCTURE_SCHEMA
 from icechunk_async.storage import open_storage
-from tests.helpers import memory_url, objects, read
+from icechunk_async.upkeep import upgrade
+from tests.helpers import memory_url, objects, read, write
 from tests.unit.older.draft_golden import COMMITS, EXPECTED, SOURCE, VIRTUAL_URL, golden_draft
 from tests.unit.older.draft_writer import MANIFEST, STRUCTURE, DraftWriter, coord, group
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from icechunk_async import Session
 
@@ -197,11 +205,67 @@ async def test_a_state_file_without_references_has_its_newest_snapshot_as_main()
     assert found["history"] == ["second", ""]
 
 
-@pytest.mark.parametrize("root", ["s3://elsewhere/data", "../beside", "/data"])
-async def test_files_outside_of_the_location_are_refused(root: str) -> None:
+@pytest.mark.parametrize("root", ["../beside", "/data"])
+async def test_files_outside_of_the_location_at_no_url_are_refused(root: str) -> None:
     """The error says where they are."""
     writer = DraftWriter()
     writer.snapshot([], None)
     writer.state(store_root=root)
     with pytest.raises(FormatError, match="store_root"):
         await _opened(writer)
+
+
+FILES = "s3://elsewhere/data"
+
+
+async def test_files_at_another_url_are_read_and_written_there_by_leave() -> None:
+    """The state file stays where it is; forks that travel take the leave along."""
+    async with open_storage(memory_url()) as storage, open_storage(memory_url()) as files:
+        for key, data in golden_draft(f"{FILES}/").objects.items():
+            place = storage if key == "state.json" else files
+            await place.put(key.removeprefix(f"{FILES}/"), data)
+        before = await objects(storage)
+        with pytest.raises(VirtualAccessError, match=rf"{FILES}.*authorize_virtual_chunk_access"):
+            async with Repository.open(storage):
+                pass
+        with pytest.raises(UnsupportedBySpecError, match="one place"):
+            await upgrade(storage)
+        async with Repository.open(
+            storage, authorize_virtual_chunk_access={f"{FILES}/": files}
+        ) as repository:
+            session = await repository.readonly_session("main")
+            found = await (await _array(session, "a/packed")).getitem(...)
+            assert found.tolist() == EXPECTED["a/packed"].tolist()
+            writable = await repository.writable_session("main")
+            two = await zarr.api.asynchronous.open_array(store=writable.store, path="a/two")
+            await two.setitem(slice(0, 2), 9)
+            await writable.commit("apart")
+            again = await repository.readonly_session("main")
+            assert (await (await _array(again, "a/two")).getitem(...)).tolist()[:2] == [9, 9]
+        after = await objects(storage)
+        assert list(after) == list(before) == ["state.json"]
+        assert json.loads(after["state.json"])["store_root"] == FILES
+
+
+async def test_files_in_another_folder_are_opened_by_their_url(tmp_path: Path) -> None:
+    """None is leave enough for a place that needs no credentials."""
+    root = (tmp_path / "files").as_uri()
+    for key, data in golden_draft(f"{root}/").objects.items():
+        path = tmp_path / "state" / key
+        if key != "state.json":
+            path = tmp_path / "files" / key.removeprefix(f"{root}/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    leave = {root: None}
+    async with Repository.open(
+        tmp_path / "state", authorize_virtual_chunk_access=leave
+    ) as repository:
+        session = await repository.writable_session("main")
+        fork = pickle.loads(pickle.dumps(await session.fork()))
+        async with fork.attached():
+            await write(fork, "a/two/c/0", b"12345678")
+        await session.merge(fork)
+        await session.commit("forked")
+        reader = await repository.readonly_session("main")
+        assert await read(reader, "a/two/c/0") == b"12345678"
+    assert [it.name for it in (tmp_path / "state").iterdir()] == ["state.json"]

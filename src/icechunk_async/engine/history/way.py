@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.engine.files.layout import Layout
     from icechunk_async.engine.history.protocol import History
+    from icechunk_async.engine.virtual.elsewhere import Elsewhere
     from icechunk_async.format.config import RepositoryConfig
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.storage import Storage
@@ -68,6 +69,8 @@ class Found:
     """Opens the history at the state that was just read or written, without a request."""
     settings: OwnSettings = field(default_factory=OwnSettings)
     """Those that the repository stores."""
+    elsewhere: Elsewhere | None = None
+    """The other place of its files, if they are not where it is."""
 
     @property
     def spec_version(self) -> int:

@@ -25,7 +25,7 @@ from icechunk_async.engine.history.outcomes import create_object
 from icechunk_async.engine.history.protocol import MAIN
 from icechunk_async.engine.history.ref_files.migration import OldRefs, finished, migrated
 from icechunk_async.engine.history.way import HistorySettings
-from icechunk_async.errors import ConflictError, FormatError
+from icechunk_async.errors import ConflictError, FormatError, UnsupportedBySpecError
 from icechunk_async.format.config import RepositoryConfig, encode_config
 from icechunk_async.format.envelope import FileType, pack
 from icechunk_async.format.ids import ChunkId, ManifestId, SnapshotId
@@ -70,11 +70,19 @@ async def find_older(storage: Storage) -> Found | None:
 
     Raises:
         FormatError: it holds repositories of two layouts, or what decides is damaged.
+        UnsupportedBySpecError: the files of the repository are in another place.
     """
     for read in await gather(*(way.detect(storage) for way in opening.WAYS)):
         if read is not None:  # not decoded: a closed branch of version 1 cannot be
             return None
     found = await opening.find_other(storage)
+    if found is not None and found.elsewhere is not None:
+        raise UnsupportedBySpecError(
+            f"The files of the repository at {storage.description.url!r} are at "
+            f"{found.elsewhere.url!r}, and a migration needs them in one place. Nothing was "
+            "changed. Copy them to where the state file is, remove 'store_root' from it, and call "
+            "upgrade again."
+        )
     return found if found is not None and not found.spec_version else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +35,7 @@ from icechunk_async.engine.history.refusals import (
     tag_exists,
 )
 from icechunk_async.engine.history.way import Found, Way
+from icechunk_async.engine.virtual.elsewhere import Elsewhere
 from icechunk_async.errors import ConflictError, FormatError, InvalidRefNameError
 from icechunk_async.format.config import decode_config, encode_config
 from icechunk_async.format.draft.names import ATTRIBUTES, CHUNKS, MANIFESTS, STATE, STRUCTURES
@@ -401,29 +403,32 @@ async def _detect(storage: Storage) -> Callable[[], Found] | None:
 
     def read() -> Found:
         seen = read_state(retrieved)
-        return _found(seen, DraftLayout(_root_of(seen.state, storage.description.url)))
+        root, elsewhere = _root_of(seen.state, storage.description.url)
+        return replace(_found(seen, DraftLayout(root)), elsewhere=elsewhere)
 
     return read
 
 
-def _root_of(state: State, url: str) -> str:
-    """Return the beginning of the keys of all files but the state file.
+def _root_of(state: State, url: str) -> tuple[str, Elsewhere | None]:
+    """Return the beginning of the keys of all files but the state file, and their other place.
 
     Raises:
-        FormatError: they are outside of the location.
+        FormatError: they are outside of the location, at no URL.
     """
     root = (state.store_root or "").rstrip("/")
     base = url.rstrip("/")
     if root in {"", ".", base}:
-        return ""
+        return "", None
     below = root.removeprefix(f"{base}/")
-    if "://" in below or below.startswith("/") or ".." in below.split("/"):
+    if "://" in below:
+        return "", Elsewhere(below, (CHUNKS, MANIFESTS, ATTRIBUTES, STRUCTURES))
+    if below.startswith("/") or ".." in below.split("/"):
         raise FormatError(
             f"{STATE!r} at {url!r} says that the files of the repository are at "
-            f"{state.store_root!r:.200}, which is not below it. Copy them to where the state file "
-            "is, and remove 'store_root' from it."
+            f"{state.store_root!r:.200}, which is neither below it nor a URL. Correct "
+            "'store_root', or copy the files to where the state file is, and remove it."
         )
-    return f"{below.removeprefix('./')}/"
+    return f"{below.removeprefix('./')}/", None
 
 
 def _found(seen: Seen, layout: DraftLayout) -> Found:
