@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage.cache.cached import CacheOptions, CacheStatistics
     from icechunk_async.storage.policies.hedge import HedgePolicy
     from icechunk_async.versions import PendingMerge
+    from icechunk_async.zarr.queries.analyze import Analysis
     from icechunk_async.zarr.store import IcechunkStore
     from icechunk_async.zarr.values import CellChanges, ValueDiff
 
@@ -1985,6 +1986,53 @@ class Repository:
 
         snapshot = await self._engine.load(branch, tag, snapshot_id)
         return await add_sums(self._engine, snapshot, progress)
+
+    async def analyze(
+        self,
+        *,
+        branch: str | None = None,
+        tag: str | None = None,
+        snapshot_id: SnapshotId | str | None = None,
+        paths: Collection[str] | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> Analysis:
+        """Read the chunks of a snapshot that have no statistics yet, and store them for each.
+
+        At most one of the first three arguments is given; ``main`` if none is. Statistics belong
+        to the bytes of chunks: all snapshots, branches and places that share these share them.
+        `Session.aggregate` uses them.
+
+        Args:
+            branch: analyze its tip.
+            tag: analyze its snapshot.
+            snapshot_id: analyze this snapshot.
+            paths: these arrays, and those in these groups; None for all.
+            progress: called with the number of chunks done.
+
+        Returns:
+            What was added. Arrays whose values have no order are listed, and so are chunks that
+            cannot be read.
+
+        Raises:
+            BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: it does not exist.
+            FormatError: a manifest is missing or damaged.
+            UnsafeStorageError, UnsupportedBySpecError: nothing was stored.
+            StorageError: statistics that were stored until then stay.
+
+        Cancellation: statistics that were stored until then stay; the next call continues.
+
+        Cost: reads every chunk without statistics once, 16 at a time; memory for 256 MiB of decoded
+        chunks or one larger chunk. Stores 96 bytes for each chunk, in one object for each 16,384.
+        """
+        from icechunk_async.engine.upkeep.chunk_statistics import drop  # noqa: PLC0415 -- on use
+        from icechunk_async.zarr.queries.analyze import analyze  # noqa: PLC0415 -- on use
+
+        self._engine.history.capabilities.require("upkeep")
+        self._engine.check_safe()
+        session = await self.readonly_session(branch, tag=tag, snapshot_id=snapshot_id)
+        analysis, superseded = await analyze(session, paths, progress)
+        await drop(self._engine, superseded)
+        return analysis
 
     async def check_content(
         self,

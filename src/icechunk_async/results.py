@@ -34,8 +34,12 @@ from icechunk_async.format.operations_log import (
 from icechunk_async.format.repo_info import SnapshotInfo
 from icechunk_async.format.snapshot import ManifestFileInfo
 from icechunk_async.repository import FeatureFlag, RepoAvailability, RepoStatus
+from icechunk_async.zarr.queries.aggregate import Aggregate
+from icechunk_async.zarr.queries.analyze import Analysis
 
 __all__ = [
+    "Aggregate",
+    "Analysis",
     "AncestryGraph",
     "BranchCreated",
     "BranchDeleted",

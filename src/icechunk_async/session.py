@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.storage import Storage
+    from icechunk_async.zarr.queries.aggregate import Aggregate
+    from icechunk_async.zarr.queries.measuring import AggregateFunction
     from icechunk_async.zarr.store import IcechunkStore
 
 __all__ = ["AnySession", "ForkSession", "Session", "SessionMode"]
@@ -312,6 +314,51 @@ class _Hierarchy(ABC):
         return Batches(
             self.workspace, check_path(path), batch_size, lambda refs: ChunkBatch(refs, locations)
         )
+
+    async def aggregate(
+        self,
+        path: str,
+        function: AggregateFunction,
+        *,
+        where: str | None = None,
+        region: Sequence[slice] | None = None,
+    ) -> Aggregate:
+        """Return an aggregate of the values of an array, reading as few chunks as possible.
+
+        Values are those that xarray shows, in 64 bits: missing ones (NaN, NaT, `_FillValue`,
+        `missing_value`) do not count, `scale_factor`, `add_offset` and `_Unsigned` apply. Chunks
+        whose statistics are known (`Repository.analyze`) and all of whose cells count are not read,
+        nor are those in which no cell can count. All others are, so statistics that are missing
+        change the cost and not the result.
+
+        Args:
+            path: the array: numbers of up to 64 bits, truth values, times or durations, in a
+                regular grid.
+            function: what to return. The sum of integers is exact; floats are added in doubles.
+                The variance and the standard deviation are those of all values (``ddof=0``).
+            where: conditions joined by ``and``, as in SQL, on this array and on arrays beside it
+                along its dimensions, such as ``"t2m > 320 and lat between 40 and 60"``.
+            region: a slice for each of the first axes; None for the whole array.
+
+        Returns:
+            The aggregate, how many values it is of, and the chunks and bytes read and skipped.
+
+        Raises:
+            NodeNotFoundError: there is no array.
+            InvalidInputError: its values have no order, or an argument cannot be understood.
+            FormatError: a chunk that is needed is missing or damaged.
+
+        Cancellation: no effect.
+
+        Cost: one request for each manifest of the array that is not cached, one listing, one
+        request for each object with its statistics, and one for each chunk that is read; as much
+        for other arrays in ``where``, of which those with one axis are read. Memory for 256 MiB of
+        decoded chunks or one larger chunk, and about 200 bytes for each chunk of the array.
+        """
+        from icechunk_async.zarr.queries.aggregate import aggregate  # noqa: PLC0415 -- on use
+
+        assert isinstance(self, Session | ForkSession)  # there are no others
+        return await aggregate(self, path, function, where, region)
 
     @property
     def has_pending_chunks(self) -> bool:

@@ -13,6 +13,7 @@ from icechunk_async.cli.commands import (
     history,
     ingest,
     integrity,
+    queries,
     refs,
     sessions,
     transactions,
@@ -77,4 +78,5 @@ upkeep.register(app)
 copies.register(app)
 ingest.register(app)
 integrity.register(app)
+queries.register(app)
 demo.register(app)

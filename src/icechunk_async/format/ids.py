@@ -16,6 +16,7 @@ __all__ = [
     "NodeId",
     "SessionId",
     "SnapshotId",
+    "StatisticsId",
     "encode_base32",
 ]
 
@@ -135,6 +136,22 @@ class NodeId(_ObjectId):
 
     def __str__(self) -> str:
         return encode_base32(self)
+
+
+class StatisticsId(_ObjectId):
+    """Names one object with statistics of chunks: the id of their array, and four random bytes."""
+
+    sizes_bytes = (12,)
+
+    @classmethod
+    def of_array(cls, node_id: NodeId) -> Self:
+        """Return a fresh id for statistics of an array's chunks."""
+        return cls(bytes(node_id) + clock.random_bytes(cls.size_bytes - NodeId.size_bytes))
+
+    @property
+    def node_id(self) -> NodeId:
+        """The array whose chunks they are about."""
+        return NodeId(bytes(self[: NodeId.size_bytes]))
 
 
 INITIAL_SNAPSHOT_ID: Final = SnapshotId(bytes.fromhex("0b1cc8d6787580f0e33a6534"))

@@ -11,7 +11,14 @@ from icechunk_async._runtime import clock
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, BackupId
 
 if TYPE_CHECKING:
-    from icechunk_async.format.ids import ChunkId, ManifestId, SessionId, SnapshotId
+    from icechunk_async.format.ids import (
+        ChunkId,
+        ManifestId,
+        NodeId,
+        SessionId,
+        SnapshotId,
+        StatisticsId,
+    )
 
 __all__ = [
     "BRANCH_PREFIX",
@@ -23,6 +30,7 @@ __all__ = [
     "REFS",
     "REPO_INFO",
     "SPILLS",
+    "STATISTICS",
     "SUMS",
     "TAG_PREFIX",
     "backup_key",
@@ -35,6 +43,8 @@ __all__ = [
     "new_backup_name",
     "snapshot_key",
     "spill_prefix",
+    "statistics_key",
+    "statistics_prefix",
     "sums_key",
     "tag_key",
     "tombstone_key",
@@ -58,7 +68,10 @@ SUMS: Final = "sums/"
 digests for each snapshot. The official engine neither reads nor lists nor deletes them. To lose
 them loses no data."""
 
-_WRITTEN_ONCE: Final = ("chunks/", "manifests/", "snapshots/", "transactions/", SUMS)
+STATISTICS: Final = "statistics/"
+"""Objects that only this library writes: statistics of chunks, some for each array. As `SUMS`."""
+
+_WRITTEN_ONCE: Final = ("chunks/", "manifests/", "snapshots/", "transactions/", SUMS, STATISTICS)
 _YEAR_3000_MS: Final = 32_503_680_000_000
 
 
@@ -113,6 +126,19 @@ def sums_key(manifest_id: ManifestId) -> str:
 def digests_key(snapshot_id: SnapshotId) -> str:
     """Return the key of the digests of what a snapshot needs."""
     return f"{SUMS}{snapshot_id}"
+
+
+def statistics_key(statistics_id: StatisticsId) -> str:
+    """Return the key of statistics of some chunks of an array."""
+    return f"{STATISTICS}{statistics_id}"
+
+
+def statistics_prefix(node_id: NodeId) -> str:
+    """Return the beginning of the keys of an array's statistics; few others begin so, too.
+
+    Twelve letters of the text form say sixty bits of the node id, which has 64.
+    """
+    return f"{STATISTICS}{str(node_id)[:12]}"
 
 
 def chunk_key(chunk_id: ChunkId) -> str:

@@ -991,6 +991,7 @@ class Repository(Displayed):
 
     verify_async = asked(AsyncRepository.verify)
     add_sums_async = asked(AsyncRepository.add_sums)
+    analyze_async = asked(AsyncRepository.analyze)
     check_content_async = asked(AsyncRepository.check_content)
     save_sums_async = asked(AsyncRepository.save_sums)
 
@@ -1027,6 +1028,7 @@ class Repository(Displayed):
 
     verify = blocking(verify_async)
     add_sums = blocking(add_sums_async)
+    analyze = blocking(analyze_async)
     check_content = blocking(check_content_async)
     save_sums = blocking(save_sums_async)
     repair = blocking(repair_async)

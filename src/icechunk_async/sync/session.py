@@ -296,6 +296,7 @@ class Session(Displayed):
     # Nodes and chunks
 
     move_async = asked(AsyncSession.move)
+    aggregate_async = asked(AsyncSession.aggregate)
 
     @twin_of(AsyncSession.get_node_id)
     async def get_node_id_async(self, path: str) -> str:
@@ -346,6 +347,7 @@ class Session(Displayed):
         return ChunkType(int(kind))
 
     move = blocking(move_async)
+    aggregate = blocking(aggregate_async)
     all_virtual_chunk_locations = blocking(all_virtual_chunk_locations_async)
 
     # What is in memory is returned at once, without waiting for another thread.

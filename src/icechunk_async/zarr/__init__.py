@@ -2,8 +2,8 @@
 
 `store.IcechunkStore` is what ``zarr`` and ``xarray`` use; `keys` parses its keys, `listing` lists
 them, and `export` writes them as a plain hierarchy. `virtual` writes references to other people's
-files, `datasets` xarray's datasets. `blocks` knows which parts of an array can be written at the
-same time.
+files, `datasets` xarray's datasets. `queries` finds values by statistics of chunks. `blocks`
+knows which parts of an array can be written at the same time.
 """
 
 from icechunk_async.zarr.store import IcechunkStore

@@ -36,6 +36,8 @@ COMMANDS = {
     ("check",): "{sample}",
     ("verify",): "{sample}",
     ("sums",): "{copy}",
+    ("analyze",): "{copy}",
+    ("aggregate",): "{sample} small count",
     ("repair",): "{sample}",
     ("copy",): "{sample} {new}",
     ("sync",): "{sample} {new}",

@@ -98,6 +98,8 @@ COMMANDS: dict[tuple[str, ...], list[str]] = {
     ("repair",): [],
     ("verify",): [],
     ("sums",): [],
+    ("analyze",): [],
+    ("aggregate",): [BAD, "max"],
     ("transactions",): [],
     ("forget-transactions",): [BAD],
     ("branch", "list"): [],

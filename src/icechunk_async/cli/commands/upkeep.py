@@ -86,6 +86,8 @@ class Collected:
     transaction_logs_deleted: int
     sums_deleted: int
     """Checksums of manifests, and lists of digests of snapshots."""
+    statistics_deleted: int
+    """Objects with statistics of chunks."""
     unfinished_deleted: int
     """Files of killed writers, and objects of trials of the storage."""
     failures: list[FailedDeletion]
@@ -194,8 +196,8 @@ async def gc(
     Exit code 1 if some objects could not be deleted.
 
     JSON keys: dry_run, older_than, bytes_deleted, chunks_deleted, manifests_deleted,
-    snapshots_deleted, transaction_logs_deleted, sums_deleted (checksums), unfinished_deleted (what
-    killed writers left), failures (each: key, reason).
+    snapshots_deleted, transaction_logs_deleted, sums_deleted (checksums), statistics_deleted,
+    unfinished_deleted (what killed writers left), failures (each: key, reason).
     """
     with showing_progress() as progress:
         found = await repository.garbage_collect(older_than, dry_run=dry_run, progress=progress)
@@ -208,6 +210,7 @@ async def gc(
         found.snapshots_deleted,
         found.transaction_logs_deleted,
         found.sums_deleted,
+        found.statistics_deleted,
         found.unfinished_deleted,
         [FailedDeletion(it.key, str(it.error)) for it in found.failures],
     )
@@ -351,6 +354,8 @@ def _show_collected(document: Collected, console: Console) -> None:
     table.add_row("transaction logs", f"{document.transaction_logs_deleted:,}")
     if document.sums_deleted:
         table.add_row("checksums", f"{document.sums_deleted:,}")
+    if document.statistics_deleted:
+        table.add_row("statistics of chunks", f"{document.statistics_deleted:,}")
     if document.unfinished_deleted:
         table.add_row("files of killed writers", f"{document.unfinished_deleted:,}")
     console.print(table)

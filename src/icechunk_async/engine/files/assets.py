@@ -7,6 +7,7 @@ one is always right.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import SingleFlight, bounded_map
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from icechunk_async.engine.files.layout import Layout
+    from icechunk_async.engine.files.statistics import StatisticsFiles
     from icechunk_async.format.ids import ManifestId, SnapshotId
     from icechunk_async.format.manifest.held import HeldManifest
     from icechunk_async.format.snapshot import Snapshot
@@ -122,6 +124,14 @@ class Assets:
         self._snapshots: WeightedCache[SnapshotId, Snapshot] = WeightedCache(snapshot_nodes)
         self._flights: SingleFlight[SnapshotId, Snapshot] = SingleFlight()
         self._recent = recent or RecentFiles()
+        self._chunk_refs = chunk_refs
+
+    @cached_property
+    def statistics(self) -> StatisticsFiles:
+        """Statistics of chunks."""
+        from icechunk_async.engine.files.statistics import StatisticsFiles  # noqa: PLC0415 -- on use
+
+        return StatisticsFiles(self.storage, self._chunk_refs)
 
     async def compute[T](self, work: Callable[[], T], *, size_bytes: int) -> T:
         """Run ``work``, on a thread if it handles enough bytes to hold up the event loop."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.leases.register import Spared, remove_dead, spared
+from icechunk_async.engine.upkeep.chunk_statistics import Doomed
 from icechunk_async.engine.upkeep.room import remove_unfinished, with_room
 from icechunk_async.engine.upkeep.storage_clock import checked_by_storage
 from icechunk_async.engine.upkeep.survey import Survey
@@ -79,6 +80,8 @@ class GarbageReport:
     transaction_logs_deleted: int = 0
     sums_deleted: int = 0
     """Checksums of manifests, and lists of digests of snapshots, that were deleted."""
+    statistics_deleted: int = 0
+    """Objects with statistics of chunks of arrays that are gone."""
     failures: tuple[DeleteFailure, ...] = ()
     """Each object that could not be deleted, with its key and the reason."""
     skipped_phases: tuple[str, ...] = ()
@@ -150,9 +153,12 @@ async def _collect(
         for part in parts:
             chunks.add(part)
 
-    survey = Survey(engine.assets, chunk_ids, absorb, limits=limits, progress=progress)
     leases = await spared(engine.storage, engine.assets.backend)
     cutoff = leases.cutoff(cutoff)
+    statistics = await Doomed.listed(engine.storage, cutoff)
+    survey = Survey(
+        engine.assets, chunk_ids, absorb, limits=limits, note=statistics.spare, progress=progress
+    )
     old, newest = await old_snapshots(engine.storage, cutoff)
     old -= leases.bases
     # Everything is read before anything changes: a damaged repository stays unchanged.
@@ -190,17 +196,20 @@ async def _collect(
         if tallies[folder].failures:
             skipped = FOLDERS[place + 1 :]
             break
+    gone = await statistics.delete(engine.storage, cutoff, dry_run=dry_run)
     if not dry_run:
         await remove_dead(engine.storage, leases, cutoff)
     unfinished = await remove_unfinished(engine, cutoff, dry_run=dry_run)
     return GarbageReport(
-        bytes_deleted=sum(it.size_bytes for it in tallies.values()) + unfinished.size_bytes,
+        bytes_deleted=sum(it.size_bytes for it in (*tallies.values(), gone))
+        + unfinished.size_bytes,
         chunks_deleted=tallies["chunks"].count,
         manifests_deleted=tallies["manifests"].count,
         snapshots_deleted=tallies[_SNAPSHOTS].count,
         transaction_logs_deleted=tallies["transactions"].count,
         sums_deleted=tallies[_SUMS].count,
-        failures=tuple(failure for it in tallies.values() for failure in it.failures),
+        statistics_deleted=gone.count,
+        failures=tuple(failure for it in (*tallies.values(), gone) for failure in it.failures),
         skipped_phases=skipped,
         unfinished_deleted=unfinished.count,
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.files.assets import Assets
     from icechunk_async.format.ids import ManifestId, SnapshotId
     from icechunk_async.format.manifest.reading import Manifest
+    from icechunk_async.format.snapshot import Snapshot
 
 __all__ = ["Limits", "Survey", "portions"]
 
@@ -68,6 +69,7 @@ class Survey[T]:
         absorb: Callable[[list[T]], None],
         *,
         limits: Limits,
+        note: Callable[[Snapshot], None] | None = None,
         progress: ProgressCallback | None = None,
     ) -> None:
         """Begin without snapshots.
@@ -77,12 +79,14 @@ class Survey[T]:
             extract: returns the part of a manifest that is wanted; called on any thread.
             absorb: takes the parts of several manifests; one call at a time, on any thread.
             limits: bounds on memory.
+            note: called with each snapshot, which is not kept.
             progress: called with the number of snapshots and manifests read.
         """
         self._assets = assets
         self._extract = extract
         self._absorb = absorb
         self._limits = limits
+        self._note = note
         self._progress = progress or no_progress
         self._parents: dict[SnapshotId, SnapshotId | None] = {}
         self._sizes: dict[ManifestId, int] = {}
@@ -107,6 +111,8 @@ class Survey[T]:
             if info.id not in self._named:
                 self._named.add(info.id)
                 self._sizes[info.id] = info.size_bytes
+        if self._note is not None:
+            self._note(snapshot)
         self._parents[snapshot_id] = snapshot.parent_id
         self._progress(Progress("reading snapshots", len(self._parents)))
         return snapshot.parent_id

@@ -21,6 +21,7 @@ import pyarrow as pa
 from icechunk_async._runtime import clock
 from icechunk_async.engine.history.protocol import Kept
 from icechunk_async.engine.leases.register import Spared, remove_dead, spared
+from icechunk_async.engine.upkeep.chunk_statistics import Doomed
 from icechunk_async.engine.upkeep.collect import (
     FOLDERS,
     GarbageReport,
@@ -33,6 +34,7 @@ from icechunk_async.engine.upkeep.room import remove_unfinished
 from icechunk_async.engine.upkeep.survey import Limits, Survey
 from icechunk_async.engine.upkeep.sweep import (
     BATCH,
+    Tally,
     chunk_ids,
     delete_batch,
     garbage_in,
@@ -161,6 +163,7 @@ class _Collection:
     leases: Spared = field(default_factory=Spared)
     chunks: IdSet = field(default_factory=IdSet)
     manifests: set[ManifestId] = field(default_factory=set["ManifestId"])
+    statistics: Doomed = field(default_factory=lambda: Doomed({}))
 
     def decide(self) -> Kept:
         """Find what must be kept, and release the rest unless this is a dry run."""
@@ -169,9 +172,16 @@ class _Collection:
         async def begin(native: AsyncRepository) -> _Begun:
             nonlocal survey
             opened = native.engine
-            survey = Survey(opened.assets, lambda _: None, lambda _: None, limits=Limits())
             self.leases = await spared(opened.storage, opened.assets.backend)
             self.cutoff = self.leases.cutoff(self.cutoff)
+            self.statistics = await Doomed.listed(opened.storage, self.cutoff)
+            survey = Survey(
+                opened.assets,
+                lambda _: None,
+                lambda _: None,
+                limits=Limits(),
+                note=self.statistics.spare,
+            )
             old, newest = await old_snapshots(opened.storage, self.cutoff)
             old -= self.leases.bases
             kept = await opened.history.release(old, survey.parent_of, cutoff=None)
@@ -245,6 +255,7 @@ class _Collection:
             if failed:
                 skipped = FOLDERS[place + 1 :]
                 break
+        statistics = self.shared.ask(self._delete_statistics)
         if not self.dry_run:
             self.shared.ask(lambda it: remove_dead(it.engine.storage, self.leases, self.cutoff))
         left: dict[str, str] = dict.fromkeys(
@@ -256,14 +267,18 @@ class _Collection:
         counts = {it: int(np.count_nonzero(gone & (folders == it))) for it in FOLDERS}
         unfinished = self.shared.ask(self._remove_unfinished)
         result = GarbageReport(
-            bytes_deleted=int(np.array(sizes, np.int64)[gone].sum()) + unfinished.size_bytes,
+            bytes_deleted=int(np.array(sizes, np.int64)[gone].sum())
+            + unfinished.size_bytes
+            + statistics.size_bytes,
             chunks_deleted=counts["chunks"],
             manifests_deleted=counts["manifests"],
             snapshots_deleted=counts["snapshots"],
             transaction_logs_deleted=counts["transactions"],
             sums_deleted=counts["sums"],
-            failures=tuple(
-                DeleteFailure(key, StorageError(reason)) for key, reason in reasons.items()
+            statistics_deleted=statistics.count,
+            failures=(
+                *(DeleteFailure(key, StorageError(reason)) for key, reason in reasons.items()),
+                *statistics.failures,
             ),
             skipped_phases=skipped,
             unfinished_deleted=unfinished.count,
@@ -278,6 +293,10 @@ class _Collection:
         }
         batch = pa.RecordBatch.from_pydict(columns, _REPORT)
         return reported(self.spark, result, pa.Table.from_batches([batch], _REPORT))
+
+    async def _delete_statistics(self, repository: AsyncRepository) -> Tally:
+        storage = repository.engine.storage
+        return await self.statistics.delete(storage, self.cutoff, dry_run=self.dry_run)
 
     async def _remove_unfinished(self, repository: AsyncRepository) -> Unfinished:
         return await remove_unfinished(repository.engine, self.cutoff, dry_run=self.dry_run)

@@ -1,0 +1,79 @@
+"""Deleting statistics of chunks: of arrays that no snapshot has any more, and what others replace.
+
+They are deleted by their array, not by their chunks: to know these, all of them would have to be
+read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from icechunk_async.engine.upkeep.sweep import BATCH, Tally, delete_batch, is_older, pages
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.ids import StatisticsId
+from icechunk_async.format.layout import STATISTICS, statistics_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+    from typing import Self
+
+    from icechunk_async.engine.open import Engine
+    from icechunk_async.format.ids import NodeId
+    from icechunk_async.format.snapshot import Snapshot
+    from icechunk_async.storage import ObjectInfo, Storage
+
+__all__ = ["Doomed", "drop"]
+
+
+class Doomed:
+    """Old statistics whose arrays were found in no snapshot so far."""
+
+    def __init__(self, objects: dict[NodeId, list[ObjectInfo]]) -> None:
+        """Begin with all that are old, by their array."""
+        self._objects = objects
+
+    @classmethod
+    async def listed(cls, storage: Storage, cutoff: datetime) -> Self:
+        """List what was written before a time. Cost: one listing."""
+        found: dict[NodeId, list[ObjectInfo]] = {}
+        async for page in pages(storage, STATISTICS):
+            for it in page:
+                if not is_older(it.last_modified, cutoff):
+                    continue
+                try:
+                    parsed = StatisticsId.parse(it.key.removeprefix(STATISTICS))
+                except InvalidInputError:  # not ours
+                    continue
+                found.setdefault(parsed.node_id, []).append(it)
+        return cls(found)
+
+    def spare(self, snapshot: Snapshot) -> None:
+        """Keep the statistics of all arrays of a snapshot."""
+        found = [it for it in self._objects if snapshot.nodes.path_of(it) is not None]
+        for node_id in found:
+            del self._objects[node_id]
+
+    async def delete(self, storage: Storage, cutoff: datetime, *, dry_run: bool) -> Tally:
+        """Delete what is left and was written before a time, or count it."""
+        tally = Tally()
+        chosen = [it for some in self._objects.values() for it in some]
+        chosen = [it for it in chosen if is_older(it.last_modified, cutoff)]
+        for start in range(0, len(chosen), BATCH):
+            part = chosen[start : start + BATCH]
+            failures = [] if dry_run else await delete_batch(storage, [it.key for it in part])
+            failed = {it.key for it in failures}
+            tally.failures += failures
+            tally.count += len(part) - len(failed)
+            tally.size_bytes += sum(it.size_bytes for it in part if it.key not in failed)
+        return tally
+
+
+async def drop(engine: Engine, superseded: Iterable[StatisticsId]) -> None:
+    """Delete statistics that others hold as well.
+
+    Queries that are under way take those that are gone for unknown.
+    """
+    keys = [statistics_key(it) for it in superseded]
+    for start in range(0, len(keys), BATCH):
+        await delete_batch(engine.storage, keys[start : start + BATCH])

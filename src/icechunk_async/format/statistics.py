@@ -1,0 +1,253 @@
+"""Statistics of chunks: how many values each has, between which bounds, and their sum.
+
+The format of Icechunk has no place for them, so they are kept in separate objects, some for each
+array (docs/reference/chunk-statistics.md). A row is about bytes, not about a place in an array: its
+key is made of where the bytes of a chunk are, and how much of the chunk lies within the array. So
+rows stay right when chunks, arrays and manifests move, and bytes that another writer puts in a
+place of a chunk have no row. A row that is missing is unknown, which is never an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+import numpy as np
+
+from icechunk_async.errors import FormatError
+from icechunk_async.format.ids import StatisticsId
+from icechunk_async.format.manifest.refs import NO_ETAG, InlineChunk, Kind, VirtualChunk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+    from icechunk_async.format.manifest.refs import ChunkRefs
+
+    type Keys = npt.NDArray[np.bytes_]
+    """A key for each of some chunks, ``(n,)``."""
+    type Rows = npt.NDArray[np.void]
+    """Rows of the type that `row_type` returns, ``(n,)``."""
+
+__all__ = [
+    "ChunkStatistics",
+    "NumberKind",
+    "cells_within",
+    "chunk_keys",
+    "joined",
+    "row_type",
+]
+
+type NumberKind = Literal["i", "u", "f"]
+"""How bounds and sums are kept: signed or unsigned integers of 64 bits, or doubles."""
+
+_MAGIC: Final = b"ICASTAT1"
+_HEAD: Final = Struct("<8s12s1s3s32sQ")
+"""Magic number, id, kind, zeros, digest of how bytes become values, rows."""
+_DIGEST_BYTES: Final = 32
+_IDENTITY_BYTES: Final = 32
+_KEY_BYTES: Final = _IDENTITY_BYTES + 8
+_KINDS: Final[dict[bytes, NumberKind]] = {b"i": "i", b"u": "u", b"f": "f"}
+
+
+def row_type(kind: NumberKind) -> np.dtype[np.void]:
+    """Return the type of rows: one for each chunk.
+
+    * ``key``: see `chunk_keys`.
+    * ``count``, ``nulls``: cells within the array that have a value, and those that have none.
+    * ``low``, ``high``: the least and the greatest value; 0 without any. Zero has no sign.
+    * ``sum``, ``rest``: of integers, the sum is ``sum * 2**32 + rest``; of floats it is ``sum``.
+    * ``deviations``: the sum of the squared deviations of values from their mean.
+    """
+    number = f"<{kind}8"
+    return np.dtype(
+        [
+            ("key", f"S{_KEY_BYTES}"),
+            ("count", "<u8"),
+            ("nulls", "<u8"),
+            ("low", number),
+            ("high", number),
+            ("sum", "<f8" if kind == "f" else "<i8"),
+            ("rest", "<u4"),
+            ("deviations", "<f8"),
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkStatistics:
+    """Statistics of some chunks of one array, in the order of their keys."""
+
+    meaning: bytes
+    """SHA-256 of how bytes become values, 32 bytes: rows hold for no other codecs or fill values"""
+    kind: NumberKind
+    rows: Rows
+
+    def encode(self, statistics_id: StatisticsId) -> bytes:
+        """Return the object of an id. Equal statistics give equal bytes."""
+        head = (bytes(statistics_id), self.kind.encode(), b"", self.meaning, len(self.rows))
+        parts = [_HEAD.pack(_MAGIC, *head)]
+        parts += [self.rows[name].tobytes() for name in _names(self.rows)]
+        data = b"".join(parts)
+        return data + hashlib.sha256(data).digest()
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview, statistics_id: StatisticsId) -> Self:
+        """Read an object.
+
+        Args:
+            data: its bytes.
+            statistics_id: its id.
+
+        Raises:
+            FormatError: it is damaged, hostile, another object, or of a newer version.
+        """
+        view = memoryview(data)
+        if len(view) < _HEAD.size + _DIGEST_BYTES:
+            raise _damaged(statistics_id, "they are cut off")
+        magic, about, code, zeros, meaning, count = _HEAD.unpack_from(view)
+        if magic[:-1] != _MAGIC[:-1]:
+            raise _damaged(statistics_id, "the object is something else")
+        kind = _KINDS.get(code)
+        if magic != _MAGIC or kind is None:
+            raise FormatError(
+                f"The statistics {statistics_id} were written by a newer version of "
+                "icechunk-async, and cannot be read by this one. Upgrade it."
+            )
+        if zeros != b"\0\0\0" or about != bytes(statistics_id):
+            raise _damaged(statistics_id, f"they are those of {StatisticsId(about)}")
+        end = len(view) - _DIGEST_BYTES
+        form = row_type(kind)
+        if end - _HEAD.size != count * form.itemsize:
+            raise _damaged(statistics_id, f"they have another size than {count} rows")
+        if hashlib.sha256(view[:end]).digest() != bytes(view[end:]):
+            raise _damaged(statistics_id, "their own digest is another one")
+        rows = np.empty(count, form)
+        at = _HEAD.size
+        for name in _names(rows):
+            column = form[name]
+            stop = at + count * column.itemsize
+            rows[name] = np.frombuffer(view[at:stop], column)
+            at = stop
+        if not _is_possible(rows, kind):
+            raise _damaged(statistics_id, "they cannot be those of any values")
+        return cls(meaning, kind, rows)
+
+
+def _names(rows: Rows) -> tuple[str, ...]:
+    names = rows.dtype.names
+    assert names is not None  # rows have columns
+    return names
+
+
+def _is_possible(rows: Rows, kind: NumberKind) -> bool:
+    """Return whether rows are in order, and their bounds are bounds."""
+    keys = rows["key"]
+    most = np.uint64(1 << 62)
+    few = bool((rows["count"] < most).all() and (rows["nulls"] < most).all())
+    bounds = bool((rows["low"] <= rows["high"]).all())  # false for NaN
+    return few and bounds and bool((keys[:-1] < keys[1:]).all())
+
+
+def _damaged(statistics_id: StatisticsId, why: str) -> FormatError:
+    return FormatError(
+        f"The statistics {statistics_id} are damaged: {why}. No data is lost: delete "
+        f"'statistics/{statistics_id}', and make them anew with Repository.analyze."
+    )
+
+
+def joined(parts: Iterable[Rows], kind: NumberKind) -> Rows:
+    """Return the rows of several objects in the order of their keys, each key once."""
+    whole = np.concatenate([np.empty(0, row_type(kind)), *parts])
+    _, first = np.unique(whole["key"], return_index=True)
+    return whole[first]
+
+
+def cells_within(
+    coords: npt.NDArray[np.integer[Any]], shape: Sequence[int], chunks: Sequence[int]
+) -> npt.NDArray[np.int64]:
+    """Return how far chunks reach into an array along each axis, in cells: ``(n, rank)``.
+
+    Args:
+        coords: where the chunks are in the grid, ``(n, rank)``.
+        shape: cells of the array along each axis.
+        chunks: cells of a chunk along each axis.
+    """
+    sizes = np.array(chunks, np.int64)
+    left = np.array(shape, np.int64) - coords.astype(np.int64) * sizes
+    found: npt.NDArray[np.int64] = np.clip(left, 0, sizes)
+    return found
+
+
+def chunk_keys(
+    refs: ChunkRefs, within: npt.NDArray[np.int64], chunks: Sequence[int]
+) -> tuple[Keys, npt.NDArray[np.bool_]]:
+    """Return the keys of chunks, ``(n,)``, and which of them have one.
+
+    A key is 32 bytes about the bytes of a chunk, and 8 about the cells of it that are in the array.
+
+    * Native: the id of the object, zeros up to 16 bytes, the offset and the length.
+    * Inline: the SHA-256 of the bytes.
+    * Virtual: the SHA-256 of location, offset, length, and ETag or time. Without one of these
+      nobody notices when the source changes, so such chunks have no key.
+    * The cells: zeros if all are, otherwise the beginning of the SHA-256 of their number along
+      each axis.
+
+    Args:
+        refs: references to the chunks.
+        within: see `cells_within`.
+        chunks: cells of a chunk along each axis.
+
+    Cost: for inline and virtual chunks some microseconds each.
+    """
+    count = len(refs)
+    raw = np.zeros((count, _KEY_BYTES), np.uint8)
+    known = np.zeros(count, bool)
+    native = np.flatnonzero(refs.kinds == Kind.NATIVE)
+    if len(native):
+        ids = refs.chunk_ids[refs.objects[native]]
+        raw[native, : ids.shape[1]] = ids
+        raw[native, 16:24] = _words(refs.offsets[native])
+        raw[native, 24:32] = _words(refs.lengths[native])
+        known[native] = True
+    for row in np.flatnonzero(refs.kinds != Kind.NATIVE).tolist():
+        text = _described(refs, row)
+        if text is not None:
+            digest = hashlib.sha256(text).digest()
+            raw[row, :_IDENTITY_BYTES] = np.frombuffer(digest, np.uint8)
+            known[row] = True
+    raw[:, _IDENTITY_BYTES:] = _extents(within, chunks)
+    keys: Keys = raw.reshape(-1).view(f"S{_KEY_BYTES}")
+    return keys, known
+
+
+def _words(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(numbers.astype("<u8")).view(np.uint8).reshape(-1, 8)
+
+
+def _described(refs: ChunkRefs, row: int) -> bytes | memoryview | None:
+    """Return a description of the bytes of a chunk; None if they could change unnoticed."""
+    match refs.ref(row):
+        case InlineChunk(data):
+            return data
+        case VirtualChunk() as ref if refs.etags.item(row) != NO_ETAG or ref.last_modified:
+            guard = ref.last_modified if ref.etag is None else ref.etag
+            parts = (ref.location, ref.offset, ref.length, type(guard).__name__, guard)
+            return "\0".join(map(str, parts)).encode("utf-8", "surrogateescape")
+        case _:
+            return None
+
+
+def _extents(within: npt.NDArray[np.int64], chunks: Sequence[int]) -> npt.NDArray[np.uint8]:
+    """Return eight bytes about the cells of each chunk that are in the array."""
+    found = np.zeros((len(within), 8), np.uint8)
+    partial = np.flatnonzero((within != np.array(chunks, np.int64)).any(axis=1))
+    if len(partial):
+        different, rows = np.unique(within[partial], axis=0, return_inverse=True)
+        digests = [hashlib.sha256(it.astype("<u8").tobytes()).digest()[:8] for it in different]
+        table = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 8)
+        found[partial] = table[rows.reshape(-1)]
+    return found

@@ -1,0 +1,91 @@
+"""Aggregates of arrays: from the statistics of chunks where they suffice, from values elsewhere."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from icechunk_async._runtime import telemetry
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.format.statistics import row_type
+from icechunk_async.zarr.queries.analyze import chunks_at_once
+from icechunk_async.zarr.queries.measuring import check_function, measure, summary
+from icechunk_async.zarr.queries.planning import Plan, planned
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from icechunk_async.format.statistics import Rows
+    from icechunk_async.session import AnySession
+    from icechunk_async.zarr.queries.measuring import AggregateFunction
+
+__all__ = ["Aggregate", "aggregate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """An aggregate of the values of an array, and what it cost."""
+
+    value: Any
+    """A number of Python, a truth value, or a time of NumPy; None if there are no values. The
+    count and the sum of no values are 0."""
+    count: int
+    """Cells that have a value and fulfil the conditions."""
+    chunks: int
+    """Chunks of the array in the region."""
+    chunks_read: int
+    """Those that were read."""
+    bytes_read: int
+    """Stored size of all chunks that were read, also those of other arrays in conditions."""
+    bytes_skipped: int
+    """Stored size of the array's chunks in the region that were not read."""
+
+
+async def aggregate(
+    session: AnySession,
+    path: str,
+    function: AggregateFunction,
+    where: str | None,
+    region: Sequence[slice] | None,
+) -> Aggregate:
+    """Return an aggregate of an array's values; see `Session.aggregate`."""
+    with telemetry.span("aggregate"):
+        plan = await planned(session, path, where, region)
+        check_function(function, plan.target.meaning)
+        known, statistics = plan.known_whole()
+        excluded = plan.excluded
+        reads = np.flatnonzero(~known & ~excluded)
+        found = await bounded_map(
+            lambda at: _measured(session, plan, at),
+            reads.tolist(),
+            limit=chunks_at_once(*plan.arrays_read),
+        )
+        rows = np.zeros(len(plan), row_type(plan.target.meaning.kind))
+        rows[known] = statistics[known]
+        if found:
+            rows[reads] = np.concatenate(found)
+        value, count = summary(function, plan.target.meaning, rows)
+    lengths = plan.lengths()
+    target_bytes = int(lengths[reads].sum())
+    return Aggregate(
+        value,
+        count,
+        len(plan),
+        len(reads),
+        target_bytes + plan.bytes_of_conditions(reads),
+        int(lengths.sum()) - target_bytes,
+    )
+
+
+async def _measured(session: AnySession, plan: Plan, at: int) -> Rows:
+    """Return the statistics of the cells of a chunk that count."""
+    box = plan.box(at)
+    numbers = await plan.target.read(box)
+    chosen = await plan.mask(at, numbers)
+    return await session.workspace.assets.compute(
+        lambda: measure(plan.target.meaning, numbers, chosen),
+        size_bytes=math.prod(numbers.shape) * numbers.itemsize,
+    )

@@ -1,0 +1,152 @@
+"""Conditions on the values of one array: decided from the bounds of chunks, or cell by cell. Pure.
+
+Both compare the same converted numbers by the same operators. Conversion keeps order, so what
+bounds decide is what each cell would say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.zarr.queries.predicates import MOMENT, OPERATORS, offset_us
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from icechunk_async.format.statistics import Rows
+    from icechunk_async.zarr.queries.meaning import Mask, Meaning, Numbers
+    from icechunk_async.zarr.queries.predicates import Predicate
+
+__all__ = ["Condition", "condition_on"]
+
+_STEPS_NS: Final[dict[str, Fraction]] = {
+    "W": Fraction(7 * 86_400 * 10**9),
+    "D": Fraction(86_400 * 10**9),
+    "h": Fraction(3_600 * 10**9),
+    "m": Fraction(60 * 10**9),
+    "s": Fraction(10**9),
+    "ms": Fraction(10**6),
+    "us": Fraction(10**3),
+    "ns": Fraction(1),
+    "ps": Fraction(1, 10**3),
+    "fs": Fraction(1, 10**6),
+    "as": Fraction(1, 10**9),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Condition:
+    """A predicate on the values of one array. A missing value satisfies none."""
+
+    meaning: Meaning
+    op: str
+    literals: tuple[Any, ...]
+    """Numbers: all doubles if values are compared as such."""
+    as_doubles: bool
+    as_objects: bool
+
+    def fulfilled(self, numbers: Numbers) -> Mask:
+        """Return which cells satisfy it; of the shape of ``numbers``."""
+        mask = OPERATORS[self.op](self._converted(self.meaning.unpacked(numbers)), self.literals)
+        return mask & self.meaning.valid(numbers)
+
+    def decided(self, rows: Rows) -> tuple[Mask, Mask]:
+        """Return which chunks have no cell that satisfies it, and of which all do; ``(n,)``.
+
+        Args:
+            rows: statistics of the chunks.
+        """
+        first, last = self.meaning.bounds(rows["low"], rows["high"])
+        low, high = self._converted(first), self._converted(last)
+        with np.errstate(invalid="ignore"):
+            possible, certain = self._ranges(low, high)
+        some = rows["count"] > 0
+        return ~possible | ~some, certain & some & (rows["nulls"] == 0)
+
+    def _ranges(self, low: Numbers, high: Numbers) -> tuple[Mask, Mask]:
+        """Return in which ranges of values some could satisfy it, and in which all do."""
+        compare, literals = OPERATORS[self.op], self.literals
+        match self.op:
+            case "<" | "<=":
+                return compare(low, literals), compare(high, literals)
+            case ">" | ">=":
+                return compare(high, literals), compare(low, literals)
+            case "=" | "in":
+                return _has_any(low, high, literals), (low == high) & compare(low, literals)
+            case _:  # "!=" and "not in"
+                certain = ~_has_any(low, high, literals)
+                return ~((low == high) & ~compare(low, literals)), certain
+
+    def _converted(self, values: Numbers) -> Numbers:
+        if self.as_doubles:
+            return values.astype(np.float64, copy=False)
+        return values.astype(object) if self.as_objects else values
+
+
+def _has_any(low: Numbers, high: Numbers, literals: Sequence[Any]) -> Mask:
+    found = np.zeros(low.shape, bool)
+    for it in literals:
+        found |= np.asarray((low <= it) & (high >= it), bool)
+    return found
+
+
+def condition_on(meaning: Meaning, predicate: Predicate) -> Condition:
+    """Return a predicate as a condition on the values of an array.
+
+    Numbers are compared as doubles if the array is of floating point or packed, or a literal is a
+    double, and exactly otherwise; as the tables of Spark do.
+
+    Raises:
+        InvalidInputError: a literal cannot be compared with its values.
+    """
+    try:
+        literals: list[int | float | Decimal | Fraction]
+        if meaning.stored.kind == "M":
+            literals = [_moment(it, meaning) for it in predicate.values]
+        elif meaning.stored.kind == "b":
+            literals = [_truth(it) for it in predicate.values]
+        else:
+            literals = [_number(it) for it in predicate.values]
+        floating = meaning.kind == "f" or meaning.is_packed
+        doubles = floating or any(isinstance(it, float) for it in literals)
+        if doubles:
+            literals = [float(it) for it in literals]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(
+            f"A condition compares {predicate.column!r}, which is of the type {meaning.stored}, "
+            f"with {', '.join(map(repr, predicate.values))}. {error}"
+        ) from None
+    objects = not doubles and any(not isinstance(it, int) for it in literals)
+    return Condition(meaning, predicate.op, tuple(literals), doubles, objects)
+
+
+def _number(value: Any) -> int | float | Decimal:
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise TypeError("Give numbers.")
+    return value
+
+
+def _truth(value: Any) -> int:
+    if not isinstance(value, bool):
+        raise TypeError("Give true or false.")
+    return int(value)
+
+
+def _moment(value: Any, meaning: Meaning) -> int | Fraction:
+    """Return a moment as a number of the array's unit since 1970."""
+    match = MOMENT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise TypeError("Give a moment in ISO 8601, such as '2020-01-31 12:00:00'.")
+    unit, steps = np.datetime_data(meaning.stored)
+    if unit not in _STEPS_NS:
+        raise TypeError(f"Times in units of {unit!r} cannot be compared with moments.")
+    moment = int(np.datetime64(match["moment"], "us").astype(np.int64))
+    moment -= offset_us(match["zone"] or "Z")
+    found = Fraction(moment * 1000) / (_STEPS_NS[unit] * steps)
+    return int(found) if found.denominator == 1 else found

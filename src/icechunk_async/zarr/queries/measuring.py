@@ -1,0 +1,215 @@
+"""Statistics of the cells of one chunk, and what those of many chunks come to.
+
+The same functions serve chunks whose statistics were stored and chunks that are read for a query,
+so that a result does not depend on which statistics are known.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.format.statistics import row_type
+
+if TYPE_CHECKING:
+    from icechunk_async.format.statistics import Rows
+    from icechunk_async.zarr.queries.meaning import Mask, Meaning, Numbers
+
+__all__ = ["FUNCTIONS", "AggregateFunction", "check_function", "measure", "of_constant", "summary"]
+
+type AggregateFunction = Literal["count", "min", "max", "sum", "mean", "var", "std"]
+FUNCTIONS: Final = ("count", "min", "max", "sum", "mean", "var", "std")
+
+_HALF: Final = 32
+_LOW_HALF: Final = (1 << _HALF) - 1
+
+
+def measure(meaning: Meaning, numbers: Numbers, chosen: Mask | None = None) -> Rows:
+    """Return the statistics of some cells as one row, without a key: ``(1,)``.
+
+    Args:
+        meaning: what the numbers are.
+        numbers: all cells of a chunk that count, of any shape.
+        chosen: which of them to take; None for all.
+    """
+    row = np.zeros(1, row_type(meaning.kind))
+    valid = meaning.valid(numbers)
+    nulls = ~valid
+    if chosen is not None:
+        valid &= chosen
+        nulls &= chosen
+    row["nulls"] = np.count_nonzero(nulls)
+    values = numbers.reshape(-1) if valid.all() else numbers[valid]
+    row["count"] = values.size
+    if not values.size:
+        return row
+    row["low"], row["high"] = values.min(), values.max()
+    if meaning.kind == "f":
+        row["low"] += 0.0  # of -0.0 makes 0.0
+        row["high"] += 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        doubles = values.astype(np.float64)
+        if meaning.kind == "f":
+            row["sum"] = doubles.sum()
+        else:
+            _set_sum(row, values)
+        doubles -= doubles.sum() / values.size
+        row["deviations"] = np.dot(doubles, doubles)
+    return row
+
+
+def _set_sum(row: Rows, values: Numbers) -> None:
+    """Set the exact sum of integers: halves of 32 bits cannot overflow their own sums."""
+    wide = values.astype(np.int64 if values.dtype.kind == "i" else np.uint64)
+    high, low = int((wide >> _HALF).sum()), int((wide & _LOW_HALF).sum())
+    row["sum"], row["rest"] = high + (low >> _HALF), low & _LOW_HALF
+
+
+def of_constant(meaning: Meaning, number: Any, cells: Numbers) -> Rows:
+    """Return statistics of chunks all of whose cells have one number: ``(n,)``, without keys.
+
+    Args:
+        meaning: what the number is.
+        number: it, as an array without axes.
+        cells: how many cells each chunk has in the array, ``(n,)``.
+    """
+    rows = np.zeros(len(cells), row_type(meaning.kind))
+    if not meaning.valid(number).all():
+        rows["nulls"] = cells
+        return rows
+    rows["count"] = cells
+    rows["low"] = rows["high"] = np.where(cells > 0, number, number.dtype.type(0)) + 0
+    if meaning.kind == "f":
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows["sum"] = float(number) * cells
+            rows["deviations"] = np.where(cells > 0, float(number) - float(number), 0.0)
+        return rows
+    sums = [int(number) * it for it in cells.tolist()]
+    rows["sum"] = [it >> _HALF for it in sums]
+    rows["rest"] = [it & _LOW_HALF for it in sums]
+    return rows
+
+
+def check_function(function: str, meaning: Meaning) -> None:
+    """Raise InvalidInputError unless the values of an array have an aggregate."""
+    if function not in FUNCTIONS:
+        raise InvalidInputError(
+            f"There is no aggregate {function!r}. There are {', '.join(FUNCTIONS)}."
+        )
+    some = {"M": ("count", "min", "max", "mean"), "m": FUNCTIONS[:5]}.get(meaning.stored.kind)
+    if some is not None and function not in some:
+        raise InvalidInputError(
+            f"Values of {meaning.path!r} are times, which have no {function}. They have "
+            f"{', '.join(some)}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """The sums over many rows, in stored numbers."""
+
+    count: int
+    total: int | float
+    deviations: float
+
+
+def summary(function: AggregateFunction, meaning: Meaning, rows: Rows) -> tuple[Any, int]:
+    """Return the aggregate of all cells behind some rows, and how many have a value.
+
+    Floats are added exactly and rounded once, so the order of the rows does not count.
+
+    Raises:
+        InvalidInputError: there is no such function, or not for times.
+    """
+    check_function(function, meaning)
+    rows = rows[rows["count"] > 0]
+    count = sum(rows["count"].tolist())
+    match function:
+        case "count":
+            return count, count
+        case "min" | "max" if not count:
+            return None, 0
+        case "min" | "max":
+            lowest = (function == "min") != meaning.is_reversed
+            number = rows["low"].min() if lowest else rows["high"].max()
+            return _shown(meaning, number), count
+        case _:
+            return _of_all(function, meaning, _joined(meaning, rows, count)), count
+
+
+def _joined(meaning: Meaning, rows: Rows, count: int) -> _Whole:
+    total: int | float
+    if meaning.kind == "f":
+        total = _exact_sum(rows["sum"].tolist())
+    else:
+        total = (sum(rows["sum"].tolist()) << _HALF) + sum(rows["rest"].tolist())
+    if not count:
+        return _Whole(0, total, 0.0)
+    # Deviations from the mean of all: those within the chunks, and those of their means.
+    with np.errstate(over="ignore", invalid="ignore"):
+        counts = rows["count"].astype(np.float64)
+        sums = rows["sum"].astype(np.float64)
+        if meaning.kind != "f":
+            sums = sums * float(1 << _HALF) + rows["rest"]
+        between = counts * (sums / counts - total / count) ** 2
+    return _Whole(count, total, _exact_sum([*rows["deviations"].tolist(), *between.tolist()]))
+
+
+def _exact_sum(values: list[float]) -> float:
+    """Return the sum of floats, rounded once; as IEEE 754 has it if it is not finite."""
+    try:
+        return math.fsum(values)
+    except (ValueError, OverflowError):  # infinities of both signs, or a sum beyond all floats
+        return float(np.sum(np.array(values)))
+
+
+def _of_all(function: AggregateFunction, meaning: Meaning, whole: _Whole) -> Any:
+    scale = 1.0 if meaning.scale is None else meaning.scale
+    offset = 0.0 if meaning.offset is None else meaning.offset
+    match function:
+        case "sum":
+            if meaning.is_time:
+                return _duration(meaning, int(whole.total))
+            if not meaning.is_packed:
+                return whole.total
+            return _product(scale, whole.total) + offset * whole.count
+        case _ if not whole.count:
+            return None
+        case "mean" if meaning.is_time:
+            mean_time = round(Fraction(whole.total) / whole.count)
+            return np.int64(mean_time).view(meaning.stored.newbyteorder("="))
+        case "mean":
+            mean = whole.total / whole.count
+            return scale * mean + offset if meaning.is_packed else mean
+        case _:
+            variance = scale * scale * whole.deviations / whole.count
+            return variance if function == "var" else math.sqrt(variance)
+
+
+def _product(scale: float, total: float) -> float:
+    try:
+        return scale * total
+    except OverflowError:  # an integer beyond all floats
+        return math.inf if (scale > 0) == (total > 0) else -math.inf
+
+
+def _duration(meaning: Meaning, total: int) -> Any:
+    if abs(total) > np.iinfo(np.int64).max:
+        raise InvalidInputError(
+            f"The durations of {meaning.path!r} add up to more than 64 bits can hold. Ask for "
+            "their mean."
+        )
+    return np.int64(total).view(meaning.stored.newbyteorder("="))
+
+
+def _shown(meaning: Meaning, number: Any) -> Any:
+    """Return a stored number as a value of Python, or as a time of NumPy."""
+    if meaning.is_time:
+        return np.int64(number).view(meaning.stored.newbyteorder("="))
+    value = meaning.unpacked(np.asarray(number))[()].item()
+    return bool(value) if meaning.stored.kind == "b" else value

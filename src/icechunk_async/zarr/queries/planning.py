@@ -1,0 +1,365 @@
+"""Which chunks of an array a query needs: the one planner of aggregates and of conditions.
+
+Each condition is decided for each chunk, as far as possible without reading it: from the statistics
+of the array that it is about, or from all values of a coordinate, an array with one axis, which is
+read once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.errors import InvalidInputError, NodeNotFoundError
+from icechunk_async.format.paths import check_path
+from icechunk_async.zarr.queries.arrays import QueriedArray
+from icechunk_async.zarr.queries.conditions import condition_on
+from icechunk_async.zarr.queries.predicates import parse_where
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from icechunk_async.format.statistics import Rows
+    from icechunk_async.session import AnySession
+    from icechunk_async.zarr.queries.arrays import Box, Coords, KnownChunks
+    from icechunk_async.zarr.queries.conditions import Condition
+    from icechunk_async.zarr.queries.meaning import Mask, Numbers
+
+__all__ = ["Plan", "planned"]
+
+_MOST_CHUNKS: Final = 20_000_000
+"""In a region: columns of more would take gigabytes."""
+_MOST_VALUES: Final = 1 << 24
+"""Of a coordinate that is read whole."""
+_ARRAYS_AT_ONCE: Final = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Variable:
+    """An array that conditions are about."""
+
+    array: QueriedArray
+    axes: tuple[int, ...]
+    """The axis of the target that each axis is along."""
+    conditions: tuple[Condition, ...]
+    known: KnownChunks
+    line: Mask | None
+    """Of a coordinate: which of its values, from the beginning of the region, fulfil them all."""
+    start: int
+    """Where the region begins along a coordinate."""
+    line_bytes: int
+    """Stored size of the part of a coordinate that was read."""
+
+    def within(self, box: Box) -> Box:
+        """Return the part of this array that belongs to a part of the target."""
+        return tuple(box[axis] for axis in self.axes)
+
+    def aligned(self, mask: Mask, rank: int) -> Mask:
+        """Return a mask of this array with the axes of the target."""
+        order = sorted(range(len(self.axes)), key=lambda it: self.axes[it])
+        sizes = dict(zip(self.axes, mask.shape, strict=True))
+        shape = tuple(sizes.get(axis, 1) for axis in range(rank))
+        return mask.transpose(order).reshape(shape)
+
+    def fulfilled(self, numbers: Numbers) -> Mask:
+        """Return which cells fulfil all conditions."""
+        mask = np.ones(numbers.shape, bool)
+        for condition in self.conditions:
+            mask &= condition.fulfilled(numbers)
+        return mask
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """The chunks of an array in a region, in ascending order, and what is known of each."""
+
+    target: QueriedArray
+    known: KnownChunks
+    region: Box
+    coords: Coords
+    """Where they are in the grid, ``(n, rank)``."""
+    excluded: Mask
+    """Of which no cell fulfils all conditions, ``(n,)``."""
+    included: Mask
+    """Of which all cells do, ``(n,)``."""
+    variables: tuple[_Variable, ...]
+
+    def __len__(self) -> int:
+        """Count the chunks."""
+        return len(self.coords)
+
+    @property
+    def arrays_read(self) -> list[QueriedArray]:
+        """The arrays of which a part is in memory for each chunk that is read."""
+        return [self.target, *(it.array for it in self._others)]
+
+    @property
+    def _others(self) -> list[_Variable]:
+        return [
+            it for it in self.variables if it.line is None and it.array.path != self.target.path
+        ]
+
+    def known_whole(self) -> tuple[Mask, Rows]:
+        """Return for which chunks statistics stand for all cells that count, and statistics."""
+        statistics, known = self.known.statistics(self.coords)
+        return known & self.included & self._are_whole(), statistics
+
+    def _are_whole(self) -> Mask:
+        """Return which chunks lie wholly in the region, as far as they are in the array."""
+        whole = np.ones(len(self), bool)
+        for axis, part in enumerate(self.region):
+            size, length = self.target.chunks[axis], self.target.shape[axis]
+            first = self.coords[:, axis] * size
+            whole &= (first >= part.start) & (np.minimum(first + size, length) <= part.stop)
+        return whole
+
+    def box(self, at: int) -> Box:
+        """Return the cells of a chunk that are in the region."""
+        parts = zip(self.coords[at].tolist(), self.target.chunks, self.region, strict=True)
+        return tuple(
+            slice(max(place * size, part.start), min((place + 1) * size, part.stop))
+            for place, size, part in parts
+        )
+
+    async def mask(self, at: int, numbers: Numbers) -> Mask | None:
+        """Return which cells of `box` fulfil all conditions; None if all do.
+
+        Args:
+            at: the chunk.
+            numbers: the target's cells there.
+
+        Cost: reads the same cells of the other arrays, except coordinates.
+        """
+        if self.included[at]:
+            return None
+        box = self.box(at)
+        mask = np.ones(numbers.shape, bool)
+        for it in self.variables:
+            if it.line is not None:
+                (part,) = it.within(box)
+                own = it.line[part.start - it.start : part.stop - it.start]
+            elif it.array.path == self.target.path:
+                own = it.fulfilled(numbers)
+            else:
+                own = it.fulfilled(await it.array.read(it.within(box)))
+            mask &= it.aligned(own, len(box))
+        return mask
+
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Return the stored bytes of the chunks, ``(n,)``."""
+        return self.known.lengths(self.coords)
+
+    def bytes_of_conditions(self, reads: npt.NDArray[np.int64]) -> int:
+        """Return the stored bytes of other arrays that are read with some chunks."""
+        total = sum(it.line_bytes for it in self.variables)
+        masked = reads[~self.included[reads]]
+        for it in self._others:
+            touched = _touched(it, self, masked)
+            total += int(it.known.lengths(touched).sum())
+        return total
+
+
+def _touched(variable: _Variable, plan: Plan, reads: npt.NDArray[np.int64]) -> Coords:
+    """Return the chunks of another array that cells of some chunks lie in, once for each read."""
+    found: list[Coords] = []
+    for at in reads.tolist():
+        box = variable.within(plan.box(at))
+        spans: Sequence[Coords] = [
+            np.arange(part.start // size, -(-part.stop // size), dtype=np.int64)
+            for part, size in zip(box, variable.array.chunks, strict=True)
+        ]
+        found.append(np.stack(np.meshgrid(*spans, indexing="ij"), -1).reshape(-1, len(spans)))
+    if not found:
+        return np.empty((0, len(variable.axes)), np.int64)
+    return np.concatenate(found)
+
+
+async def planned(
+    session: AnySession, path: str, where: str | None, region: Sequence[slice] | None
+) -> Plan:
+    """Plan a query of an array.
+
+    Args:
+        session: where the array is.
+        path: the array.
+        where: conditions on it and on arrays of the same group along its dimensions; None for none.
+        region: a slice for each of the first axes; None for the whole array.
+
+    Raises:
+        NodeNotFoundError: there is no such array.
+        InvalidInputError: the region, or a condition, cannot be understood.
+
+    Cost: for each array named, its manifests and statistics; for coordinates, their chunks.
+    """
+    path = check_path(path)
+    target = await QueriedArray.open(session, path)
+    box = checked_region(target, region)
+    coords = _coords(target, box)
+    known = await target.known_chunks(session)
+    variables = await _variables(session, target, known, box, where)
+    excluded = np.zeros(len(coords), bool)
+    included = np.ones(len(coords), bool)
+    for it in variables:
+        none, every = _decided(it, target, coords, box)
+        excluded |= none
+        included &= every
+    return Plan(target, known, box, coords, excluded, included, tuple(variables))
+
+
+def checked_region(target: QueriedArray, region: Sequence[slice] | None) -> Box:
+    """Return a region with a start and a stop along each axis.
+
+    Raises:
+        InvalidInputError: it has more axes than the array, or steps.
+    """
+    given: list[Any] = list(region or ())
+    if len(given) > len(target.shape) or not all(isinstance(it, slice) for it in given):
+        raise InvalidInputError(
+            f"The region {given} does not fit {target.path!r}, which has {len(target.shape)} axes. "
+            "Give a slice for each."
+        )
+    if any(it.step not in {None, 1} for it in given):
+        raise InvalidInputError(f"The region {given} has steps. Give slices without a step.")
+    given += [slice(None)] * (len(target.shape) - len(given))
+    spans = (it.indices(length) for it, length in zip(given, target.shape, strict=True))
+    return tuple(slice(start, max(start, stop)) for start, stop, _ in spans)
+
+
+def _coords(target: QueriedArray, box: Box) -> Coords:
+    """Return the chunks that a region touches."""
+    if any(it.start == it.stop for it in box):
+        return np.empty((0, len(box)), np.int64)
+    ranges = [
+        range(part.start // size, -(-part.stop // size))
+        for part, size in zip(box, target.chunks, strict=True)
+    ]
+    count = math.prod(map(len, ranges))
+    if count > _MOST_CHUNKS:
+        raise InvalidInputError(
+            f"The region has {count} chunks of {target.path!r}, and at most {_MOST_CHUNKS} can be "
+            "queried at a time. Name a smaller region."
+        )
+    spans = [np.arange(it.start, it.stop, dtype=np.int64) for it in ranges]
+    if not spans:
+        return np.empty((1, 0), np.int64)
+    return np.stack(np.meshgrid(*spans, indexing="ij"), axis=-1).reshape(count, len(spans))
+
+
+async def _variables(
+    session: AnySession, target: QueriedArray, known: KnownChunks, box: Box, where: str | None
+) -> list[_Variable]:
+    """Open the arrays that conditions are about."""
+    predicates = () if where is None else parse_where(where, "The condition")
+    named = list(dict.fromkeys(it.column for it in predicates))
+    group = target.path.rpartition("/")[0]
+
+    async def prepare(name: str) -> _Variable:
+        path = f"{group}/{name}"
+        array = target
+        if path != target.path:
+            try:
+                array = await QueriedArray.open(session, path)
+            except NodeNotFoundError:
+                raise InvalidInputError(
+                    f"A condition is about {name!r}, and there is no array {path!r}. Conditions "
+                    f"are about {target.path!r} and arrays beside it."
+                ) from None
+        axes = _axes(array, target)
+        conditions = tuple(
+            condition_on(array.meaning, it) for it in predicates if it.column == name
+        )
+        own = known if array is target else await array.known_chunks(session)
+        plain = _Variable(array, axes, conditions, own, None, 0, 0)
+        is_line = len(axes) == 1 and array is not target and array.shape[0] <= _MOST_VALUES
+        return await _with_line(plain, box) if is_line else plain
+
+    return await bounded_map(prepare, named, limit=_ARRAYS_AT_ONCE)
+
+
+def _axes(array: QueriedArray, target: QueriedArray) -> tuple[int, ...]:
+    """Return the axes of the target that those of another array are along."""
+    if array is target:
+        return tuple(range(len(target.shape)))
+    axes: list[int] = []
+    for name, length in zip(array.dims, array.shape, strict=True):
+        found = [axis for axis, it in enumerate(target.dims) if it is not None and it == name]
+        if len(found) != 1 or found[0] in axes or target.shape[found[0]] != length:
+            raise InvalidInputError(
+                f"A condition is about {array.path!r}, whose dimensions are {array.dims} with "
+                f"{array.shape} cells. They have to be among those of {target.path!r}, "
+                f"{target.dims} with {target.shape} cells, each once and of the same length."
+            )
+        axes.append(found[0])
+    return tuple(axes)
+
+
+async def _with_line(variable: _Variable, box: Box) -> _Variable:
+    """Read a coordinate along the region, and evaluate its conditions."""
+    (part,) = variable.within(box)
+    if part.start == part.stop:
+        return _Variable(
+            variable.array,
+            variable.axes,
+            variable.conditions,
+            variable.known,
+            np.zeros(0, bool),
+            part.start,
+            0,
+        )
+    numbers = await variable.array.read((part,))
+    size = variable.array.chunks[0]
+    places = np.arange(part.start // size, -(-part.stop // size), dtype=np.int64)
+    return _Variable(
+        variable.array,
+        variable.axes,
+        variable.conditions,
+        variable.known,
+        variable.fulfilled(numbers),
+        part.start,
+        int(variable.known.lengths(places[:, None]).sum()),
+    )
+
+
+def _decided(
+    variable: _Variable, target: QueriedArray, coords: Coords, box: Box
+) -> tuple[Mask, Mask]:
+    """Return which chunks of the target no cell fulfils the conditions in, and which all do."""
+    count = len(coords)
+    if not count:
+        return np.zeros(0, bool), np.ones(0, bool)
+    if variable.line is not None:
+        return _decided_by_line(variable, target, coords, box)
+    sizes = tuple(target.chunks[axis] for axis in variable.axes)
+    if sizes != variable.array.chunks:  # other chunks: each lies in several of the target
+        return np.zeros(count, bool), np.zeros(count, bool)
+    own = coords[:, list(variable.axes)]
+    statistics, known = variable.known.statistics(own)
+    none = np.zeros(count, bool)
+    every = known.copy()
+    for condition in variable.conditions:
+        nowhere, everywhere = condition.decided(statistics)
+        none |= known & nowhere
+        every &= everywhere
+    return none, every
+
+
+def _decided_by_line(
+    variable: _Variable, target: QueriedArray, coords: Coords, box: Box
+) -> tuple[Mask, Mask]:
+    (axis,) = variable.axes
+    line = variable.line
+    assert line is not None
+    size, part = target.chunks[axis], box[axis]
+    first = part.start // size
+    places = np.arange(first, -(-part.stop // size), dtype=np.int64)
+    starts = np.maximum(places * size, part.start) - part.start
+    some = np.logical_or.reduceat(line, starts)
+    every = np.logical_and.reduceat(line, starts)
+    at = coords[:, axis] - first
+    return ~some[at], every[at]
