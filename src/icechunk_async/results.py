@@ -36,6 +36,7 @@ from icechunk_async.format.snapshot import ManifestFileInfo
 from icechunk_async.repository import FeatureFlag, RepoAvailability, RepoStatus
 from icechunk_async.zarr.queries.aggregate import Aggregate
 from icechunk_async.zarr.queries.analyze import Analysis
+from icechunk_async.zarr.queries.selection import SelectedCells, Selection
 
 __all__ = [
     "Aggregate",
@@ -68,6 +69,8 @@ __all__ = [
     "RepoMigrated",
     "RepoStatus",
     "RepoStatusChanged",
+    "SelectedCells",
+    "Selection",
     "SessionId",
     "SessionMode",
     "SessionState",

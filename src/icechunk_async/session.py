@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Storage
     from icechunk_async.zarr.queries.aggregate import Aggregate
     from icechunk_async.zarr.queries.measuring import AggregateFunction
+    from icechunk_async.zarr.queries.selection import Selection
     from icechunk_async.zarr.store import IcechunkStore
 
 __all__ = ["AnySession", "ForkSession", "Session", "SessionMode"]
@@ -359,6 +360,36 @@ class _Hierarchy(ABC):
 
         assert isinstance(self, Session | ForkSession)  # there are no others
         return await aggregate(self, path, function, where, region)
+
+    async def where(
+        self, conditions: str, *, group: str = "/", region: Sequence[slice] | None = None
+    ) -> Selection:
+        """Find the cells that fulfil conditions: candidate chunks at once, masks when asked for.
+
+        Chunks are excluded by their statistics (`Repository.analyze`) and by coordinates. The rest
+        is read while the selection is iterated over.
+
+        Args:
+            conditions: joined by ``and``, as in `aggregate`, on arrays of one group. Cells are
+                those of the array with the most axes, of several the first; the others are along
+                its dimensions.
+            group: where the arrays are.
+            region: a slice for each of the first axes; None for the whole array.
+
+        Returns:
+            The selection. The session must be open while it is iterated over.
+
+        Raises:
+            NodeNotFoundError: there is no array of a name.
+            InvalidInputError: values of an array have no order, or an argument cannot be
+                understood.
+
+        Cancellation: no effect. Cost: that of `aggregate` without the reads of chunks.
+        """
+        from icechunk_async.zarr.queries.selection import select  # noqa: PLC0415 -- on use
+
+        assert isinstance(self, Session | ForkSession)  # there are no others
+        return await select(self, conditions, group, region)
 
     @property
     def has_pending_chunks(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async.engine.tree.nodes import known_chunk_type, node_id
 from icechunk_async.errors import SessionStateError
@@ -32,10 +32,14 @@ if TYPE_CHECKING:
     from icechunk_async.sync.handles.sessions import SessionHandle
     from icechunk_async.sync.official.display import Rows
     from icechunk_async.sync.store import IcechunkStore
+    from icechunk_async.zarr.queries.selection import SelectedCells
 
     type Reindexing = Callable[[Iterable[int]], Iterable[int] | None]
 
 __all__ = ["ForkSession", "Session", "SessionMode"]
+
+_CELLS: Final = 1 << 20
+"""Of a chunk, roughly: masks are not fetched ahead."""
 
 
 class Session(Displayed):
@@ -337,6 +341,21 @@ class Session(Displayed):
         async for batch in batches:
             for row in batch.tolist():
                 yield tuple(row)
+
+    def where(
+        self, conditions: str, *, group: str = "/", region: Sequence[slice] | None = None
+    ) -> AsyncCloseableIterator[SelectedCells]:
+        """Iterate over the cells that fulfil conditions, chunk by chunk, as masks.
+
+        An addition to the official names. Arguments, errors and costs are those of the native
+        method, whose result also knows the candidate chunks before any is read.
+        """
+
+        async def cells(session: AnySession) -> AsyncIterator[SelectedCells]:
+            async for it in await session.where(conditions, group=group, region=region):
+                yield it
+
+        return AsyncCloseableIterator(self.handle.each(cells), parts=_CELLS).begun()
 
     @twin_of(AsyncSession.chunk_type)
     async def chunk_type_async(

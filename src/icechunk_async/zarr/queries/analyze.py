@@ -12,7 +12,7 @@ import numpy as np
 from icechunk_async._runtime import telemetry
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.progress import Progress, no_progress
-from icechunk_async.errors import FormatError, InvalidInputError
+from icechunk_async.errors import FormatError, InvalidInputError, VirtualChunkError
 from icechunk_async.format.paths import check_selection, is_within
 from icechunk_async.format.statistics import ChunkStatistics, cells_within, joined, row_type
 from icechunk_async.zarr.queries.arrays import QueriedArray
@@ -158,7 +158,7 @@ class _Work:
         box = tuple(slice(at * size, at * size + cells) for at, size, cells in corner)
         try:
             numbers = await owner.read(box)
-        except (FormatError, ValueError, RuntimeError) as error:  # codecs raise these
+        except (FormatError, VirtualChunkError) as error:
             self._tally.unreadable.append(f"A chunk of {owner.path!r}: {error}")
             return None
         size_bytes = numbers.nbytes

@@ -11,7 +11,7 @@ import numpy as np
 import zarr.api.asynchronous as za
 
 from icechunk_async._runtime.concurrency import gather
-from icechunk_async.errors import InvalidInputError
+from icechunk_async.errors import FormatError, IcechunkError, InvalidInputError
 from icechunk_async.format.statistics import cells_within, chunk_keys, row_type
 from icechunk_async.zarr.queries.meaning import meaning_of
 from icechunk_async.zarr.queries.measuring import of_constant
@@ -96,8 +96,20 @@ class QueriedArray:
         return math.prod(self.chunks) * self.meaning.stored.itemsize
 
     async def read(self, box: Box) -> Numbers:
-        """Read a part of the array as stored numbers, of the shape of the box."""
-        values: Any = await self.array.getitem(box)
+        """Read a part of the array as stored numbers, of the shape of the box.
+
+        Raises:
+            FormatError: a chunk is missing or damaged.
+        """
+        try:
+            values: Any = await self.array.getitem(box)
+        except (IcechunkError, MemoryError):
+            raise
+        except Exception as error:  # codecs raise anything
+            raise FormatError(
+                f"A part of {self.path!r}, {list(box)}, cannot be decoded: {type(error).__name__}: "
+                f"{str(error)[:200]}. 'verify' says which chunks are damaged."
+            ) from error
         return self.meaning.numbers_of(np.asarray(values).reshape(_shape(box)))
 
     async def known_chunks(self, session: AnySession) -> KnownChunks:

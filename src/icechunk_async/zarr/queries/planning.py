@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "planned"]
 
-_MOST_CHUNKS: Final = 20_000_000
+_MOST_CHUNKS: Final = 5_000_000
 """In a region: columns of more would take gigabytes."""
 _MOST_VALUES: Final = 1 << 24
 """Of a coordinate that is read whole."""
@@ -127,24 +127,29 @@ class Plan:
             for place, size, part in parts
         )
 
-    async def mask(self, at: int, numbers: Numbers) -> Mask | None:
+    @property
+    def by_lines(self) -> bool:
+        """Return whether coordinates decide all conditions."""
+        return all(it.line is not None for it in self.variables)
+
+    async def mask(self, at: int, numbers: Numbers | None = None) -> Mask | None:
         """Return which cells of `box` fulfil all conditions; None if all do.
 
         Args:
             at: the chunk.
-            numbers: the target's cells there.
+            numbers: the target's cells there, if they were read.
 
-        Cost: reads the same cells of the other arrays, except coordinates.
+        Cost: reads these cells of the arrays in conditions, except of coordinates.
         """
         if self.included[at]:
             return None
         box = self.box(at)
-        mask = np.ones(numbers.shape, bool)
+        mask = np.ones(tuple(part.stop - part.start for part in box), bool)
         for it in self.variables:
             if it.line is not None:
                 (part,) = it.within(box)
                 own = it.line[part.start - it.start : part.stop - it.start]
-            elif it.array.path == self.target.path:
+            elif it.array.path == self.target.path and numbers is not None:
                 own = it.fulfilled(numbers)
             else:
                 own = it.fulfilled(await it.array.read(it.within(box)))

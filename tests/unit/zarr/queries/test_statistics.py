@@ -26,7 +26,7 @@ from icechunk_async.format.statistics import ChunkStatistics, joined, row_type
 from icechunk_async.sync import Repository as BlockingRepository
 from icechunk_async.zarr.queries import analyze as analyzing
 from icechunk_async.zarr.queries.aggregate import aggregate
-from tests.helpers import examples, memory_url, objects
+from tests.helpers import examples, memory_url, objects, write
 from tests.unit.zarr.queries.test_aggregate import NO_INLINE
 from tests.unit.zarr.queries.truth import commit_array, put_array
 
@@ -242,6 +242,21 @@ async def test_analysis_names_what_it_leaves_out_and_what_is_damaged(analyzed: R
     with pytest.raises(FormatError):
         await session.aggregate("g/b", "max")
     assert (await session.aggregate("g/b", "max", region=(slice(0, 3),))).value == 2
+
+
+async def test_chunk_that_cannot_be_decoded_is_a_format_error() -> None:
+    """Codecs raise anything; analysis lists the chunk, and a query that needs it says where."""
+    async with Repository.create(memory_url(), config=NO_INLINE) as repository:
+        await commit_array(repository, VALUES, (3,), compressors=None)
+        session = await repository.writable_session("main")
+        await write(session, "a/c/2", b"short")
+        await session.commit("damaged")
+        analysis = await repository.analyze()
+        assert (analysis.chunks, len(analysis.unreadable)) == (3, 1)
+        session = await repository.readonly_session("main")
+        with pytest.raises(FormatError, match=r"A part of '/a', .* cannot be decoded"):
+            await session.aggregate("a", "max")
+        assert (await session.aggregate("a", "max", region=(slice(0, 6),))).value == 5
 
 
 def test_blocking_facade_and_forks_have_both(tmp_path: Path) -> None:
