@@ -7,7 +7,7 @@ and upkeep; sessions get the parts that they need.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, Self, runtime_checkable
@@ -71,6 +71,9 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+_NUMBERED: Final = (
+    "A repository that replaces no object can be created there: layout='format-2-numbered'."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,12 +342,15 @@ def early(request: Request, storage: Storage) -> Storage:
     return with_retries(storage, policies_of(settings).retry)
 
 
-def check_safe(storage: Storage, needs: Sequence[str] = SAFE_UPDATES) -> None:
+def check_safe(
+    storage: Storage, needs: Sequence[str] = SAFE_UPDATES, *, creating: bool = False
+) -> None:
     """Refuse to write where commits could be lost.
 
     Args:
         storage: where to write.
         needs: the promises that a repository needs there, see `History.storage_needs`.
+        creating: a repository is about to be created, so another layout can be chosen.
 
     Raises:
         UnsafeStorageError: it says which promise is missing and what to do.
@@ -355,9 +361,11 @@ def check_safe(storage: Storage, needs: Sequence[str] = SAFE_UPDATES) -> None:
         given = [capabilities.reasons.get(name, "no reason given") for name in missing]
         reasons = "; ".join(dict.fromkeys(given))  # each once
         names = ", ".join(name.replace("_", " ") for name in missing)
+        numbered = creating and missing == ["conditional_update"] and capabilities.listing
+        advice = f" {_NUMBERED}" if numbered else ""
         raise UnsafeStorageError(
             f"The storage {storage.description.url!r} cannot be written to safely: it lacks "
-            f"{names} ({reasons}). Reading works.",
+            f"{names} ({reasons}). Reading works.{advice}",
             missing=missing,
         )
 
@@ -431,7 +439,7 @@ async def _find_or_check(
             raise repository_exists(storage, "a repository")
         return found
     way = creation.way
-    check_safe(storage, way.storage_needs)
+    check_safe(storage, way.storage_needs, creating=True)
     if creation.probe or (creation.probe is None and not storage.capabilities.verified):
         from icechunk_async.storage.probe import probe_storage  # noqa: PLC0415 -- slow to import
 
@@ -458,12 +466,13 @@ async def _assemble(
     request: Request, storage: Storage, found: Found | None, creation: Creation | None
 ) -> AsyncGenerator[Engine]:
     """Put the parts together; if nothing was found, create the repository first."""
-    layout = found.layout if found is not None else _layout_of(creation)
+    layout, view = (found.layout, found.view) if found is not None else _new(creation)
     stored = found.config if found is not None else None
     config = merge(stored or RepositoryConfig(), request.config or RepositoryConfig())
     budget = Budget(config.effective_max_concurrent_requests)
     policies = policies_of(config.effective_storage, request.hedge)
     limited = with_policies(storage, budget, policies, immutable=layout.names.is_written_once)
+    limited = view(limited)
     cache = None
     if request.cache is not None:  # outside the budget: a hit needs no request
         limited = cache = Cached(limited, request.cache, immutable=layout.names.is_immutable)
@@ -519,10 +528,10 @@ async def _assemble(
         )
 
 
-def _layout_of(creation: Creation | None) -> Layout:
-    """Return the layout of a repository that is about to be created."""
+def _new(creation: Creation | None) -> tuple[Layout, Callable[[Storage], Storage]]:
+    """Return layout and view of a repository that is about to be created."""
     assert creation is not None  # otherwise opening was refused
-    return creation.way.new_layout()
+    return creation.way.new_layout(), creation.way.view
 
 
 def history_settings(config: RepositoryConfig, known: Known) -> HistorySettings:

@@ -30,6 +30,7 @@ __all__ = [
     "REFS",
     "REPO_INFO",
     "SPILLS",
+    "STATES",
     "STATISTICS",
     "SUMS",
     "TAG_PREFIX",
@@ -52,6 +53,8 @@ __all__ = [
 ]
 
 REPO_INFO: Final = "repo"
+STATES: Final = "states/"
+"""Numbered states of the repo info where it cannot be replaced. No other engine reads them."""
 CONFIG: Final = "config.yaml"
 REFS: Final = "refs/"
 BRANCH_PREFIX: Final = "branch."

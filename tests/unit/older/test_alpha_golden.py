@@ -12,7 +12,7 @@ import zarr
 from icechunk_async import Repository, RepositoryConfig
 from icechunk_async.config import S3Store, VirtualChunkContainer
 from icechunk_async.errors import BranchNotFoundError, TagNotFoundError
-from icechunk_async.format.alpha.keys import decode_number, encode_number
+from icechunk_async.format.numbers import decode_number, encode_number
 from icechunk_async.storage import open_storage
 from tests.helpers import memory_url, read
 from tests.unit.older.alpha_writer import base32, sequence

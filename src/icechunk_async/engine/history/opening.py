@@ -47,15 +47,16 @@ WAYS: Final[tuple[Way, ...]] = (REPO_INFO_WAY, REF_FILES_WAY)
 
 
 def other_ways() -> tuple[Way, ...]:
-    """Return the layouts before version 1.
+    """Return the layouts before version 1, and that of version 2 with numbered states.
 
     They are looked for, and imported, only if none of `WAYS` is there, so that they cost nothing
     elsewhere.
     """
     from icechunk_async.engine.history.alpha.history import ALPHA_WAY  # noqa: PLC0415 -- rarely used
     from icechunk_async.engine.history.draft.history import DRAFT_WAY  # noqa: PLC0415 -- rarely used
+    from icechunk_async.engine.history.numbered.history import NUMBERED_WAY  # noqa: PLC0415
 
-    return (ALPHA_WAY, DRAFT_WAY)
+    return (NUMBERED_WAY, ALPHA_WAY, DRAFT_WAY)
 
 
 async def find(storage: Storage) -> Found | None:

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.storage import Storage
 
-__all__ = ["Creating", "Found", "HistorySettings", "Known", "Way"]
+__all__ = ["Creating", "Found", "HistorySettings", "Known", "Way", "as_it_is"]
+
+
+def as_it_is(storage: Storage) -> Storage:
+    """Return a storage unchanged."""
+    return storage
 
 
 class Known:
@@ -71,6 +76,8 @@ class Found:
     """Those that the repository stores."""
     elsewhere: Elsewhere | None = None
     """The other place of its files, if they are not where it is."""
+    view: Callable[[Storage], Storage] = as_it_is
+    """See `Way.view`."""
 
     @property
     def spec_version(self) -> int:
@@ -115,3 +122,6 @@ class Way:
     """
     folders: tuple[str, ...] = ()
     """Beginnings of all keys of a layout before version 1, in the order in which to delete them."""
+    view: Callable[[Storage], Storage] = as_it_is
+    """Returns the storage through which an open repository, and all upkeep of it, sees its objects.
+    Detection is given the storage itself."""

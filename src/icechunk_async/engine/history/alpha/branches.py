@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import bounded_map
-from icechunk_async.engine.history.alpha.numbers import Numbered
+from icechunk_async.engine.history.numbers import Numbered
 from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.errors import FormatError, InvalidRefNameError
 from icechunk_async.format.alpha.keys import REFS, SUFFIX, branch_prefix, tag_key

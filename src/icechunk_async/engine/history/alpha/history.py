@@ -15,8 +15,8 @@ from icechunk_async.engine.history.alpha.branches import (
     is_open,
 )
 from icechunk_async.engine.history.alpha.layout import ALPHA_LAYOUT
-from icechunk_async.engine.history.alpha.numbers import Numbered
 from icechunk_async.engine.history.capabilities import Capabilities
+from icechunk_async.engine.history.numbers import Numbered
 from icechunk_async.engine.history.outcomes import create_object, read_if_there
 from icechunk_async.engine.history.protocol import (
     MAIN,

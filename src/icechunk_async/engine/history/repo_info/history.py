@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -27,7 +28,7 @@ from icechunk_async.engine.history.protocol import (
 from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.repo_info import edits
 from icechunk_async.engine.history.repo_info.file import RepoInfoFile, Seen, read_info
-from icechunk_async.engine.history.way import Found, Way
+from icechunk_async.engine.history.way import Found, Way, as_it_is
 from icechunk_async.errors import FormatError
 from icechunk_async.format.config import decode_config, encode_config
 from icechunk_async.format.envelope import FileType
@@ -44,7 +45,14 @@ from icechunk_async.format.repo_info import RepoInfo, SnapshotInfo, encode_repo_
 from icechunk_async.format.transaction_log import TransactionLog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Mapping,
+        Sequence,
+    )
     from collections.abc import Set as AbstractSet
     from datetime import datetime
 
@@ -64,7 +72,15 @@ if TYPE_CHECKING:
     from icechunk_async.format.operations_log import UpdateDetail
     from icechunk_async.storage import Retrieved, Storage
 
-__all__ = ["REPO_INFO_WAY", "RepoInfoHistory"]
+__all__ = [
+    "LAYOUT",
+    "PLAIN",
+    "REPO_INFO_WAY",
+    "Kind",
+    "RepoInfoHistory",
+    "create_repo_info",
+    "read_repo_info",
+]
 
 
 class RepoInfoState:
@@ -153,7 +169,6 @@ class RepoInfoState:
             info = await self._file.read_backup(backup)
 
 
-_NAME: Final = "format-2"
 _CAPABILITIES: Final = Capabilities(
     "format version 2",
     amend=True,
@@ -171,17 +186,38 @@ _CAPABILITIES: Final = Capabilities(
 )
 
 
+async def _nothing_to_tidy(storage: Storage, older_than: datetime) -> None:
+    del storage, older_than
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One of the layouts that have a repo info."""
+
+    layout: str
+    capabilities: Capabilities
+    storage_needs: Sequence[str]
+    view: Callable[[Storage], Storage] = as_it_is
+    """Shows a storage as one with an object ``repo``, which can be replaced; see `Way.view`."""
+    tidy: Callable[[Storage, datetime], Awaitable[None]] = _nothing_to_tidy
+    """Deletes from such a storage what the history does not need from before a time."""
+
+
+PLAIN: Final = Kind("format-2", _CAPABILITIES, SAFE_UPDATES)
+
+
 class RepoInfoHistory:
     """A `History` of format 2."""
 
-    layout = _NAME
     spec_version = 2
-    capabilities = _CAPABILITIES
-    storage_needs = SAFE_UPDATES
     migration = None
 
-    def __init__(self, storage: Storage, seen: Seen, settings: HistorySettings) -> None:
+    def __init__(self, storage: Storage, seen: Seen, settings: HistorySettings, kind: Kind) -> None:
         """Begin with a state just read or written."""
+        self.layout = kind.layout
+        self.capabilities = kind.capabilities
+        self.storage_needs = kind.storage_needs
+        self._tidy = kind.tidy
         self._storage = storage
         self._file = RepoInfoFile(storage, seen, settings)
         self._state = RepoInfoState(self._file)
@@ -369,34 +405,49 @@ class RepoInfoHistory:
                 await leave_note(self._storage, next_info.updated_at, deletes_before)
 
             await self._file.update(edit, admit=note)
+            await self._tidy(self._storage, cutoff)
         pruned = {log for it in released.snapshots.values() for log in it.pruned_ancestor_logs}
         snapshots = frozenset(released.snapshots)
         return Kept(snapshots, snapshots | pruned)
 
 
-_LAYOUT: Final = BinaryLayout(2)
+LAYOUT: Final = BinaryLayout(2)
 
 
 async def _detect(storage: Storage) -> Callable[[], Found] | None:
     retrieved = await read_if_there(storage, REPO_INFO)
-    return None if retrieved is None else partial(_read, retrieved)
+    return None if retrieved is None else partial(read_repo_info, retrieved, PLAIN)
 
 
-def _read(retrieved: Retrieved) -> Found:
+def read_repo_info(retrieved: Retrieved, kind: Kind) -> Found:
+    """Return the repository whose repo info was read.
+
+    Raises:
+        FormatError: it is damaged.
+    """
     seen = read_info(retrieved)
     raw = seen.info.raw_config
     config = None if raw is None else decode_config(raw, 2)
-    return Found(_NAME, _LAYOUT, config, partial(_open, seen), OwnSettings.stored_in(seen.info))
+    return _found(kind, config, seen, OwnSettings.stored_in(seen.info))
+
+
+def _found(kind: Kind, config: RepositoryConfig | None, seen: Seen, settings: OwnSettings) -> Found:
+    return Found(kind.layout, LAYOUT, config, partial(_open, kind, seen), settings, kind.view)
 
 
 def _open(
-    seen: Seen, storage: Storage, assets: Assets, settings: HistorySettings
+    kind: Kind, seen: Seen, storage: Storage, assets: Assets, settings: HistorySettings
 ) -> RepoInfoHistory:
     del assets  # ancestry is in the repo info
-    return RepoInfoHistory(storage, seen, settings)
+    return RepoInfoHistory(storage, seen, settings, kind)
 
 
-async def _create(new: Creating) -> Found:
+async def create_repo_info(new: Creating, kind: Kind) -> Found:
+    """Store the first snapshot, and then the repo info.
+
+    Raises:
+        RepositoryExistsError: another writer was first.
+    """
     snapshot, log = new.snapshot, TransactionLog(new.snapshot.id)
     await gather(new.assets.put_snapshot(snapshot), new.assets.put_transaction_log(log))
     entry = SnapshotInfo.of(
@@ -416,7 +467,13 @@ async def _create(new: Creating) -> Found:
     version = await create_object(new.storage, REPO_INFO, data)
     if version is None:
         raise repository_exists(new.storage, repr(REPO_INFO))
-    return Found(_NAME, _LAYOUT, new.config, partial(_open, Seen(info, version)), new.settings)
+    return _found(kind, new.config, Seen(info, version), new.settings)
 
 
-REPO_INFO_WAY: Final = Way(_NAME, 2, lambda: _LAYOUT, SAFE_UPDATES, REPO_INFO, _detect, _create)
+async def _create(new: Creating) -> Found:
+    return await create_repo_info(new, PLAIN)
+
+
+REPO_INFO_WAY: Final = Way(
+    PLAIN.layout, 2, lambda: LAYOUT, PLAIN.storage_needs, REPO_INFO, _detect, _create
+)

@@ -18,7 +18,7 @@ from icechunk_async.errors import (
     PreconditionFailedError,
     UnsupportedBySpecError,
 )
-from icechunk_async.format.alpha.keys import LAST_NUMBER, decode_number, encode_number
+from icechunk_async.format.numbers import LAST_NUMBER, decode_number, encode_number
 from icechunk_async.storage import ABSENT, ObjectInfo
 
 if TYPE_CHECKING:
