@@ -443,9 +443,9 @@ class Writer(Actor):
             self.book.report(f"{what} was not told to be gone: {found!r:.60}")
 
 
-async def prepare(storage: Storage, spec: int) -> None:
+async def prepare(storage: Storage, layout: str) -> None:
     """Create a repository with branches."""
-    async with Repository.create(storage, spec_version=spec) as repository:
+    async with Repository.create(storage, layout=layout) as repository:
         session = await repository.writable_session("main")
         await make_array(session, "a", (CHUNKS,), (1,))
         await repository.create_branch("dev", await session.commit("array"))

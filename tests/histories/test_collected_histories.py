@@ -35,6 +35,7 @@ from tests.histories.collection import (
     check,
     prepare,
 )
+from tests.without_updates import suited
 
 SEEDS: Final = range(int(os.environ.get("COLLECTION_SEEDS", "4")))
 WRITERS: Final = 4
@@ -46,15 +47,15 @@ ON_FILES: Final = FaultRates(lost_replies=0.02, lost_requests=0.02, refusals=0.0
 
 def is_reference(key: str) -> bool:
     """Return whether commits are decided by this object."""
-    return key == "repo" or key.startswith("refs/")
+    return key == "repo" or key.startswith(("refs/", "states/"))
 
 
-async def scenario(seed: int, spec: int) -> Book:
+async def scenario(seed: int, layout: str) -> Book:
     """Let everybody work at once; return what happened."""
     book = Book()
     async with open_storage(memory_url()) as plain:
-        dated = Dated(plain)
-        await prepare(dated, spec)
+        dated = Dated(suited(plain, layout))
+        await prepare(dated, layout)
         references = FaultyStorage(dated, ON_REFERENCES, seed=seed, affects=is_reference)
         faulty = FaultyStorage(
             references, ON_FILES, seed=seed, affects=lambda key: not is_reference(key)
@@ -77,20 +78,20 @@ async def scenario(seed: int, spec: int) -> Book:
     return book
 
 
-def run(seed: int, spec: int) -> Book:
+def run(seed: int, layout: str) -> Book:
     """Run a scenario in virtual time, with ids and times of the seed."""
     with (
         clock.use_clock(SeededClock(seed)),
         asyncio.Runner(loop_factory=VirtualTimeLoop) as runner,
     ):
-        return runner.run(scenario(seed, spec))
+        return runner.run(scenario(seed, layout))
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("spec", [1, 2])
+@pytest.mark.parametrize("layout", ["format-1", "format-2", "format-2-numbered"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_commit_loses_chunks_to_a_collection(seed: int, spec: int) -> None:
+def test_no_commit_loses_chunks_to_a_collection(seed: int, layout: str) -> None:
     """Whole or refused, and leased sessions are never robbed."""
-    book = run(seed, spec)
-    assert book.anomalies == [], f"seed {seed}, format {spec}"
+    book = run(seed, layout)
+    assert book.anomalies == [], f"seed {seed}, {layout}"
     assert book.counts[Outcome.ACKNOWLEDGED.value] > 2

@@ -18,11 +18,12 @@ from icechunk_async.storage import open_storage
 from icechunk_async.testing.faults import FaultRates, FaultyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from tests.helpers import make_array, memory_url, write
+from tests.without_updates import suited
 
 if TYPE_CHECKING:
     from icechunk_async.storage import Storage
 
-LAYOUTS = ("format-1", "format-2", "alpha", "first-draft")
+LAYOUTS = ("format-1", "format-2", "format-2-numbered", "alpha", "first-draft")
 SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "4")))
 APPS = ("daily", "hourly")
 TWINS = 2
@@ -34,7 +35,7 @@ RATES = FaultRates(
 
 
 def _is_reference(key: str) -> bool:
-    return key in {"repo", "state.json"} or key.startswith(("refs/", "r/"))
+    return key in {"repo", "state.json"} or key.startswith(("refs/", "r/", "states/"))
 
 
 async def _writer(storage: Storage, app_id: str, number: int, seed: int) -> None:
@@ -58,7 +59,8 @@ async def _writer(storage: Storage, app_id: str, number: int, seed: int) -> None
 
 
 async def _scenario(seed: int, layout: str) -> None:
-    async with open_storage(memory_url()) as plain:
+    async with open_storage(memory_url()) as whole:
+        plain = suited(whole, layout)
         async with Repository.create(plain, layout=layout) as repository:
             session = await repository.writable_session("main")
             for app_id in APPS:

@@ -18,13 +18,14 @@ from icechunk_async.testing.faults import FaultRates, FaultyStorage
 from icechunk_async.testing.histories import Attempt, Outcome, find_anomalies
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from tests.helpers import make_array, memory_url, read, write
+from tests.without_updates import suited
 
 if TYPE_CHECKING:
     from typing import Any
 
     from icechunk_async.storage import Storage
 
-LAYOUTS = ("format-1", "format-2", "alpha", "first-draft")
+LAYOUTS = ("format-1", "format-2", "format-2-numbered", "alpha", "first-draft")
 SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "4")))
 BRANCHES = ("main", "dev")
 PACKED = {
@@ -39,7 +40,7 @@ RATES = FaultRates(lost_replies=0.1, lost_requests=0.05, late_writes=0.1, refusa
 
 def _is_reference(key: str) -> bool:
     """Return whether commits are decided by this object."""
-    return key in {"repo", "state.json"} or key.startswith(("refs/", "r/"))
+    return key in {"repo", "state.json"} or key.startswith(("refs/", "r/", "states/"))
 
 
 async def _one_commit(repository: Repository, name: str, branch: str, chunk: int) -> Outcome:
@@ -96,7 +97,8 @@ class _opened:  # noqa: N801 -- reads as a verb
 
 
 async def _scenario(seed: int, layout: str) -> list[str]:
-    async with open_storage(memory_url()) as plain:
+    async with open_storage(memory_url()) as whole:
+        plain = suited(whole, layout)
         async with Repository.create(plain, layout=layout) as repository:
             session = await repository.writable_session("main")
             await make_array(session, "a", (4,), (1,))

@@ -34,6 +34,7 @@ from icechunk_async.testing.histories import Attempt, Outcome, SeededClock, find
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from tests.helpers import make_array, memory_url, read, write
+from tests.without_updates import suited
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
     from icechunk_async import Session, SnapshotId
     from icechunk_async.storage import Storage
 
-LAYOUTS = ("format-1", "format-2", "alpha", "first-draft")
-AMENDING = ("format-2",)
+LAYOUTS = ("format-1", "format-2", "format-2-numbered", "alpha", "first-draft")
+AMENDING = ("format-2", "format-2-numbered")
 SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "4")))
 BRANCHES = ("main", "dev", "old")
 PACKED: dict[str, Any] = {
@@ -70,7 +71,7 @@ class History:
 
 def is_reference(key: str) -> bool:
     """Return whether commits are decided by this object."""
-    return key in {"repo", "state.json"} or key.startswith(("refs/", "r/"))
+    return key in {"repo", "state.json"} or key.startswith(("refs/", "r/", "states/"))
 
 
 def names_of(metadata: Any) -> list[str]:
@@ -242,7 +243,8 @@ async def anomalies_of(storage: Storage, history: History) -> list[str]:
 async def scenario(seed: int, layout: str) -> tuple[History, list[str]]:
     """Let the writers work at once; answer what they were told, and what is wrong."""
     history = History()
-    async with open_storage(memory_url()) as plain:
+    async with open_storage(memory_url()) as whole:
+        plain = suited(whole, layout)
         await prepare(plain, layout)
         references = FaultyStorage(plain, ON_REFERENCES, seed=seed, affects=is_reference)
         faulty = FaultyStorage(
@@ -284,7 +286,8 @@ def test_equal_seeds_make_equal_histories(layout: str) -> None:
 async def test_cancellation_at_every_await_loses_nothing(layout: str) -> None:
     """Forking, writing elsewhere, merging, committing, amending: cancelled wherever it waits."""
     history, waits = History(), 0
-    async with open_storage(memory_url()) as plain:
+    async with open_storage(memory_url()) as whole:
+        plain = suited(whole, layout)
         await prepare(plain, layout)
         waiting = LatencyStorage(plain, seconds=0)
         kinds = ("share", "commit", "amend")[: None if layout in AMENDING else 2]

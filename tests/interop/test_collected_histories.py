@@ -122,7 +122,7 @@ async def test_no_commit_loses_chunks_to_the_official_collector(seed: int, tmp_p
     """Whole or refused; the official engine reads what this one reads."""
     book, root = Book(), tmp_path / "repo"
     async with open_storage(root) as storage:
-        await prepare(storage, 2)
+        await prepare(storage, "format-2")
         lock, over = asyncio.Lock(), anyio.Event()
         writers = [DiskWriter(storage, f"w{it}", seed, book) for it in range(WRITERS)]
         theirs = TheirCollector(storage, "t", seed, book)

@@ -38,8 +38,8 @@ from icechunk_async.errors import (
     UnsafeStorageError,
     UnsupportedBySpecError,
 )
-from icechunk_async.format.numbers import encode_number
 from icechunk_async.format.ids import NodeId
+from icechunk_async.format.numbers import encode_number
 from icechunk_async.storage import Capabilities, open_storage
 from icechunk_async.testing.faults import FaultRates, FaultyStorage
 from icechunk_async.testing.latency import LatencyStorage

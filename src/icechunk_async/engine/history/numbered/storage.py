@@ -1,10 +1,10 @@
 """A storage in which the repo info is a sequence of objects that are created and never replaced.
 
-State n is ``states/`` and the letters of n. Who has seen state n and wants to replace it creates
-n + 1, which one writer at most can do while n + 1 is there. Old states may be collected, after which
-their numbers could be taken again: by a writer that stood still since it saw n. So whoever created
-a state looks whether it is the newest, and follows the one that it was to replace. The newest is
-never deleted, so such a late state is not, and nobody ever reads it.
+State n is the object ``states/`` with the letters of n. A writer that has seen state n, and wants to
+replace it, creates n + 1, in which one writer at most succeeds. Old states may be collected, and
+then their numbers can be taken again: by a writer that stood still since it saw n. So the writer of
+a state looks whether that is the newest now, and whether the one before is there. The two newest
+are never deleted, so a state that came too late is neither, and nobody ever reads it.
 """
 
 from __future__ import annotations
@@ -184,5 +184,6 @@ def _version(number: int) -> Version:
 
 def _doubt(number: int, why: str) -> OutcomeUnknownError:
     return OutcomeUnknownError(
-        f"State {number} of the repository was created, and it is not known whether it counts: {why}."
+        f"State {number} of the repository was created, and it is not known whether it counts: "
+        f"{why}."
     )
