@@ -149,9 +149,11 @@ class Repository:
         Args:
             location: a path, a URL, or an open storage, which is left open.
             spec_version: the version of the format, 1 or 2.
-            layout: ``"alpha"`` or ``"first-draft"``, layouts of Icechunk before its format had
-                versions, for programs that read nothing else; then ``spec_version`` does not
-                count. None: that of the format version.
+            layout: None: that of the format version. ``"format-2-numbered"``: format version 2 on
+                storage that can create objects safely and replace none, which no other engine
+                opens. ``"alpha"`` or ``"first-draft"``: layouts of Icechunk before its format had
+                versions, for programs that read nothing else. With a layout ``spec_version``
+                does not count.
             config: the configuration; stored with the repository.
             authorize_virtual_chunk_access: see `open`.
             storage_options: the backend's options, if ``location`` is a path or URL.
@@ -360,7 +362,8 @@ class Repository:
     def layout(self) -> str:
         """The layout of the repository.
 
-        One of ``"format-2"``, ``"format-1"``, ``"alpha"`` and ``"first-draft"``.
+        One of ``"format-2"``, ``"format-2-numbered"``, ``"format-1"``, ``"alpha"`` and
+        ``"first-draft"``.
         """
         return self._engine.history.layout
 

@@ -28,6 +28,7 @@ PROCESSES = 8
 COMMITS_PER_PROCESS = 4
 ALPHA_THOROUGHLY = pytest.param("alpha", marks=pytest.mark.thorough)
 DRAFT_THOROUGHLY = pytest.param("first-draft", marks=pytest.mark.thorough)
+NUMBERED_THOROUGHLY = pytest.param("format-2-numbered", marks=pytest.mark.thorough)
 THOROUGHLY = pytest.param("format-1", marks=pytest.mark.thorough)
 
 
@@ -59,7 +60,9 @@ async def _check(url: str, chunks: int) -> None:
             assert await read(reader, f"a/c/{chunk}") == b"%d" % chunk * 300
 
 
-@pytest.mark.parametrize("layout", [THOROUGHLY, "format-2", "alpha", "first-draft"])
+@pytest.mark.parametrize(
+    "layout", [THOROUGHLY, "format-2", NUMBERED_THOROUGHLY, "alpha", "first-draft"]
+)
 async def test_32_sessions_of_one_repository_all_land_once(layout: str) -> None:
     """They share a handle, its caches and its budget."""
     url = memory_url()
@@ -76,6 +79,7 @@ async def test_32_sessions_of_one_repository_all_land_once(layout: str) -> None:
         ("format-2", 32),
         ("alpha", 16),
         ("first-draft", 16),
+        pytest.param("format-2-numbered", 16, marks=pytest.mark.thorough),
         pytest.param("format-1", 64, marks=pytest.mark.thorough),
         pytest.param("format-2", 64, marks=pytest.mark.thorough),
         pytest.param("alpha", 64, marks=pytest.mark.thorough),

@@ -1,7 +1,7 @@
 """Sequence numbers as letters, of which the newest comes first in a listing.
 
-Number n is 1099511627775 - n in Crockford base32, eight letters, as the alpha names the files of its
-branches ("Creating and Updating Branches").
+Number n is 1099511627775 - n in Crockford base32, eight letters, as in the names of the alpha's
+branch files ("Creating and Updating Branches").
 """
 
 from __future__ import annotations

@@ -434,6 +434,8 @@ class ProbeResult:
     def _hint(self) -> str:
         if self.url.startswith("s3://") and any(it.promise == _UPDATE for it in self.problems):
             return " For Ceph's gateway (radosgw) give the option preset='ceph'."
+        if self.is_safe_numbered:
+            return " Or create a repository that replaces no object: layout='format-2-numbered'."
         return ""
 
     def check(self, *, numbered: bool = False) -> None:

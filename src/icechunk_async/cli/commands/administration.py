@@ -349,6 +349,11 @@ def _show_promises(document: Promises, console: Console) -> None:
     for key in document.left_behind:
         console.print(Text.assemble("Could not be removed: ", plain(key)), soft_wrap=True)
     sentence = "is safe for commits" if document.is_safe else "is not safe: commits could be lost"
+    if document.is_safe_numbered and not document.is_safe:
+        sentence = (
+            "is safe for commits with numbered states (init --layout format-2-numbered), and not "
+            "safe otherwise: commits could be lost"
+        )
     console.print(Text.assemble(plain(document.url, "bold"), f" {sentence}."), soft_wrap=True)
 
 

@@ -53,7 +53,10 @@ __all__ = [
 _SpecVersion = Annotated[int, typer.Option(min=1, max=2, help="Version of the Icechunk format.")]
 _Layout = Annotated[
     str | None,
-    typer.Option(help="A layout other than that of the format version: 'alpha' or 'first-draft'."),
+    typer.Option(
+        help="A layout other than that of the format version: 'format-2-numbered', 'alpha' or "
+        "'first-draft'."
+    ),
 ]
 _Probe = Annotated[
     bool | None,

@@ -1,7 +1,7 @@
 """A storage in which the repo info is a sequence of objects that are created and never replaced.
 
-State n is the object ``states/`` with the letters of n. A writer that has seen state n, and wants to
-replace it, creates n + 1, in which one writer at most succeeds. Old states may be collected, and
+State n is the object ``states/`` with the letters of n. A writer that has seen state n, and wants
+to replace it, creates n + 1, in which one writer at most succeeds. Old states may be collected, and
 then their numbers can be taken again: by a writer that stood still since it saw n. So the writer of
 a state looks whether that is the newest now, and whether the one before is there. The two newest
 are never deleted, so a state that came too late is neither, and nobody ever reads it.
