@@ -2,7 +2,7 @@
 
 ``python -m tests.histories.numbered_killer FOLDER KILLS SEED``: the repository is on a local disk,
 of which only the creation of absent objects is used. Each process writes down what it begins and
-what it was told, before it goes on. It ends when at least as many commits landed as were killed.
+what it was told, before the next step. The end comes when commits landed for each that was killed.
 """
 
 from __future__ import annotations

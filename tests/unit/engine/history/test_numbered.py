@@ -284,7 +284,7 @@ async def test_a_failed_look_after_creating_a_state_is_a_doubt() -> None:
 async def test_a_gap_is_an_error_that_names_the_lost_object(
     storage: Storage, repository: Repository
 ) -> None:
-    """What is after it may have been built on something else."""
+    """The states after it may have been built on something else."""
     await _commit(repository, 1)
     lost = (await _states(storage))[1]
     await storage.delete([lost])
@@ -304,7 +304,7 @@ async def test_a_removed_repository_is_not_found(storage: Storage, repository: R
 
 
 async def test_a_damaged_newest_state_is_reported(storage: Storage, repository: Repository) -> None:
-    """Without it the repository is as it was before the last change."""
+    """Without it the repository is in the state before the last change."""
     await _commit(repository, 1)
     newest = (await _states(storage))[0]
     await storage.put(newest, bytes((await storage.get(newest)).data)[:-10])
