@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["at_exit", "run", "run_async", "run_later"]
 
 _EXIT_SECONDS: Final = 5.0
+_FORK_SECONDS: Final = 5.0
+"""How long at most a fork waits for the end of a step of the loop, and the loop for the fork."""
 _WAIT_SECONDS: Final = 0.5
 
 
@@ -128,6 +130,20 @@ class _Portal:
             settled.exception()  # mark as seen
             raise
 
+    def hold(self) -> threading.Event | None:
+        """Let the loop stand still between two steps, until the event that is returned is set."""
+        if threading.current_thread() is self._thread or self._loop.is_closed():
+            return None
+        reached, released = threading.Event(), threading.Event()
+
+        def stand() -> None:
+            reached.set()
+            released.wait(_FORK_SECONDS)
+
+        self._loop.call_soon_threadsafe(stand)
+        reached.wait(_FORK_SECONDS)
+        return released
+
     def run_later(self, work: Coroutine[Any, Any, None]) -> None:
         """Run without waiting, from any thread; the exit of the interpreter waits for it."""
         self._loop.call_soon_threadsafe(self._start_last_work, work)
@@ -164,6 +180,8 @@ class _Portal:
 _at_exit: Final[list[Callable[[], Awaitable[None]]]] = []
 _portal: _Portal | None = None
 _starting = threading.Lock()
+_held = threading.local()
+"""Of each thread that forks: what lets the loop go on."""
 _ended = False
 
 
@@ -189,6 +207,21 @@ def _stop() -> None:
         portal.stop()
 
 
+def _hold_the_loop() -> None:
+    """Wait until no step of the loop is under way.
+
+    A child never gets a lock that the loop's thread holds in the moment of the fork, for example
+    that of a module which it imports.
+    """
+    portal = _portal
+    _held.release = None if portal is None else portal.hold()
+
+
+def _continue_in_parent() -> None:
+    if (release := _held.release) is not None:
+        release.set()
+
+
 def _forget_in_child() -> None:
     """Forget the loop of the parent, whose thread does not exist here."""
     global _portal, _starting
@@ -199,7 +232,11 @@ def _forget_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+    os.register_at_fork(
+        before=_hold_the_loop,
+        after_in_parent=_continue_in_parent,
+        after_in_child=_forget_in_child,
+    )
 
 
 def at_exit(finish: Callable[[], Awaitable[None]]) -> None:

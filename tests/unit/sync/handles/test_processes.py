@@ -271,6 +271,40 @@ def test_a_forked_child_uses_what_its_parent_opened(kind: str, place: str) -> No
     assert _run(script, place) == "[0, 0, 0] 7\n"
 
 
+def test_a_fork_waits_for_the_step_of_the_loop_that_is_under_way(
+    place: str, tmp_path: Path
+) -> None:
+    """A child would wait for ever for a lock that the loop holds, such as that of an import."""
+    (tmp_path / "imported_slowly.py").write_text(
+        "import builtins, time\nbuiltins.began.set()\ntime.sleep(1)\n", encoding="utf-8"
+    )
+    script = f"""
+    import builtins
+    import warnings
+    from icechunk_async.sync.bridge import portal
+    warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads, as tools do
+    sys.path.insert(0, {str(tmp_path)!r})
+    builtins.began = threading.Event()
+
+    async def step():
+        import imported_slowly
+
+    thread = threading.Thread(target=portal.run, args=(step(),))
+    thread.start()
+    began.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        import imported_slowly
+        portal.run(step())
+        os._exit(repository.list_branches() != {{"main"}})
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    thread.join()
+    print(repository.list_branches())
+    """
+    assert _run(script, place) == "0\n{'main'}\n"
+
+
 def test_a_forked_child_writes_a_fork_through_its_own_connections(place: str) -> None:
     """Nothing that the parent opened is used; the changes come back as usual, and are committed."""
     script = """
