@@ -121,9 +121,11 @@ async def _compare(
     gone = await load(before, old - new)
     come = await load(after, new - old)
     nothing = ChunkRefs.empty(rank)
-    return touched(
+    coords = touched(
         ChunkRefs.concat([nothing, *gone]).sort(), ChunkRefs.concat([nothing, *come]).sort()
     )
+    # Chunks that a smaller shape cut off are part of the change of the shape, as in logs.
+    return coords[(coords < np.array(node.array.grid, np.uint64)).all(axis=1)]
 
 
 def _manifests(node: Node | None) -> set[ManifestId]:

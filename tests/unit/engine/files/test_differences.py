@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from icechunk_async import Repository, RepositoryConfig
@@ -65,8 +65,10 @@ async def _do(session: Session, what: str, path: str, number: int) -> None:
             pass
 
 
-@examples(60)
+@examples(40)
 @given(_STEPS)
+@example([[("array", "a", 0), ("chunk", "a", 4)], [("cut", "a", 2)]])
+@example([[("array", "a", 0), ("chunk", "a", 0)], [("cut", "a", 0)]])
 def test_comparing_snapshots_finds_what_the_log_of_the_commit_lists(steps: list[Any]) -> None:
     """Every node of the log is found; of chunks those that exist before or after."""
     asyncio.run(_compare(steps))
