@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import signal
 from typing import TYPE_CHECKING
@@ -49,6 +50,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             place += values.index(value)
         if place % 2:
             item.add_marker(pytest.mark.thorough)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over thousands of tests, which stay until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 _OURS = [

@@ -1,6 +1,6 @@
 """Golden files, damaged: they read or raise ``FormatError``, within bounds.
 
-A few thousand cases by default. ``FUZZ_ROUNDS`` sets how often each file is damaged, and
+Some thousand cases by default. ``FUZZ_ROUNDS`` sets how often each file is damaged, and
 ``FUZZ_SEED`` what the damage is; a failure names both.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.unit.format.golden_files import GoldenFile
 
-ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "60"))
+ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "30"))
 SEED = os.environ.get("FUZZ_SEED", "1")
 FILES = [*golden_files(), *own_files()]
 EVERY = pytest.mark.parametrize("file", FILES, ids=[file.name for file in FILES])
@@ -43,7 +43,7 @@ def _memory_is_traced() -> Iterator[None]:
 
 def rounds_for(size: int) -> int:
     """Large files are slower to read, so they are damaged less often by default."""
-    return ROUNDS if size < 20_000 or ROUNDS > 1000 else ROUNDS // 4
+    return ROUNDS if size < 20_000 or ROUNDS > 1000 else ROUNDS // 3
 
 
 def payloads_like(file: GoldenFile) -> list[bytes]:
