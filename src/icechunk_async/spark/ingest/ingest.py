@@ -170,7 +170,8 @@ def ingest_virtual(
         repository: an open repository that is authorised to read the files' containers, or its
             URL if they need no credentials. Its configuration declares the containers.
         files: URLs or absolute paths of HDF5 and NetCDF files, Zarr stores (`.zarr`), kerchunk
-            references (`.json`, `.parq`) and indexes of GRIB files (`.idx`, `.index`).
+            references (`.json`, `.parq`), indexes of GRIB files (`.idx`, `.index`), and, with
+            `kind="tiledb"`, dense TileDB arrays.
         branch: the branch to commit to.
         group: the group of the output; created if it is missing.
         concat_dim: concatenate the files along this dimension, in their order. Chunks keep their

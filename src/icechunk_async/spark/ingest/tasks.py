@@ -21,6 +21,7 @@ from icechunk_async.spark.ingest.hdf5 import MAGIC, scan_hdf5
 from icechunk_async.spark.ingest.kerchunk import scan_kerchunk, scan_kerchunk_parquet
 from icechunk_async.spark.ingest.scan import Scanned, ScannedArray, encode_document
 from icechunk_async.spark.ingest.source import Source, check_state
+from icechunk_async.spark.ingest.tiledb import scan_tiledb
 from icechunk_async.spark.ingest.zarr import list_zarr, scan_zarr
 from icechunk_async.spark.tasks import columns_of
 from icechunk_async.storage import ByteRange
@@ -33,11 +34,13 @@ if TYPE_CHECKING:
     from icechunk_async.engine.virtual.chunks import VirtualChunks
     from icechunk_async.repository import Repository as AsyncRepository
 
-    type Kind = Literal["auto", "hdf5", "zarr", "kerchunk", "grib-index"]
+    type Kind = Literal["auto", "hdf5", "zarr", "kerchunk", "grib-index", "tiledb"]
 
 __all__ = ["COLUMNS", "FileWork", "ScanOptions", "load_values", "scan_files", "scan_source"]
 
 COLUMNS: Final = "location string, stamp string, reason string, scanned binary, milliseconds long"
+_FOLDERS: Final = ("zarr", "tiledb")
+_FOLDER_ENDS: Final = ("/", ".parq", ".parquet")
 _AT_ONCE: Final = 32
 _MOST_LOADED_BYTES: Final = 64 << 20
 
@@ -94,20 +97,14 @@ async def scan_source(
         OSError: the file is damaged.
 
     Cost: one request for an unchanged file; two for a GRIB index, whose file must not have changed
-    either; a listing for a Zarr store. Kerchunk references are always read, with one request for
-    each object that they refer to.
+    either; a listing for a Zarr store or a TileDB array. Kerchunk references are always read, with
+    one request for each object that they refer to.
     """
     kind = _kind(location) if options.kind == "auto" else options.kind
-    if kind == "zarr" or (kind == "kerchunk" and location.endswith(("/", ".parq", ".parquet"))):
-        listing = await list_zarr(virtual, location)
-        stamp = listing.state.stamp
-        if kind == "zarr":
-            if stamp == known:
-                return stamp, None
-            found = await scan_zarr(virtual, listing)
-        else:
-            found = await scan_kerchunk_parquet(virtual, listing)
-            stamp = found.stamp_with(stamp)
+    if kind in _FOLDERS or (kind == "kerchunk" and location.endswith(_FOLDER_ENDS)):
+        stamp, found = await _scan_folder(virtual, location, kind, options, known)
+        if found is None:
+            return stamp, None
     else:
         source = await Source.open(virtual, location)
         stamp = source.state.stamp
@@ -130,6 +127,22 @@ async def scan_source(
     found = await load_values(virtual, found, _loaded(found, options))
     found.check()
     return stamp, found
+
+
+async def _scan_folder(
+    virtual: VirtualChunks, location: str, kind: Kind, options: ScanOptions, known: str | None
+) -> tuple[str, Scanned | None]:
+    """Return the stamp of a source of many objects, and its contents as `scan_source` does."""
+    listing = await list_zarr(virtual, location)
+    stamp = listing.state.stamp
+    if kind == "kerchunk":
+        found = await scan_kerchunk_parquet(virtual, listing)
+        return found.stamp_with(stamp), found
+    if stamp == known:
+        return stamp, None
+    if kind == "tiledb":
+        return stamp, await scan_tiledb(virtual, listing, options.skip)
+    return stamp, await scan_zarr(virtual, listing)
 
 
 def _kind(location: str) -> Kind:
