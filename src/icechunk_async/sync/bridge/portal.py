@@ -181,7 +181,7 @@ _at_exit: Final[list[Callable[[], Awaitable[None]]]] = []
 _portal: _Portal | None = None
 _starting = threading.Lock()
 _held = threading.local()
-"""Of each thread that forks: what lets the loop go on."""
+"""Of each thread that forks: what releases the loop again."""
 _ended = False
 
 
