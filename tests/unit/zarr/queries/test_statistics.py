@@ -119,6 +119,20 @@ async def test_grown_array_leaves_no_wrong_edge(analyzed: Repository) -> None:
     assert await reads(session, "e") == (14, 1)
 
 
+async def test_edge_that_moves_to_another_edge_is_unknown() -> None:
+    """As many cells of its bytes count as before, but others of them."""
+    async with Repository.create(memory_url(), config=NO_INLINE) as repository:
+        values = np.arange(16, dtype="i8").reshape(4, 4)
+        await commit_array(repository, values, (3, 3), fill=100)
+        await repository.analyze()
+        session = await repository.writable_session("main")
+        await session.reindex_array("a", lambda at: [at[1], at[0]], lambda at: [at[1], at[0]])
+        array = await za.open_array(store=session.store, path="a", mode="r")
+        wanted = int(np.asarray(await array.getitem(slice(None))).sum())
+        assert wanted != int(values.sum())
+        assert await reads(session) == (wanted, 2)
+
+
 async def test_inline_chunks_have_statistics_by_their_bytes() -> None:
     """They have no separate object."""
     async with Repository.create(memory_url()) as repository:

@@ -81,6 +81,18 @@ async def test_candidates_are_known_before_a_chunk_is_read() -> None:
             assert len(read) == int(np.count_nonzero(~selection.certain))
 
 
+async def test_missing_values_are_in_no_mask() -> None:
+    """A chunk whose values all fulfil the conditions is not taken whole if some are missing."""
+    async with Repository.create(memory_url(), config=NO_INLINE) as repository:
+        await commit_array(repository, np.array([5, np.nan, 6, 7, 8, 9]), (3,))
+        await repository.analyze()
+        session = await repository.readonly_session("main")
+        selection = await session.where("a > 4")
+        assert selection.certain.tolist() == [False, True]
+        found = await whole_mask(selection)
+        assert found.tolist() == [True, False, True, True, True, True]
+
+
 async def test_conditions_that_name_nothing_are_refused() -> None:
     """No condition, and no such array."""
     async with Repository.create(memory_url()) as repository:
