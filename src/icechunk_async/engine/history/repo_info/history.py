@@ -432,7 +432,7 @@ def read_repo_info(retrieved: Retrieved, kind: Kind) -> Found:
 
 
 def _found(kind: Kind, config: RepositoryConfig | None, seen: Seen, settings: OwnSettings) -> Found:
-    return Found(kind.layout, LAYOUT, config, partial(_open, kind, seen), settings, kind.view)
+    return Found(kind.layout, LAYOUT, config, partial(_open, kind, seen), settings, view=kind.view)
 
 
 def _open(
