@@ -205,6 +205,56 @@ async def test_enumerations_and_nulls_come_with_their_meaning(tmp_path: Path) ->
     assert "flag_meanings" not in about["phrase"]
 
 
+@pytest.mark.blocks_the_loop
+@pytest.mark.parametrize("order", ["row-major", "col-major"])
+async def test_text_is_what_tiledb_reads_at_each_moment(order: str, tmp_path: Path) -> None:
+    """Empty text is not the fill value, also in a chunk of nothing else; bytes are refused."""
+    place = tmp_path / "grid"
+    dims = [theirs.Dim(name, domain=(1, 6), tile=4, dtype="int32") for name in ("y", "x")]
+    attributes = [
+        theirs.Attr("plain", dtype="U0"),
+        theirs.Attr("filled", dtype="ascii", var=True, fill="-"),
+        theirs.Attr("raw", dtype="S0"),
+    ]
+    theirs.Array.create(
+        str(place),
+        theirs.ArraySchema(theirs.Domain(*dims), attributes, cell_order=order, tile_order=order),
+    )
+
+    def written(count: int, values: list[str]) -> dict[str, Any]:
+        cells = np.array([values[n % len(values)] for n in range(count)], object)
+        plain = cells.reshape(-1, 2)
+        ascii_only = np.array([it.encode("ascii", "replace") for it in plain.flat], object)
+        ascii_only = ascii_only.reshape(plain.shape)
+        return {"plain": plain, "filled": ascii_only, "raw": ascii_only}
+
+    with theirs.open(str(place), "w", timestamp=1_000) as array:
+        array[1:5, 5:7] = written(8, [""])
+    with theirs.open(str(place), "w", timestamp=2_000) as array:
+        array[2:4, 4:6] = written(4, ["é", "two\nlines", "日本"])
+    names = ["plain", "filled"]
+    async with referring(place) as repository:
+        with pytest.raises(InvalidInputError, match=r"'raw'.*bytes of variable length"):
+            await ingest_array(repository, place, "grid", copy=True)
+        found = await ingest_array(
+            repository, place, "grid", history=True, attributes=names, copy=True
+        )
+        assert [(it.end, it.referenced, it.copied) for it in found] == [(1000, 0, 2), (2000, 0, 4)]
+        for it in found:
+            store = (await repository.readonly_session(snapshot_id=it.snapshot_id)).store
+            with theirs.open(str(place), timestamp=it.end) as array:
+                expected = array[:]
+            read: dict[str, Any] = {}
+            for name in names:
+                made: Any = await zarr_async.open_array(store=store, path=f"grid/{name}")
+                read[name] = np.asarray(await made.getitem(...)).tolist()
+            # NumPy drops the NUL at the end of what was never written, and so does TileDB-Py.
+            shown = [[text.rstrip("\0") for text in row] for row in read["plain"]]
+            assert shown == expected["plain"].tolist()
+            assert read["filled"] == [[b.decode() for b in row] for row in expected["filled"]]
+            assert (read["plain"][0][0], read["plain"][3][4]) == ("\0", "")
+
+
 def _evolved(place: Path) -> None:
     """Write `a`, and later also `b`, which is new."""
     dim = theirs.Dim("x", domain=(0, 9), tile=10, dtype="int32")

@@ -207,6 +207,84 @@ async def test_null_cells_are_those_of_a_second_array(
             np.testing.assert_array_equal(read[is_valid], stored[is_valid])
 
 
+def _is_text(it: dict[str, Any]) -> bool:
+    return bool(it.get("var")) and it["dtype"] in ("utf8", "ascii")
+
+
+TEXTS = [
+    pytest.param(
+        archive,
+        job,
+        id=f"{archive}-{job['number']}",
+        marks=() if archive in (*_QUICK, "by-0.8.11") else pytest.mark.thorough,
+    )
+    for archive in ARCHIVES
+    for job in golden_jobs(archive)
+    if not job["sparse"] and any(map(_is_text, job["attrs"]))
+]
+
+
+@pytest.mark.parametrize(("archive", "job"), TEXTS)
+async def test_text_is_copied_to_strings(archive: str, job: dict[str, Any], tmp_path: Path) -> None:
+    """All of its tiles, in any order; null cells are those of a second array."""
+    place = placed(archive, job["number"], tmp_path)
+    async with referring(place) as repository, open_array(place) as array:
+        names = [it["name"] for it in job["attrs"] if _is_text(it)]
+        session = await repository.writable_session("main")
+        found = await write_virtual_array(
+            session, array, "grid", attributes=names, copy=True, validity=True
+        )
+        assert found.copied > 0
+        expected = await array.read(attributes=names)
+        for name in names:
+            made: Any = await zarr_async.open_array(store=session.store, path=f"grid/{name}")
+            assert made.metadata.to_dict()["data_type"] == "string"
+            assert made.metadata.to_dict()["codecs"][0]["name"] == "vlen-utf8"
+            values, wanted = np.asarray(await made.getitem(...)), expected[name]
+            is_valid = ~np.ma.getmaskarray(wanted)
+            assert values.shape == wanted.shape
+            assert values[is_valid].tolist() == np.ma.getdata(wanted)[is_valid].tolist()
+            if np.ma.isMaskedArray(wanted):
+                assert set(values[~is_valid].tolist()) <= {made.metadata.fill_value}
+                flags: Any = await zarr_async.open_array(
+                    store=session.store, path=f"grid/{name}_validity"
+                )
+                np.testing.assert_array_equal(await flags.getitem(...), is_valid)
+
+
+async def test_numbers_of_variable_length_are_refused_also_as_copies(tmp_path: Path) -> None:
+    """And what may be null, without an array of validity; nothing is written."""
+    for archive, number, name, match in (
+        ("by-0.8.0", "dense-1", "attr 2", "values of variable length.*`read`"),
+        ("by-0.10.5", "dense-1", "a2", "may be null. With validity=True"),
+        ("by-0.10.5", "dense-2", "a0", "may be null. With validity=True"),
+    ):
+        place = placed(archive, number, tmp_path / archive / number)
+        async with referring(place) as repository, open_array(place) as array:
+            session = await repository.writable_session("main")
+            with pytest.raises(InvalidInputError, match=f"{name!r}.*{match}"):
+                await write_virtual_array(session, array, attributes=[name], copy=True)
+            assert not session.has_uncommitted_changes
+
+
+async def test_text_that_is_not_valid_is_a_format_error(tmp_path: Path) -> None:
+    """It names the attribute; other text is never put in its place."""
+    place = placed("by-0.8.11", "dense-1", tmp_path)
+    (file,) = place.glob("*/attr 2_var.tdb")  # it has no filters
+    async with open_array(place) as array:
+        texts = (await array.read(attributes=["attr 2"]))["attr 2"].compressed()
+    text = max((it.encode() for it in texts), key=len)
+    data = file.read_bytes()
+    assert text in data
+    file.write_bytes(data.replace(text, b"\xff" * len(text), 1))
+    async with referring(place) as repository, open_array(place) as array:
+        session = await repository.writable_session("main")
+        with pytest.raises(FormatError, match=r"'attr 2'.*not valid UTF-8"):
+            await write_virtual_array(
+                session, array, attributes=["attr 2"], copy=True, validity=True, overwrite=True
+            )
+
+
 async def test_array_that_no_container_covers_is_refused(tmp_path: Path) -> None:
     """Nothing is written, unless containers are not to be checked; a location may name one."""
     job = _number("features-0")

@@ -2,6 +2,7 @@
 
 A tile can be a chunk if one fragment holds all of its cells that are in the domain. Other tiles are
 put together from several fragments, or were written in part; they are copied, if that is allowed.
+So are all tiles of text of variable length: TileDB keeps its offsets in a file of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import FormatError, InvalidInputError, NodeExistsError
 from icechunk_async.format.manifest.locations import Strings
 from icechunk_async.format.paths import ancestors, check_path
-from icechunk_async.tiledb.arrays.cells import category_values
+from icechunk_async.tiledb.arrays.cells import UTF8, category_values, is_bytes
 from icechunk_async.tiledb.arrays.dense import overlap
 from icechunk_async.tiledb.arrays.tiles import open_field
 from icechunk_async.tiledb.format.types import DATETIMES, TEXT, Datatype, Layout, is_time, time_unit
@@ -35,12 +36,14 @@ from icechunk_async.zarr.virtual.zarr2 import group_document
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    import numpy.typing as npt
     from zarr import AsyncArray
     from zarr.core.common import JSON
 
     from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.session import Session
     from icechunk_async.tiledb.arrays.array import TileDBArray
+    from icechunk_async.tiledb.arrays.cells import Cells
     from icechunk_async.tiledb.arrays.dense import Box, DenseGrid
     from icechunk_async.tiledb.arrays.folder import Folder
     from icechunk_async.tiledb.arrays.fragments import Fragment, TilePlaces
@@ -62,7 +65,8 @@ _COORDINATES_A_CHUNK: Final = 1 << 18
 _AT_ONCE: Final = 16
 _VALIDITY: Final = "_validity"
 _FLAGS: Final[Mapping[str, JSON]] = {"flag_values": [0, 1], "flag_meanings": "null valid"}
-_ADVICE: Final = "With validity=True that becomes a separate array. "
+_BY_NULL: Final = "With validity=True that becomes a separate array. "
+_BY_COPY: Final = "With copy=True its text is copied to an array of strings. "
 _MOST_CATEGORIES: Final = 1000
 _WORD: Final = re.compile(r"[A-Za-z0-9_\-.+@]+")
 """A meaning of a flag in CF (section 3.5 of its conventions)."""
@@ -87,12 +91,12 @@ class _Variable:
     """An attribute that becomes an array of Zarr."""
 
     attribute: Attribute
-    form: TileForm
-    """How its tiles are encoded."""
+    form: TileForm | None
+    """How its tiles are encoded; None of text of variable length, which is copied as strings."""
     places: Mapping[int, TilePlaces]
     """Of the fragments with tiles of this form, by number."""
     odd: frozenset[int]
-    """Fragments with tiles of another form."""
+    """Fragments whose tiles have another form, or are copied in any case."""
     is_validity: bool = False
     """Whether the array says which cells are not null, in place of their values."""
     attributes: Mapping[str, JSON] = field(default_factory=dict[str, "JSON"])
@@ -112,12 +116,14 @@ class _Variable:
     @property
     def values(self) -> int:
         """The number of values of a cell."""
-        return 1 if self.is_validity else self.attribute.values
+        return 1 if self.is_validity or self.form is None else self.attribute.values
 
     @property
     def fill(self) -> Any:
         """The value of cells that were never written."""
         it = self.attribute
+        if self.form is None:
+            return it.fill.decode()
         return it.validity_fill if self.is_validity else np.frombuffer(it.fill, it.dtype)[0]
 
     def file_of(self, number: int) -> str:
@@ -174,16 +180,21 @@ async def write_virtual_array(
     enumeration stay numbers; up to 1000 values are in ``tiledb_enumeration``, and, where they are
     words as CF wants them, in its ``flag_values`` and ``flag_meanings``.
 
+    Text of variable length (ASCII or UTF-8) is copied as a whole to an array of the Zarr type
+    ``string``, if ``copy`` is set. Cells that were never written hold TileDB's fill value there
+    too: by default one NUL character, which TileDB-Py shows as empty text.
+
     Args:
         session: a writable session.
         array: the array, opened at the time that is wanted.
         path: of the group.
         attributes: names; all if None.
         copy: copy tiles that cannot be referred to: those that were written in part, or whose cells
-            come from several fragments.
+            come from several fragments, and all of text.
         validity: write attributes that may be null as two arrays: the stored values, and an array
-            of 0 for null and 1, whose name ends in ``_validity``; readers have to apply it.
-            Otherwise they are refused.
+            of 0 for null and 1, whose name ends in ``_validity``; readers have to apply it. Null
+            cells of text hold the fill value. Otherwise attributes that may be null are refused,
+            also with ``copy``: no value is sure to mean null.
         overwrite: replace what is at the path.
         location: URL of the array in references, if it is not that by which it was opened; it may
             begin with ``vcc://`` and the name of a container.
@@ -192,12 +203,13 @@ async def write_virtual_array(
     Returns:
         The numbers of chunks.
 
-    Raises: all but the last before anything was changed.
-        InvalidInputError: the array is sparse; an attribute has variable length or is text, or may
-            be null and ``validity`` is not set; or tiles would have to be copied and ``copy`` is
-            not set.
+    Raises: before anything was changed, unless a tile could not be copied.
+        InvalidInputError: the array is sparse; an attribute has numbers or bytes of variable
+            length, or text of fixed length, or may be null and ``validity`` is not set; or
+            something would have to be copied and ``copy`` is not set.
         VirtualContainerError: no container covers the array.
-        FormatError: a file of the array is damaged.
+        FormatError: a file of the array is damaged, or text is not valid UTF-8. Where that is found
+            in a tile that is copied, the rest was written; discard the session.
         NodeExistsError: something is at the path, and ``overwrite`` is not set.
         StorageError: a tile could not be copied, after the rest was written; discard the session.
 
@@ -212,7 +224,7 @@ async def write_virtual_array(
     grid = array.grid()
     chosen = array.attributes(attributes)
     for it in chosen:
-        _check_attribute(it, validity=validity)
+        _check_attribute(it, copy=copy, validity=validity)
     _check_names(chosen)
     _check_grid(grid)
     enumerations = await array.enumerations()
@@ -265,25 +277,43 @@ async def write_virtual_array(
     return VirtualTiles(referenced, copied)
 
 
-def _check_attribute(it: Attribute, *, validity: bool) -> None:
+def _check_attribute(it: Attribute, *, copy: bool, validity: bool) -> None:
     """Raise `InvalidInputError` if an attribute cannot be an array of Zarr."""
-    why = None
+    why, advice = None, ""
     if it.name and not _is_segment(it.name):
         why = "its name cannot be that of an array"
-    elif it.is_variable:
-        why = "its cells have variable length"
+    elif it.is_variable and it.datatype not in UTF8:
+        kind = "bytes" if is_bytes(it.datatype) else "values"
+        why = f"its cells are {kind} of variable length, for which Zarr has no stable type"
     elif it.is_nullable and not validity:
-        why = "its cells may be null"
-    elif it.datatype in TEXT:
-        why = "it is text"
-    elif it.values > 1 and len(set(_fills(it))) > 1:
+        why, advice = "its cells may be null", _BY_NULL
+    elif _is_string(it) and not copy:
+        why, advice = "its cells have variable length", _BY_COPY
+    elif _is_string(it) and not _is_valid_text(it.fill):
+        why = f"its fill value {it.fill!r:.100} is not valid UTF-8"
+    elif it.datatype in TEXT and not it.is_variable:
+        why = "it is text of fixed length"
+    elif not it.is_variable and it.values > 1 and len(set(_fills(it))) > 1:
         why = "its fill value has different parts"
     if why is not None:
         raise InvalidInputError(
             f"The attribute {it.name!r} cannot become an array of Zarr that refers to tiles: "
-            f"{why}. {_ADVICE if it.is_nullable and not validity else ''}Leave it out with "
-            "attributes=[...], or read it and write its values."
+            f"{why}. {advice}Leave it out with attributes=[...], or read it with `read` of the "
+            "array and write its values."
         )
+
+
+def _is_string(it: Attribute) -> bool:
+    """Return whether an attribute is text that becomes an array of strings."""
+    return it.is_variable and it.datatype in UTF8
+
+
+def _is_valid_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _check_names(chosen: Sequence[Attribute]) -> None:
@@ -351,6 +381,8 @@ async def _variable(
     """Find the tiles of an attribute; their form is that of the newest fragment that has it."""
     opened = await bounded_map(lambda it: open_field(it, attribute), grid.fragments, limit=_AT_ONCE)
     places = {number: it.places for number, it in enumerate(opened) if it.places is not None}
+    if _is_string(attribute) and not is_validity:
+        return _Variable(attribute, None, {}, frozenset(places), attributes=about)
     forms = {
         number: _form(it.schema, attribute, it.version, is_validity=is_validity)
         for number, it in enumerate(grid.fragments)
@@ -544,6 +576,19 @@ async def _create(session: Session, key: str, grid: DenseGrid, it: _Variable) ->
     rank = len(grid.shape)
     order = (*range(rank - 1, -1, -1), *range(rank, len(shape)))
     is_turned = grid.schema.cell_order is Layout.COL_MAJOR and rank > 1
+    if it.form is None:
+        return await zarr_async.create_array(  # pyright: ignore[reportUnknownMemberType]
+            store=session.store,
+            name=f"{key}/{it.name}".strip("/"),
+            shape=shape,
+            chunks=chunks,
+            dtype="string",
+            fill_value=it.fill,
+            dimension_names=names,
+            attributes=dict(it.attributes),
+            # To Zarr a chunk of empty text equals a fill value of NUL, and would not be written.
+            config={"write_empty_chunks": True},
+        )
     dtype = zarr_dtype(it.datatype)
     return await zarr_async.create_array(  # pyright: ignore[reportUnknownMemberType]
         store=session.store,
@@ -572,5 +617,29 @@ async def _copy_tile(
     if it.values > 1:
         shape = (*shape, it.values)
     flags = cells.valid
-    values = (flags if it.is_validity and flags is not None else cells.values).reshape(shape)
-    await made.setitem(tuple(slice(*it) for it in box), values.astype(made.dtype, copy=False))
+    if it.form is None:
+        values = await anyio.to_thread.run_sync(_strings, cells, it.fill)
+    else:
+        values = flags if it.is_validity and flags is not None else cells.values
+    values = values.reshape(shape).astype(made.dtype, copy=False)
+    await made.setitem(tuple(slice(*it) for it in box), values)
+
+
+def _strings(cells: Cells, fill: str) -> npt.NDArray[Any]:
+    """Return cells of text as objects of `str`; null ones as the fill value.
+
+    Raises:
+        FormatError: a cell is not valid UTF-8.
+    """
+    found = np.empty(len(cells), object)
+    found[:] = cells.items()
+    if cells.valid is not None:
+        found[~cells.valid] = fill
+    try:
+        "".join(found).encode()
+    except UnicodeEncodeError as error:  # bytes that were not UTF-8 became surrogates
+        raise FormatError(
+            f"The attribute {cells.field.name!r} of a TileDB array is declared as text, and a cell "
+            "is not valid UTF-8. Leave it out, or write it anew as bytes with TileDB."
+        ) from error
+    return found
