@@ -63,6 +63,7 @@ async def test_official_engine_reads_tiles_that_are_referred_to_and_copied(tmp_p
             assert _dims(_array(found, name)) == dims
             np.testing.assert_array_equal(_array(found, name)[...], values)
     assert compared > 5
+    assert strings > 1
 
 
 def _dims(array: Any) -> tuple[str, ...]:

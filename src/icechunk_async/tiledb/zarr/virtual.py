@@ -2,7 +2,7 @@
 
 A tile can be a chunk if one fragment holds all of its cells that are in the domain. Other tiles are
 put together from several fragments, or were written in part; they are copied, if that is allowed.
-So are all tiles of text of variable length: TileDB keeps its offsets in a file of their own.
+So are all tiles of text of variable length: TileDB keeps its offsets in another file.
 """
 
 from __future__ import annotations
