@@ -272,7 +272,8 @@ async def test_text_that_is_not_valid_is_a_format_error(tmp_path: Path) -> None:
     place = placed("by-0.8.11", "dense-1", tmp_path)
     (file,) = place.glob("*/attr 2_var.tdb")  # it has no filters
     async with open_array(place) as array:
-        texts = (await array.read(attributes=["attr 2"]))["attr 2"].compressed()
+        found: Any = (await array.read(attributes=["attr 2"]))["attr 2"]
+    texts: list[str] = found.compressed().tolist()
     text = max((it.encode() for it in texts), key=len)
     data = file.read_bytes()
     assert text in data
