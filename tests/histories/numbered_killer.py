@@ -105,6 +105,7 @@ async def check(root: Path, told: Counter[tuple[str, int]]) -> None:
         left = len(list((root / "states").iterdir()))
         landed = sum(word == "landed" for word, _ in told)
         sys.stdout.write(f"{landed} {len(infos)} {states} {left}\n")
+        sys.stdout.flush()  # nobody else does: the process ends by `os._exit`
 
 
 def main(place: Path, kills: int, seed: int) -> None:
