@@ -132,7 +132,7 @@ class _Portal:
 
     def hold(self) -> threading.Event | None:
         """Let the loop stand still between two steps, until the event that is returned is set."""
-        if threading.current_thread() is self._thread or self._loop.is_closed():
+        if threading.current_thread() is self._thread:
             return None
         reached, released = threading.Event(), threading.Event()
 
@@ -140,7 +140,10 @@ class _Portal:
             reached.set()
             released.wait(_FORK_SECONDS)
 
-        self._loop.call_soon_threadsafe(stand)
+        try:
+            self._loop.call_soon_threadsafe(stand)
+        except RuntimeError:  # it was closed just now
+            return None
         reached.wait(_FORK_SECONDS)
         return released
 
