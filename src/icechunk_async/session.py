@@ -77,6 +77,11 @@ class _Hierarchy(ABC):
 
     @property
     @abstractmethod
+    def _itself(self) -> AnySession:
+        """This session or fork: what takes either knows nothing of the common part."""
+
+    @property
+    @abstractmethod
     def _forks(self) -> Forks: ...
 
     @property
@@ -115,8 +120,7 @@ class _Hierarchy(ABC):
         # The one convenience that looks up to a higher layer.
         from icechunk_async.zarr.store import IcechunkStore  # noqa: PLC0415
 
-        assert isinstance(self, Session | ForkSession)  # there are no others
-        return IcechunkStore(self, read_only=self.read_only)
+        return IcechunkStore(self._itself, read_only=self.read_only)
 
     @property
     def has_uncommitted_changes(self) -> bool:
@@ -358,8 +362,7 @@ class _Hierarchy(ABC):
         """
         from icechunk_async.zarr.queries.aggregate import aggregate  # noqa: PLC0415 -- on use
 
-        assert isinstance(self, Session | ForkSession)  # there are no others
-        return await aggregate(self, path, function, where, region)
+        return await aggregate(self._itself, path, function, where, region)
 
     async def where(
         self, conditions: str, *, group: str = "/", region: Sequence[slice] | None = None
@@ -388,8 +391,7 @@ class _Hierarchy(ABC):
         """
         from icechunk_async.zarr.queries.selection import select  # noqa: PLC0415 -- on use
 
-        assert isinstance(self, Session | ForkSession)  # there are no others
-        return await select(self, conditions, group, region)
+        return await select(self._itself, conditions, group, region)
 
     @property
     def has_pending_chunks(self) -> bool:
@@ -642,6 +644,10 @@ class Session(_Hierarchy):
     def publisher(self) -> Publisher:
         """The part of this session that commits, for tests; it may change between releases."""
         return self._publisher
+
+    @property
+    def _itself(self) -> Session:
+        return self
 
     @property
     def _forks(self) -> Forks:
@@ -1128,6 +1134,10 @@ class ForkSession(_Hierarchy):
     def workspace(self) -> Workspace:
         """The hierarchy, with the changes so far, while the fork is attached."""
         return self._attached.workspace
+
+    @property
+    def _itself(self) -> ForkSession:
+        return self
 
     @property
     def _forks(self) -> Forks:
