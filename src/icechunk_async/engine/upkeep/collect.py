@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock, telemetry
+from icechunk_async._runtime.concurrency import gather
 from icechunk_async._runtime.progress import no_progress
 from icechunk_async.engine.leases.register import Spared, remove_dead, spared
 from icechunk_async.engine.upkeep.chunk_statistics import Doomed
@@ -155,11 +156,12 @@ async def _collect(
 
     leases = await spared(engine.storage, engine.assets.backend)
     cutoff = leases.cutoff(cutoff)
-    statistics = await Doomed.listed(engine.storage, cutoff)
+    statistics, (old, newest) = await gather(
+        Doomed.listed(engine.storage, cutoff), old_snapshots(engine.storage, cutoff)
+    )
     survey = Survey(
         engine.assets, chunk_ids, absorb, limits=limits, note=statistics.spare, progress=progress
     )
-    old, newest = await old_snapshots(engine.storage, cutoff)
     old -= leases.bases
     # Everything is read before anything changes: a damaged repository stays unchanged.
     kept = await engine.history.release(old, survey.parent_of, cutoff=None)
