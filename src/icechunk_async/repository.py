@@ -11,7 +11,6 @@ from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async.engine.commit.once import record_of
 from icechunk_async.engine.commit.publisher import RESERVED
-from icechunk_async.engine.files.settings import METADATA_NAME, OwnSettings, stored_item
 from icechunk_async.engine.history import (
     Expiration,
     FeatureFlag,
@@ -19,6 +18,7 @@ from icechunk_async.engine.history import (
     check_online,
     state_for,
 )
+from icechunk_async.engine.history.settings import METADATA_NAME, OwnSettings, stored_item
 from icechunk_async.engine.leases.keeper import Lease, keep_alive, lost
 from icechunk_async.engine.leases.record import LeaseRecord, default_owner, lease_duration_us
 from icechunk_async.engine.leases.register import (

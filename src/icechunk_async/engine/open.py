@@ -24,9 +24,9 @@ from icechunk_async.engine.files.assets import Assets
 from icechunk_async.engine.files.packs import Packing, Packs
 from icechunk_async.engine.files.preload import preload
 from icechunk_async.engine.files.recent import RecentFiles
-from icechunk_async.engine.files.settings import OwnSettings
 from icechunk_async.engine.history import MAIN, SAFE_UPDATES, opening, state_for
 from icechunk_async.engine.history.refusals import repository_exists
+from icechunk_async.engine.history.settings import OwnSettings
 from icechunk_async.engine.history.way import HistorySettings, Known
 from icechunk_async.engine.policies import policies_of
 from icechunk_async.engine.tree.workspace import Workspace

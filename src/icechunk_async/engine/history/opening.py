@@ -23,7 +23,7 @@ from icechunk_async.storage import ObjectInfo
 
 if TYPE_CHECKING:
     from icechunk_async.engine.files.assets import Assets
-    from icechunk_async.engine.files.settings import OwnSettings
+    from icechunk_async.engine.history.settings import OwnSettings
     from icechunk_async.engine.history.way import Found, Way
     from icechunk_async.storage import Storage
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from icechunk_async.engine.files.settings import OwnSettings
+from icechunk_async.engine.history.settings import OwnSettings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

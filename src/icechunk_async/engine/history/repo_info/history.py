@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import closing, gather
 from icechunk_async.engine.files.binary_layout import BinaryLayout
-from icechunk_async.engine.files.settings import OwnSettings
 from icechunk_async.engine.history.capabilities import Capabilities
 from icechunk_async.engine.history.collections import (
     collected_since,
@@ -28,6 +27,7 @@ from icechunk_async.engine.history.protocol import (
 from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.repo_info import edits
 from icechunk_async.engine.history.repo_info.file import RepoInfoFile, Seen, read_info
+from icechunk_async.engine.history.settings import OwnSettings
 from icechunk_async.engine.history.way import Found, Way, as_it_is
 from icechunk_async.errors import FormatError
 from icechunk_async.format.config import decode_config, encode_config
