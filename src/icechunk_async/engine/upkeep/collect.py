@@ -39,12 +39,15 @@ from icechunk_async.format.ids import SnapshotId
 from icechunk_async.format.layout import SUMS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.history.protocol import Expiration, Kept, ParentOf
     from icechunk_async.engine.open import Engine
     from icechunk_async.engine.upkeep.survey import Limits
     from icechunk_async.format.id_set import Ids
     from icechunk_async.storage import DeleteFailure, Storage
+    from icechunk_async.storage.extensions import Unfinished
 
 __all__ = [
     "FOLDERS",
@@ -202,16 +205,26 @@ async def _collect(
     if not dry_run:
         await remove_dead(engine.storage, leases, cutoff)
     unfinished = await remove_unfinished(engine, cutoff, dry_run=dry_run)
+    return _report(tallies, gone, unfinished, skipped)
+
+
+def _report(
+    tallies: Mapping[str, Tally],
+    statistics: Tally,
+    unfinished: Unfinished,
+    skipped: tuple[str, ...],
+) -> GarbageReport:
+    """Return what was deleted of each folder, of statistics and of unfinished files."""
+    every = (*tallies.values(), statistics)
     return GarbageReport(
-        bytes_deleted=sum(it.size_bytes for it in (*tallies.values(), gone))
-        + unfinished.size_bytes,
+        bytes_deleted=sum(it.size_bytes for it in every) + unfinished.size_bytes,
         chunks_deleted=tallies["chunks"].count,
         manifests_deleted=tallies["manifests"].count,
         snapshots_deleted=tallies[_SNAPSHOTS].count,
         transaction_logs_deleted=tallies["transactions"].count,
         sums_deleted=tallies[_SUMS].count,
-        statistics_deleted=gone.count,
-        failures=tuple(failure for it in (*tallies.values(), gone) for failure in it.failures),
+        statistics_deleted=statistics.count,
+        failures=tuple(failure for it in every for failure in it.failures),
         skipped_phases=skipped,
         unfinished_deleted=unfinished.count,
     )
