@@ -166,7 +166,7 @@ def _less(values: npt.NDArray[Any], literal: Any) -> Mask:
 
 
 def _among(values: npt.NDArray[Any], literals: Sequence[Any]) -> Mask:
-    mask = np.zeros(len(values), bool)
+    mask = np.zeros(values.shape, bool)
     for it in literals:
         mask |= _equal(values, it)
     return mask

@@ -259,6 +259,21 @@ async def test_conditions_are_those_of_sql(where: str, wanted: int) -> None:
     assert found == wanted
 
 
+@pytest.mark.parametrize("shape", [(), (4,), (4, 6), (2, 4, 3)])
+async def test_lists_are_compared_in_arrays_of_any_rank(shape: tuple[int, ...]) -> None:
+    """Chunk by chunk, in those that statistics leave open."""
+    raw = np.arange(np.prod(shape, dtype=int), dtype="i4").reshape(shape)
+    async with Repository.create(memory_url(), config=NO_INLINE) as repository:
+        await commit_array(repository, raw, (2,) * len(shape))
+        session = await repository.readonly_session("main")
+        some, others = [
+            (await session.aggregate("a", "count", where=f"a {it} (0, 3, 17)")).value
+            for it in ("in", "not in")
+        ]
+    assert some == np.isin(raw, (0, 3, 17)).sum()
+    assert some + others == raw.size
+
+
 async def test_large_integers_are_compared_exactly() -> None:
     """2**53 + 1 is no double; a literal of SQL without a point is exact."""
     raw = np.array([2**53, 2**53 + 1, 2**53 + 2], "i8")

@@ -117,7 +117,7 @@ async def put_array(
         fill_value=fill,
         **more,
     )
-    await array.setitem(slice(None), raw)
+    await array.setitem(..., raw)
 
 
 async def commit_array(
