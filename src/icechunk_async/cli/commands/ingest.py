@@ -30,7 +30,9 @@ _History = Annotated[
     bool,
     typer.Option("--history", help="Commit a snapshot for each moment at which it was written."),
 ]
-_Copy = Annotated[bool, typer.Option("--copy", help="Copy tiles that chunks cannot refer to.")]
+_Copy = Annotated[
+    bool, typer.Option("--copy", help="Copy tiles that chunks cannot refer to, and all text.")
+]
 _Validity = Annotated[
     bool,
     typer.Option(

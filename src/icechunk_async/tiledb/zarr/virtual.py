@@ -190,7 +190,7 @@ async def write_virtual_array(
         path: of the group.
         attributes: names; all if None.
         copy: copy tiles that cannot be referred to: those that were written in part, or whose cells
-            come from several fragments, and all of text.
+            come from several fragments, and those of text.
         validity: write attributes that may be null as two arrays: the stored values, and an array
             of 0 for null and 1, whose name ends in ``_validity``; readers have to apply it. Null
             cells of text hold the fill value. Otherwise attributes that may be null are refused,
