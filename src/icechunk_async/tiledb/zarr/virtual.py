@@ -104,9 +104,8 @@ class _Variable:
 
     @property
     def name(self) -> str:
-        """The name of the array; TileDB allows one attribute without a name."""
-        name = self.attribute.name or "values"
-        return f"{name}{_VALIDITY}" if self.is_validity else name
+        """The name of the array."""
+        return _array_name(self.attribute, is_validity=self.is_validity)
 
     @property
     def datatype(self) -> Datatype:
@@ -253,18 +252,8 @@ async def write_virtual_array(
         for it in variables
     }
     metadata = _plain_metadata(await array.metadata())
+    await _create_group(session, place, metadata, overwrite=overwrite)
     key = place.strip("/")
-    try:
-        await zarr_async.create_group(  # pyright: ignore[reportUnknownMemberType]
-            store=session.store, path=key, overwrite=overwrite, attributes=metadata
-        )
-    except (ContainsArrayError, ContainsGroupError) as error:
-        raise NodeExistsError(
-            f"{place!r} exists. Name another path for the TileDB array, or let it be replaced.",
-            path=place,
-        ) from error
-    for above in ancestors(place):
-        workspace.set_node(above, group_document({}), None, if_absent=True)
     await _write_coordinates(session, key, grid, set(columns))
     referenced = copied = 0
     for variable in variables:
@@ -316,11 +305,16 @@ def _is_valid_text(data: bytes) -> bool:
     return True
 
 
+def _array_name(it: Attribute, *, is_validity: bool) -> str:
+    """Return the name of an array of an attribute; TileDB allows one attribute without a name."""
+    return f"{it.name or 'values'}{_VALIDITY if is_validity else ''}"
+
+
 def _check_names(chosen: Sequence[Attribute]) -> None:
     """Raise `InvalidInputError` if an attribute has the name of the array about another's nulls."""
     names = {it.name for it in chosen}
     for it in chosen:
-        name = f"{it.name or 'values'}{_VALIDITY}"
+        name = _array_name(it, is_validity=True)
         if it.is_nullable and name in names:
             raise InvalidInputError(
                 f"The attribute {it.name!r} may be null, which would be written as {name!r}, and "
@@ -333,7 +327,7 @@ def _attributes_of(it: Attribute, enumeration: Enumeration | None) -> dict[str, 
     """Return the attributes of the array of an attribute."""
     found = _unit_attributes(it.datatype)
     if it.is_nullable:
-        found["ancillary_variables"] = f"{it.name or 'values'}{_VALIDITY}"
+        found["ancillary_variables"] = _array_name(it, is_validity=True)
     if enumeration is None:
         return found
     items = category_values(enumeration)
@@ -566,6 +560,30 @@ async def _write_coordinates(
         await made.setitem(slice(None), (np.arange(size) + low).astype(it.dtype))
 
 
+async def _create_group(
+    session: Session, place: str, attributes: dict[str, JSON], *, overwrite: bool
+) -> None:
+    """Create the group, and the groups above it.
+
+    Raises:
+        NodeExistsError: something is there, and is not to be replaced.
+    """
+    try:
+        await zarr_async.create_group(  # pyright: ignore[reportUnknownMemberType]
+            store=session.store,
+            path=place.strip("/"),
+            overwrite=overwrite,
+            attributes=attributes,
+        )
+    except (ContainsArrayError, ContainsGroupError) as error:
+        raise NodeExistsError(
+            f"{place!r} exists. Name another path for the TileDB array, or let it be replaced.",
+            path=place,
+        ) from error
+    for above in ancestors(place):
+        session.workspace.set_node(above, group_document({}), None, if_absent=True)
+
+
 async def _create(session: Session, key: str, grid: DenseGrid, it: _Variable) -> AsyncArray[Any]:
     """Create the array of a variable."""
     shape = tuple(size for _, size in _extent(grid))
@@ -573,35 +591,30 @@ async def _create(session: Session, key: str, grid: DenseGrid, it: _Variable) ->
     if it.values > 1:
         shape, chunks = (*shape, it.values), (*chunks, it.values)
         names.append(f"{it.name}_values")
-    rank = len(grid.shape)
-    order = (*range(rank - 1, -1, -1), *range(rank, len(shape)))
-    is_turned = grid.schema.cell_order is Layout.COL_MAJOR and rank > 1
     if it.form is None:
-        return await zarr_async.create_array(  # pyright: ignore[reportUnknownMemberType]
-            store=session.store,
-            name=f"{key}/{it.name}".strip("/"),
-            shape=shape,
-            chunks=chunks,
-            dtype="string",
-            fill_value=it.fill,
-            dimension_names=names,
-            attributes=dict(it.attributes),
-            # To Zarr a chunk of empty text equals a fill value of NUL, and would not be written.
-            config={"write_empty_chunks": True},
-        )
-    dtype = zarr_dtype(it.datatype)
+        # To Zarr a chunk of empty text equals a fill value of NUL, and would not be written.
+        config = {"write_empty_chunks": True}
+        stored: dict[str, Any] = {"dtype": "string", "fill_value": it.fill, "config": config}
+    else:
+        rank = len(grid.shape)
+        order = (*range(rank - 1, -1, -1), *range(rank, len(shape)))
+        is_turned = grid.schema.cell_order is Layout.COL_MAJOR and rank > 1
+        dtype = zarr_dtype(it.datatype)
+        stored = {
+            "dtype": dtype,
+            "filters": [TransposeCodec(order=order)] if is_turned else (),
+            "serializer": TileDBCodec(it.form),
+            "compressors": (),
+            "fill_value": np.asarray(it.fill).astype(dtype)[()],
+        }
     return await zarr_async.create_array(  # pyright: ignore[reportUnknownMemberType]
         store=session.store,
         name=f"{key}/{it.name}".strip("/"),
         shape=shape,
         chunks=chunks,
-        dtype=dtype,
-        filters=[TransposeCodec(order=order)] if is_turned else (),
-        serializer=TileDBCodec(it.form),
-        compressors=(),
-        fill_value=np.asarray(it.fill).astype(dtype)[()],
         dimension_names=names,
         attributes=dict(it.attributes),
+        **stored,
     )
 
 
