@@ -267,6 +267,27 @@ async def test_numbers_of_variable_length_are_refused_also_as_copies(tmp_path: P
             assert not session.has_uncommitted_changes
 
 
+async def test_refused_numbers_can_be_read_and_written_as_the_error_says(tmp_path: Path) -> None:
+    """Each cell is an array, which another array of Zarr holds once it is padded."""
+    place = placed("by-0.8.0", "dense-1", tmp_path)
+    async with referring(place) as repository, open_array(place) as array:
+        session = await repository.writable_session("main")
+        advice = "returns a NumPy array for each cell, and write them as numbers, padded"
+        with pytest.raises(InvalidInputError, match=advice):
+            await write_virtual_array(session, array, attributes=["attr 2"], copy=True)
+        cells = (await array.read(attributes=["attr 2"]))["attr 2"]
+        longest = max(map(len, cells.flat))
+        assert longest > min(map(len, cells.flat))
+        padded = np.stack([np.pad(it, (0, longest - len(it))) for it in cells.flat])
+        made: Any = await zarr_async.create_array(
+            store=session.store, name="padded", shape=padded.shape, dtype=padded.dtype
+        )
+        await made.setitem(..., padded)
+        read = np.asarray(await made.getitem(...))
+        for row, cell in zip(read, cells.flat, strict=True):
+            np.testing.assert_array_equal(row[: len(cell)], cell)
+
+
 async def test_text_that_is_not_valid_is_a_format_error(tmp_path: Path) -> None:
     """It names the attribute; other text is never put in its place."""
     place = placed("by-0.8.11", "dense-1", tmp_path)

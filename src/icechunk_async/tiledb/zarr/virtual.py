@@ -268,12 +268,15 @@ async def write_virtual_array(
 
 def _check_attribute(it: Attribute, *, copy: bool, validity: bool) -> None:
     """Raise `InvalidInputError` if an attribute cannot be an array of Zarr."""
-    why, advice = None, ""
+    why, advice, use = None, "", " and write its values"
     if it.name and not _is_segment(it.name):
         why = "its name cannot be that of an array"
     elif it.is_variable and it.datatype not in UTF8:
-        kind = "bytes" if is_bytes(it.datatype) else "values"
+        kind, cell = ("bytes", "`bytes`") if is_bytes(it.datatype) else ("values", "a NumPy array")
         why = f"its cells are {kind} of variable length, for which Zarr has no stable type"
+        use = (
+            f", which returns {cell} for each cell, and write them as numbers, padded to one length"
+        )
     elif it.is_nullable and not validity:
         why, advice = "its cells may be null", _BY_NULL
     elif _is_string(it) and not copy:
@@ -288,7 +291,7 @@ def _check_attribute(it: Attribute, *, copy: bool, validity: bool) -> None:
         raise InvalidInputError(
             f"The attribute {it.name!r} cannot become an array of Zarr that refers to tiles: "
             f"{why}. {advice}Leave it out with attributes=[...], or read it with `read` of the "
-            "array and write its values."
+            f"array{use}."
         )
 
 
