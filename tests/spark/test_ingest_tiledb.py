@@ -41,8 +41,6 @@ def test_arrays_become_groups_and_unchanged_ones_are_not_scanned_again(tmp_path:
     store = repository.readonly_session("main").store
     for group, arrays in expected.items():
         for name, values in arrays.items():
-            if name in unfit:
-                continue
             made = zarr.open_array(store, path=f"{group}/{name}", mode="r")  # pyright: ignore[reportUnknownMemberType]
             stored = values.view("i8") if values.dtype.kind in "mM" else values
             np.testing.assert_array_equal(made[...], stored)
@@ -57,17 +55,39 @@ def test_arrays_become_groups_and_unchanged_ones_are_not_scanned_again(tmp_path:
 def test_array_that_cannot_be_referred_to_is_reported(tmp_path: Path) -> None:
     """With its reason; others are ingested."""
     sources = tmp_path / "sources"
+    fit = placed(NEWEST, "features-0", sources, name="fit")
     sparse = placed(NEWEST, "features-2", sources, name="sparse")
     empty = sources / "empty"
     empty.mkdir()
     (empty / "file").write_bytes(b"x")
     repository = open_for((tmp_path / "repo").as_uri(), sources)
     done = ingest_virtual(
-        session_here(), repository, [sparse.as_uri(), empty.as_uri()], kind="tiledb"
+        session_here(), repository, [sparse.as_uri(), fit.as_uri(), empty.as_uri()], kind="tiledb"
     )
+    assert done.counts == {"failed": 2, "ingested": 1}
     reasons = {row["location"]: row["reason"] for row in done.report.to_pylist()}
     assert "sparse" in reasons[sparse.as_uri()]
     assert "no TileDB array" in reasons[empty.as_uri()]
+    assert reasons[fit.as_uri()] is None
+
+
+def test_refused_attribute_is_left_out_as_the_reason_says(tmp_path: Path) -> None:
+    """By `skip`: there is no argument `validity` or `attributes` here."""
+    sources = tmp_path / "sources"
+    place = placed("by-0.10.5", "dense-1", sources, name="grid")
+    repository = open_for((tmp_path / "repo").as_uri(), sources)
+
+    def reason(*skip: str) -> str:
+        files = [place.as_uri()]
+        done = ingest_virtual(session_here(), repository, files, kind="tiledb", skip=skip)
+        (row,) = done.report.to_pylist()
+        return str(row["reason"])
+
+    refused = reason("a1")
+    assert "'a2'" in refused
+    assert "may be null" in refused
+    assert "leaves out the attributes that `skip` names" in refused
+    assert "of the tiles of 'a0' cannot be referred to" in reason("a1", "a2")
 
 
 def test_tiles_that_would_have_to_be_copied_are_refused(tmp_path: Path) -> None:
@@ -82,3 +102,5 @@ def test_tiles_that_would_have_to_be_copied_are_refused(tmp_path: Path) -> None:
     (row,) = done.report.to_pylist()
     assert row["status"] == "failed"
     assert "cannot be referred to" in row["reason"]
+    assert "The first one is (" in row["reason"]
+    assert "`icechunk_async.tiledb.ingest_array` is what takes" in row["reason"]

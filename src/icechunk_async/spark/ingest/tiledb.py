@@ -16,7 +16,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 from icechunk_async._runtime import clock
 from icechunk_async.engine.tree.listing import Batches
-from icechunk_async.errors import ObjectNotFoundError
+from icechunk_async.errors import InvalidInputError, ObjectNotFoundError
 from icechunk_async.format.manifest.refs import Kind
 from icechunk_async.repository import Repository
 from icechunk_async.spark.ingest.scan import Places, Scanned, ScannedArray, SourceState
@@ -38,6 +38,11 @@ __all__ = ["scan_tiledb"]
 
 _PLACE: Final = "array"
 _ROWS: Final = 1 << 20
+_HERE: Final = (
+    "In Spark, `ingest_virtual` leaves out the attributes that `skip` names; "
+    "`icechunk_async.tiledb.ingest_array` is what takes `attributes`, `copy` and `validity`."
+)
+"""How arguments that errors name are given here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +98,20 @@ async def scan_tiledb(
     array = await TileDBArray.load(Folder(_Listed(virtual, listing), url=listing.root.rstrip("/")))
     left_out = {it.strip("/") for it in skip}
     names = [it.name for it in array.schema.attributes if it.name not in left_out]
+    array.grid()  # refuses sparse arrays
     async with Repository.create(f"memory://{uuid4()}") as scratch:
         session = await scratch.writable_session("main")
-        await write_virtual_array(
-            session,
-            array,
-            _PLACE,
-            attributes=names,
-            location=listing.root,
-            validate_containers=False,
-        )
+        try:
+            await write_virtual_array(
+                session,
+                array,
+                _PLACE,
+                attributes=names,
+                location=listing.root,
+                validate_containers=False,
+            )
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{error} {_HERE}") from error
         return await _harvest(session, listing)
 
 
