@@ -214,7 +214,7 @@ def _report(
     unfinished: Unfinished,
     skipped: tuple[str, ...],
 ) -> GarbageReport:
-    """Return what was deleted of each folder, of statistics and of unfinished files."""
+    """Return the report on each folder, on statistics and on unfinished files."""
     every = (*tallies.values(), statistics)
     return GarbageReport(
         bytes_deleted=sum(it.size_bytes for it in every) + unfinished.size_bytes,
