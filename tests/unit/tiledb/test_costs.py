@@ -15,7 +15,7 @@ from icechunk_async.storage.policies.coalesce import Coalescing
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.tiledb import open_array
 from icechunk_async.tiledb.arrays.folder import Folder
-from icechunk_async.tiledb.arrays.portable import PortableArray
+from icechunk_async.tiledb.arrays.portable import PortableArray, PortableFragment
 from tests.unit.tiledb.archives import ARCHIVES, files_below, filled, golden_jobs
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ async def test_array_from_another_process_is_not_listed_again(number: str) -> No
     async with counted(files_below(NEWEST, number)) as storage:
         async with open_array(storage) as array:
             seen = pickle.loads(pickle.dumps(await PortableArray.of(array)))
-            sent = pickle.loads(pickle.dumps([PortableArray.fragment(array, 0)]))
+            sent = pickle.loads(pickle.dumps([PortableFragment.of(array, 0)]))
         folder = Folder(storage)
         storage.forget()
         again = await seen.open(folder)

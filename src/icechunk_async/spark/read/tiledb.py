@@ -38,7 +38,7 @@ from icechunk_async.tiledb.arrays.array import (
 from icechunk_async.tiledb.arrays.arrow import arrow_type, to_arrow
 from icechunk_async.tiledb.arrays.cells import Cells
 from icechunk_async.tiledb.arrays.dense import overlap
-from icechunk_async.tiledb.arrays.portable import PortableArray
+from icechunk_async.tiledb.arrays.portable import PortableArray, PortableFragment
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from icechunk_async.tiledb.arrays.cells import Field
     from icechunk_async.tiledb.arrays.dense import DenseGrid
     from icechunk_async.tiledb.arrays.folder import Folder
-    from icechunk_async.tiledb.arrays.portable import PortableFragment
     from icechunk_async.tiledb.arrays.sparse import ScanPart, SparseReader
 
 __all__ = ["TileDBReader", "batch_reader", "pinned", "spark_schema"]
@@ -294,7 +293,7 @@ class TileDBReader(DataSourceReader):
         parts: list[TilePart] = []
         for group in grouped(pieces, max_rows):
             near = sorted({number for box in group for number in grid.fragments_in(box)})
-            fragments = tuple(PortableArray.fragment(array, number) for number in near)
+            fragments = tuple(PortableFragment.of(array, number) for number in near)
             parts.append(TilePart(fragments, boxes=group))
         return _Plan(
             parts,
@@ -400,4 +399,4 @@ def _packed(array: TileDBArray, parts: tuple[ScanPart, ...]) -> TilePart:
         replace(it, tiles=tuple((places[number], held) for number, held in it.tiles))
         for it in parts
     )
-    return TilePart(tuple(PortableArray.fragment(array, it) for it in numbers), moved)
+    return TilePart(tuple(PortableFragment.of(array, it) for it in numbers), moved)

@@ -36,6 +36,12 @@ class PortableFragment:
     name: TimedName
     footer: Footer
 
+    @classmethod
+    def of(cls, array: TileDBArray, number: int) -> Self:
+        """Return a fragment of an open array by its number."""
+        it = array.fragments[number]
+        return cls(it.name, it.footer)
+
 
 @dataclass(frozen=True, slots=True)
 class PortableArray:
@@ -44,14 +50,14 @@ class PortableArray:
     window: Window
     schema: Schema
     schemas: Mapping[str, Schema]
-    """By the name of its file each schema that was loaded."""
+    """The schemas that were loaded, by the names of their files."""
     schema_files: tuple[str, ...]
     fragments: tuple[TimedName, ...]
     """The fragments that are seen, the oldest first."""
     footer_files: tuple[TimedName, ...]
     deletions: tuple[tuple[Deletion, Condition], ...]
     enumerations: Mapping[str, Enumeration]
-    """By the name of the attribute."""
+    """By the names of attributes."""
 
     @classmethod
     async def of(cls, array: TileDBArray) -> Self:
@@ -67,12 +73,6 @@ class PortableArray:
             array.deletions,
             await array.enumerations(),
         )
-
-    @staticmethod
-    def fragment(array: TileDBArray, number: int) -> PortableFragment:
-        """Return a fragment of an open array."""
-        it = array.fragments[number]
-        return PortableFragment(it.name, it.footer)
 
     async def open(self, folder: Folder) -> TileDBArray:
         """Return the array with all fragments.
