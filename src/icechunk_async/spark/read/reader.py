@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOAD_BYTES",
+    "TEXT_BYTES",
     "IcechunkReader",
     "Part",
     "PlannedRead",
@@ -61,7 +62,7 @@ _WORKERS_ARE_HEARD: Final = "PYSPARK_SPARK_SESSION_UUID"
 """Set by PySpark in workers whose logs it keeps (`spark.sql.pyspark.worker.logging.enabled`)."""
 LOAD_BYTES: Final = 32 << 20
 """Values that a task holds in memory at a time, approximately."""
-_TEXT_BYTES: Final = 32
+TEXT_BYTES: Final = 32
 """Assumed size of a text in a column."""
 
 
@@ -311,7 +312,7 @@ def width_of(kind: pa.DataType) -> int:
     try:
         return max(1, kind.bit_width // 8)
     except ValueError:
-        return _TEXT_BYTES
+        return TEXT_BYTES
 
 
 def table_batches_of(options: ReadOptions) -> Iterator[pa.RecordBatch]:

@@ -17,7 +17,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.grid.boxes import clipped, cut, grouped, num_chunks, num_rows
 from icechunk_async.spark.read.pushdown import fulfilled, of_filter
-from icechunk_async.spark.read.reader import LOAD_BYTES, PlannedRead, arrow_schema, report
+from icechunk_async.spark.read.reader import (
+    LOAD_BYTES,
+    TEXT_BYTES,
+    PlannedRead,
+    arrow_schema,
+    report,
+)
 from icechunk_async.spark.read.table import Column, check_type
 from icechunk_async.spark.read.tiledb_columns import (
     column_type,
@@ -58,7 +64,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TileDBReader", "batch_reader", "pinned", "spark_schema"]
 
-_TEXT_BYTES: Final = 32
 _PART_BYTES: Final = 64 << 20
 """Bytes of the cells of a sparse array that a task holds in memory at a time, roughly."""
 
@@ -238,7 +243,7 @@ class TileDBReader(DataSourceReader):
         return fields
 
     def _conditions(self) -> list[Predicate]:
-        known = _fields(self.array).names
+        known = self.array.schema.fields
         return [it for it in (*self.options.where, *self.predicates) if it.column in known]
 
     def _read_names(self) -> list[str]:
@@ -250,7 +255,7 @@ class TileDBReader(DataSourceReader):
         found = 0
         for name in names:
             it = self.array.schema.fields[name]
-            found += _TEXT_BYTES if it.is_variable else it.cell_bytes
+            found += TEXT_BYTES if it.is_variable else it.cell_bytes
         return max(1, found)
 
     async def _plan(self, folder: Folder, fields: pa.Schema) -> _Plan:
