@@ -60,14 +60,20 @@ def test_array_that_cannot_be_referred_to_is_reported(tmp_path: Path) -> None:
     empty = sources / "empty"
     empty.mkdir()
     (empty / "file").write_bytes(b"x")
+    missing = (sources / "missing").as_uri()
     repository = open_for((tmp_path / "repo").as_uri(), sources)
     done = ingest_virtual(
-        session_here(), repository, [sparse.as_uri(), fit.as_uri(), empty.as_uri()], kind="tiledb"
+        session_here(),
+        repository,
+        [sparse.as_uri(), fit.as_uri(), empty.as_uri(), missing],
+        kind="tiledb",
     )
-    assert done.counts == {"failed": 2, "ingested": 1}
+    assert done.counts == {"failed": 3, "ingested": 1}
     reasons = {row["location"]: row["reason"] for row in done.report.to_pylist()}
     assert "sparse" in reasons[sparse.as_uri()]
     assert "no TileDB array" in reasons[empty.as_uri()]
+    assert "nothing to ingest" in reasons[missing]
+    assert "Zarr" not in reasons[missing]
     assert reasons[fit.as_uri()] is None
 
 

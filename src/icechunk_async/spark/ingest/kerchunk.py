@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.engine.virtual.chunks import VirtualChunks
     from icechunk_async.spark.ingest.scan import SourceState
-    from icechunk_async.spark.ingest.zarr import ZarrListing
+    from icechunk_async.spark.ingest.source import FolderListing
     from icechunk_async.zarr.virtual.kerchunk import References
 
 __all__ = ["scan_kerchunk", "scan_kerchunk_parquet"]
@@ -74,7 +74,7 @@ async def _states(virtual: VirtualChunks, urls: tuple[str, ...]) -> tuple[Source
     return tuple(await bounded_map(state, urls, limit=_AT_ONCE))
 
 
-async def scan_kerchunk_parquet(virtual: VirtualChunks, listing: ZarrListing) -> Scanned:
+async def scan_kerchunk_parquet(virtual: VirtualChunks, listing: FolderListing) -> Scanned:
     """Read a directory of references, in which files of each array have a fixed number of rows.
 
     Errors and cost are those of `scan_kerchunk`, plus one request for each file. References stay
@@ -111,7 +111,7 @@ async def scan_kerchunk_parquet(virtual: VirtualChunks, listing: ZarrListing) ->
     )
 
 
-def _files(listing: ZarrListing, path: str) -> list[tuple[int, str]]:
+def _files(listing: FolderListing, path: str) -> list[tuple[int, str]]:
     """Return the numbers and keys of an array's files, in order."""
     found: list[tuple[int, str]] = []
     for key in listing.urls:

@@ -20,9 +20,9 @@ from icechunk_async.spark.ingest.grib import grib_file, scan_grib_index
 from icechunk_async.spark.ingest.hdf5 import MAGIC, scan_hdf5
 from icechunk_async.spark.ingest.kerchunk import scan_kerchunk, scan_kerchunk_parquet
 from icechunk_async.spark.ingest.scan import Scanned, ScannedArray, encode_document
-from icechunk_async.spark.ingest.source import Source, check_state
+from icechunk_async.spark.ingest.source import Source, check_state, list_folder
 from icechunk_async.spark.ingest.tiledb import scan_tiledb
-from icechunk_async.spark.ingest.zarr import list_zarr, scan_zarr
+from icechunk_async.spark.ingest.zarr import scan_zarr
 from icechunk_async.spark.tasks import columns_of
 from icechunk_async.storage import ByteRange
 
@@ -133,7 +133,7 @@ async def _scan_folder(
     virtual: VirtualChunks, location: str, kind: Kind, options: ScanOptions, known: str | None
 ) -> tuple[str, Scanned | None]:
     """Return the stamp of a source of many objects, and its contents as `scan_source` does."""
-    listing = await list_zarr(virtual, location)
+    listing = await list_folder(virtual, location)
     stamp = listing.state.stamp
     if kind == "kerchunk":
         found = await scan_kerchunk_parquet(virtual, listing)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from icechunk_async.engine.virtual.chunks import VirtualChunks
     from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.session import Session
-    from icechunk_async.spark.ingest.zarr import ZarrListing
+    from icechunk_async.spark.ingest.source import FolderListing
     from icechunk_async.storage import ListEntry, RangeRequest, Retrieved
 
 __all__ = ["scan_tiledb"]
@@ -50,7 +50,7 @@ class _Listed:
     """The objects of a listing, read through the containers of a repository."""
 
     virtual: VirtualChunks
-    listing: ZarrListing
+    listing: FolderListing
 
     async def get(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
         """Read an object or a part of it."""
@@ -80,7 +80,7 @@ class _Listed:
 
 
 async def scan_tiledb(
-    virtual: VirtualChunks, listing: ZarrListing, skip: Sequence[str] = ()
+    virtual: VirtualChunks, listing: FolderListing, skip: Sequence[str] = ()
 ) -> Scanned:
     """Return the arrays of a dense TileDB array.
 
@@ -115,7 +115,7 @@ async def scan_tiledb(
         return await _harvest(session, listing)
 
 
-async def _harvest(session: Session, listing: ZarrListing) -> Scanned:
+async def _harvest(session: Session, listing: FolderListing) -> Scanned:
     """Return the arrays and references that were written to a session."""
     infos = {url: listing.infos[key] for key, url in listing.urls.items()}
     urls: dict[str, int] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,9 +16,9 @@ from icechunk_async.zarr.virtual.zarr2 import array_document
 
 if TYPE_CHECKING:
     from icechunk_async.engine.virtual.chunks import VirtualChunks
-    from icechunk_async.storage import ObjectInfo
+    from icechunk_async.spark.ingest.source import FolderListing
 
-__all__ = ["ZarrListing", "list_zarr", "scan_zarr"]
+__all__ = ["scan_zarr"]
 
 _AT_ONCE: Final = 32
 _V3: Final = "zarr.json"
@@ -27,48 +26,7 @@ _V2: Final = (".zgroup", ".zarray", ".zattrs")
 _NO_NODE: Final = (*_V2, ".zmetadata")
 
 
-@dataclass(frozen=True, slots=True)
-class ZarrListing:
-    """The objects of a store, by key."""
-
-    root: str
-    """Its URL, ending in `/`."""
-    urls: dict[str, str]
-    infos: dict[str, ObjectInfo]
-
-    @property
-    def state(self) -> SourceState:
-        """The state of the whole store, which differs once any object changed."""
-        digest = blake2b(digest_size=16)
-        total = 0
-        for key, info in sorted(self.infos.items()):
-            total += info.size_bytes
-            modified_us = clock.to_us(info.last_modified)
-            digest.update(f"{key}\0{info.size_bytes}\0{modified_us}\n".encode())
-        return SourceState(total, digest.hexdigest(), None, None)
-
-
-async def list_zarr(virtual: VirtualChunks, url: str) -> ZarrListing:
-    """List a store.
-
-    Raises:
-        InvalidInputError: it has no objects.
-
-    Cost: one request for about 1000 objects.
-    """
-    root = f"{url.rstrip('/')}/"
-    start = virtual.locations.resolve(root)[1]
-    urls: dict[str, str] = {}
-    infos: dict[str, ObjectInfo] = {}
-    async for location, info in virtual.entries(root):
-        key = virtual.locations.resolve(location)[1].removeprefix(start)
-        urls[key], infos[key] = location, info
-    if not urls:
-        raise InvalidInputError(f"There is no Zarr store at {url!r}: nothing is there.")
-    return ZarrListing(root, urls, infos)
-
-
-async def scan_zarr(virtual: VirtualChunks, listing: ZarrListing) -> Scanned:
+async def scan_zarr(virtual: VirtualChunks, listing: FolderListing) -> Scanned:
     """Read the metadata of a store; its chunks are known from the listing.
 
     Raises:
@@ -134,7 +92,7 @@ class _Chunks:
 
 
 class _Found:
-    def __init__(self, listing: ZarrListing) -> None:
+    def __init__(self, listing: FolderListing) -> None:
         self._listing = listing
         self.groups: dict[str, dict[str, Any]] = {}
         self.arrays: dict[str, _Chunks] = {}
