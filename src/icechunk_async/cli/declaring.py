@@ -48,6 +48,7 @@ __all__ = [
     "OptionPair",
     "Paths",
     "Ref",
+    "RefOption",
     "parse_pair",
     "parse_time",
     "parse_time_or_age",
@@ -121,6 +122,9 @@ def parse_time_or_age(text: str, *also: str) -> datetime:
 
 
 Ref = Annotated[str, typer.Argument(metavar="REF", help="A branch, a tag or a snapshot id.")]
+RefOption = Annotated[
+    str, typer.Option("--ref", metavar="REF", help="A branch, a tag or a snapshot id.")
+]
 AsOf = Annotated[
     datetime | None,
     typer.Option(

@@ -18,7 +18,7 @@ from rich.tree import Tree
 
 from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.cli.console import QUIET, make_table, plain
-from icechunk_async.cli.declaring import AsOf, Ref, repository_command
+from icechunk_async.cli.declaring import AsOf, Ref, RefOption, repository_command
 from icechunk_async.cli.targets import open_session
 from icechunk_async.errors import InvalidStoreKeyError, NodeNotFoundError, VirtualAccessError
 
@@ -36,9 +36,6 @@ __all__ = ["Hierarchy", "register", "show_hierarchy", "tree"]
 _CONCURRENT_ARRAYS = 16
 _TYPE_STYLES = {"group": "bold blue", "array": "green", "document": "", "chunks": "blue"}
 
-_RefOption = Annotated[
-    str, typer.Option("--ref", metavar="REF", help="A branch, a tag or a snapshot id.")
-]
 _Path = Annotated[str, typer.Argument(metavar="PATH", help="A node, or a folder of chunks.")]
 _Key = Annotated[str, typer.Argument(metavar="KEY", help="Such as air/zarr.json or air/c/0/0.")]
 _Raw = Annotated[bool, typer.Option("--raw", help="Print the stored bytes of a document.")]
@@ -213,7 +210,7 @@ async def _count_chunks(session: Session, path: str, in_grid: int) -> ChunkCount
 
 
 async def ls(
-    repository: Repository, path: _Path = "/", *, ref: _RefOption = "main", as_of: AsOf = None
+    repository: Repository, path: _Path = "/", *, ref: RefOption = "main", as_of: AsOf = None
 ) -> Listing:
     """List the names directly below a path.
 
@@ -255,7 +252,7 @@ async def cat(
     repository: Repository,
     key: _Key,
     *,
-    ref: _RefOption = "main",
+    ref: RefOption = "main",
     as_of: AsOf = None,
     raw: _Raw = False,
 ) -> Content:

@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from icechunk_async.cli.console import REMOVED, make_table, plain, showing_progress
-from icechunk_async.cli.declaring import Authorize, repository_command, url_command
+from icechunk_async.cli.declaring import Authorize, RefOption, repository_command, url_command
 from icechunk_async.cli.targets import find_target
 from icechunk_async.errors import FormatError, RepositoryNotFoundError
 
@@ -48,9 +48,6 @@ _Sample = Annotated[
         metavar="SHARE|NUMBER",
         help="Look at some chunks only: a share such as 0.05 or 5%, or a number such as 1000.",
     ),
-]
-_SumsRef = Annotated[
-    str, typer.Option("--ref", metavar="REF", help="A branch, a tag or a snapshot id.")
 ]
 _Seed = Annotated[int, typer.Option("--seed", help="Draws another sample.")]
 _State = Annotated[
@@ -181,7 +178,7 @@ async def verify(
         )
 
 
-async def sums(repository: Repository, *, ref: _SumsRef = "main") -> Summed:
+async def sums(repository: Repository, *, ref: RefOption = "main") -> Summed:
     """Give a checksum to each chunk of a snapshot that has none.
 
     Chunks without one are read once; what is there now counts as right. Later commits keep sums if

@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from icechunk_async.cli.console import REMOVED, make_table, plain, showing_progress
-from icechunk_async.cli.declaring import repository_command
+from icechunk_async.cli.declaring import Paths, RefOption, repository_command
 from icechunk_async.cli.targets import find_target
 
 if TYPE_CHECKING:
@@ -21,13 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_Ref = Annotated[
-    str, typer.Option("--ref", metavar="REF", help="A branch, a tag or a snapshot id.")
-]
-_Paths = Annotated[
-    list[str] | None,
-    typer.Option("--path", metavar="PATH", help="An array or a group. May be repeated."),
-]
 _Array = Annotated[str, typer.Argument(metavar="ARRAY", help="The path of an array.")]
 _Function = Annotated[
     Literal["count", "min", "max", "sum", "mean", "var", "std"],
@@ -69,7 +62,9 @@ class Aggregated:
     bytes_skipped: int
 
 
-async def analyze(repository: Repository, *, ref: _Ref = "main", path: _Paths = None) -> Analyzed:
+async def analyze(
+    repository: Repository, *, ref: RefOption = "main", path: Paths = None
+) -> Analyzed:
     """Give statistics to each chunk of a snapshot that has none, for queries by value.
 
     Chunks without them are read once. Later runs read the chunks that are new.
@@ -110,7 +105,7 @@ async def aggregate(
     array: _Array,
     function: _Function,
     *,
-    ref: _Ref = "main",
+    ref: RefOption = "main",
     where: _Where = None,
 ) -> Aggregated:
     """Show an aggregate of an array's values, reading as few chunks as possible.
