@@ -40,3 +40,21 @@ def test_ingest(tmp_path: Path) -> None:
     refused = run("ingest", repository, sparse, "--path", "other")
     assert refused.exit_code == 1
     assert "is sparse" in " ".join(refused.stderr.split())
+
+
+def test_ingest_copies_text_and_writes_where_cells_are_null_on_request(tmp_path: Path) -> None:
+    """By `--copy` and `--validity`; each is refused without its option."""
+    for number, name, option, made in (
+        ("dense-0", "a0", "--copy", ["a0"]),
+        ("features-1", "a", "--validity", ["a", "a_validity"]),
+    ):
+        place = placed(ARCHIVES[-1], number, tmp_path, name=number)
+        repository = tmp_path / f"repository-{number}"
+        asyncio.run(_create(repository, place))
+        options = ["--path", "grid", "--attribute", name, "--copy", "--validity"]
+        without = [it for it in options if it != option]
+        assert run("ingest", repository, place, *without).exit_code == 1
+        done = run("ingest", repository, place, *options)
+        assert done.exit_code == 0, done.stderr
+        listed = run("ls", repository, "grid", "--json").stdout
+        assert all(f'"{it}"' in listed or f'/{it}"' in listed for it in made), listed

@@ -130,3 +130,23 @@ def test_dense_array_becomes_a_part_of_a_repository(tmp_path: Path) -> None:
         for name in names:
             made = zarr.open_array(store, path=f"{path}/{name}", mode="r")  # pyright: ignore[reportUnknownMemberType]
             np.testing.assert_array_equal(made[...], expected[name])
+
+
+def test_where_cells_are_null_is_written_on_request(tmp_path: Path) -> None:
+    """By both functions."""
+    place = placed(NEWEST, "features-1", tmp_path)
+    repository = _repository(place)
+    session = repository.writable_session("main")
+    with tiledb.open_array(place) as array:
+        with pytest.raises(InvalidInputError, match="may be null"):
+            tiledb.write_virtual_array(session, array, "by-hand", copy=True)
+        tiledb.write_virtual_array(session, array, "by-hand", copy=True, validity=True)
+        expected = array.read()["a"]
+    session.commit("by hand")
+    with pytest.raises(InvalidInputError, match="may be null"):
+        tiledb.ingest_array(repository, place, "grid", copy=True)
+    tiledb.ingest_array(repository, place, "grid", copy=True, validity=True)
+    store = repository.readonly_session("main").store
+    for path in ("by-hand", "grid"):
+        made = zarr.open_array(store, path=f"{path}/a_validity", mode="r")  # pyright: ignore[reportUnknownMemberType]
+        np.testing.assert_array_equal(made[...], ~np.ma.getmaskarray(expected))

@@ -11,11 +11,7 @@ import zarr.api.asynchronous as zarr_async
 from icechunk_async.errors import InvalidInputError, NodeExistsError
 from icechunk_async.tiledb import ingest_array, open_array
 from tests.unit.tiledb.archives import golden_jobs
-from tests.unit.tiledb.virtual_arrays import (
-    expressible,
-    placed,
-    referring,
-)
+from tests.unit.tiledb.virtual_arrays import expressible, placed, referring
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,11 +20,7 @@ from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.tiledb import TileDBCodec, open_array, write_virtual_array
 from icechunk_async.zarr.decoding import ChunkCodec
 from tests.unit.tiledb.archives import ARCHIVES, golden_jobs
-from tests.unit.tiledb.virtual_arrays import (
-    expressible,
-    placed,
-    referring,
-)
+from tests.unit.tiledb.virtual_arrays import expressible, placed, referring
 
 if TYPE_CHECKING:
     from pathlib import Path

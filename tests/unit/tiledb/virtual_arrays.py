@@ -63,6 +63,6 @@ def expressible(schema: Schema) -> list[str]:
         it.name
         for it in schema.attributes
         if not (it.is_variable or it.is_nullable)
-        and it.datatype.name not in ("CHAR", "STRING_ASCII", "STRING_UTF8")
+        and it.datatype.name != "CHAR"
         and not it.datatype.name.startswith("STRING")
     ]
