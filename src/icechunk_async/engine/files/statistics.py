@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.statistics import NumberKind, Rows
     from icechunk_async.storage import Storage
 
-__all__ = ["StatisticsFiles"]
+__all__ = ["StatisticsFiles", "id_of"]
 
 _log = logging.getLogger(__name__)
 _AT_ONCE: Final = 8
@@ -46,7 +46,7 @@ class StatisticsFiles:
         async with closing(entries):
             async for entry in entries:
                 if isinstance(entry, ObjectInfo):
-                    parsed = _parsed(entry.key)
+                    parsed = id_of(entry.key)
                     if parsed is not None and parsed.node_id == node_id:
                         found.append(parsed)
         return sorted(found)
@@ -87,7 +87,8 @@ class StatisticsFiles:
         return statistics_id
 
 
-def _parsed(key: str) -> StatisticsId | None:
+def id_of(key: str) -> StatisticsId | None:
+    """Return the id of an object with statistics by its key; None if the name is not ours."""
     name = key.removeprefix(STATISTICS)
     try:
         parsed = StatisticsId.parse(name)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from icechunk_async.engine.files.statistics import id_of
 from icechunk_async.engine.upkeep.sweep import BATCH, Tally, delete_batch, is_older, pages
-from icechunk_async.errors import InvalidInputError
-from icechunk_async.format.ids import StatisticsId
 from icechunk_async.format.layout import STATISTICS, statistics_key
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from icechunk_async.engine.open import Engine
-    from icechunk_async.format.ids import NodeId
+    from icechunk_async.format.ids import NodeId, StatisticsId
     from icechunk_async.format.snapshot import Snapshot
     from icechunk_async.storage import ObjectInfo, Storage
 
@@ -39,13 +38,9 @@ class Doomed:
         found: dict[NodeId, list[ObjectInfo]] = {}
         async for page in pages(storage, STATISTICS):
             for it in page:
-                if not is_older(it.last_modified, cutoff):
-                    continue
-                try:
-                    parsed = StatisticsId.parse(it.key.removeprefix(STATISTICS))
-                except InvalidInputError:  # not ours
-                    continue
-                found.setdefault(parsed.node_id, []).append(it)
+                found_id = id_of(it.key)
+                if found_id is not None and is_older(it.last_modified, cutoff):
+                    found.setdefault(found_id.node_id, []).append(it)
         return cls(found)
 
     def spare(self, snapshot: Snapshot) -> None:

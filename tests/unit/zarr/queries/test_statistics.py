@@ -194,6 +194,18 @@ async def test_collection_deletes_statistics_of_arrays_that_are_gone(analyzed: R
     assert await reads(await analyzed.readonly_session(snapshot_id=tip)) == (66, 0)
 
 
+async def test_collection_leaves_names_alone_that_are_not_ours(analyzed: Repository) -> None:
+    """Also if somebody could read an id in them."""
+    name = str(StatisticsId.of_array(NodeId(bytes(8))))
+    foreign = [f"statistics/{it}" for it in (name.lower(), f"{name}.txt", "readme")]
+    for key in (f"statistics/{name}", *foreign):
+        await analyzed.storage.put(key, b"not ours")
+    before = await stored(analyzed)
+    done = await analyzed.garbage_collect(datetime.now(UTC))
+    assert done.statistics_deleted == 1
+    assert await stored(analyzed) == [it for it in before if it != f"statistics/{name}"]
+
+
 async def test_copies_leave_statistics_behind(analyzed: Repository) -> None:
     """They can be made again, and nothing in the copy needs them."""
     target = memory_url()
