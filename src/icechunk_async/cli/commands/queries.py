@@ -120,7 +120,7 @@ async def aggregate(
     found = await session.aggregate(array, function, where=where)
     return Aggregated(
         str(target),
-        _plain(found.value),
+        _json_value(found.value),
         found.count,
         found.chunks,
         found.chunks_read,
@@ -129,7 +129,7 @@ async def aggregate(
     )
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """Return a value as JSON has it: times, infinities and NaN as text."""
     known = value is None or isinstance(value, bool | int)
     known = known or (isinstance(value, float) and math.isfinite(value))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,5 +86,5 @@ async def _measured(session: AnySession, plan: Plan, at: int) -> Rows:
     chosen = await plan.mask(at, numbers)
     return await session.workspace.assets.compute(
         lambda: measure(plan.target.meaning, numbers, chosen),
-        size_bytes=math.prod(numbers.shape) * numbers.itemsize,
+        size_bytes=numbers.nbytes,
     )

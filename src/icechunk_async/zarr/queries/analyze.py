@@ -14,7 +14,7 @@ from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async._runtime.progress import Progress, no_progress
 from icechunk_async.errors import FormatError, InvalidInputError, VirtualChunkError
 from icechunk_async.format.paths import check_selection, is_within
-from icechunk_async.format.statistics import ChunkStatistics, cells_within, joined, row_type
+from icechunk_async.format.statistics import ChunkStatistics, cells_within, joined
 from icechunk_async.zarr.queries.arrays import QueriedArray
 from icechunk_async.zarr.queries.measuring import measure
 
@@ -33,12 +33,12 @@ __all__ = ["Analysis", "analyze", "chunks_at_once"]
 
 _log = logging.getLogger(__name__)
 _MOST_BYTES: Final = 256 << 20
-"""Of decoded chunks in memory at a time, unless a single one is larger."""
+"""The most memory for decoded chunks, unless a single one is larger."""
 _AT_ONCE: Final = 16
 _ROWS: Final = 16_384
-"""Of chunks that are analyzed before their statistics are stored."""
+"""The most chunks that are analyzed before their statistics are stored."""
 _MOST_OBJECTS: Final = 16
-"""Of one array: more are joined, since a query reads each."""
+"""The most objects of one array: more are joined, since a query reads each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +161,8 @@ class _Work:
         except (FormatError, VirtualChunkError) as error:
             self._tally.unreadable.append(f"A chunk of {owner.path!r}: {error}")
             return None
-        size_bytes = numbers.nbytes
         found = await self._session.workspace.assets.compute(
-            lambda: measure(owner.meaning, numbers), size_bytes=size_bytes
+            lambda: measure(owner.meaning, numbers), size_bytes=numbers.nbytes
         )
         found["key"] = chunks.keys[row]
         self._tally.chunks += 1
@@ -186,5 +185,5 @@ class _Work:
         if len(table) > 2 * (len(used) + sum(map(len, made))):  # most are of chunks that are gone
             table = chunks.table[used]
         if len(table):
-            await self._put(joined([table, np.empty(0, row_type(meaning.kind))], meaning.kind))
+            await self._put(table)
         self._tally.superseded += before

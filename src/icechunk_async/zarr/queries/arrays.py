@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["KnownChunks", "QueriedArray"]
 
 _MOST_CELLS: Final = 1 << 31
-"""Of a chunk: sums of halves of more integers could overflow."""
+"""The most cells of a chunk: sums of halves of more integers could overflow."""
 _MOST_CHUNKS: Final = 1 << 62
 
 
@@ -139,10 +139,10 @@ class KnownChunks:
     keys: Keys
     has_key: Mask
     places: npt.NDArray[np.int64]
-    """In ``table``, of each; -1 if its statistics are unknown."""
+    """The row of each chunk in ``table``; -1 if its statistics are unknown."""
     table: Rows
     numbers: npt.NDArray[np.int64] = field(repr=False)
-    """Of each chunk in the grid, in C order; ascending."""
+    """The number of each chunk in the grid, counted in C order; ascending."""
 
     @classmethod
     def of(cls, owner: QueriedArray, refs: ChunkRefs, table: Rows) -> Self:

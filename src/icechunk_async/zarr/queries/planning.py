@@ -8,7 +8,7 @@ read once.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "planned"]
 
 _MOST_CHUNKS: Final = 5_000_000
-"""In a region: columns of more would take gigabytes."""
+"""The most chunks of a region: columns of more would take gigabytes."""
 _MOST_VALUES: Final = 1 << 24
-"""Of a coordinate that is read whole."""
+"""The most values of a coordinate that is read whole."""
 _ARRAYS_AT_ONCE: Final = 4
 
 
@@ -49,11 +49,11 @@ class _Variable:
     """The axis of the target that each axis is along."""
     conditions: tuple[Condition, ...]
     known: KnownChunks
-    line: Mask | None
-    """Of a coordinate: which of its values, from the beginning of the region, fulfil them all."""
-    start: int
+    line: Mask | None = None
+    """Which values of a coordinate, from the beginning of the region, fulfil all conditions."""
+    start: int = 0
     """Where the region begins along a coordinate."""
-    line_bytes: int
+    line_bytes: int = 0
     """Stored size of the part of a coordinate that was read."""
 
     def within(self, box: Box) -> Box:
@@ -85,9 +85,9 @@ class Plan:
     coords: Coords
     """Where they are in the grid, ``(n, rank)``."""
     excluded: Mask
-    """Of which no cell fulfils all conditions, ``(n,)``."""
+    """Which chunks have no cell that fulfils all conditions, ``(n,)``."""
     included: Mask
-    """Of which all cells do, ``(n,)``."""
+    """Which chunks have only such cells, ``(n,)``."""
     variables: tuple[_Variable, ...]
 
     def __len__(self) -> int:
@@ -280,7 +280,7 @@ async def _variables(
             condition_on(array.meaning, it) for it in predicates if it.column == name
         )
         own = known if array is target else await array.known_chunks(session)
-        plain = _Variable(array, axes, conditions, own, None, 0, 0)
+        plain = _Variable(array, axes, conditions, own)
         is_line = len(axes) == 1 and array is not target and array.shape[0] <= _MOST_VALUES
         return await _with_line(plain, box) if is_line else plain
 
@@ -308,26 +308,15 @@ async def _with_line(variable: _Variable, box: Box) -> _Variable:
     """Read a coordinate along the region, and evaluate its conditions."""
     (part,) = variable.within(box)
     if part.start == part.stop:
-        return _Variable(
-            variable.array,
-            variable.axes,
-            variable.conditions,
-            variable.known,
-            np.zeros(0, bool),
-            part.start,
-            0,
-        )
+        return replace(variable, line=np.zeros(0, bool), start=part.start)
     numbers = await variable.array.read((part,))
     size = variable.array.chunks[0]
     places = np.arange(part.start // size, -(-part.stop // size), dtype=np.int64)
-    return _Variable(
-        variable.array,
-        variable.axes,
-        variable.conditions,
-        variable.known,
-        variable.fulfilled(numbers),
-        part.start,
-        int(variable.known.lengths(places[:, None]).sum()),
+    return replace(
+        variable,
+        line=variable.fulfilled(numbers),
+        start=part.start,
+        line_bytes=int(variable.known.lengths(places[:, None]).sum()),
     )
 
 
