@@ -2025,7 +2025,7 @@ class Repository:
         Cancellation: statistics that were stored until then stay; the next call continues.
 
         Cost: reads every chunk without statistics once, 16 at a time; memory for 256 MiB of decoded
-        chunks or one larger chunk. Stores 96 bytes for each chunk, in one object for each 16,384.
+        chunks or one larger chunk. Stores 92 bytes for each chunk, in one object for each 16,384.
         """
         from icechunk_async.engine.upkeep.chunk_statistics import drop  # noqa: PLC0415 -- on use
         from icechunk_async.zarr.queries.analyze import analyze  # noqa: PLC0415 -- on use

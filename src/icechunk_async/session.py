@@ -358,7 +358,7 @@ class _Hierarchy(ABC):
         Cost: one request for each manifest of the array that is not cached, one listing, one
         request for each object with its statistics, and one for each chunk that is read; as much
         for other arrays in ``where``, of which those with one axis are read. Memory for 256 MiB of
-        decoded chunks or one larger chunk, and about 200 bytes for each chunk of the array.
+        decoded chunks or one larger chunk, and some 700 bytes for each chunk of the array.
         """
         from icechunk_async.zarr.queries.aggregate import aggregate  # noqa: PLC0415 -- on use
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import tracemalloc
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -297,6 +298,32 @@ def test_blocking_facade_and_forks_have_both(tmp_path: Path) -> None:
     assert repository.analyze().chunks == 4
     found = repository.readonly_session("main").aggregate("a", "sum", where="a > 8")
     assert (found.value, found.chunks_read) == (30, 0)
+
+
+async def test_statistics_take_92_bytes_a_chunk(analyzed: Repository) -> None:
+    """Beside a head and a digest."""
+    (key,) = await stored(analyzed)
+    assert len((await objects(analyzed.storage))[key]) == 64 + 4 * 92 + 32
+
+
+@pytest.mark.thorough
+async def test_queries_take_some_700_bytes_a_chunk() -> None:
+    """Manifests and statistics that are cached then are part of it."""
+    count = 10_000
+    async with Repository.create(memory_url()) as repository:
+        await commit_array(repository, np.arange(count, dtype="i4"), (1,), compressors=None)
+        await repository.analyze()
+        await reads(await repository.readonly_session("main"))  # imports modules
+        async with Repository.open(repository.storage) as again:
+            session = await again.readonly_session("main")
+            tracemalloc.start()
+            try:
+                found = await session.aggregate("a", "sum", where="a > 5")
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+    assert found.chunks_read == 0
+    assert peak < 800 * count
 
 
 # The file
