@@ -214,7 +214,7 @@ def _report(
     unfinished: Unfinished,
     skipped: tuple[str, ...],
 ) -> GarbageReport:
-    """Return the report on each folder, on statistics and on unfinished files."""
+    """Return the report of deletions: by folder, of statistics and of unfinished files."""
     every = (*tallies.values(), statistics)
     return GarbageReport(
         bytes_deleted=sum(it.size_bytes for it in every) + unfinished.size_bytes,
