@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_REMEMBERED", "Deduplication"]
 
 MAX_REMEMBERED: Final = 50_000
-"""The most objects that a session finds again by their bytes, some 20 MB; those that were not used
+"""The most objects that a session finds again by their bytes, about 23 MB; those that were not used
 for longest are forgotten, and stored once more if their bytes come again."""
 _LOCKS: Final = 64
 
