@@ -107,7 +107,8 @@ async def restore_repo_object(
 
     Every change of a repository of format version 2 keeps a copy of the object that it replaces.
     The newest is the state before the last change: a commit that was made by it is in no branch
-    afterwards. A damaged object is copied to ``quarantine/`` first. Verify the repository next.
+    afterwards. A damaged object is copied to ``quarantine/`` first. Of numbered states the backup
+    becomes the newest. Verify the repository next.
 
     Args:
         location: a path, a URL, or an open storage, which is left open.
@@ -119,11 +120,13 @@ async def restore_repo_object(
 
     Raises:
         ConflictError: another writer was first; nothing was changed.
+        FormatError: a numbered state below the newest is missing; nothing was changed.
         UnsafeStorageError: the storage cannot be written to safely.
 
     Cancellation: it may be restored. Calling again is safe.
     """
-    from icechunk_async.engine.open import (  # noqa: PLC0415 -- slow to import
+    from icechunk_async.engine.history.opening import damaged_way  # noqa: PLC0415 -- slow to import
+    from icechunk_async.engine.open import (  # noqa: PLC0415
         Request,
         check_safe,
         early,
@@ -132,7 +135,9 @@ async def restore_repo_object(
     from icechunk_async.engine.upkeep.integrity import repair  # noqa: PLC0415
 
     request = Request(location, dict(storage_options or {}), None, {})
-    async with open_location(request) as storage:
+    async with open_location(request) as opened:
+        storage = early(request, opened)
+        way = await damaged_way(storage)
         if not dry_run:
-            check_safe(storage)
-        return await repair.restore_repo_object(early(request, storage), dry_run=dry_run)
+            check_safe(storage, way.storage_needs)
+        return await repair.restore_repo_object(way.view(storage), dry_run=dry_run)

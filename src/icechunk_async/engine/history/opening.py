@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import gather
+from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.engine.history.ref_files.history import REF_FILES_WAY
 from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.repo_info.history import REPO_INFO_WAY
@@ -17,6 +18,7 @@ from icechunk_async.errors import (
     RepositoryNotFoundError,
 )
 from icechunk_async.format.config import RepositoryConfig
+from icechunk_async.format.layout import REPO_INFO
 from icechunk_async.format.refs import CLOSED
 from icechunk_async.format.snapshot import Snapshot
 from icechunk_async.storage import ObjectInfo
@@ -31,6 +33,7 @@ __all__ = [
     "WAYS",
     "check_empty",
     "create",
+    "damaged_way",
     "find",
     "find_expected",
     "find_or_check_empty",
@@ -109,6 +112,19 @@ async def find_expected(storage: Storage) -> Found | None:
             raise
         found = None
     return found or await find(storage)
+
+
+async def damaged_way(storage: Storage) -> Way:
+    """Return the way of version 2 whose state is to be audited or restored, without decoding it.
+
+    That of numbered states, if there are any and no repo info; else the ordinary one.
+    """
+    from icechunk_async.engine.history.numbered.history import NUMBERED_WAY  # noqa: PLC0415 -- rarely used
+
+    if storage.capabilities.listing and await read_if_there(storage, REPO_INFO) is None:
+        async for _ in storage.list_prefix(NUMBERED_WAY.marker):
+            return NUMBERED_WAY
+    return REPO_INFO_WAY
 
 
 def missing(storage: Storage) -> RepositoryNotFoundError:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import icechunk_async.sync as icechunk
-from icechunk_async import Repository, RepositoryConfig
+from icechunk_async import Repository, RepositoryConfig, upkeep
 from icechunk_async.conflicts import ConflictDetector
 from icechunk_async.engine.history.numbered.storage import NumberedStorage
 from icechunk_async.errors import (
@@ -33,7 +34,7 @@ from icechunk_async.storage import ABSENT, ObjectInfo, Version, open_storage
 from icechunk_async.storage.probe import probe_storage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.upkeep import upgrade
-from tests.helpers import group_document, make_array, memory_url, read, write
+from tests.helpers import group_document, make_array, memory_url, objects, read, write
 from tests.unit.engine.upkeep.upkeep_tools import now
 from tests.without_updates import NUMBERED, WithoutUpdates
 
@@ -291,6 +292,44 @@ async def test_a_gap_is_an_error_that_names_the_lost_object(
     with pytest.raises(FormatError, match=lost):
         async with Repository.open(storage):
             pass
+    left = await objects(storage)
+    for attempt in (upkeep.verify, partial(upkeep.restore_repo_object, dry_run=False)):
+        with pytest.raises(FormatError, match=lost):
+            await attempt(storage)
+    assert await objects(storage) == left
+
+
+async def test_repair_leaves_a_sound_state_alone(storage: Storage, repository: Repository) -> None:
+    """There is no object ``repo``, and none is made of a backup: it would hide the states."""
+    await _commit(repository, 1)
+    before = await objects(storage)
+    assert [it for it in before if it.startswith("overwritten/repo.")]
+    assert await upkeep.restore_repo_object(storage, dry_run=False) is None
+    assert await objects(storage) == before
+
+
+async def test_repair_puts_the_last_backup_in_place_of_a_damaged_state(
+    storage: Storage, repository: Repository
+) -> None:
+    """As the next state, and on a storage that replaces nothing."""
+    await _commit(repository, 1)
+    states = await _states(storage)
+    before = bytes((await storage.get(states[1])).data)
+    damaged = bytes((await storage.get(states[0])).data)[:-10]
+    await storage.put(states[0], damaged)
+    findings = (await upkeep.verify(storage)).findings
+    assert [(it.kind, it.problem) for it in findings] == [("repo", "unreadable")]
+    step = await upkeep.restore_repo_object(storage, dry_run=False)
+    assert step is not None
+    now = await objects(storage)
+    assert REPO_INFO not in now
+    assert now[(await _states(storage))[0]] == before
+    assert [it for key, it in now.items() if key.startswith("quarantine/")] == [damaged]
+    async with Repository.open(storage) as again:
+        assert again.layout == NUMBERED
+        assert await _messages(again) == ["commit 0", "Repository initialized"]
+        await _commit(again, 2)
+        assert (await again.verify("structure")).findings == ()
 
 
 async def test_a_removed_repository_is_not_found(storage: Storage, repository: Repository) -> None:

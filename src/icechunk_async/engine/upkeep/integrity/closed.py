@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from icechunk_async.engine.history.opening import damaged_way
 from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.engine.history.ref_files.audit import audit as audit_refs
 from icechunk_async.engine.history.repo_info.audit import audit as audit_info
@@ -63,7 +64,11 @@ async def audit_closed(storage: Storage) -> tuple[int, Audit] | None:
     """Return the format version of what may have been a repository, and what its refs say.
 
     None if there is nothing like a repository.
+
+    Raises:
+        FormatError: a numbered state is missing.
     """
+    storage = (await damaged_way(storage)).view(storage)
     if await read_if_there(storage, REPO_INFO) is not None:
         return 2, await audit_info(storage)
     if not storage.capabilities.listing:
