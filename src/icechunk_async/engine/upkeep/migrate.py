@@ -131,6 +131,8 @@ async def upgrade(
         SnapshotNotFoundError, FormatError: a branch or tag needs a snapshot that is missing or
             damaged; nothing changed.
         UnsafeStorageError: the storage lacks a promise that this needs; nothing changed.
+        UnsupportedBySpecError: the states of the repository are numbered, or its files are in
+            another place; nothing changed.
         StorageError, OutcomeUnknownError: the storage failed. The migration may be half done: the
             repository can be read, not written to; call this again to finish it or undo it.
 

@@ -70,7 +70,8 @@ async def find_older(storage: Storage) -> Found | None:
 
     Raises:
         FormatError: it holds repositories of two layouts, or what decides is damaged.
-        UnsupportedBySpecError: the files of the repository are in another place.
+        UnsupportedBySpecError: the files of the repository are in another place, or its layout is
+            one of version 2 already.
     """
     for read in await gather(*(way.detect(storage) for way in opening.WAYS)):
         if read is not None:  # not decoded: a closed branch of version 1 cannot be
@@ -83,7 +84,13 @@ async def find_older(storage: Storage) -> Found | None:
             "changed. Copy them to where the state file is, remove 'store_root' from it, and call "
             "upgrade again."
         )
-    return found if found is not None and not found.spec_version else None
+    if found is not None and found.spec_version:
+        raise UnsupportedBySpecError(
+            f"The repository at {storage.description.url!r} has the layout {found.layout!r}, which "
+            "is not migrated in place. Nothing was changed. Copy it with Repository.copy_to or "
+            "icechunk-async copy: the copy is of format version 2."
+        )
+    return found
 
 
 async def leftovers(storage: Storage) -> tuple[str, ...]:

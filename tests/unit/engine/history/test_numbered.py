@@ -203,9 +203,12 @@ async def test_collection_keeps_two_states_and_the_young_ones(
     assert await _states(storage) == states
     await repository.garbage_collect(before)
     assert len(await _states(storage)) == 1 + 3
+    theirs = f"{STATES}zz-of-somebody-else"
+    await storage.put(theirs, b"")
     for _ in range(2):
         await repository.garbage_collect(now())
-        assert len(await _states(storage)) == 2
+        assert len(await _states(storage)) == 2 + 1
+    assert theirs in await _states(storage)
     async with Repository.open(storage) as again:
         kinds = Counter([type(it.detail).__name__ async for it in again.ops_log()])
         assert kinds == {"RepoInitialized": 1, "NewCommit": 4, "GarbageCollectionRan": 3}
@@ -377,11 +380,18 @@ async def test_a_copy_elsewhere_is_an_ordinary_repository(repository: Repository
 async def test_upgrading_refuses_and_changes_nothing(
     storage: Storage, repository: Repository
 ) -> None:
-    """There is nothing older in it."""
-    before = await _states(storage)
-    with pytest.raises((UnsafeStorageError, RepositoryNotFoundError)):
+    """Where nothing can be replaced, and elsewhere; it names the copy that is of format 2."""
+    before = await objects(storage)
+    with pytest.raises(UnsafeStorageError):
         await upgrade(storage)
-    assert await _states(storage) == before
+    async with open_storage(memory_url()) as able:
+        for key, data in before.items():
+            await able.put(key, data)
+        for dry_run in (True, False):
+            with pytest.raises(UnsupportedBySpecError, match="copy_to"):
+                await upgrade(able, dry_run=dry_run)
+        assert await objects(able) == before
+    assert await objects(storage) == before
     assert await _messages(repository) == ["commit 0", "Repository initialized"]
 
 

@@ -24,6 +24,7 @@ from icechunk_async.errors import (
     UnsafeStorageError,
 )
 from icechunk_async.format.layout import REPO_INFO, STATES
+from icechunk_async.format.numbers import decode_number
 from icechunk_async.storage import ABSENT, ObjectInfo, Version
 from icechunk_async.storage.policies.wrapping import PassingStorage
 
@@ -174,7 +175,9 @@ class NumberedStorage(PassingStorage):
         entries = self.wrapped.list_prefix(STATES, start_after=self._states.key(newest - 1))
         async with closing(entries):
             async for it in entries:
-                if isinstance(it, ObjectInfo) and it.last_modified < older_than:
+                if not isinstance(it, ObjectInfo) or it.last_modified >= older_than:
+                    continue
+                if decode_number(it.key.removeprefix(STATES)) is not None:
                     yield it.key
 
 
