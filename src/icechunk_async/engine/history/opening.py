@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
-from icechunk_async._runtime.concurrency import gather
+from icechunk_async._runtime.concurrency import closing, gather
+from icechunk_async.engine.history.numbers import Numbered
 from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.engine.history.ref_files.history import REF_FILES_WAY
 from icechunk_async.engine.history.refusals import repository_exists
@@ -72,10 +73,10 @@ async def find(storage: Storage) -> Found | None:
 
     Cost: three requests at once; if they find nothing, some more for other layouts.
     """
-    return await _find_numbered(storage) or await find_other(storage)
+    return await _find_versioned(storage) or await find_other(storage)
 
 
-async def _find_numbered(storage: Storage) -> Found | None:
+async def _find_versioned(storage: Storage) -> Found | None:
     """Return the repository of one of `WAYS` that a storage holds, or None; as `find`."""
     for read in await gather(*(way.detect(storage) for way in WAYS)):
         if read is not None:
@@ -122,8 +123,10 @@ async def damaged_way(storage: Storage) -> Way:
     from icechunk_async.engine.history.numbered.history import NUMBERED_WAY  # noqa: PLC0415 -- rarely used
 
     if storage.capabilities.listing and await read_if_there(storage, REPO_INFO) is None:
-        async for _ in storage.list_prefix(NUMBERED_WAY.marker):
-            return NUMBERED_WAY
+        numbers = Numbered(storage, NUMBERED_WAY.marker, "").numbers()
+        async with closing(numbers):
+            async for _ in numbers:
+                return NUMBERED_WAY
     return REPO_INFO_WAY
 
 
@@ -154,7 +157,7 @@ async def check_empty(storage: Storage) -> None:
 
 async def find_or_check_empty(storage: Storage) -> Found | None:
     """Find a repository, or check that the location is empty; both run concurrently."""
-    found, refusal = await gather(_find_numbered(storage), _refusal_of_contents(storage))
+    found, refusal = await gather(_find_versioned(storage), _refusal_of_contents(storage))
     if found is None and refusal is not None:  # an empty location holds no other layout either
         found = await find_other(storage)
         if found is None:
@@ -168,7 +171,7 @@ async def find_or_see_empty(storage: Storage) -> Found | None:
     Contents without a repository may be those of one whose migration ended at this moment.
     """
     try:
-        found = await _find_numbered(storage)
+        found = await _find_versioned(storage)
     except FormatError as error:
         if error.context.get("code") != CLOSED:
             raise
