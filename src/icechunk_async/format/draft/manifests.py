@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MANIFEST",
     "MANIFEST_SCHEMA",
-    "MAX_LENGTH",
+    "READ_SCHEMA",
     "decode_groups",
     "decode_manifest",
     "encode_manifest",
@@ -49,9 +49,9 @@ MANIFEST_SCHEMA: Final = pa.schema(
         pa.field("length", pa.uint32(), nullable=False),
     ]
 )
-_READ: Final = pa.schema([field for field in MANIFEST_SCHEMA if field.name != "id"])
+READ_SCHEMA: Final = pa.schema([field for field in MANIFEST_SCHEMA if field.name != "id"])
 """The columns that a reader needs: chunks are found by their coordinates."""
-MAX_LENGTH: Final = (1 << 32) - 1
+_MAX_LENGTH: Final = (1 << 32) - 1
 """Bytes of a chunk."""
 _MAX_OFFSET: Final = 1 << 62
 _GROUP_ROWS: Final = 1 << 14
@@ -71,7 +71,7 @@ def decode_manifest(manifest_id: ManifestId, data: bytes | memoryview) -> Manife
     Raises:
         FormatError: it is damaged.
     """
-    return decode_groups(manifest_id, ParquetReader(data, MANIFEST, schema=_READ))
+    return decode_groups(manifest_id, ParquetReader(data, MANIFEST, schema=READ_SCHEMA))
 
 
 def decode_groups(
@@ -176,7 +176,7 @@ def encode_manifest(arrays: Mapping[NodeId, ChunkRefs], level: int) -> bytes:
         InvalidInputError: an array's id is no number, a chunk is too large, or there are too many.
     """
     parts = [_table(node_id, refs) for node_id, refs in sorted(arrays.items())]
-    table = pa.concat_tables(parts) if parts else _READ.empty_table()
+    table = pa.concat_tables(parts) if parts else READ_SCHEMA.empty_table()
     if table.num_rows > _MAX_ROWS:
         raise InvalidInputError(f"A {MANIFEST} holds at most {_MAX_ROWS} chunks; split it.")
     ids = pa.array(np.arange(table.num_rows, dtype=np.uint32))
@@ -197,7 +197,7 @@ def _table(node_id: NodeId, refs: ChunkRefs) -> pa.Table:
     number = int.from_bytes(node_id)
     if number >= 1 << 32:
         raise InvalidInputError(f"The array {node_id} has an id that is no number.")
-    if (refs.lengths > MAX_LENGTH).any():
+    if (refs.lengths > _MAX_LENGTH).any():
         raise InvalidInputError(f"A chunk of {int(refs.lengths.max())} bytes is too large.")
     refs = refs.narrow().compact()
     count = len(refs)
@@ -219,7 +219,7 @@ def _table(node_id: NodeId, refs: ChunkRefs) -> pa.Table:
         pa.array(refs.offsets, mask=is_inline),
         pa.array(refs.lengths.astype(np.uint32)),
     ]
-    return pa.Table.from_arrays(columns, schema=_READ)
+    return pa.Table.from_arrays(columns, schema=READ_SCHEMA)
 
 
 def _binary(data: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]) -> Any:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import pyarrow as pa
 
 from icechunk_async.errors import FormatError
 from icechunk_async.format.draft.coordinates import encode_coords
-from icechunk_async.format.draft.manifests import MANIFEST, MANIFEST_SCHEMA, decode_groups
+from icechunk_async.format.draft.manifests import MANIFEST, READ_SCHEMA, decode_groups
 from icechunk_async.format.draft.pages import read_footer
 from icechunk_async.format.draft.parquet import ParquetReader
 from icechunk_async.format.manifest.held import EXPAND, Undecided
@@ -36,7 +35,6 @@ _TRAILER: Final = 8
 _MOST_GROUPS: Final = 4
 """Groups that a chunk may be in; if there are more, the whole file is read."""
 _BYTES_PER_GROUP: Final = 40
-_READ: Final = pa.schema([field for field in MANIFEST_SCHEMA if field.name != "id"])
 
 
 def longer_tail(size_bytes: int, tail: bytes | memoryview) -> Extent | None:
@@ -73,7 +71,7 @@ class PiecewiseManifest:
         footer = read_footer(memoryview(tail), size_bytes, MANIFEST)
         self._data = np.zeros(size_bytes, np.uint8)  # takes no memory where nothing is put
         self._put(size_bytes - len(tail), tail)
-        self._reader = ParquetReader(self._data, MANIFEST, schema=_READ, footer=footer)
+        self._reader = ParquetReader(self._data, MANIFEST, schema=READ_SCHEMA, footer=footer)
         self._groups = [_Bounds(it) for it in footer.groups]
         self._extents = [_extent(it) for it in footer.groups]
         self._held: Mapping[int, Manifest] = {}
@@ -147,7 +145,7 @@ class _Bounds:
 
 def _extent(group: Group) -> Extent:
     """Return the bytes of a group's columns that are read."""
-    columns = [it for it in group.columns if it.path in _READ.names]
+    columns = [it for it in group.columns if it.path in READ_SCHEMA.names]
     if not columns:
         raise FormatError(f"A {MANIFEST} has none of the columns that it needs.")
     return min(it.start for it in columns), max(it.stop for it in columns)

@@ -19,7 +19,7 @@ from icechunk_async.errors import (
     MissingDriverError,
     UnsupportedBySpecError,
 )
-from icechunk_async.format.draft import names
+from icechunk_async.format.draft import metadata, names
 from icechunk_async.format.draft.state import check_expressible, stored_time
 from icechunk_async.format.ids import NodeId, SnapshotId
 from icechunk_async.format.manifest.packed import ManifestFile
@@ -263,9 +263,7 @@ class DraftLayout:
 
     def document(self, path: str, document: bytes) -> bytes:
         """Return the document that zarr-python would write for what the draft stores of it."""
-        from icechunk_async.format.draft.metadata import parse  # noqa: PLC0415 -- loaded when it is used
-
-        parsed = parse(document, path)
+        parsed = metadata.parse(document, path)
         return array_document(parsed) if isinstance(parsed, ZarrArray) else group_document(parsed)
 
     def check_ref(self, path: str, ref: ChunkRef) -> None:
