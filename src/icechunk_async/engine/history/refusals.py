@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Storage
 
 __all__ = [
+    "being_migrated",
     "branch_exists",
     "branch_moved",
     "branch_not_reset",
@@ -155,6 +156,15 @@ def config_changed() -> ConflictError:
         "Somebody changed the repository's configuration since it was read; nothing was saved. "
         "Open the repository again and repeat the change.",
         code="config-updated",
+    )
+
+
+def being_migrated() -> ConflictError:
+    """Return the error for a change of a layout before version 1 that a migration has frozen."""
+    return ConflictError(
+        "The repository is being migrated to format version 2, or was since it was opened here. "
+        "Nothing was changed. Open the repository again; if that does not help, the migration was "
+        "interrupted: call icechunk_async.upkeep.upgrade again."
     )
 
 

@@ -29,6 +29,7 @@ from icechunk_async.engine.history.protocol import (
     StoredConfig,
 )
 from icechunk_async.engine.history.refusals import (
+    being_migrated,
     branch_exists,
     branch_moved,
     branch_not_reset,
@@ -372,11 +373,7 @@ class AlphaHistory:
     def _check_open(self, seen: Seen) -> None:
         """Refuse to add to a branch that a migration closed."""
         if seen.ref.state is BranchState.MIGRATED:
-            raise ConflictError(
-                "The repository is being migrated to format version 2, or was since it was opened "
-                "here. Nothing was changed. Open the repository again; if that does not help, the "
-                "migration was interrupted: call icechunk_async.upkeep.upgrade again."
-            )
+            raise being_migrated()
 
     async def _check_not_missed(self, what: str) -> None:
         """Raise `ConflictError` if a migration may have read too early what was just written.

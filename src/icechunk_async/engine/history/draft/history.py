@@ -22,6 +22,7 @@ from icechunk_async.engine.history.protocol import (
     StoredConfig,
 )
 from icechunk_async.engine.history.refusals import (
+    being_migrated,
     branch_exists,
     branch_moved,
     branch_not_reset,
@@ -36,7 +37,7 @@ from icechunk_async.engine.history.refusals import (
 )
 from icechunk_async.engine.history.way import Found, Way
 from icechunk_async.engine.virtual.elsewhere import Elsewhere
-from icechunk_async.errors import ConflictError, FormatError, InvalidRefNameError
+from icechunk_async.errors import FormatError, InvalidRefNameError
 from icechunk_async.format.config import decode_config, encode_config
 from icechunk_async.format.draft.names import ATTRIBUTES, CHUNKS, MANIFESTS, STATE, STRUCTURES
 from icechunk_async.format.draft.state import Ref, State, encode_state, new_entry
@@ -125,18 +126,7 @@ class DraftHistory:
 
     async def create_branch(self, name: str, snapshot_id: SnapshotId) -> None:
         """Create a branch. No tag may have its name: the state file has one list of both."""
-
-        def edit(state: State) -> State:
-            _check_snapshot(state, snapshot_id)
-            ref = state.refs.get(name)
-            if ref is not None and ref.kind == "tag":
-                raise _name_taken(name, "branch", "tag")
-            if ref is not None:
-                raise branch_exists(name)
-            return state.with_ref(name, Ref("branch", snapshot_id))
-
-        _check_name(name)
-        await self._update(edit)
+        await self._create_ref(name, Ref("branch", snapshot_id))
 
     async def reset_branch(
         self, name: str, snapshot_id: SnapshotId, *, expected: SnapshotId | None = None
@@ -164,18 +154,7 @@ class DraftHistory:
 
     async def create_tag(self, name: str, snapshot_id: SnapshotId) -> None:
         """Create a tag. No branch may have its name: the state file has one list of both."""
-
-        def edit(state: State) -> State:
-            _check_snapshot(state, snapshot_id)
-            ref = state.refs.get(name)
-            if ref is not None and ref.kind == "branch":
-                raise _name_taken(name, "tag", "branch")
-            if ref is not None:
-                raise tag_exists(name)
-            return state.with_ref(name, Ref("tag", snapshot_id))
-
-        _check_name(name)
-        await self._update(edit)
+        await self._create_ref(name, Ref("tag", snapshot_id))
 
     async def delete_tag(self, name: str) -> None:
         """Refuse: nothing would keep the name from being used again."""
@@ -219,32 +198,29 @@ class DraftHistory:
         No garbage is ever collected in this layout, so the guard is not asked.
         """
         del guard
-        snapshot = publication.snapshot
-
-        def commit(state: State) -> State:
-            if not isinstance(publication, Commit):
-                return state
-            branch, parent_id = publication.branch, publication.parent_id
-            tip = state.of_kind("branch").get(branch)
-            if tip != parent_id:
-                raise branch_moved(branch, parent_id, tip)
-            return state.with_ref(branch, Ref("branch", snapshot.id))
+        if isinstance(publication, Amend):
+            self.capabilities.require("amend")
+            return
+        snapshot, parent_id = publication.snapshot, publication.parent_id
 
         def edit(state: State) -> State:
             parent = state.snapshots.get(parent_id)
             if parent is None:
                 raise no_snapshot(parent_id)
-            return commit(state).with_entry(new_entry(snapshot, parent))
+            state = state.with_entry(new_entry(snapshot, parent))
+            if isinstance(publication, Detach):
+                return state
+            branch = publication.branch
+            tip = state.of_kind("branch").get(branch)
+            if tip != parent_id:
+                raise branch_moved(branch, parent_id, tip)
+            return state.with_ref(branch, Ref("branch", snapshot.id))
 
-        from_seen = True
-        match publication:
-            case Commit(branch, parent_id):
-                tips = self._file.seen.state.of_kind("branch")
-                from_seen = tips.get(branch) == parent_id
-            case Detach(parent_id):
-                from_seen = parent_id in self._file.seen.state.snapshots
-            case Amend():
-                self.capabilities.require("amend")
+        seen = self._file.seen.state
+        if isinstance(publication, Commit):
+            from_seen = seen.of_kind("branch").get(publication.branch) == parent_id
+        else:
+            from_seen = parent_id in seen.snapshots
         await self._update(edit, store=store, from_seen=from_seen)
 
     async def load_config(self) -> StoredConfig:
@@ -298,6 +274,19 @@ class DraftHistory:
         self.capabilities.require("upkeep")
         raise AssertionError("the layout has no upkeep")
 
+    async def _create_ref(self, name: str, ref: Ref) -> None:
+        def edit(state: State) -> State:
+            _check_snapshot(state, ref.target)
+            there = state.refs.get(name)
+            if there is not None and there.kind != ref.kind:
+                raise _name_taken(name, ref.kind, there.kind)
+            if there is not None:
+                raise branch_exists(name) if ref.kind == "branch" else tag_exists(name)
+            return state.with_ref(name, ref)
+
+        _check_name(name)
+        await self._update(edit)
+
     async def _state(self) -> State:
         return (await self._file.refresh()).state
 
@@ -312,12 +301,7 @@ class DraftHistory:
 
         def checked(state: State) -> State:
             if state.is_migrated:
-                raise ConflictError(
-                    "The repository is being migrated to format version 2, or was since it was "
-                    "opened here. Nothing was changed. Open the repository again; if that does "
-                    "not help, the migration was interrupted: call icechunk_async.upkeep.upgrade "
-                    "again."
-                )
+                raise being_migrated()
             return edit(state)
 
         await self._file.update(checked, store=store, from_seen=from_seen)
