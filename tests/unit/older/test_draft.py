@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from icechunk_async import Repository, RepositoryConfig
+from icechunk_async._runtime.weighted_cache import WeightedCache
 from icechunk_async.conflicts import ConflictDetector
+from icechunk_async.engine.files.manifests import BlockingManifestFiles
 from icechunk_async.engine.history.draft import layout as draft_layout
 from icechunk_async.engine.history.draft.layout import DraftLayout
 from icechunk_async.errors import (
@@ -33,9 +35,15 @@ from icechunk_async.errors import (
     UnsupportedBySpecError,
 )
 from icechunk_async.format.ids import ChunkId, NodeId
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind, NativeChunk, VirtualChunk
+from icechunk_async.format.manifest.refs import (
+    ChunkRefs,
+    InlineChunk,
+    Kind,
+    NativeChunk,
+    VirtualChunk,
+)
 from icechunk_async.format.snapshot import Node, Nodes
-from icechunk_async.storage import SuffixRange, open_storage
+from icechunk_async.storage import BlockingStorage, SuffixRange, open_storage
 from icechunk_async.testing.faults import FaultRates, FaultyStorage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
@@ -47,7 +55,7 @@ from tests.unit.older.test_alpha import OnlyCreates
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from icechunk_async.storage import RangeRequest, Retrieved
+    from icechunk_async.storage import Data, RangeRequest, Retrieved, Version
 
 
 @asynccontextmanager
@@ -384,6 +392,36 @@ async def test_a_lookup_in_a_large_manifest_reads_one_group_of_rows() -> None:
             assert near.ref == refs.ref(211 * side + 8)
             assert len(counting.read) == 2
             assert await workspace.find_chunk("/a", (9,)) is None
+
+
+class _CountingBlocking:
+    """A storage without an event loop that counts reads."""
+
+    def __init__(self, inner: BlockingStorage) -> None:
+        self._inner = inner
+        self.requests = 0
+
+    def get_blocking(self, key: str, byte_range: RangeRequest = None) -> Retrieved:
+        """Read and count."""
+        self.requests += 1
+        return self._inner.get_blocking(key, byte_range)
+
+    def put_blocking(self, key: str, data: Data) -> Version:
+        """Write one whole object."""
+        return self._inner.put_blocking(key, data)
+
+
+async def test_a_small_manifest_is_read_once_without_an_event_loop() -> None:
+    """Its size is not stored; the next lookup on the calling thread finds it in memory."""
+    async with open_storage(memory_url()) as plain, created(plain) as repository:
+        assert isinstance(plain, BlockingStorage)
+        base = (await repository.readonly_session("main")).workspace.base
+        (info,) = base.manifests.values()
+        counting = _CountingBlocking(plain)
+        files = BlockingManifestFiles(counting, WeightedCache(1000), DraftLayout())
+        found = [files.find_ref(info.id, 0, base.nodes["/a"].id, (it,)) for it in (0, 1, 9)]
+        assert found == [InlineChunk(b"\x00"), InlineChunk(b"\x01"), None]
+        assert counting.requests == 1
 
 
 async def test_without_pyarrow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

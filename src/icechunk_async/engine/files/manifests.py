@@ -189,33 +189,23 @@ class ManifestFiles:
         """Have a manifest in memory; of a large one not more than its index, if it has one."""
 
         async def load(pieces: ManifestPieces) -> HeldManifest | None:
-            tail = await self._fetch(manifest_id, *pieces.tail_extent(size_bytes))
-            longer = pieces.longer_tail(size_bytes, tail)
+            found = await self._get(manifest_id, _tail_range(pieces, size_bytes))
+            tail = found.data
+            if not size_bytes and len(tail) == found.size_bytes:
+                return await self.keep(manifest_id, tail)
+            size = size_bytes or found.size_bytes
+            longer = pieces.longer_tail(size, tail)
             if longer is not None:
                 tail = await self._fetch(manifest_id, *longer)
-            return keep(pieces.open(manifest_id, size_bytes, tail))
-
-        def keep(opened: HeldManifest | None) -> HeldManifest | None:
+            opened = pieces.open(manifest_id, size, tail)
             if opened is not None:
                 self._cache.put(manifest_id, opened, opened.weight)
             return opened
 
-        async def load_unsized(pieces: ManifestPieces) -> HeldManifest | None:
-            found = await self._get(manifest_id, SuffixRange(pieces.unsized_tail))
-            tail = found.data
-            if len(tail) == found.size_bytes:
-                return await self.keep(manifest_id, tail)
-            longer = pieces.longer_tail(found.size_bytes, tail)
-            if longer is not None:
-                tail = await self._fetch(manifest_id, *longer)
-            return keep(pieces.open(manifest_id, found.size_bytes, tail))
-
         held = self._cache.get(manifest_id)
         pieces = self._codec.pieces
-        if held is None and pieces is not None and size_bytes >= MIN_SEEKABLE_FILE_BYTES:
+        if held is None and pieces is not None and _in_pieces(pieces, size_bytes):
             held = await self._flights.run((manifest_id, "index"), lambda: load(pieces))
-        elif held is None and pieces is not None and pieces.unsized_tail and not size_bytes:
-            held = await self._flights.run((manifest_id, "index"), lambda: load_unsized(pieces))
         return await self._expand(manifest_id, size_bytes, None) if held is None else held
 
     async def _fill(
@@ -435,28 +425,27 @@ class BlockingManifestFiles:
     def _open(self, manifest_id: ManifestId, size_bytes: int) -> HeldManifest:
         held = self._cache.get(manifest_id)
         pieces = self._codec.pieces
-        if held is None and pieces is not None and size_bytes >= MIN_SEEKABLE_FILE_BYTES:
-            tail = self._fetch(manifest_id, *pieces.tail_extent(size_bytes))
-            longer = pieces.longer_tail(size_bytes, tail)
-            if longer is not None:
-                tail = self._fetch(manifest_id, *longer)
-            held = pieces.open(manifest_id, size_bytes, tail)
-        elif held is None and pieces is not None and pieces.unsized_tail and not size_bytes:
-            held = self._open_unsized(manifest_id, pieces)
+        if held is not None:
+            return held
+        if pieces is not None and _in_pieces(pieces, size_bytes):
+            held = self._open_pieces(manifest_id, size_bytes, pieces)
         if held is None:
             held = self._read_whole(manifest_id, size_bytes)
-            self._cache.put(manifest_id, held, held.weight)
+        self._cache.put(manifest_id, held, held.weight)
         return held
 
-    def _open_unsized(self, manifest_id: ManifestId, pieces: ManifestPieces) -> HeldManifest | None:
-        found = self._get(manifest_id, SuffixRange(pieces.unsized_tail))
+    def _open_pieces(
+        self, manifest_id: ManifestId, size_bytes: int, pieces: ManifestPieces
+    ) -> HeldManifest | None:
+        found = self._get(manifest_id, _tail_range(pieces, size_bytes))
         tail = found.data
-        if len(tail) == found.size_bytes:
+        if not size_bytes and len(tail) == found.size_bytes:
             return self._codec.open(manifest_id, tail)
-        longer = pieces.longer_tail(found.size_bytes, tail)
+        size = size_bytes or found.size_bytes
+        longer = pieces.longer_tail(size, tail)
         if longer is not None:
             tail = self._fetch(manifest_id, *longer)
-        return pieces.open(manifest_id, found.size_bytes, tail)
+        return pieces.open(manifest_id, size, tail)
 
     def _read_whole(self, manifest_id: ManifestId, size_bytes: int) -> HeldManifest:
         held = self._codec.open(manifest_id, self._fetch(manifest_id, 0, size_bytes or None))
@@ -472,6 +461,18 @@ class BlockingManifestFiles:
             return self._storage.get_blocking(key, part)
         except ObjectNotFoundError as error:
             raise _missing(key) from error
+
+
+def _in_pieces(pieces: ManifestPieces, size_bytes: int) -> bool:
+    """Return whether the end of a file is read first; ``size_bytes`` is 0 if it is unknown."""
+    return size_bytes >= MIN_SEEKABLE_FILE_BYTES or (not size_bytes and pieces.unsized_tail > 0)
+
+
+def _tail_range(pieces: ManifestPieces, size_bytes: int) -> RangeRequest:
+    """Return the range of a file to read first; as `_in_pieces`."""
+    if not size_bytes:
+        return SuffixRange(pieces.unsized_tail)
+    return ByteRange(*pieces.tail_extent(size_bytes))
 
 
 def _with_known_sums(held: HeldManifest, node_id: NodeId, coords: Coordinates) -> Manifest | None:
