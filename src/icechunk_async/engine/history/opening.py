@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import closing, gather
-from icechunk_async.engine.history.numbers import Numbered
 from icechunk_async.engine.history.outcomes import read_if_there
 from icechunk_async.engine.history.ref_files.history import REF_FILES_WAY
 from icechunk_async.engine.history.refusals import repository_exists
@@ -121,6 +120,7 @@ async def damaged_way(storage: Storage) -> Way:
     That of numbered states, if there are any and no repo info; else the ordinary one.
     """
     from icechunk_async.engine.history.numbered.history import NUMBERED_WAY  # noqa: PLC0415 -- rarely used
+    from icechunk_async.engine.history.numbers import Numbered  # noqa: PLC0415 -- rarely used
 
     if storage.capabilities.listing and await read_if_there(storage, REPO_INFO) is None:
         numbers = Numbered(storage, NUMBERED_WAY.marker, "").numbers()
