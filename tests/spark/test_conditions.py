@@ -12,9 +12,9 @@ import pytest
 import xarray as xr
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThan, LessThanOrEqual, Not
 
+from icechunk_async.arrow.table import to_arrow
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark.read.pushdown import Predicate, fulfilled, of_filter, parse_where
-from icechunk_async.spark.read.table import to_arrow
 from icechunk_async.sync.xarray import to_icechunk
 from tests.spark.tables import read
 
@@ -70,7 +70,7 @@ _OPERATORS: Final = ("=", "==", "!=", "<>", "<", "<=", ">", ">=")
 
 def columns(*, nan_as_null: bool) -> dict[str, pa.Array[Any]]:
     """Return columns as Spark sees them."""
-    from icechunk_async.spark.read.table import arrow_type
+    from icechunk_async.arrow.table import arrow_type
 
     found = {
         name: to_arrow(values, arrow_type(name, values.dtype), nan_as_null=nan_as_null)

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from icechunk_async.spark.grid.boxes import Grid, boxes_of, cut, num_chunks, num_rows, spans_of
+from icechunk_async.arrow.boxes import Grid, boxes_of, cut, num_chunks, num_rows, spans_of
 from icechunk_async.sync import Repository
 from icechunk_async.sync.storage import local_filesystem_storage
 from icechunk_async.sync.xarray import to_icechunk

@@ -12,7 +12,7 @@ import zarr
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from icechunk_async.spark.grid import boxes as changed_boxes
+from icechunk_async.arrow import boxes as changed_boxes
 from icechunk_async.sync import Repository
 from icechunk_async.sync.storage import local_filesystem_storage
 from tests.spark.streams import follow, follower

@@ -10,10 +10,10 @@ import xarray as xr
 import zarr
 from pyspark.errors import PySparkException
 
+from icechunk_async.arrow.table import open_group, table_kinds
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark import register_views
 from icechunk_async.spark.options import ReadOptions, WriteOptions
-from icechunk_async.spark.read.table import open_group, table_kinds
 from icechunk_async.sync.xarray import to_icechunk
 from icechunk_async.tables import TABLES
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from icechunk_async.spark.read.pushdown import Predicate
     from icechunk_async.spark.shared import Budget
     from icechunk_async.sync.conflicts import ConflictSolver
+    from icechunk_async.sync.session import Session
 
 __all__ = [
     "CHANGE_COLUMNS",
@@ -623,6 +624,11 @@ class ReadOptions:
     def pinned(self, snapshot_id: str) -> Self:
         """Return the same request for one snapshot, independent of branches and tags."""
         return replace(self, branch=None, tag=None, as_of=None, snapshot_id=snapshot_id)
+
+    def session(self) -> Session:
+        """Return the session of the snapshot, once planning has pinned it."""
+        assert self.snapshot_id is not None
+        return self.repository.session(self.snapshot_id)
 
     @property
     def repository(self) -> SharedRepository:

@@ -1,4 +1,5 @@
-"""Geometry of arrays, without I/O: boxes of cells, chunk grids, and the cells of coordinates.
+"""Geometry of arrays that are written, without I/O: chunk grids, and the cells of coordinates.
 
-Reading and streams divide work by `boxes`; writing places rows by `axes` and `chunks`.
+Writing places rows by `axes` and `chunks`. Reading and streams divide work by
+`icechunk_async.arrow.boxes`.
 """

@@ -10,19 +10,20 @@ import numpy as np
 import pyarrow as pa
 
 from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.arrow.boxes import cut, grouped
+from icechunk_async.arrow.table import arrays_of, open_group, values_of
 from icechunk_async.engine.tree.listing import ChunkBatch, ChunkType
 from icechunk_async.errors import InvalidInputError, NodeNotFoundError
-from icechunk_async.spark.grid.boxes import cut, grouped
-from icechunk_async.spark.read.table import arrays_of, open_group, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
+    from icechunk_async.arrow.boxes import Box
+    from icechunk_async.format.snapshot import Node
     from icechunk_async.repository import Repository
     from icechunk_async.session import Session
-    from icechunk_async.spark.grid.boxes import Box
     from icechunk_async.spark.options import ReadOptions
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "listed",
     "loading",
     "manifest_breaks",
+    "nodes_of",
     "parts",
     "path_of",
     "read",
@@ -282,3 +284,18 @@ def chunk_bytes(array: Any) -> int:
 def path_of(options: ReadOptions, name: str) -> str:
     """Return the path of an array of the group."""
     return f"/{options.group}/{name}" if options.group else f"/{name}"
+
+
+def nodes_of(options: ReadOptions) -> dict[str, Node]:
+    """Return the nodes of the arrays of a group, by name."""
+    root = f"/{options.group}" if options.group else "/"
+    inside = f"{root.rstrip('/')}/"
+
+    async def find(repository: Repository) -> dict[str, Node]:
+        session = await repository.readonly_session(snapshot_id=options.snapshot_id)
+        nodes = session.workspace.base.nodes
+        names = (path.removeprefix(inside) for path in nodes.below(root))
+        found = ((name, nodes[inside + name]) for name in names if "/" not in name)
+        return {name: node for name, node in found if node.array is not None}
+
+    return options.repository.ask(find)

@@ -5,46 +5,45 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.grid.boxes import Grid, cut, num_chunks, num_rows
-from icechunk_async.spark.read import chunks as chunk_rows
-from icechunk_async.spark.read.pushdown import fulfilled, of_filter
-from icechunk_async.spark.read.table import (
-    batches,
+from icechunk_async.arrow import rows
+from icechunk_async.arrow.boxes import num_chunks, num_rows
+from icechunk_async.arrow.table import (
     check_type,
     dimension_values,
     open_group,
     table_shape,
 )
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.spark.read import chunks as chunk_rows
+from icechunk_async.spark.read.pushdown import fulfilled, of_filter
 from icechunk_async.sync.bridge.portal import run
 from icechunk_async.tables import schema_of, table_batches
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 
+    import numpy as np
     import numpy.typing as npt
     import xarray
     from pyspark.accumulators import Accumulator
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
+    from icechunk_async.arrow.boxes import Box, Grid, Span
+    from icechunk_async.arrow.table import Column, TableShape
     from icechunk_async.repository import Repository
-    from icechunk_async.spark.grid.boxes import Box
     from icechunk_async.spark.options import ReadOptions
     from icechunk_async.spark.read.pushdown import Predicate
-    from icechunk_async.spark.read.table import Column, TableShape
 
 __all__ = [
-    "LOAD_BYTES",
-    "TEXT_BYTES",
     "IcechunkReader",
     "Part",
     "PlannedRead",
@@ -53,17 +52,12 @@ __all__ = [
     "arrow_schema",
     "grid_of",
     "report",
-    "width_of",
 ]
 
 
 _log = logging.getLogger("icechunk_async.spark.read.reader")
 _WORKERS_ARE_HEARD: Final = "PYSPARK_SPARK_SESSION_UUID"
 """Set by PySpark in workers whose logs it keeps (`spark.sql.pyspark.worker.logging.enabled`)."""
-LOAD_BYTES: Final = 32 << 20
-"""Values that a task holds in memory at a time, approximately."""
-TEXT_BYTES: Final = 32
-"""Assumed size of a text in a column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,16 +184,11 @@ class IcechunkReader(DataSourceReader):
             return [
                 Part(boxes, array) for array, boxes in chunk_rows.parts(self.options, self.schema)
             ]
-        dataset = open_group(self.options)
-        shape = self._shape(dataset)
-        columns = [shape.column(name) for name in self.schema.names]
-        for column in columns:
+        plan = self._plan()
+        for column in map(plan.shape.column, self.schema.names):
             check_type(column, self.schema.field(column.name).type)
-        grid = grid_of(dataset, shape, columns, self.options)
-        masks = self._masks(dataset, shape, tuple((0, length) for length in grid.shape))
-        width = sum(width_of(column.type) for column in columns)
-        parts = grid.parts(masks, max(1, self.options.partition_bytes // max(1, width)))
-        self._report(grid, parts)
+        parts = plan.parts(self.options.partition_bytes)
+        self._report(plan.grid, parts)
         return [Part(boxes) for boxes in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -215,47 +204,40 @@ class IcechunkReader(DataSourceReader):
         return self._rows(partition.boxes)
 
     def _rows(self, boxes: tuple[Box, ...]) -> Iterator[pa.RecordBatch]:
+        return self._plan().rows(boxes)
+
+    def _plan(self) -> rows.RowPlan:
         dataset = open_group(self.options)
-        shape = self._shape(dataset)
-        columns = [shape.column(name) for name in self.schema.names]
-        grid = grid_of(dataset, shape, columns, self.options)
-        width = sum(width_of(column.type) for column in columns)
-        for box in boxes:
-            for part in cut(box, grid.chunks, max(1, LOAD_BYTES // max(1, width))):
-                masks = self._masks(dataset, shape, part)
-                places = [
-                    np.arange(start, stop) if mask is None else start + np.flatnonzero(mask)
-                    for (start, stop), mask in zip(part, masks, strict=True)
-                ]
-                yield from batches(dataset, shape, places, self.schema, self.options)
+        shape = table_shape(dataset, self.options.arrays, self.schema.names)
+        self._check_conditions(shape)
+        grid = grid_of(dataset, shape, map(shape.column, self.schema.names), self.options)
+        keep = partial(self._mask, dataset, shape)
+        return rows.RowPlan(dataset, shape, self.schema, grid, self.options, keep)
 
-    def _shape(self, dataset: xarray.Dataset) -> TableShape:
-        return table_shape(dataset, self.options.arrays, self.schema.names)
-
-    def _masks(
-        self, dataset: xarray.Dataset, shape: TableShape, box: Box
-    ) -> list[npt.NDArray[np.bool_] | None]:
-        """Return for each dimension a mask of the indices in a box that may match; None for all."""
-        masks: list[npt.NDArray[np.bool_] | None] = [None] * len(box)
-        for predicate in (*self.options.where, *self.predicates):
-            exact = predicate in self.options.where
+    def _check_conditions(self, shape: TableShape) -> None:
+        for predicate in self.options.where:
             if predicate.column not in shape.dims:
-                if exact:
-                    raise InvalidInputError(
-                        f"The option 'where' has a condition on {predicate.column!r}, but takes "
-                        f"only those on the dimensions: {', '.join(shape.dims)}. Filter the rest "
-                        "in the query."
-                    )
-                continue
-            axis = shape.dims.index(predicate.column)
-            column = shape.column(predicate.column)
-            if predicate.column in self.schema.names:
-                column = replace(column, type=self.schema.field(predicate.column).type)
-            values = dimension_values(dataset, column, box[axis], self.options)
-            mask = fulfilled(values, predicate, exact=exact)
-            known = masks[axis]
-            masks[axis] = mask if known is None else known & mask
-        return masks
+                raise InvalidInputError(
+                    f"The option 'where' has a condition on {predicate.column!r}, but takes "
+                    f"only those on the dimensions: {', '.join(shape.dims)}. Filter the rest "
+                    "in the query."
+                )
+
+    def _mask(
+        self, dataset: xarray.Dataset, shape: TableShape, axis: int, span: Span
+    ) -> npt.NDArray[np.bool_] | None:
+        """Return which indices in a range of a dimension may match; None for all."""
+        dim = shape.dims[axis]
+        column = shape.column(dim)
+        if dim in self.schema.names:
+            column = replace(column, type=self.schema.field(dim).type)
+        found: npt.NDArray[np.bool_] | None = None
+        for predicate in (*self.options.where, *self.predicates):
+            if predicate.column == dim:
+                values = dimension_values(dataset, column, span, self.options)
+                mask = fulfilled(values, predicate, exact=predicate in self.options.where)
+                found = mask if found is None else found & mask
+        return found
 
     def _report(self, grid: Grid, parts: Sequence[tuple[Box, ...]]) -> None:
         boxes = [box for part in parts for box in part]
@@ -287,32 +269,13 @@ class PushingReader(IcechunkReader):
 def grid_of(
     dataset: xarray.Dataset, shape: TableShape, columns: Iterable[Column], options: ReadOptions
 ) -> Grid:
-    """Return the chunk grid of a table: along each dimension the longest chunks of its arrays."""
-    lengths = tuple(int(dataset.sizes[dim]) for dim in shape.dims)
-    chunks = dict.fromkeys(shape.dims, 0)
-    names = [it.name for it in columns if it.variable and set(it.dims) == set(shape.dims)]
-    for name in names:
-        variable = dataset.variables[name]
-        stored: Any = variable.encoding.get("shards") or variable.encoding.get("chunks")
-        for dim, size in zip(variable.dims, stored or variable.shape, strict=True):
-            # Irregular grids list the size of every chunk.
-            longest = int(np.max(size))
-            chunks[str(dim)] = max(chunks[str(dim)], longest)
-    sizes = tuple(
-        chunks[dim] or max(1, length) for dim, length in zip(shape.dims, lengths, strict=True)
-    )
-    breaks: tuple[int, ...] = ()
-    if sizes and names:
-        breaks = chunk_rows.manifest_breaks(options, names, sizes[0])
-    return Grid(lengths, sizes, breaks)
-
-
-def width_of(kind: pa.DataType) -> int:
-    """Return the approximate size in bytes of a value in a column."""
-    try:
-        return max(1, kind.bit_width // 8)
-    except ValueError:
-        return TEXT_BYTES
+    """Return the chunk grid of a table, and where manifests begin along its first dimension."""
+    wanted = tuple(columns)
+    grid = rows.grid_of(dataset, shape, wanted)
+    names = rows.whole_columns(shape, wanted)
+    if not grid.chunks or not names:
+        return grid
+    return replace(grid, breaks=chunk_rows.manifest_breaks(options, names, grid.chunks[0]))
 
 
 def table_batches_of(options: ReadOptions) -> Iterator[pa.RecordBatch]:

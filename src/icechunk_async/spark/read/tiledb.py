@@ -14,17 +14,16 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from icechunk_async.arrow.boxes import clipped, cut, grouped, num_chunks, num_rows
+from icechunk_async.arrow.rows import LOAD_BYTES, TEXT_BYTES
+from icechunk_async.arrow.table import Column, check_type
 from icechunk_async.errors import InvalidInputError
-from icechunk_async.spark.grid.boxes import clipped, cut, grouped, num_chunks, num_rows
 from icechunk_async.spark.read.pushdown import fulfilled, of_filter
 from icechunk_async.spark.read.reader import (
-    LOAD_BYTES,
-    TEXT_BYTES,
     PlannedRead,
     arrow_schema,
     report,
 )
-from icechunk_async.spark.read.table import Column, check_type
 from icechunk_async.spark.read.tiledb_columns import (
     column_type,
     expression_of,
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
-    from icechunk_async.spark.grid.boxes import Box
+    from icechunk_async.arrow.boxes import Box
     from icechunk_async.spark.options import ReadOptions
     from icechunk_async.spark.read.pushdown import Predicate
     from icechunk_async.tiledb.arrays.cells import Field

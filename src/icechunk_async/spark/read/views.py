@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async.arrow.table import open_group, table_kinds
 from icechunk_async.errors import (
     BranchNotFoundError,
     InvalidInputError,
@@ -12,7 +13,6 @@ from icechunk_async.errors import (
     TagNotFoundError,
 )
 from icechunk_async.spark.options import ReadOptions
-from icechunk_async.spark.read.table import open_group, table_kinds
 from icechunk_async.tables import TABLES
 
 if TYPE_CHECKING:

@@ -16,13 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from icechunk_async.errors import (
-    InvalidInputError,
-    NodeNotFoundError,
-    StreamSchemaChangedError,
-)
-from icechunk_async.format.manifest.row_index import rows_in
-from icechunk_async.spark.grid.boxes import (
+from icechunk_async.arrow.boxes import (
     boxes_of_cells,
     cells_of_chunks,
     clipped,
@@ -35,31 +29,36 @@ from icechunk_async.spark.grid.boxes import (
     outside,
     windows,
 )
+from icechunk_async.arrow.rows import LOAD_BYTES, width_of
+from icechunk_async.arrow.table import (
+    arrays_of,
+    check_type,
+    dimension_values,
+    open_group,
+    table_shape,
+    to_arrow,
+    values_of,
+)
+from icechunk_async.errors import (
+    InvalidInputError,
+    NodeNotFoundError,
+    StreamSchemaChangedError,
+)
+from icechunk_async.format.manifest.row_index import rows_in
 from icechunk_async.spark.read.chunks import (
     LOADED,
     chunk_bytes,
     chunk_shape,
     listed,
     loading,
+    nodes_of,
     rows_of,
 )
 from icechunk_async.spark.read.reader import (
-    LOAD_BYTES,
     IcechunkReader,
     Part,
     arrow_schema,
     grid_of,
-    width_of,
-)
-from icechunk_async.spark.read.table import (
-    arrays_of,
-    check_type,
-    dimension_values,
-    nodes_of,
-    open_group,
-    table_shape,
-    to_arrow,
-    values_of,
 )
 
 if TYPE_CHECKING:
@@ -69,11 +68,11 @@ if TYPE_CHECKING:
     import xarray
     from pyspark.sql.types import StructType
 
+    from icechunk_async.arrow.boxes import Box, Grid, Window
+    from icechunk_async.arrow.table import Column, TableShape
     from icechunk_async.engine.tree.listing import ChunkBatch
     from icechunk_async.format.snapshot import Node
-    from icechunk_async.spark.grid.boxes import Box, Grid, Window
     from icechunk_async.spark.options import ReadOptions
-    from icechunk_async.spark.read.table import Column, TableShape
     from icechunk_async.spark.stream.commits import Commit
 
     type Masks = list[npt.NDArray[np.bool_]]

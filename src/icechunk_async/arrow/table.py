@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,22 +24,21 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from icechunk_async.format.snapshot import Node
-    from icechunk_async.repository import Repository
-    from icechunk_async.spark.options import ReadOptions
     from icechunk_async.sync import Session
 
     type Places = npt.NDArray[np.int64]
 
 __all__ = [
+    "ARROW_TYPES",
+    "SQL_TYPES",
+    "Cells",
     "Column",
+    "GroupSource",
     "TableShape",
     "arrays_of",
     "arrow_type",
-    "batches",
     "check_type",
     "dimension_values",
-    "nodes_of",
     "open_group",
     "table_kinds",
     "table_shape",
@@ -49,12 +48,40 @@ __all__ = [
 ]
 
 
-def _session(options: ReadOptions) -> Session:
-    assert options.snapshot_id is not None  # planning pins it
-    return options.repository.session(options.snapshot_id)
+class GroupSource(Protocol):
+    """A group of one snapshot, and how its values are shown."""
+
+    @property
+    def group(self) -> str:
+        """Path of the group without slashes at its ends; empty for the root."""
+        ...
+
+    @property
+    def snapshot_id(self) -> str | None:
+        """The snapshot, once it is known."""
+        ...
+
+    @property
+    def decode(self) -> bool:
+        """Whether CF times, scales, offsets and fill values are decoded as xarray does."""
+        ...
+
+    @property
+    def nan_as_null(self) -> bool:
+        """Whether NaN becomes null."""
+        ...
+
+    @property
+    def batch_rows(self) -> int:
+        """The most rows of a batch."""
+        ...
+
+    def session(self) -> Session:
+        """Return the session of the snapshot."""
+        ...
 
 
-def arrays_of(options: ReadOptions) -> dict[str, Any]:
+def arrays_of(source: GroupSource) -> dict[str, Any]:
     """Return the Zarr arrays of a group, by name.
 
     Raises:
@@ -62,43 +89,28 @@ def arrays_of(options: ReadOptions) -> dict[str, Any]:
     """
     opening = cast("Any", zarr.open_group)  # pyright: ignore[reportUnknownMemberType]
     try:
-        group = opening(_session(options).store, path=options.group, mode="r", zarr_format=3)
+        group = opening(source.session().store, path=source.group, mode="r", zarr_format=3)
     except FileNotFoundError:
         raise NodeNotFoundError(
-            f"There is no group {options.group or '/'!r} in snapshot {options.snapshot_id}. Name "
-            "one with the option 'group'.",
-            path=options.group,
+            f"There is no group {source.group or '/'!r} in snapshot {source.snapshot_id}. Name "
+            "one with 'group'.",
+            path=source.group,
         ) from None
     return dict(group.arrays())
 
 
-def nodes_of(options: ReadOptions) -> dict[str, Node]:
-    """Return the nodes of the arrays of a group, by name."""
-    root = f"/{options.group}" if options.group else "/"
-    inside = f"{root.rstrip('/')}/"
-
-    async def find(repository: Repository) -> dict[str, Node]:
-        session = await repository.readonly_session(snapshot_id=options.snapshot_id)
-        nodes = session.workspace.base.nodes
-        names = (path.removeprefix(inside) for path in nodes.below(root))
-        found = ((name, nodes[inside + name]) for name in names if "/" not in name)
-        return {name: node for name, node in found if node.array is not None}
-
-    return options.repository.ask(find)
-
-
-def open_group(options: ReadOptions) -> xarray.Dataset:
+def open_group(source: GroupSource) -> xarray.Dataset:
     """Open the arrays of a group as a lazy dataset, whose dimensions are as `unique_dims` says.
 
     Raises:
         NodeNotFoundError: there is no such group.
     """
-    arrays = arrays_of(options)
+    arrays = arrays_of(source)
     named = {name: _dimension_names(array) for name, array in arrays.items()}
     dims = unique_dims(named, {name: array.shape for name, array in arrays.items()})
     if dims != named:
-        return _renamed(arrays, dims, named, decode=options.decode)
-    store: Any = _session(options).store
+        return _renamed(arrays, dims, named, decode=source.decode)
+    store: Any = source.session().store
     opening = cast("Any", xarray.open_dataset)  # pyright: ignore[reportUnknownMemberType]
     with warnings.catch_warnings():
         # A FutureWarning on times without a calendar, which no user of Spark can act on.
@@ -107,12 +119,12 @@ def open_group(options: ReadOptions) -> xarray.Dataset:
             dataset: xarray.Dataset = opening(
                 store,
                 engine="zarr",
-                group=options.group or None,
+                group=source.group or None,
                 consolidated=False,
                 zarr_format=3,
                 chunks=None,
-                mask_and_scale=options.decode,
-                decode_times=_times(decode=options.decode),
+                mask_and_scale=source.decode,
+                decode_times=_times(decode=source.decode),
                 create_default_indexes=False,
             )
         except ValueError as error:
@@ -194,8 +206,8 @@ def _undecodable(error: ValueError) -> Exception:
     if not reason.startswith("unable to decode time"):
         return error
     return InvalidInputError(
-        f"The arrays cannot be shown as times: {reason}. Read the stored numbers with "
-        "option('decode', 'false')."
+        f"The arrays cannot be shown as times: {reason}. Read the stored numbers: set "
+        "'decode' to false."
     )
 
 
@@ -237,7 +249,7 @@ class _Stored(BackendArray):
         return self.array[key]
 
 
-_TYPES: Final[dict[str, pa.DataType]] = {
+SQL_TYPES: Final[Mapping[str, pa.DataType]] = {
     "bool": pa.bool_(),
     "int8": pa.int8(),
     "int16": pa.int16(),
@@ -251,7 +263,15 @@ _TYPES: Final[dict[str, pa.DataType]] = {
     "float32": pa.float32(),
     "float64": pa.float64(),
 }
-"""Spark has no unsigned integers and no half floats: each becomes the next larger type."""
+"""Without unsigned integers and half floats: each becomes the next larger type, as in Spark."""
+ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
+    **SQL_TYPES,
+    "uint8": pa.uint8(),
+    "uint16": pa.uint16(),
+    "uint32": pa.uint32(),
+    "uint64": pa.uint64(),
+}
+"""Without half floats, which most engines cannot compare."""
 _MIXED: Final = frozenset({"standard", "gregorian"})
 """Names of the calendar of CF that is Julian until 1582."""
 _WIDER: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
@@ -286,13 +306,17 @@ class TableShape:
                 return column
         raise InvalidInputError(
             f"There is no column {name!r}. The table has "
-            f"{', '.join(it.name for it in self.columns)}; other arrays are named by the option "
+            f"{', '.join(it.name for it in self.columns)}; other arrays are named by "
             "'arrays'."
         )
 
 
 def table_shape(
-    dataset: xarray.Dataset, arrays: tuple[str, ...] | None, wanted: Iterable[str] = ()
+    dataset: xarray.Dataset,
+    arrays: tuple[str, ...] | None,
+    wanted: Iterable[str] = (),
+    *,
+    types: Mapping[str, pa.DataType] = SQL_TYPES,
 ) -> TableShape:
     """Find the arrays that make up a table.
 
@@ -301,21 +325,21 @@ def table_shape(
         arrays: arrays named by the caller; None for those with the most dimensions and all
             auxiliary coordinates.
         wanted: columns named by the caller's schema, which select arrays if `arrays` does not.
+        types: column types of numbers: `SQL_TYPES` or `ARROW_TYPES`.
 
     Raises:
         InvalidInputError: there is no such array, arrays do not share their dimensions, or one
-            has a type that Spark does not support.
+            has a type without a column type.
     """
     names = [str(it) for it in dataset.variables]
     if not names:
         raise InvalidInputError(
-            "The group has no arrays. Name one that has with the option 'group'; the table "
-            "'nodes' lists all."
+            "The group has no arrays. Name one that has with 'group'; the table 'nodes' lists all."
         )
     for name in arrays or ():
         if name not in names:
             raise InvalidInputError(
-                f"The option 'arrays' names {name!r}, but the group has {', '.join(names)}."
+                f"'arrays' names {name!r}, but the group has {', '.join(names)}."
             )
     coordinates = {str(it) for it in dataset.coords}
     data = [str(it) for it in dataset.data_vars]
@@ -328,12 +352,12 @@ def table_shape(
         chosen = [it for it in (arrays or names) if it in names]
         dims = _dims(dataset, max(chosen, key=lambda it: dataset.variables[it].ndim, default=""))
     data = [it for it in data if set(_dims(dataset, it)) == set(dims)]
-    columns = [_dimension(dataset, dim) for dim in dims]
+    columns = [_dimension(dataset, dim, types) for dim in dims]
     for name in names:
         auxiliary = name in coordinates and name not in dims and (arrays is None or name in arrays)
         if auxiliary and set(_dims(dataset, name)) <= set(dims):
-            columns.append(_column(dataset, name))
-    columns += [_column(dataset, name) for name in data]
+            columns.append(_column(dataset, name, types))
+    columns += [_column(dataset, name, types) for name in data]
     return TableShape(dims, tuple(columns))
 
 
@@ -390,30 +414,34 @@ def _shared_dims(dataset: xarray.Dataset, data: list[str], *, named: bool) -> tu
         )
         raise InvalidInputError(
             f"Arrays of one table share their dimensions, but there are {shown}. Name those of "
-            "one kind with the option 'arrays'."
+            "one kind with 'arrays'."
         )
     return _dims(dataset, best[0][0])
 
 
-def _dimension(dataset: xarray.Dataset, dim: str) -> Column:
+def _dimension(dataset: xarray.Dataset, dim: str, types: Mapping[str, pa.DataType]) -> Column:
     if dim in dataset.variables and dataset.variables[dim].dims == (dim,):
-        return _column(dataset, dim)
+        return _column(dataset, dim, types)
     return Column(dim, pa.int64(), (dim,), variable=False)
 
 
-def _column(dataset: xarray.Dataset, name: str) -> Column:
+def _column(
+    dataset: xarray.Dataset, name: str, types: Mapping[str, pa.DataType] = SQL_TYPES
+) -> Column:
     variable = dataset.variables[name]
     dtype = cast("Any", variable).dtype
-    return Column(name, arrow_type(name, dtype), _dims(dataset, name))
+    return Column(name, arrow_type(name, dtype, types), _dims(dataset, name))
 
 
-def arrow_type(name: str, dtype: np.dtype[Any]) -> pa.DataType:
-    """Return the column type for the type of an array.
+def arrow_type(
+    name: str, dtype: np.dtype[Any], types: Mapping[str, pa.DataType] = SQL_TYPES
+) -> pa.DataType:
+    """Return the column type for the type of an array; of numbers, as a table of types says.
 
     Raises:
-        InvalidInputError: Spark has no such type.
+        InvalidInputError: there is none.
     """
-    known = _TYPES.get(dtype.name)
+    known = types.get(dtype.name)
     if known is not None:
         return known
     match dtype.kind:
@@ -428,9 +456,9 @@ def arrow_type(name: str, dtype: np.dtype[Any]) -> pa.DataType:
         case _:
             advice = "Store real and imaginary parts as two arrays" if dtype.kind == "c" else ""
             raise InvalidInputError(
-                f"The array {name!r} is of the type {dtype}, for which Spark has no column type. "
-                f"{advice or 'Leave it out'}, and name the others with the option 'arrays', or "
-                "read its chunks with option('layout', 'chunks')."
+                f"The array {name!r} is of the type {dtype}, for which there is no column type. "
+                f"{advice or 'Leave it out'}, and name the others with 'arrays'; in Spark, the "
+                "layout 'chunks' has its chunks."
             )
 
 
@@ -492,9 +520,9 @@ def _microseconds(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     except OverflowError:
         pass
     raise InvalidInputError(
-        "An array has times more than 292,000 years from 1970, which Spark has no type for. Leave "
-        "the array out with the option 'arrays', or read its chunks with "
-        "option('layout', 'chunks')."
+        "An array has times more than 292,000 years from 1970, which there is no type for. Leave "
+        "the array out: name the others with 'arrays'; in Spark, the layout 'chunks' has its "
+        "chunks."
     )
 
 
@@ -526,64 +554,79 @@ def values_of(variable: xarray.Variable) -> npt.NDArray[Any]:
 def _of_another_calendar(value: object) -> InvalidInputError:
     return InvalidInputError(
         f"An array of times has {value!s} of another calendar among others, so that they make no "
-        "column of timestamps. Read the stored numbers with "
-        "option('decode', 'false'), or leave the array out with the option 'arrays'."
+        "column of timestamps. Read the stored numbers by setting 'decode' to "
+        "false, or leave the array out: name the others with 'arrays'."
     )
 
 
 def dimension_values(
-    dataset: xarray.Dataset, column: Column, span: tuple[int, int], options: ReadOptions
+    dataset: xarray.Dataset, column: Column, span: tuple[int, int], source: GroupSource
 ) -> pa.Array[Any]:
-    """Return a range of the values along a dimension, as Spark sees them."""
+    """Return a range of the values along a dimension, as the table shows them."""
     if column.variable:
         values = values_of(dataset.variables[column.name][span[0] : span[1]])
     else:
         values = np.arange(*span)
-    return to_arrow(values, column.type, nan_as_null=options.nan_as_null)
+    return to_arrow(values, column.type, nan_as_null=source.nan_as_null)
 
 
-def batches(
-    dataset: xarray.Dataset,
-    shape: TableShape,
-    places: Sequence[Places],
-    schema: pa.Schema,
-    options: ReadOptions,
-) -> Iterator[pa.RecordBatch]:
-    """Read cells once, and return their rows in batches.
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Values of some cells of a table, read once, which become rows in batches."""
 
-    Args:
-        dataset: the group.
-        shape: columns of the table.
-        places: the indices to read along each dimension, ascending.
-        schema: the columns to return, in order.
-        options: how to show values, and how many rows a batch has.
+    dims: tuple[str, ...]
+    counts: tuple[int, ...]
+    columns: tuple[Column, ...]
+    values: tuple[npt.NDArray[Any], ...]
+    schema: pa.Schema
+    source: GroupSource
 
-    Memory: the values of these cells, and one batch.
-    """
-    counts = tuple(len(it) for it in places)
-    total = prod(counts)
-    if not total:
-        return
-    at = dict(zip(shape.dims, places, strict=True))
-    columns = [shape.column(name) for name in schema.names]
-    loaded = [_load(dataset, column, shape.dims, at) for column in columns]
-    for start in range(0, total, options.batch_rows):
-        stop = min(start + options.batch_rows, total)
-        index = np.unravel_index(np.arange(start, stop), counts) if counts else ()
-        where = dict(zip(shape.dims, index, strict=True))
-        arrays: list[pa.Array[Any]] = []
-        for column, values in zip(columns, loaded, strict=True):
-            # Columns with all dimensions are in row order; others are gathered by index.
-            if len(column.dims) == len(shape.dims):
-                part = values.reshape(-1)[start:stop]
-            elif column.dims:
-                dims = [dim for dim in shape.dims if dim in column.dims]
-                part = values[tuple(where[dim] for dim in dims)]
-            else:
-                part = np.repeat(values.reshape(1), stop - start)
-            kind = schema.field(column.name).type
-            arrays.append(to_arrow(part, kind, nan_as_null=options.nan_as_null))
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+    @classmethod
+    def load(
+        cls,
+        dataset: xarray.Dataset,
+        shape: TableShape,
+        places: Sequence[Places],
+        schema: pa.Schema,
+        source: GroupSource,
+    ) -> Self:
+        """Read cells.
+
+        Args:
+            dataset: the group.
+            shape: columns of the table.
+            places: the indices to read along each dimension, ascending.
+            schema: the columns to return, in order.
+            source: how to show values, and how many rows a batch has.
+
+        Memory: the values of these cells.
+        """
+        counts = tuple(len(it) for it in places)
+        at = dict(zip(shape.dims, places, strict=True))
+        columns = tuple(shape.column(name) for name in schema.names) if all(counts) else ()
+        values = tuple(_load(dataset, column, shape.dims, at) for column in columns)
+        return cls(shape.dims, counts, columns, values, schema, source)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Return the rows in C order; memory: one batch beside the values."""
+        total = prod(self.counts)
+        for start in range(0, total, self.source.batch_rows):
+            stop = min(start + self.source.batch_rows, total)
+            index = np.unravel_index(np.arange(start, stop), self.counts) if self.counts else ()
+            where = dict(zip(self.dims, index, strict=True))
+            arrays: list[pa.Array[Any]] = []
+            for column, values in zip(self.columns, self.values, strict=True):
+                # Columns with all dimensions are in row order; others are gathered by index.
+                if len(column.dims) == len(self.dims):
+                    part = values.reshape(-1)[start:stop]
+                elif column.dims:
+                    dims = [dim for dim in self.dims if dim in column.dims]
+                    part = values[tuple(where[dim] for dim in dims)]
+                else:
+                    part = np.repeat(values.reshape(1), stop - start)
+                kind = self.schema.field(column.name).type
+                arrays.append(to_arrow(part, kind, nan_as_null=self.source.nan_as_null))
+            yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 def _load(

@@ -1,0 +1,123 @@
+"""The rows of a table over arrays: planned in parts of whole chunks, and read part by part."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from icechunk_async.arrow.boxes import Grid, cut
+from icechunk_async.arrow.table import Cells
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import numpy.typing as npt
+    import pyarrow as pa
+    import xarray
+
+    from icechunk_async.arrow.boxes import Box, Span
+    from icechunk_async.arrow.table import Column, GroupSource, TableShape
+
+    type Mask = npt.NDArray[np.bool_]
+    type Keep = Callable[[int, Span], Mask | None]
+
+__all__ = ["LOAD_BYTES", "TEXT_BYTES", "RowPlan", "grid_of", "whole_columns", "width_of"]
+
+LOAD_BYTES: Final = 32 << 20
+"""Values that are held in memory at a time, approximately."""
+TEXT_BYTES: Final = 32
+"""Assumed size of a text in a column."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """The columns of a table that a query needs, and the cells that it may."""
+
+    dataset: xarray.Dataset
+    shape: TableShape
+    schema: pa.Schema
+    """The columns to return, in order."""
+    grid: Grid
+    source: GroupSource
+    keep: Keep
+    """Returns, for a dimension and a range of it, which indices a query may need; None for all."""
+
+    @property
+    def width(self) -> int:
+        """The approximate size of a row in bytes."""
+        return max(1, sum(width_of(field.type) for field in self.schema))
+
+    def masks(self, box: Box) -> list[Mask | None]:
+        """Return for each dimension which indices of a box are needed; None for all."""
+        return [self.keep(axis, span) for axis, span in enumerate(box)]
+
+    def parts(self, most_bytes: int) -> list[tuple[Box, ...]]:
+        """Return groups of boxes of whole chunks, each of about `most_bytes` or one chunk."""
+        whole = tuple((0, length) for length in self.grid.shape)
+        return self.grid.parts(self.masks(whole), max(1, most_bytes // self.width))
+
+    def rows(self, boxes: Iterable[Box], *, ahead: bool = False) -> Iterator[pa.RecordBatch]:
+        """Return the rows of boxes in batches, in C order within each box.
+
+        Args:
+            boxes: boxes of the table's cells.
+            ahead: read the next cells, in a thread, while those before are used.
+
+        Memory: about 32 MiB of values, or one chunk, twice with `ahead`.
+        """
+        if not ahead:
+            for part in self._loads(boxes):
+                yield from self._load(part).batches()
+            return
+        with ThreadPoolExecutor(1, "icechunk-rows") as thread:
+            coming = None
+            for part in self._loads(boxes):
+                ready, coming = coming, thread.submit(self._load, part)
+                if ready is not None:
+                    yield from ready.result().batches()
+            if coming is not None:
+                yield from coming.result().batches()
+
+    def _loads(self, boxes: Iterable[Box]) -> Iterator[Box]:
+        for box in boxes:
+            yield from cut(box, self.grid.chunks, max(1, LOAD_BYTES // self.width))
+
+    def _load(self, part: Box) -> Cells:
+        places = [
+            np.arange(start, stop) if mask is None else start + np.flatnonzero(mask)
+            for (start, stop), mask in zip(part, self.masks(part), strict=True)
+        ]
+        return Cells.load(self.dataset, self.shape, places, self.schema, self.source)
+
+
+def grid_of(dataset: xarray.Dataset, shape: TableShape, columns: Iterable[Column]) -> Grid:
+    """Return the chunk grid of a table: along each dimension the longest chunks of its arrays."""
+    lengths = tuple(int(dataset.sizes[dim]) for dim in shape.dims)
+    chunks = dict.fromkeys(shape.dims, 0)
+    for name in whole_columns(shape, columns):
+        variable = dataset.variables[name]
+        stored: Any = variable.encoding.get("shards") or variable.encoding.get("chunks")
+        for dim, size in zip(variable.dims, stored or variable.shape, strict=True):
+            # Irregular grids list the size of every chunk.
+            longest = int(np.max(size))
+            chunks[str(dim)] = max(chunks[str(dim)], longest)
+    sizes = tuple(
+        chunks[dim] or max(1, length) for dim, length in zip(shape.dims, lengths, strict=True)
+    )
+    return Grid(lengths, sizes)
+
+
+def whole_columns(shape: TableShape, columns: Iterable[Column]) -> Sequence[str]:
+    """Return the names of those columns that are arrays with all dimensions of the table."""
+    return [it.name for it in columns if it.variable and set(it.dims) == set(shape.dims)]
+
+
+def width_of(kind: pa.DataType) -> int:
+    """Return the approximate size in bytes of a value in a column."""
+    try:
+        return max(1, kind.bit_width // 8)
+    except ValueError:
+        return TEXT_BYTES
