@@ -439,7 +439,7 @@ def arrow_type(
     """Return the column type for the type of an array; of numbers, as a table of types says.
 
     Raises:
-        InvalidInputError: there is none.
+        InvalidInputError: no type of Arrow holds it.
     """
     known = types.get(dtype.name)
     if known is not None:
