@@ -293,6 +293,22 @@ def test_references_of_kerchunk_are_read(tmp_path: Path, url: str) -> None:
     assert again.num_references == 0  # all of them were copied here
 
 
+def test_folder_without_the_documents_of_its_arrays_holds_no_references(
+    tmp_path: Path, url: str
+) -> None:
+    """Only the files of an array, or another document in that place; the error names the folder."""
+    parts = tmp_path / "sources" / "refs.parq"
+    (parts / "x").mkdir(parents=True)
+    columns = {"path": ["a"], "offset": [0], "size": [0], "raw": [b""]}
+    pq.write_table(pa.table(columns), str(parts / "x" / "refs.0.parq"))
+    with pytest.raises(InvalidInputError, match=r"refs\.parq/' has no '\.zmetadata'"):
+        scan_in(url, tmp_path / "sources", parts.as_uri())
+    for number, wrong in enumerate(("[]", "{}", '{"metadata": {}, "record_size": "x"}', "\0")):
+        (parts / ".zmetadata").write_text(wrong)
+        with pytest.raises(InvalidInputError, match=r"refs\.parq/' holds no kerchunk references"):
+            scan_in(f"{url}{number}", tmp_path / "sources", parts.as_uri())
+
+
 WGRIB = """1:0:d=2020010100:TMP:2 m above ground:anl:
 2:300:d=2020010100:UGRD:10 m above ground:anl:
 3:700:d=2020010106:TMP:2 m above ground:6 hour fcst:

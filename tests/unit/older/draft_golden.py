@@ -16,15 +16,13 @@ from tests.unit.older.draft_writer import (
     metadata,
     row,
 )
+from tests.unit.older.golden import SOURCE, VIRTUAL_URL
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = ["COMMITS", "EXPECTED", "SOURCE", "VIRTUAL_URL", "golden_draft"]
 
-VIRTUAL_URL = "s3://golden/source"
-SOURCE = bytes(range(200))
-"""The object ``data`` below `VIRTUAL_URL`, which any storage can stand for."""
 COMMITS = 5
 """Snapshots of ``main``."""
 _TITLE = '{"title": "Gölden", "list": [1, 2.5, null, {"deep": true}]}'

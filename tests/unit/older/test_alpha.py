@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,48 +40,17 @@ from icechunk_async.errors import (
 )
 from icechunk_async.format.ids import NodeId
 from icechunk_async.format.numbers import encode_number
-from icechunk_async.storage import Capabilities, open_storage
+from icechunk_async.storage import open_storage
 from icechunk_async.testing.faults import FaultRates, FaultyStorage
 from icechunk_async.testing.latency import LatencyStorage
 from icechunk_async.testing.virtual_time import VirtualTimeLoop
-from icechunk_async.testing.wrapping import WrappedStorage
 from icechunk_async.zarr import VirtualChunkSpec
 from tests.helpers import array_document, make_array, memory_url, objects, read, write
+from tests.unit.older import older_tools
+from tests.unit.older.older_tools import OnlyCreates, commit
 from tests.unit.older.schemas import check_objects
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-
-class OnlyCreates(WrappedStorage):
-    """A storage that creates objects if absent, and updates none on condition."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Say so."""
-        return Capabilities(
-            conditional_update=False, reasons={"conditional_update": "it cannot"}, verified=True
-        )
-
-
-@asynccontextmanager
-async def created(location: Any = None, **options: Any) -> AsyncIterator[Repository]:
-    """Create an alpha with an array ``a`` of 10 chunks, of which 0 and 1 are written."""
-    async with Repository.create(location or memory_url(), layout="alpha", **options) as it:
-        session = await it.writable_session("main")
-        await write(session, "zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
-        await make_array(session, "a", (10,), (1,))
-        await write(session, "a/c/0", b"\x00")
-        await write(session, "a/c/1", b"\x01")
-        await session.commit("filled")
-        yield it
-
-
-async def commit(repository: Repository, chunk: int, branch: str = "main") -> Any:
-    """Commit one chunk."""
-    session = await repository.writable_session(branch)
-    await write(session, f"a/c/{chunk}", bytes([chunk]))
-    return await session.commit(f"chunk {chunk}")
+created = partial(older_tools.created, "alpha")
 
 
 async def test_every_document_is_valid_by_the_schemas() -> None:

@@ -45,17 +45,16 @@ from icechunk_async.format.manifest.refs import (
 )
 from icechunk_async.format.snapshot import Node, Nodes, Snapshot
 from icechunk_async.format.zarr_array import Extension, ZarrArray, array_document
-from icechunk_async.storage import open_storage
 from tests.helpers import array_document as some_document
-from tests.helpers import examples, group_document, memory_url, read, write
+from tests.helpers import examples, group_document, memory_url, write
 from tests.unit.format.damage import within_bounds
 from tests.unit.older.golden import golden
+from tests.unit.older.older_tools import damage, holding, read_all
 from tests.unit.older.schemas import check_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from icechunk_async.storage import Storage
 
 TYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -232,33 +231,6 @@ def test_attributes_from_a_size_on_are_stored_apart(size: int, is_apart: bool) -
     assert json.loads(document)["attributes"] == attributes
 
 
-def _damage(rng: random.Random, document: Any) -> Any:
-    """Return a document with one value replaced, removed or repeated."""
-    places: list[tuple[Any, Any]] = []
-    level = [document]
-    while level:
-        it = level.pop()
-        keys = it.keys() if isinstance(it, dict) else range(len(it))
-        places += [(it, key) for key in keys]
-        level += [it[key] for key in keys if isinstance(it[key], dict | list)]
-    container, key = rng.choice(places)
-    values: list[Any] = [
-        None, True, -1, 0, 2**32, 2**64, 2**70, 0.5, 1e308, float("nan"), "", "x", "/", [], {},
-        [[]], [0] * 16, [256] * 16, [-1], ["x"], {"x": 1}, {"Inline": {}}, "Group", "2024-01-01",
-        10**4000,
-    ]  # fmt: skip
-    match rng.randrange(4):
-        case 0 if isinstance(container, dict):
-            del container[key]
-        case 1 if isinstance(container, list):
-            container.insert(key, container[key])
-        case 2 if isinstance(container, dict):
-            container[rng.choice(["x", "Ref", "/b", "4/0/0"])] = container[key]
-        case _:
-            container[key] = rng.choice(values)
-    return document
-
-
 def _look_at(key: str, data: bytes, attributes: dict[str, bytes]) -> None:
     match key[0]:
         case "r":
@@ -295,7 +267,7 @@ def test_damaged_documents_are_format_errors(seed: int) -> None:
             continue
         data = objects[key]
         for _ in range(40):
-            document = _damage(rng, json.loads(data))
+            document = damage(rng, json.loads(data))
             damaged = json.dumps(document).encode()
             _tolerate(partial(_look_at, key, damaged, attributes))
         for _ in range(10):
@@ -379,26 +351,19 @@ async def test_a_message_with_half_characters_is_refused() -> None:
         await session.commit("whole")
 
 
-async def _read_all(storage: Storage) -> None:
-    async with Repository.open(storage) as repository:
-        session = await repository.readonly_session("main")
-        await read(session, "a/packed/c/0/0")
-
-
 @pytest.mark.parametrize("prefix", ["r/main/", "s/", "m/", "a/", "c/"])
 async def test_a_repository_with_damaged_or_missing_files_is_not_read_half(prefix: str) -> None:
     """Files of each kind."""
     objects = golden().objects
-    async with open_storage(memory_url()) as storage:
-        await asyncio.gather(*(storage.put(key, data) for key, data in objects.items()))
+    async with holding(objects) as storage:
         damaged = [key for key in objects if key.startswith(prefix)]
         await asyncio.gather(*(storage.put(key, b"{}"[: prefix != "c/"]) for key in damaged))
         with pytest.raises(FormatError):
-            await _read_all(storage)
+            await read_all(storage)
         if prefix not in {"r/main/", "s/"}:  # then there is no such repository, or snapshot
             assert not await storage.delete(damaged)
             with pytest.raises(FormatError, match="missing"):
-                await _read_all(storage)
+                await read_all(storage)
 
 
 def test_documents_that_are_no_arrays_are_told() -> None:

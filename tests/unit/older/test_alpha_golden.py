@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import zarr
 
-from icechunk_async import Repository, RepositoryConfig
-from icechunk_async.config import S3Store, VirtualChunkContainer
 from icechunk_async.errors import BranchNotFoundError, TagNotFoundError
 from icechunk_async.format.numbers import decode_number, encode_number
-from icechunk_async.storage import open_storage
-from tests.helpers import memory_url, read
+from tests.helpers import read
 from tests.unit.older.alpha_writer import base32, sequence
-from tests.unit.older.golden import COMMITS, EXPECTED, SOURCE, VIRTUAL_URL, golden
+from tests.unit.older.golden import COMMITS, EXPECTED, SOURCE, golden
+from tests.unit.older.older_tools import array_at, opened_golden
 from tests.unit.older.schemas import check_objects
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from icechunk_async import Session
+    from icechunk_async import Repository
 
 
 @pytest.fixture
 async def repository() -> AsyncIterator[Repository]:
     """Open the golden repository."""
-    container = VirtualChunkContainer(f"{VIRTUAL_URL}/", S3Store())
-    config = RepositoryConfig(virtual_chunk_containers=(container,))
-    async with open_storage(memory_url()) as storage, open_storage(memory_url()) as source:
-        await source.put("data", SOURCE)
-        for key, data in golden().objects.items():
-            await storage.put(key, data)
-        access = {f"{VIRTUAL_URL}/": source}
-        async with Repository.open(
-            storage, config=config, authorize_virtual_chunk_access=access
-        ) as opened:
-            yield opened
+    async with opened_golden(golden().objects, SOURCE) as opened:
+        yield opened
 
 
 def test_the_writer_keeps_to_the_schemas() -> None:
@@ -68,16 +57,11 @@ def test_what_is_no_number_has_none() -> None:
         assert decode_number(text) is None
 
 
-async def _array(session: Session, path: str) -> Any:
-    root = await zarr.api.asynchronous.open_group(session.store, mode="r")
-    return await root.getitem(path)
-
-
 @pytest.mark.parametrize("path", sorted(EXPECTED))
 async def test_arrays_have_their_values(repository: Repository, path: str) -> None:
     """Inline, packed and virtual chunks, missing ones, of every kind of type."""
     session = await repository.readonly_session("main")
-    found = await (await _array(session, path)).getitem(...)
+    found = await (await array_at(session, path)).getitem(...)
     assert np.asarray(found).tobytes() == EXPECTED[path].tobytes()
 
 
@@ -167,9 +151,9 @@ async def test_commits_continue_the_sequence(repository: Repository) -> None:
     stored = document["nodes"]["/a/packed"]["user_attributes"]
     assert stored["Ref"]["location"] == 1
     session = await repository.readonly_session("main")
-    found = await (await _array(session, "a/two")).getitem(...)
+    found = await (await array_at(session, "a/two")).getitem(...)
     assert found.tolist() == [9, 9, *EXPECTED["a/two"][2:].tolist()]
-    found = await (await _array(session, "a/packed")).getitem(...)
+    found = await (await array_at(session, "a/packed")).getitem(...)
     assert found.tolist() == EXPECTED["a/packed"].tolist()
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +9,6 @@ import pytest
 import zarr
 
 from icechunk_async import Repository, RepositoryConfig
-from icechunk_async.config import S3Store, VirtualChunkContainer
 from icechunk_async.errors import (
     ConflictError,
     FormatError,
@@ -26,59 +22,15 @@ from icechunk_async.testing.wrapping import WrappedStorage
 from icechunk_async.upkeep import upgrade
 from tests.helpers import memory_url, objects, read, write
 from tests.unit.older.golden import COMMITS, EXPECTED, SOURCE, VIRTUAL_URL, golden
-from tests.unit.older.test_alpha import OnlyCreates, commit, created
+from tests.unit.older.older_tools import CONFIG, OnlyCreates, commit, contents, created, holding
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from icechunk_async import Session
     from icechunk_async.storage import Storage
-
-CONTAINER = VirtualChunkContainer(f"{VIRTUAL_URL}/", S3Store())
-CONFIG = RepositoryConfig(virtual_chunk_containers=(CONTAINER,))
-
-
-@asynccontextmanager
-async def golden_storage() -> AsyncIterator[Storage]:
-    """Hold the golden repository."""
-    async with open_storage(memory_url()) as storage:
-        await asyncio.gather(*(storage.put(key, it) for key, it in golden().objects.items()))
-        yield storage
-
-
-async def contents(repository: Repository) -> dict[str, Any]:
-    """Return all that a repository says, with ids as they are in version 2."""
-    history = [info async for info in repository.ancestry(branch="main")]
-    said: dict[str, Any] = {
-        "history": [
-            (it.id[:12], it.parent_id and it.parent_id[:12], it.written_at, it.message, it.metadata)
-            for it in history
-        ],
-        "branches": {name: it[:12] for name, it in (await repository.branches()).items()},
-        "tags": {name: it[:12] for name, it in (await repository.tags()).items()},
-    }
-    for info in (*history[:3], *history[15:20], history[-1]):
-        session = await repository.readonly_session(snapshot_id=info.id)
-        nodes = session.workspace.base.nodes
-        for path, node in nodes.items():
-            about = [node.id, json.loads(node.user_data)]
-            if node.array is not None:
-                refs = await session.workspace.all_refs(path)
-                about += [refs.coords.tolist(), node.array.dimension_names]
-                about += [await _chunk(session, path, coords) for coords in refs.coords.tolist()]
-            said[f"{info.message} {path}"] = about
-    return said
-
-
-async def _chunk(session: Session, path: str, coords: list[int]) -> Any:
-    if path == "/virtual":
-        return repr(await session.workspace.find_chunk(path, tuple(coords)))
-    return await read(session, "/".join([path.strip("/"), "c", *map(str, coords)]))
 
 
 async def test_everything_is_kept() -> None:
     """Snapshots, times, messages, properties, refs, nodes, documents and chunks."""
-    async with golden_storage() as storage, open_storage(memory_url()) as source:
+    async with holding(golden().objects) as storage, open_storage(memory_url()) as source:
         await source.put("data", SOURCE)
         async with Repository.open(storage) as repository:
             before = await contents(repository)
@@ -114,7 +66,7 @@ async def test_everything_is_kept() -> None:
 async def test_configurations_and_attributes_in_files_are_kept() -> None:
     """Chunks that many references share are copied once."""
     config = RepositoryConfig(inline_chunk_threshold_bytes=0)
-    async with created(config=config) as repository:
+    async with created("alpha", config=config) as repository:
         await commit(repository, 2)
         storage = repository.storage
         before = await objects(storage)
@@ -159,7 +111,7 @@ async def test_a_commit_beside_the_migration_is_part_of_it_or_refused() -> None:
                     self.outcomes.append(error.message)
 
     config = RepositoryConfig(inline_chunk_threshold_bytes=0)
-    async with created(config=config) as repository:
+    async with created("alpha", config=config) as repository:
 
         async def writer(message: str) -> None:
             session = await repository.writable_session("main")
@@ -191,7 +143,7 @@ async def test_what_is_written_too_late_for_the_migration_is_not_lost_silently(w
                 with pytest.raises(ConflictError, match="being migrated"):
                     await write_late()
 
-    async with created() as repository:
+    async with created("alpha") as repository:
 
         async def write_late() -> None:
             match what:
@@ -228,7 +180,7 @@ async def test_an_interrupted_migration_is_continued() -> None:
     config = RepositoryConfig(inline_chunk_threshold_bytes=0)
     died = 0
     for changes in range(100):
-        async with created(config=config) as repository:
+        async with created("alpha", config=config) as repository:
             await repository.create_branch("dev", await repository.lookup_branch("main"))
             plain = repository.storage
             try:
@@ -261,12 +213,12 @@ async def _has(storage: Storage, prefix: str) -> bool:
 
 async def test_what_cannot_be_migrated_stays_as_it_was() -> None:
     """A damaged snapshot, a missing chunk, a storage that format 2 cannot use."""
-    async with golden_storage() as storage:
+    async with holding(golden().objects) as storage:
         with pytest.raises(UnsafeStorageError, match="conditional update"):
             await upgrade(OnlyCreates(storage))
         assert await objects(storage) == golden().objects
     for prefix, error in (("c/", StorageError), ("m/", FormatError), ("s/", Exception)):
-        async with golden_storage() as storage:
+        async with holding(golden().objects) as storage:
             keys = [key for key in golden().objects if key.startswith(prefix)]
             lost = keys[1] if prefix == "s/" else keys[0]
             data = golden().objects[lost]
@@ -285,7 +237,7 @@ async def test_what_cannot_be_migrated_stays_as_it_was() -> None:
 
 async def test_snapshots_keep_the_beginning_of_their_ids() -> None:
     """So that what was noted somewhere can be found again."""
-    async with created() as repository:
+    async with created("alpha") as repository:
         old = await repository.lookup_branch("main")
         storage = repository.storage
         await upgrade(storage)

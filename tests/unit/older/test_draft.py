@@ -6,9 +6,9 @@ import asyncio
 import io
 import json
 import sys
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,32 +50,16 @@ from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from icechunk_async.testing.wrapping import WrappedStorage
 from icechunk_async.zarr import VirtualChunkSpec
 from tests.helpers import array_document, make_array, memory_url, objects, read, write
-from tests.unit.older.test_alpha import OnlyCreates
+from tests.unit.older import older_tools
+from tests.unit.older.older_tools import OnlyCreates, commit
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     from icechunk_async.storage import Data, RangeRequest, Retrieved, Version
 
 
-@asynccontextmanager
-async def created(location: Any = None, **options: Any) -> AsyncIterator[Repository]:
-    """Create a draft with an array ``a`` of 10 chunks, of which 0 and 1 are written."""
-    async with Repository.create(location or memory_url(), layout="first-draft", **options) as it:
-        session = await it.writable_session("main")
-        await write(session, "zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
-        await make_array(session, "a", (10,), (1,))
-        await write(session, "a/c/0", b"\x00")
-        await write(session, "a/c/1", b"\x01")
-        await session.commit("filled")
-        yield it
-
-
-async def commit(repository: Repository, chunk: int, branch: str = "main") -> Any:
-    """Commit one chunk."""
-    session = await repository.writable_session(branch)
-    await write(session, f"a/c/{chunk}", bytes([chunk]))
-    return await session.commit(f"chunk {chunk}")
+created = partial(older_tools.created, "first-draft")
 
 
 async def _state(repository: Repository) -> Any:

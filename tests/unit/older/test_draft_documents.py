@@ -21,7 +21,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from icechunk_async import Repository
 from icechunk_async.errors import FormatError, IcechunkError, InvalidMetadataError
 from icechunk_async.format.draft.coordinates import decode_columns, encode_columns, encode_coords
 from icechunk_async.format.draft.manifests import decode_manifest, encode_manifest
@@ -43,15 +42,13 @@ from icechunk_async.format.snapshot import (
     Snapshot,
 )
 from icechunk_async.format.zarr_array import Extension, ZarrArray, array_document, group_document
-from icechunk_async.storage import open_storage
-from tests.helpers import memory_url, read
 from tests.unit.older.draft_golden import golden_draft
 from tests.unit.older.draft_writer import MANIFEST, coord, parquet, row
+from tests.unit.older.older_tools import damage, holding, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from icechunk_async.storage import Storage
 
 ID = ManifestId(bytes(range(12)))
 NUMBERS = st.one_of(
@@ -330,37 +327,13 @@ def test_damaged_parquet_is_a_format_error(seed: int) -> None:
                 _tolerate(partial(_look_at, key, damaged, attributes))
 
 
-def _damage(rng: random.Random, document: Any) -> Any:
-    """Return a document with one value replaced, removed or repeated."""
-    places: list[tuple[Any, Any]] = []
-    level = [document]
-    while level:
-        it = level.pop()
-        keys = it.keys() if isinstance(it, dict) else range(len(it))
-        places += [(it, key) for key in keys]
-        level += [it[key] for key in keys if isinstance(it[key], dict | list)]
-    container, key = rng.choice(places)
-    values: list[Any] = [
-        None, True, -1, 0, 2**63, 2**70, 0.5, float("nan"), "", "x", "../x", [], {}, [[]],
-        {"x": 1}, "branch", 10**4000,
-    ]  # fmt: skip
-    match rng.randrange(3):
-        case 0 if isinstance(container, dict):
-            del container[key]
-        case 1 if isinstance(container, list):
-            container.insert(key, container[key])
-        case _:
-            container[key] = rng.choice(values)
-    return document
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_damaged_state_files_are_format_errors(seed: int) -> None:
     """Values of another kind, missing, repeated, too large, and bytes that are no document."""
     rng = random.Random(seed)
     data = golden_draft().objects["state.json"]
     for _ in range(300):
-        damaged = json.dumps(_damage(rng, json.loads(data))).encode()
+        damaged = json.dumps(damage(rng, json.loads(data))).encode()
         _tolerate(partial(_look_at, "state.json", damaged, {}))
     for bomb in (b"[" * 100_000, b'{"snapshots":' * 50_000, b'{"id": "' + b"\\ud800" + b'"}', b""):
         with pytest.raises(FormatError):
@@ -482,25 +455,18 @@ def test_headers_of_pages_that_are_none_are_refused(raw: bytes) -> None:
         measure(memoryview(raw))
 
 
-async def _read_all(storage: Storage) -> None:
-    async with Repository.open(storage) as repository:
-        session = await repository.readonly_session("main")
-        await read(session, "a/packed/c/0/0")
-
-
 @pytest.mark.parametrize("prefix", ["state.json", "s/", "i/", "a/", "c/"])
 async def test_a_repository_with_damaged_or_missing_files_is_not_read_half(prefix: str) -> None:
     """Files of each kind."""
     found = golden_draft().objects
-    async with open_storage(memory_url()) as storage:
-        await asyncio.gather(*(storage.put(key, data) for key, data in found.items()))
+    async with holding(found) as storage:
         damaged = [key for key in found if key.startswith(prefix)]
         await asyncio.gather(*(storage.put(key, b"{}"[: prefix != "c/"]) for key in damaged))
         with pytest.raises(FormatError):
-            await _read_all(storage)
+            await read_all(storage)
         assert not await storage.delete(damaged)
         with pytest.raises(IcechunkError, match=r"missing|state\.json"):
-            await _read_all(storage)
+            await read_all(storage)
 
 
 def test_documents_that_are_no_arrays_are_told() -> None:

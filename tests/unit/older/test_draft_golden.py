@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import zarr
 
-from icechunk_async import Repository, RepositoryConfig
-from icechunk_async.config import S3Store, VirtualChunkContainer
+from icechunk_async import Repository
 from icechunk_async.errors import (
     FormatError,
     SnapshotNotFoundError,
@@ -25,42 +24,27 @@ from icechunk_async.format.draft.structure import STRUCTURE_SCHEMA
 from icechunk_async.storage import open_storage
 from icechunk_async.upkeep import upgrade
 from tests.helpers import memory_url, objects, read, write
-from tests.unit.older.draft_golden import COMMITS, EXPECTED, SOURCE, VIRTUAL_URL, golden_draft
+from tests.unit.older.draft_golden import COMMITS, EXPECTED, SOURCE, golden_draft
 from tests.unit.older.draft_writer import MANIFEST, STRUCTURE, DraftWriter, coord, group
+from tests.unit.older.older_tools import array_at, opened_golden
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from icechunk_async import Session
-
 
 @pytest.fixture(params=["", "data/here/"])
 async def repository(request: pytest.FixtureRequest) -> AsyncIterator[Repository]:
     """Open the golden repository, whose files are beside the state file or below it."""
-    container = VirtualChunkContainer(f"{VIRTUAL_URL}/", S3Store())
-    config = RepositoryConfig(virtual_chunk_containers=(container,))
-    async with open_storage(memory_url()) as storage, open_storage(memory_url()) as source:
-        await source.put("data", SOURCE)
-        for key, data in golden_draft(request.param).objects.items():
-            await storage.put(key, data)
-        access = {f"{VIRTUAL_URL}/": source}
-        async with Repository.open(
-            storage, config=config, authorize_virtual_chunk_access=access
-        ) as opened:
-            yield opened
-
-
-async def _array(session: Session, path: str) -> Any:
-    root = await zarr.api.asynchronous.open_group(session.store, mode="r")
-    return await root.getitem(path)
+    async with opened_golden(golden_draft(request.param).objects, SOURCE) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("path", sorted(EXPECTED))
 async def test_arrays_have_their_values(repository: Repository, path: str) -> None:
     """Inline, packed and virtual chunks, missing ones, of every kind of type."""
     session = await repository.readonly_session("main")
-    array = await _array(session, path)
+    array = await array_at(session, path)
     found = await array.getitem(slice(65500, None) if path == "long" else ...)
     expected = EXPECTED[path][65500:] if path == "long" else EXPECTED[path]
     assert np.asarray(found).tobytes() == expected.tobytes()
@@ -158,9 +142,9 @@ async def test_commits_continue_it_with_the_same_schemas(repository: Repository)
         (4, coord(2)),
     ]
     session = await repository.readonly_session("main")
-    found = await (await _array(session, "a/two")).getitem(...)
+    found = await (await array_at(session, "a/two")).getitem(...)
     assert found.tolist() == [9, 9, *EXPECTED["a/two"][2:].tolist()]
-    found = await (await _array(session, "a/packed")).getitem(...)
+    found = await (await array_at(session, "a/packed")).getitem(...)
     assert found.tolist() == EXPECTED["a/packed"].tolist()
 
 
@@ -234,14 +218,14 @@ async def test_files_at_another_url_are_read_and_written_there_by_leave() -> Non
             storage, authorize_virtual_chunk_access={f"{FILES}/": files}
         ) as repository:
             session = await repository.readonly_session("main")
-            found = await (await _array(session, "a/packed")).getitem(...)
+            found = await (await array_at(session, "a/packed")).getitem(...)
             assert found.tolist() == EXPECTED["a/packed"].tolist()
             writable = await repository.writable_session("main")
             two = await zarr.api.asynchronous.open_array(store=writable.store, path="a/two")
             await two.setitem(slice(0, 2), 9)
             await writable.commit("apart")
             again = await repository.readonly_session("main")
-            assert (await (await _array(again, "a/two")).getitem(...)).tolist()[:2] == [9, 9]
+            assert (await (await array_at(again, "a/two")).getitem(...)).tolist()[:2] == [9, 9]
         after = await objects(storage)
         assert list(after) == list(before) == ["state.json"]
         assert json.loads(after["state.json"])["store_root"] == FILES

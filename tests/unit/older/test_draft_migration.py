@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,28 +17,13 @@ from icechunk_async.testing.wrapping import WrappedStorage
 from icechunk_async.upkeep import upgrade
 from tests.helpers import memory_url, objects, read, write
 from tests.unit.older.draft_golden import COMMITS, EXPECTED, SOURCE, VIRTUAL_URL, golden_draft
-from tests.unit.older.test_alpha_migration import CONFIG, contents
-from tests.unit.older.test_draft import commit, created
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from icechunk_async.storage import Storage
-
-
-@asynccontextmanager
-async def golden_storage(root: str = "") -> AsyncIterator[Storage]:
-    """Hold the golden repository."""
-    async with open_storage(memory_url()) as storage:
-        for key, data in golden_draft(root).objects.items():
-            await storage.put(key, data)
-        yield storage
+from tests.unit.older.older_tools import CONFIG, commit, contents, created, holding
 
 
 @pytest.mark.parametrize("root", ["", "data/"])
 async def test_everything_is_kept(root: str) -> None:
     """Snapshots, times, messages, properties, refs, nodes, documents and chunks."""
-    async with golden_storage(root) as storage, open_storage(memory_url()) as source:
+    async with holding(golden_draft(root).objects) as storage, open_storage(memory_url()) as source:
         await source.put("data", SOURCE)
         async with Repository.open(storage) as repository:
             before = await contents(repository)
@@ -72,7 +56,7 @@ async def test_everything_is_kept(root: str) -> None:
 
 async def test_ids_that_fit_are_kept_whole() -> None:
     """Those that this library gives: of snapshots, manifests and chunk objects."""
-    async with created() as repository:
+    async with created("first-draft") as repository:
         session = await repository.writable_session("main")
         await write(session, "a/c/2", bytes(10_000))
         await session.commit("native")
@@ -134,7 +118,7 @@ async def test_writers_are_refused_once_it_is_frozen() -> None:
             return await super().put(key, data, **options)
 
     followed: list[Any] = []
-    async with created() as early:
+    async with created("first-draft") as early:
         storage = early.storage
         session = await early.writable_session("main")
         await write(session, "a/c/2", bytes(10_000))
@@ -165,7 +149,7 @@ async def test_an_interrupted_migration_is_continued() -> None:
                 raise asyncio.CancelledError
             return await super().put(key, data, **options)
 
-    async with golden_storage() as storage:
+    async with holding(golden_draft().objects) as storage:
         ending = Ends(storage)
         async with Repository.open(storage) as repository:
             before = await contents(repository)
@@ -187,7 +171,7 @@ async def test_an_interrupted_migration_is_continued() -> None:
 
 async def test_what_cannot_be_migrated_stays_as_it_was() -> None:
     """A snapshot whose file is damaged."""
-    async with golden_storage() as storage:
+    async with holding(golden_draft().objects) as storage:
         key = json.loads(golden_draft().objects["state.json"])["snapshots"][2]["structure-file"]
         await storage.put(f"s/{key}", b"PAR1")
         with pytest.raises(FormatError):

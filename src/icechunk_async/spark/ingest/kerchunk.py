@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["scan_kerchunk", "scan_kerchunk_parquet"]
 
+_ABOUT: Final = ".zmetadata"
+"""The file of a folder of references that has the documents of its arrays."""
 _AT_ONCE: Final = 32
 _WHOLE: Final = 0
 """The length that means a whole object in Parquet references."""
@@ -77,10 +79,20 @@ async def _states(virtual: VirtualChunks, urls: tuple[str, ...]) -> tuple[Source
 async def scan_kerchunk_parquet(virtual: VirtualChunks, listing: FolderListing) -> Scanned:
     """Read a directory of references, in which files of each array have a fixed number of rows.
 
-    Errors and cost are those of `scan_kerchunk`, plus one request for each file. References stay
-    in columns; only inline chunks become Python objects.
+    References stay in columns; only inline chunks become Python objects.
+
+    Raises:
+        InvalidInputError: the folder holds no references; or as `scan_kerchunk`.
+
+    Other errors and cost are those of `scan_kerchunk`, plus one request for each file.
     """
-    data = (await virtual.fetch(listing.urls[".zmetadata"])).data
+    if _ABOUT not in listing.urls:
+        raise InvalidInputError(
+            f"{listing.root!r} has no {_ABOUT!r}, so it holds no kerchunk references: a folder of "
+            "them has that beside a folder for each array. Check the URL, or name the kind of the "
+            "source with kind=."
+        )
+    data = (await virtual.fetch(listing.urls[_ABOUT])).data
     try:
         whole: dict[str, Any] = json.loads(bytes(data))
         metadata, rows = whole["metadata"], int(whole["record_size"])
