@@ -1,4 +1,4 @@
-"""What tests of the two old layouts share: repositories to begin with, and ways to look at them."""
+"""Repositories that tests of the two old layouts begin with, and ways to look at them."""
 
 from __future__ import annotations
 
