@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import zarr
 
 from icechunk_async import Repository
@@ -64,6 +65,33 @@ async def test_official_engine_reads_tiles_that_are_referred_to_and_copied(tmp_p
             np.testing.assert_array_equal(_array(found, name)[...], values)
     assert compared > 5
     assert strings > 1
+
+
+async def test_official_engine_reads_cells_of_any_length(tmp_path: Path) -> None:
+    """Numbers, as bytes: Zarr knows the type by the name that its registry has."""
+    place = placed("by-0.8.0", "dense-1", tmp_path, name="array")
+    access = access_to(place)
+    async with (
+        Repository.create(
+            str(tmp_path / "repo"),
+            config=referring_config(place),
+            authorize_virtual_chunk_access=access,
+        ) as repository,
+        open_array(place) as array,
+    ):
+        expected = (await array.read(attributes=["attr 2"]))["attr 2"]
+        session = await repository.writable_session("main")
+        await write_virtual_array(session, array, attributes=["attr 2"], copy=True)
+        await session.commit("cells")
+    theirs = icechunk.Repository.open(icechunk.local_filesystem_storage(str(tmp_path / "repo")))
+    group = zarr.open_group(theirs.readonly_session("main").store, mode="r")
+    found = _array(group, "attr 2")
+    for cell, wanted in zip(np.asarray(found[...]).flat, expected.flat, strict=True):
+        np.testing.assert_array_equal(np.frombuffer(cell, found.attrs["element_dtype"]), wanted)
+    group = zarr.open_group(theirs.writable_session("main").store, mode="r+")
+    with pytest.warns(zarr.errors.UnstableSpecificationWarning):  # of Zarr's own name
+        group["attr 2"].attrs["seen"] = True
+    assert group["attr 2"].attrs["element_dtype"] == "<u2"
 
 
 def _dims(array: Any) -> tuple[str, ...]:

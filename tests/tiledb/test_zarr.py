@@ -208,7 +208,7 @@ async def test_enumerations_and_nulls_come_with_their_meaning(tmp_path: Path) ->
 @pytest.mark.blocks_the_loop
 @pytest.mark.parametrize("order", ["row-major", "col-major"])
 async def test_text_is_what_tiledb_reads_at_each_moment(order: str, tmp_path: Path) -> None:
-    """Empty text is not the fill value, also in a chunk of nothing else; bytes are refused."""
+    """Empty text is not the fill value, also in a chunk of nothing else; bytes are copied too."""
     place = tmp_path / "grid"
     dims = [theirs.Dim(name, domain=(1, 6), tile=4, dtype="int32") for name in ("y", "x")]
     attributes = [
@@ -232,14 +232,14 @@ async def test_text_is_what_tiledb_reads_at_each_moment(order: str, tmp_path: Pa
         array[1:5, 5:7] = written(8, [""])
     with theirs.open(str(place), "w", timestamp=2_000) as array:
         array[2:4, 4:6] = written(4, ["é", "two\nlines", "日本"])
-    names = ["plain", "filled"]
+    names = ["plain", "filled", "raw"]
     async with referring(place) as repository:
-        with pytest.raises(InvalidInputError, match=r"'raw'.*bytes of variable length"):
-            await ingest_array(repository, place, "grid", copy=True)
+        with pytest.raises(InvalidInputError, match=r"'raw'.*copied to an array of bytes"):
+            await ingest_array(repository, place, "grid", attributes=["raw"])
         found = await ingest_array(
             repository, place, "grid", history=True, attributes=names, copy=True
         )
-        assert [(it.end, it.referenced, it.copied) for it in found] == [(1000, 0, 2), (2000, 0, 4)]
+        assert [(it.end, it.referenced, it.copied) for it in found] == [(1000, 0, 3), (2000, 0, 6)]
         for it in found:
             store = (await repository.readonly_session(snapshot_id=it.snapshot_id)).store
             with theirs.open(str(place), timestamp=it.end) as array:
@@ -253,6 +253,61 @@ async def test_text_is_what_tiledb_reads_at_each_moment(order: str, tmp_path: Pa
             assert shown == expected["plain"].tolist()
             assert read["filled"] == [[b.decode() for b in row] for row in expected["filled"]]
             assert (read["plain"][0][0], read["plain"][3][4]) == ("\0", "")
+            assert read["raw"] == expected["raw"].tolist()
+            assert (read["raw"][0][0], read["raw"][3][4]) == (b"\x80", b"")
+
+
+@pytest.mark.blocks_the_loop
+@pytest.mark.parametrize("order", ["row-major", "col-major"])
+async def test_cells_of_any_length_are_what_tiledb_reads(order: str, tmp_path: Path) -> None:
+    """Numbers, moments and bytes, of several fragments; and text of fixed length."""
+    place = tmp_path / "grid"
+    dims = [theirs.Dim(name, domain=(1, 6), tile=4, dtype="int32") for name in ("y", "x")]
+    packed = theirs.FilterList([theirs.ZstdFilter()])
+    attributes = [
+        theirs.Attr("numbers", dtype="f8", var=True, filters=packed),
+        theirs.Attr("short", dtype="u2", var=True),
+        theirs.Attr("code", dtype="S3", filters=packed),
+        theirs.Attr("letter", dtype="S1"),
+    ]
+    theirs.Array.create(
+        str(place),
+        theirs.ArraySchema(theirs.Domain(*dims), attributes, cell_order=order, tile_order=order),
+    )
+    rng = np.random.default_rng(3)
+
+    def lists(shape: tuple[int, int], dtype: str) -> Any:
+        found = np.empty(shape, object)
+        for at in np.ndindex(shape):
+            found[at] = rng.integers(0, 99, rng.integers(1, 5)).astype(dtype)
+        return found
+
+    for time_of, (low, high) in ((1_000, (1, 7)), (2_000, (3, 6))):
+        shape = (high - low, high - low)
+        codes = rng.integers(97, 122, (*shape, 3)).astype("u1").view("S3")[..., 0]
+        with theirs.open(str(place), "w", timestamp=time_of) as array:
+            array[low:high, low:high] = {
+                "numbers": lists(shape, "f8"),
+                "short": lists(shape, "u2"),
+                "code": codes,
+                "letter": codes.astype("S1"),
+            }
+    with theirs.open(str(place)) as array:
+        expected = array[:]
+    async with referring(place) as repository:
+        (found,) = await ingest_array(repository, place, "grid", copy=True)
+        assert (found.referenced, found.copied) == (0, 16)
+        store = (await repository.readonly_session("main")).store
+        for name, dtype in (("numbers", "<f8"), ("short", "<u2"), ("code", ""), ("letter", "")):
+            made: Any = await zarr_async.open_array(store=store, path=f"grid/{name}")
+            cells = np.asarray(await made.getitem(...))
+            assert cells.shape == (6, 6)
+            assert made.attrs.get("element_dtype", "") == dtype
+            for cell, wanted in zip(cells.flat, expected[name].flat, strict=True):
+                if dtype:
+                    np.testing.assert_array_equal(np.frombuffer(cell, dtype), wanted)
+                else:
+                    assert cell == wanted
 
 
 def _evolved(place: Path) -> None:

@@ -266,7 +266,7 @@ def ingest_array(
         history: commit a snapshot for each moment at which fragments were written, the oldest
             first, and again only for those since the last run; otherwise one snapshot.
         attributes: names; all if None.
-        copy: copy tiles that cannot be referred to, and all text.
+        copy: copy tiles that cannot be referred to, all text, and cells of variable length.
         validity: write attributes that may be null, each with an array of 0 for null and 1.
         validate_containers: refuse an array that no container covers.
         storage_options: options of the storage of the array.
@@ -320,7 +320,7 @@ def write_virtual_array(
         path: of the group.
         attributes: names; all if None.
         copy: copy tiles that cannot be referred to: those that were written in part, or whose cells
-            come from several fragments, and those of text.
+            come from several fragments, and those of text and of cells of variable length.
         validity: write attributes that may be null, each with an array of 0 for null and 1.
         overwrite: replace what is at the path.
         location: URL of the array in references, if it is not that by which it was opened.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,18 @@ from icechunk_async.errors import (
 )
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
-from icechunk_async.tiledb import TileDBCodec, open_array, write_virtual_array
+from icechunk_async.tiledb import (
+    Attribute,
+    Datatype,
+    TileDBCodec,
+    open_array,
+    write_virtual_array,
+)
+from icechunk_async.tiledb.arrays.cells import Cells
+from icechunk_async.tiledb.format.types import VAR, default_fill
+from icechunk_async.tiledb.zarr.copies import byte_strings, element_attributes
 from icechunk_async.zarr.decoding import ChunkCodec
+from tests.helpers import read
 from tests.unit.tiledb.archives import ARCHIVES, golden_jobs
 from tests.unit.tiledb.virtual_arrays import expressible, placed, referring
 
@@ -248,40 +259,87 @@ async def test_text_is_copied_to_strings(archive: str, job: dict[str, Any], tmp_
                 np.testing.assert_array_equal(await flags.getitem(...), is_valid)
 
 
-async def test_numbers_of_variable_length_are_refused_also_as_copies(tmp_path: Path) -> None:
-    """And what may be null, without an array of validity; nothing is written."""
-    for archive, number, name, match in (
-        ("by-0.8.0", "dense-1", "attr 2", "values of variable length.*`read`"),
-        ("by-0.10.5", "dense-1", "a2", "may be null. With validity=True"),
-        ("by-0.10.5", "dense-2", "a0", "may be null. With validity=True"),
-    ):
+async def test_what_may_be_null_is_refused_also_as_a_copy(tmp_path: Path) -> None:
+    """Without an array of validity, of numbers and of text; nothing is written."""
+    for archive, number, name in (("by-0.10.5", "dense-1", "a2"), ("by-0.10.5", "dense-2", "a0")):
         place = placed(archive, number, tmp_path / archive / number)
         async with referring(place) as repository, open_array(place) as array:
             session = await repository.writable_session("main")
-            with pytest.raises(InvalidInputError, match=f"{name!r}.*{match}"):
+            with pytest.raises(InvalidInputError, match=f"{name!r}.*null. With validity=True"):
                 await write_virtual_array(session, array, attributes=[name], copy=True)
             assert not session.has_uncommitted_changes
 
 
-async def test_refused_numbers_can_be_read_and_written_as_the_error_says(tmp_path: Path) -> None:
-    """Each cell is an array, which another array of Zarr holds once it is padded."""
-    place = placed("by-0.8.0", "dense-1", tmp_path)
+@pytest.mark.parametrize("archive", ["by-0.6.6", "by-0.7.7", "by-0.8.0"])
+async def test_numbers_of_variable_length_are_copied_to_bytes(archive: str, tmp_path: Path) -> None:
+    """On request; an attribute names the type with which NumPy makes numbers of each cell."""
+    place = placed(archive, "dense-1", tmp_path)
     async with referring(place) as repository, open_array(place) as array:
         session = await repository.writable_session("main")
-        advice = "returns a NumPy array for each cell, and write them as numbers, padded"
-        with pytest.raises(InvalidInputError, match=advice):
-            await write_virtual_array(session, array, attributes=["attr 2"], copy=True)
-        cells = (await array.read(attributes=["attr 2"]))["attr 2"]
-        longest = max(map(len, cells.flat))
-        assert longest > min(map(len, cells.flat))
-        padded = np.stack([np.pad(it, (0, longest - len(it))) for it in cells.flat])
-        made: Any = await zarr_async.create_array(
-            store=session.store, name="padded", shape=padded.shape, dtype=padded.dtype
-        )
-        await made.setitem(..., padded)
-        read = np.asarray(await made.getitem(...))
-        for row, cell in zip(read, cells.flat, strict=True):
-            np.testing.assert_array_equal(row[: len(cell)], cell)
+        with pytest.raises(InvalidInputError, match=r"'attr 2'.*copied to an array of bytes"):
+            await write_virtual_array(session, array, "grid", attributes=["attr 2"])
+        assert not session.has_uncommitted_changes
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # no type or codec that may change
+            found = await write_virtual_array(
+                session, array, "grid", attributes=["attr 2"], copy=True
+            )
+        assert (found.referenced, found.copied > 0) == (0, True)
+        made: Any = await zarr_async.open_array(store=session.store, path="grid/attr 2")
+        document = json.loads((await read(session, "grid/attr 2/zarr.json")) or b"")
+        assert document["data_type"] == "bytes"
+        assert document["codecs"][0]["name"] == "vlen-bytes"
+        assert dict(made.attrs) == {"tiledb_datatype": "uint16", "element_dtype": "<u2"}
+        expected = (await array.read(attributes=["attr 2"]))["attr 2"]
+        values = np.asarray(await made.getitem(...))
+        assert values.shape == expected.shape
+        assert len({len(it) for it in expected.flat}) > 1
+        for cell, wanted in zip(values.flat, expected.flat, strict=True):
+            numbers = np.frombuffer(cell, made.attrs["element_dtype"])
+            np.testing.assert_array_equal(numbers, wanted)
+
+
+def _attribute(datatype: Datatype, values: int = VAR) -> Any:
+    """Return an attribute, of which only the type matters."""
+    fill = default_fill(datatype) * (1 if values == VAR else values)
+    return Attribute("a", datatype, values, (), fill)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "stored", "about", "cells"),
+    [
+        ("CHAR", [1, -1], {}, [b"\x01\xff", b""]),
+        ("BLOB", [1, 255], {}, [b"\x01\xff", b""]),
+        ("BOOL", [0, 7], {"element_dtype": "|b1"}, [b"\x00\x01", b""]),
+        ("INT32", [1, -2], {"element_dtype": "<i4"}, [b"\1\0\0\0\xfe\xff\xff\xff", b""]),
+        (
+            "DATETIME_DAY",
+            [1, 2],
+            {"element_dtype": "<M8[D]"},
+            [b"\1" + bytes(7) + b"\2" + bytes(7), b""],
+        ),
+        ("TIME_MS", [1], {"element_dtype": "<m8[ms]"}, [b"\1" + bytes(7), b""]),
+        ("STRING_UTF16", [228], {"element_dtype": "<u2"}, ["ä".encode("utf-16-le"), b""]),
+    ],
+)
+def test_bytes_are_those_of_the_values(
+    datatype: str, stored: list[int], about: dict[str, Any], cells: list[bytes]
+) -> None:
+    """Of each kind of type; null cells are the fill value."""
+    it = _attribute(Datatype[datatype])
+    assert element_attributes(it) == {"tiledb_datatype": datatype.lower(), **about}
+    values = np.array(stored).astype(it.dtype)
+    found = Cells(it, values, np.array([0, len(stored), len(stored)]))
+    assert byte_strings(found, b"?").tolist() == cells
+    null = Cells(it, values, found.offsets, np.array([True, False]))
+    assert byte_strings(null, b"?").tolist() == [cells[0], b"?"]
+
+
+def test_text_of_fixed_length_is_bytes_of_that_length() -> None:
+    """Also where it holds NUL bytes."""
+    it = _attribute(Datatype.STRING_ASCII, 2)
+    found = byte_strings(Cells(it, np.frombuffer(b"ab\0\0c\0", "u1").reshape(3, 2)), b"")
+    assert found.tolist() == [b"ab", b"\0\0", b"c\0"]
 
 
 async def test_text_that_is_not_valid_is_a_format_error(tmp_path: Path) -> None:

@@ -31,7 +31,10 @@ _History = Annotated[
     typer.Option("--history", help="Commit a snapshot for each moment at which it was written."),
 ]
 _Copy = Annotated[
-    bool, typer.Option("--copy", help="Copy tiles that chunks cannot refer to, and all text.")
+    bool,
+    typer.Option(
+        "--copy", help="Copy what chunks cannot refer to: tiles in parts, and cells of any length."
+    ),
 ]
 _Validity = Annotated[
     bool,

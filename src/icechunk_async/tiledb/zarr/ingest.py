@@ -91,7 +91,7 @@ async def ingest_array(
             before the earliest fragment that was not vacuumed are gone.
         attributes: names; all if None. Snapshots of earlier moments have those of them that the
             array had then; moments at which it had none are left out.
-        copy: copy tiles that cannot be referred to, and all text.
+        copy: copy tiles that cannot be referred to, all text, and cells of variable length.
         validity: as for `write_virtual_array`.
         validate_containers: refuse an array that no container covers.
         storage_options: options of the storage of the array.

@@ -2,7 +2,8 @@
 
 A tile can be a chunk if one fragment holds all of its cells that are in the domain. Other tiles are
 put together from several fragments, or were written in part; they are copied, if that is allowed.
-So are all tiles of text of variable length: TileDB keeps its offsets in another file.
+So are all tiles of cells that differ in length: TileDB keeps their offsets in another file. They
+become strings, or `bytes`.
 """
 
 from __future__ import annotations
@@ -25,25 +26,31 @@ from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.errors import FormatError, InvalidInputError, NodeExistsError
 from icechunk_async.format.manifest.locations import Strings
 from icechunk_async.format.paths import ancestors, check_path
-from icechunk_async.tiledb.arrays.cells import UTF8, category_values, is_bytes
+from icechunk_async.tiledb.arrays.cells import category_values
 from icechunk_async.tiledb.arrays.dense import overlap
 from icechunk_async.tiledb.arrays.tiles import open_field
-from icechunk_async.tiledb.format.types import DATETIMES, TEXT, Datatype, Layout, is_time, time_unit
+from icechunk_async.tiledb.format.types import DATETIMES, Datatype, Layout, is_time, time_unit
 from icechunk_async.tiledb.zarr.codec import TileDBCodec, zarr_dtype
+from icechunk_async.tiledb.zarr.copies import (
+    CellBytes,
+    byte_strings,
+    element_attributes,
+    is_copied,
+    is_string,
+    strings,
+)
 from icechunk_async.zarr.virtual.references import column_refs
 from icechunk_async.zarr.virtual.zarr2 import group_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    import numpy.typing as npt
     from zarr import AsyncArray
     from zarr.core.common import JSON
 
     from icechunk_async.format.manifest.refs import ChunkRefs
     from icechunk_async.session import Session
     from icechunk_async.tiledb.arrays.array import TileDBArray
-    from icechunk_async.tiledb.arrays.cells import Cells
     from icechunk_async.tiledb.arrays.dense import Box, DenseGrid
     from icechunk_async.tiledb.arrays.folder import Folder
     from icechunk_async.tiledb.arrays.fragments import Fragment, TilePlaces
@@ -66,7 +73,7 @@ _AT_ONCE: Final = 16
 _VALIDITY: Final = "_validity"
 _FLAGS: Final[Mapping[str, JSON]] = {"flag_values": [0, 1], "flag_meanings": "null valid"}
 _BY_NULL: Final = "With validity=True that becomes a separate array. "
-_BY_COPY: Final = "With copy=True its text is copied to an array of strings. "
+_BY_COPY: Final = "With copy=True it is copied to an array of {}. "
 _MOST_CATEGORIES: Final = 1000
 _WORD: Final = re.compile(r"[A-Za-z0-9_\-.+@]+")
 """A meaning of a flag in CF (section 3.5 of its conventions)."""
@@ -92,7 +99,7 @@ class _Variable:
 
     attribute: Attribute
     form: TileForm | None
-    """How its tiles are encoded; None of text of variable length, which is copied as strings."""
+    """How its tiles are encoded; None of cells that are copied as strings or bytes."""
     places: Mapping[int, TilePlaces]
     """Of the fragments with tiles of this form, by number."""
     odd: frozenset[int]
@@ -122,7 +129,7 @@ class _Variable:
         """The value of cells that were never written."""
         it = self.attribute
         if self.form is None:
-            return it.fill.decode()
+            return it.fill.decode() if is_string(it) else it.fill
         return it.validity_fill if self.is_validity else np.frombuffer(it.fill, it.dtype)[0]
 
     def file_of(self, number: int) -> str:
@@ -179,9 +186,12 @@ async def write_virtual_array(
     enumeration stay numbers; up to 1000 values are in ``tiledb_enumeration``, and, where they are
     words as CF wants them, in its ``flag_values`` and ``flag_meanings``.
 
-    Text of variable length (ASCII or UTF-8) is copied as a whole to an array of the Zarr type
-    ``string``, if ``copy`` is set. Cells that were never written hold TileDB's fill value there
-    too: by default one NUL character, which TileDB-Py shows as empty text.
+    Cells of variable length are copied as a whole, if ``copy`` is set: text (ASCII or UTF-8) to an
+    array of the Zarr type ``string``, all else to one of ``bytes``. So is text of fixed length, to
+    ``bytes``. Bytes of numbers are little-endian; the attribute ``element_dtype`` is the NumPy type
+    with which ``numpy.frombuffer`` makes numbers of a cell. Cells that were never written hold
+    TileDB's fill value there too: by default one NUL character of text, which TileDB-Py shows as
+    empty text, and one byte or number of others.
 
     Args:
         session: a writable session.
@@ -189,11 +199,11 @@ async def write_virtual_array(
         path: of the group.
         attributes: names; all if None.
         copy: copy tiles that cannot be referred to: those that were written in part, or whose cells
-            come from several fragments, and those of text.
+            come from several fragments, and those of text and of cells of variable length.
         validity: write attributes that may be null as two arrays: the stored values, and an array
             of 0 for null and 1, whose name ends in ``_validity``; readers have to apply it. Null
-            cells of text hold the fill value. Otherwise attributes that may be null are refused,
-            also with ``copy``: no value is sure to mean null.
+            cells of strings and bytes hold the fill value. Otherwise attributes that may be null
+            are refused, also with ``copy``: no value is sure to mean null.
         overwrite: replace what is at the path.
         location: URL of the array in references, if it is not that by which it was opened; it may
             begin with ``vcc://`` and the name of a container.
@@ -203,9 +213,8 @@ async def write_virtual_array(
         The numbers of chunks.
 
     Raises: before anything was changed, unless a tile could not be copied.
-        InvalidInputError: the array is sparse; an attribute has numbers or bytes of variable
-            length, or text of fixed length, or may be null and ``validity`` is not set; or
-            something would have to be copied and ``copy`` is not set.
+        InvalidInputError: the array is sparse; an attribute may be null and ``validity`` is not
+            set; or something would have to be copied and ``copy`` is not set.
         VirtualContainerError: no container covers the array.
         FormatError: a file of the array is damaged, or text is not valid UTF-8. Where that is found
             in a tile that is copied, the rest was written; discard the session.
@@ -268,36 +277,24 @@ async def write_virtual_array(
 
 def _check_attribute(it: Attribute, *, copy: bool, validity: bool) -> None:
     """Raise `InvalidInputError` if an attribute cannot be an array of Zarr."""
-    why, advice, use = None, "", " and write its values"
+    why, advice = None, ""
     if it.name and not _is_segment(it.name):
         why = "its name cannot be that of an array"
-    elif it.is_variable and it.datatype not in UTF8:
-        kind, cell = ("bytes", "`bytes`") if is_bytes(it.datatype) else ("values", "a NumPy array")
-        why = f"its cells are {kind} of variable length, for which Zarr has no stable type"
-        use = (
-            f", which returns {cell} for each cell, and write them as numbers, padded to one length"
-        )
     elif it.is_nullable and not validity:
         why, advice = "its cells may be null", _BY_NULL
-    elif _is_string(it) and not copy:
-        why, advice = "its cells have variable length", _BY_COPY
-    elif _is_string(it) and not _is_valid_text(it.fill):
+    elif is_copied(it) and not copy:
+        why = "its cells have variable length" if it.is_variable else "it is text of fixed length"
+        advice = _BY_COPY.format("strings" if is_string(it) else "bytes")
+    elif is_string(it) and not _is_valid_text(it.fill):
         why = f"its fill value {it.fill!r:.100} is not valid UTF-8"
-    elif it.datatype in TEXT and not it.is_variable:
-        why = "it is text of fixed length"
-    elif not it.is_variable and it.values > 1 and len(set(_fills(it))) > 1:
+    elif not is_copied(it) and it.values > 1 and len(set(_fills(it))) > 1:
         why = "its fill value has different parts"
     if why is not None:
         raise InvalidInputError(
             f"The attribute {it.name!r} cannot become an array of Zarr that refers to tiles: "
             f"{why}. {advice}Leave it out with attributes=[...], or read it with `read` of the "
-            f"array{use}."
+            "array and write its values."
         )
-
-
-def _is_string(it: Attribute) -> bool:
-    """Return whether an attribute is text that becomes an array of strings."""
-    return it.is_variable and it.datatype in UTF8
 
 
 def _is_valid_text(data: bytes) -> bool:
@@ -328,7 +325,8 @@ def _check_names(chosen: Sequence[Attribute]) -> None:
 
 def _attributes_of(it: Attribute, enumeration: Enumeration | None) -> dict[str, JSON]:
     """Return the attributes of the array of an attribute."""
-    found = _unit_attributes(it.datatype)
+    is_bytes_array = is_copied(it) and not is_string(it)
+    found = element_attributes(it) if is_bytes_array else _unit_attributes(it.datatype)
     if it.is_nullable:
         found["ancillary_variables"] = _array_name(it, is_validity=True)
     if enumeration is None:
@@ -378,7 +376,7 @@ async def _variable(
     """Find the tiles of an attribute; their form is that of the newest fragment that has it."""
     opened = await bounded_map(lambda it: open_field(it, attribute), grid.fragments, limit=_AT_ONCE)
     places = {number: it.places for number, it in enumerate(opened) if it.places is not None}
-    if _is_string(attribute) and not is_validity:
+    if is_copied(attribute) and not is_validity:
         return _Variable(attribute, None, {}, frozenset(places), attributes=about)
     forms = {
         number: _form(it.schema, attribute, it.version, is_validity=is_validity)
@@ -597,18 +595,19 @@ async def _create(session: Session, key: str, grid: DenseGrid, it: _Variable) ->
     if it.form is None:
         # To Zarr a chunk of empty text equals a fill value of NUL, and would not be written.
         config = {"write_empty_chunks": True}
-        stored: dict[str, Any] = {"dtype": "string", "fill_value": it.fill, "config": config}
+        dtype = "string" if is_string(it.attribute) else CellBytes()
+        stored: dict[str, Any] = {"dtype": dtype, "fill_value": it.fill, "config": config}
     else:
         rank = len(grid.shape)
         order = (*range(rank - 1, -1, -1), *range(rank, len(shape)))
         is_turned = grid.schema.cell_order is Layout.COL_MAJOR and rank > 1
-        dtype = zarr_dtype(it.datatype)
+        number = zarr_dtype(it.datatype)
         stored = {
-            "dtype": dtype,
+            "dtype": number,
             "filters": [TransposeCodec(order=order)] if is_turned else (),
             "serializer": TileDBCodec(it.form),
             "compressors": (),
-            "fill_value": np.asarray(it.fill).astype(dtype)[()],
+            "fill_value": np.asarray(it.fill).astype(number)[()],
         }
     return await zarr_async.create_array(  # pyright: ignore[reportUnknownMemberType]
         store=session.store,
@@ -634,28 +633,9 @@ async def _copy_tile(
         shape = (*shape, it.values)
     flags = cells.valid
     if it.form is None:
-        values = await anyio.to_thread.run_sync(_strings, cells, it.fill)
+        convert = strings if is_string(it.attribute) else byte_strings
+        values = await anyio.to_thread.run_sync(convert, cells, it.fill)
     else:
         values = flags if it.is_validity and flags is not None else cells.values
     values = values.reshape(shape).astype(made.dtype, copy=False)
     await made.setitem(tuple(slice(*it) for it in box), values)
-
-
-def _strings(cells: Cells, fill: str) -> npt.NDArray[Any]:
-    """Return cells of text as objects of `str`; null ones as the fill value.
-
-    Raises:
-        FormatError: a cell is not valid UTF-8.
-    """
-    found = np.empty(len(cells), object)
-    found[:] = cells.items()
-    if cells.valid is not None:
-        found[~cells.valid] = fill
-    try:
-        "".join(found).encode()
-    except UnicodeEncodeError as error:  # bytes that were not UTF-8 became surrogates
-        raise FormatError(
-            f"The attribute {cells.field.name!r} of a TileDB array is declared as text, and a cell "
-            "is not valid UTF-8. Leave it out, or write it anew as bytes with TileDB."
-        ) from error
-    return found
