@@ -19,7 +19,7 @@ import json
 import os
 import sys
 import traceback
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime, timedelta
 from re import fullmatch
@@ -30,13 +30,19 @@ from rich.text import Text
 
 from icechunk_async._runtime import clock
 from icechunk_async.cli.console import make_console, one_line
-from icechunk_async.errors import IcechunkError
+from icechunk_async.errors import (
+    FormatError,
+    IcechunkError,
+    UnsupportedFeatureError,
+    UnsupportedSpecVersionError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 
     from rich.console import Console
 
+    from icechunk_async import Repository
 
 __all__ = [
     "AsJson",
@@ -193,19 +199,36 @@ def repository_command[D](
     async def work(
         url: str, options: dict[str, Any], *, authorize: list[str] | None = None, **arguments: Any
     ) -> D:
-        from icechunk_async import Repository  # noqa: PLC0415  # slow to import
-
-        async with Repository.open(
-            url,
-            storage_options=options,
-            authorize_virtual_chunk_access=dict.fromkeys(authorize or ()),
-        ) as repository:
+        async with _opened(url, options, authorize) as repository:
             return await function(repository, **arguments)
 
     parameters = _parameters_of(function)[1:]
     if authorizes:
         parameters.append(_keyword("authorize", Authorize))
     return _command(function, work, parameters, show, has_failed)
+
+
+@asynccontextmanager
+async def _opened(
+    url: str, options: dict[str, Any], authorize: list[str] | None = None
+) -> AsyncIterator[Repository]:
+    """Open a repository; if it is damaged, the error says which commands look at it and mend it."""
+    from icechunk_async import Repository  # noqa: PLC0415  # slow to import
+
+    access = dict.fromkeys(authorize or ())
+    opened = Repository.open(url, storage_options=options, authorize_virtual_chunk_access=access)
+    async with AsyncExitStack() as stack:
+        try:
+            repository = await stack.enter_async_context(opened)
+        except (UnsupportedFeatureError, UnsupportedSpecVersionError):
+            raise
+        except FormatError as error:
+            error.add_note(
+                "See what is damaged with 'icechunk-async verify', and what can be restored with "
+                "'icechunk-async repair'."
+            )
+            raise
+        yield repository
 
 
 def streaming_command[D](
@@ -217,10 +240,8 @@ def streaming_command[D](
     """
 
     async def work(url: str, options: dict[str, Any], *, as_json: bool, **arguments: Any) -> None:
-        from icechunk_async import Repository  # noqa: PLC0415  # slow to import
-
         console = make_console()
-        async with Repository.open(url, storage_options=options) as repository:
+        async with _opened(url, options) as repository:
             async for document in function(repository, **arguments):
                 if as_json:
                     typer.echo(_to_json(document, indent=None))
@@ -358,7 +379,8 @@ def _reporting(*, debug: bool, error_code: int) -> Generator[None]:
         if debug:
             traceback.print_exc()
         else:
-            sentence = f" ({error.kind}): {one_line(str(error))}"
+            text = " ".join([str(error), *getattr(error, "__notes__", ())])
+            sentence = f" ({error.kind}): {one_line(text)}"
             complaint = Text.assemble(("Error", "bold red"), sentence)
             make_console(stderr=True).print(complaint, soft_wrap=True)
         raise typer.Exit(error_code) from None

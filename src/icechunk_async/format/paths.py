@@ -37,15 +37,22 @@ def check_selection(paths: Iterable[str]) -> list[str]:
     """Return the paths of arrays and groups that a user chose, as absolute ones.
 
     Raises:
-        InvalidInputError: no path is given, or one text where several belong, or an invalid path.
+        InvalidInputError: no path is given, or one text where several belong, an empty or
+            invalid path.
     """
-    chosen = [] if isinstance(paths, str) else [check_path(path) for path in paths]
-    if not chosen:
+    given = [] if isinstance(paths, str) else list(paths)
+    if not given:
         raise InvalidInputError(
             f"Arrays and groups are chosen by a collection of paths, not by {paths!r}. To choose "
             "all of them, leave the argument out."
         )
-    return chosen
+    if "" in given:
+        # From a script whose variable is not set it would choose everything.
+        raise InvalidInputError(
+            "An empty text is not the path of an array or group. The root, and with it all of "
+            "them, is '/'."
+        )
+    return [check_path(path) for path in given]
 
 
 def is_within(path: str, top: str) -> bool:

@@ -56,6 +56,15 @@ def test_copy_of_a_part(sample: Sample, tmp_path: Path) -> None:
     assert "'nope'" in missing.stderr
 
 
+def test_an_empty_path_is_not_everything(sample: Sample, tmp_path: Path) -> None:
+    """As from a variable that is not set; the root is chosen by its name."""
+    refused = run("copy", sample.path, tmp_path / "none", "--path", "")
+    assert refused.exit_code == 1
+    assert "An empty text is not the path" in refused.stderr
+    assert not (tmp_path / "none").exists()
+    assert run("copy", sample.path, tmp_path / "all", "--path", "/").exit_code == 0
+
+
 def test_sync_names_what_changed_and_what_it_undoes(repository: Path, tmp_path: Path) -> None:
     """In words, and as JSON."""
     target = tmp_path / "mirror"

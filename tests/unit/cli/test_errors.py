@@ -52,6 +52,18 @@ def test_an_error_is_one_line(
     assert outcome.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["log", "tree", "watch"])
+def test_a_damaged_repository_names_the_commands_for_it(repository: Path, command: str) -> None:
+    """In the line of the error, which stays one."""
+    (repository / "repo").write_bytes(b"damaged")
+    outcome = run(command, repository)
+    assert (outcome.exit_code, outcome.stdout) == (1, "")
+    assert outcome.stderr.startswith("Error (format): ")
+    assert outcome.stderr.count("\n") == 1
+    for named in ("'icechunk-async verify'", "'icechunk-async repair'"):
+        assert named in outcome.stderr
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     """With the same exit code."""
     outcome = run("log", tmp_path / "none", "--debug")

@@ -91,6 +91,17 @@ def test_repair_shows_its_plan_and_applies_it_when_told(
     assert run("repair", repository, "--moved", "x").exit_code == 2
 
 
+def test_repair_takes_a_report_or_a_level(repository: Path, tmp_path: Path) -> None:
+    """The level of a report is that which it was made at; another one would be ignored."""
+    report = tmp_path / "report.json"
+    report.write_text(run("verify", repository, "--json").stdout, encoding="utf-8")
+    refused = run("repair", repository, "--report", report, "--level", "decode")
+    assert refused.exit_code == 2
+    assert "Leave one of them out" in " ".join(refused.stderr.replace("│", "").split())
+    assert run("repair", repository, "--level", "existence").exit_code == 0
+    assert run("repair", repository, "--report", report).exit_code == 0
+
+
 def test_repair_restores_the_repo_object(repository: Path) -> None:
     """From its newest backup, when told."""
     run("tag", "create", repository, "newest", "main")

@@ -30,6 +30,10 @@ _Levels = Literal["structure", "existence", "length", "sums", "decode"]
 _Level = Annotated[
     _Levels, typer.Option("--level", help="How closely to look; each includes those before it.")
 ]
+_LevelOfRepair = Annotated[
+    _Levels | None,
+    typer.Option("--level", help="How closely to verify first. Default: decode."),
+]
 _Refs = Annotated[
     list[str] | None,
     typer.Option(
@@ -97,7 +101,7 @@ _Report = Annotated[
     typer.Option(
         "--report",
         metavar="FILE",
-        help="What verify --json printed. Default: verify first.",
+        help="What verify --json printed. Default: verify first, at --level.",
     ),
 ]
 _Branches = Annotated[
@@ -221,7 +225,7 @@ async def repair(
     options: dict[str, Any],
     *,
     report: _Report = None,
-    level: _Level = "decode",
+    level: _LevelOfRepair = None,
     branch: _Branches = None,
     moved: _Moved = None,
     apply: _Apply = False,
@@ -241,6 +245,11 @@ async def repair(
     """
     from icechunk_async import Repository, upkeep  # noqa: PLC0415  # slow to import
 
+    if report is not None and level is not None:
+        raise typer.BadParameter(
+            f"--level {level} has no meaning beside --report {report}: nothing is verified then. "
+            "Leave one of them out"
+        )
     step = await upkeep.restore_repo_object(url, dry_run=not apply, storage_options=options)
     if step is not None:
         return Repaired(apply, [Step(step.action, step.target, step.detail)], [])
@@ -256,7 +265,7 @@ async def repair(
             left = [f"{it.detail} {_NO_BACKUP}" for it in report_of_it.findings]
             return Repaired(applied=False, steps=[], unrepairable=left)
         with showing_progress() as progress:
-            found = given or await repository.verify(level, progress=progress)
+            found = given or await repository.verify(level or "decode", progress=progress)
             plan = await repository.plan_repair(found, branches=branch, moved=pairs)
             if apply:
                 await plan.apply(progress)
