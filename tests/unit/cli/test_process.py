@@ -18,11 +18,12 @@ COMMAND = [sys.executable, "-m", "icechunk_async.cli"]
 HELP_AND_MODULES = """
 import sys
 from icechunk_async.cli import main
-sys.argv = ["icechunk-async", *sys.argv[1:]]
-try:
-    main()
-except SystemExit as end:
-    assert not end.code, end.code
+for command in ([], ["log"], ["demo"], ["branch", "list"]):
+    sys.argv = ["icechunk-async", *command, "--help"]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, (command, end.code)
 heavy = {"zarr", "numpy", "xarray", "matplotlib", "h5py", "yaml", "msgpack"}
 print("heavy:", sorted(heavy & set(sys.modules)), file=sys.stderr)
 """
@@ -54,10 +55,9 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-@pytest.mark.parametrize("command", [[], ["log"], ["demo"], ["branch", "list"]])
-def test_help_imports_nothing_heavy(command: list[str]) -> None:
-    """It imports neither zarr, NumPy nor plotting libraries."""
-    finished = run(sys.executable, "-c", HELP_AND_MODULES, *command, "--help")
+def test_help_imports_nothing_heavy() -> None:
+    """Of all and of single commands: neither zarr, NumPy nor plotting libraries."""
+    finished = run(sys.executable, "-c", HELP_AND_MODULES)
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr == "heavy: []\n"
 
@@ -82,9 +82,7 @@ def test_an_interrupt_ends_quietly(sample: Sample) -> None:
     [
         ["log", "{sample}"],
         ["log", "{sample}", "--json"],
-        ["tree", "{sample}"],
         ["cat", "{sample}", "deep/large/c/0"],
-        ["cat", "{sample}", "zarr.json"],
         ["--help"],
     ],
 )

@@ -209,9 +209,9 @@ def fork_bytes(node_id: NodeId, base_id: SnapshotId, start: int, count: int) -> 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
 def test_merging_thousands_of_forks_is_linear(*, one_by_one: bool) -> None:
-    """2,000 forks of 100 chunks: seconds of the processor and a few times their bytes."""
+    """700 forks of 100 chunks: seconds of the processor and a few times their bytes."""
     node_id, base_id, point = NodeId.random(), SnapshotId.random(), ForkPoint(ChangeSet())
-    forks = [fork_bytes(node_id, base_id, 100 * index, 100) for index in range(2000)]
+    forks = [fork_bytes(node_id, base_id, 100 * index, 100) for index in range(700)]
     assert max(map(len, forks)) < 100 * 25 + 500
     states = [decode_fork(data) for data in forks]
     gc.collect()
@@ -234,10 +234,10 @@ def test_merging_thousands_of_forks_is_linear(*, one_by_one: bool) -> None:
     blocks: list[ChunkRefs] = getattr(changes.chunks[node_id], "_blocks")  # noqa: B009
     assert len(blocks) < 20  # each lookup may search them all
     merged = changes.chunks[node_id].columns()
-    assert len(merged) == 200_000
-    assert merged.find((199, 999)) == 199_999
-    assert seconds < 30  # a quadratic merge takes minutes
-    assert peak_bytes < 200_000 * 45 * 6
+    assert len(merged) == 70_000
+    assert merged.find((69, 999)) == 69_999
+    assert seconds < 10  # a quadratic merge takes three times as long
+    assert peak_bytes < 70_000 * 45 * 6
 
 
 async def test_merging_gives_what_one_session_would(spec: int) -> None:
