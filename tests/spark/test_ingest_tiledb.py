@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import zarr
 
+from icechunk_async.errors import InvalidInputError
 from icechunk_async.spark import ingest_virtual, ingested_files
 from icechunk_async.sync import tiledb
 from tests.spark.here import session_here
@@ -50,6 +52,12 @@ def test_arrays_become_groups_and_unchanged_ones_are_not_scanned_again(tmp_path:
     again = ingest_virtual(session_here(), repository, files, **options)
     assert again.counts == {"unchanged": 2}
     assert not again.published.committed
+    urls = [f"tiledb+{it}" for it in files]
+    by_url = ingest_virtual(session_here(), repository, urls, skip=options["skip"], on_error="fail")
+    assert by_url.counts == {"unchanged": 2}
+    for wrong, kind in (([urls[0], files[1]], "auto"), (urls, "zarr")):
+        with pytest.raises(InvalidInputError, match="Ingest TileDB arrays by themselves"):
+            ingest_virtual(session_here(), repository, wrong, kind=kind)
 
 
 def test_array_that_cannot_be_referred_to_is_reported(tmp_path: Path) -> None:

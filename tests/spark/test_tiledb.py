@@ -55,6 +55,18 @@ def _options(place: Path, **given: str) -> ReadOptions:
     return ReadOptions.parse({"path": place.as_uri(), "layout": "tiledb", **named})
 
 
+def test_url_says_that_an_array_is_there(tmp_path: Path) -> None:
+    """Without the option `layout`; with another one it is refused, as is a cloud of TileDB's."""
+    url = f"tiledb+{placed(NEWEST, 'features-0', tmp_path).as_uri()}"
+    named = ReadOptions.parse({"path": url})
+    assert (named.layout, named.url) == ("tiledb", url.removeprefix("tiledb+"))
+    assert named == ReadOptions.parse({"path": named.url, "layout": "tiledb"})
+    with pytest.raises(InvalidInputError, match="'layout' is 'rows'"):
+        ReadOptions.parse({"path": url, "layout": "rows"})
+    with pytest.raises(InvalidInputError, match="cloud service"):
+        ReadOptions.parse({"path": "tiledb://namespace/array"})
+
+
 def _reader(options: ReadOptions, array: PortableArray | None = None) -> TileDBReader:
     """Return a reader that crossed to another process."""
     seen = pinned(options) if array is None else array

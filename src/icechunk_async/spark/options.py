@@ -25,6 +25,7 @@ from icechunk_async.sync import Repository
 from icechunk_async.sync.conflicts import ConflictDetector
 from icechunk_async.sync.storage import Storage
 from icechunk_async.tables import TABLES
+from icechunk_async.tiledb.arrays.urls import is_tiledb_url, storage_location
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -522,6 +523,16 @@ def _check_tiledb(options: Mapping[str, str], use: Use) -> None:
             )
 
 
+def _check_layout(options: Mapping[str, str]) -> None:
+    """Raise InvalidInputError if another layout goes with the URL of a TileDB array."""
+    layout = next((it for name, it in options.items() if name.lower() == "layout"), _TILEDB)
+    if layout.lower() != _TILEDB:
+        raise InvalidInputError(
+            f"The URL is that of a TileDB array, and the option 'layout' is {layout!r:.50}. Leave "
+            "it out, or give the URL of a repository."
+        )
+
+
 def names_stream_options(options: Mapping[str, str]) -> bool:
     """Return whether any option is for streams only; Spark asks for a schema without saying."""
     own = {key for it in OPTIONS if it.uses == _STREAM for key in it.keys}
@@ -574,8 +585,12 @@ class ReadOptions:
                 contradict each other.
         """
         given = parse_options(options, use)
+        if is_tiledb_url(given["path"]):
+            _check_layout(options)
+            given["layout"] = _TILEDB
         if given["layout"] == _TILEDB:
             _check_tiledb(options, use)
+            given["path"] = storage_location(given["path"])
         parsed = cls(
             url=normalize_url(given["path"]),
             branch=given["branch"],

@@ -163,12 +163,17 @@ def _find(scheme: str, url: str) -> EntryPoint:
         for point in entry_points(group=GROUP, name=name):
             return point
     raise UnknownSchemeError(
-        f"No backend serves {scheme}:// (asked for {url!r}). {_translated(scheme, url)}"
+        f"No backend serves {scheme}:// (asked for {_plain(url)!r}). {_translated(scheme, url)}"
         f"Installed schemes: {', '.join(installed_schemes()) or 'none'}. Install a backend for "
         f"{scheme!r}, or use one of these.",
         scheme=scheme,
         installed=installed_schemes(),
     )
+
+
+def _plain(url: str) -> str:
+    """Return a URL without a user, a password or a query, which may be secret."""
+    return re.sub(r"//[^/]*@", "//", url.partition("?")[0])
 
 
 def _translated(scheme: str, url: str) -> str:

@@ -78,7 +78,8 @@ def open_array(
     """Open a TileDB array for the length of a ``with`` block.
 
     Args:
-        location: URL or path of the array's folder, or a `Storage` at that place.
+        location: URL or path of the array's folder, or a `Storage` at that place. A URL may say
+            what is there: ``tiledb+s3://bucket/array``, ``tiledb:///data/array``.
         start: see only what was written from this time on: a datetime, or milliseconds since 1970.
         end: see only what was written until this time.
         storage_options: options of the storage backend.

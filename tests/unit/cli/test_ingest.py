@@ -35,6 +35,12 @@ def test_ingest(tmp_path: Path) -> None:
     assert "grid" in run("tree", repository).stdout
     again = run("ingest", repository, place, "--path", "grid", *names)
     assert "grid was up to date." in again.stdout
+    by_url = run("ingest", repository, f"tiledb+{place.as_uri()}", "--path", "grid", *names)
+    assert "grid was up to date." in by_url.stdout
+    cloud = run("ingest", repository, "tiledb://KEY:SECRET@namespace/array", "--path", "grid")
+    assert cloud.exit_code == 1
+    assert "'tiledb+s3://bucket/array'" in " ".join(cloud.stderr.split())
+    assert "SECRET" not in cloud.stderr
     job = next(it for it in golden_jobs(ARCHIVES[-1]) if it["sparse"])
     sparse = placed(ARCHIVES[-1], job["number"], tmp_path, name="sparse")
     refused = run("ingest", repository, sparse, "--path", "other")

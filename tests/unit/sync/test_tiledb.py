@@ -50,7 +50,8 @@ def test_dense_array_is_read_as_tiledb_reads_it(tmp_path: Path) -> None:
     query = next(it for it in golden_jobs(NEWEST) if it["number"] == "features-0")["queries"][0]
     expected = stored_results(NEWEST, "features-0", 0)
     assert expected is not None
-    for location in (place, local_filesystem_storage(str(place))):
+    url = f"tiledb+{place.as_uri()}"
+    for location in (place, url, local_filesystem_storage(str(place))):
         with tiledb.open_array(location, end=query["end"]) as array:
             assert array.shape == (1000,)
             found = array.read([slice(0, 1000)], ["a0"])["a0"]

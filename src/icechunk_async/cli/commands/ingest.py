@@ -21,7 +21,9 @@ __all__ = ["register"]
 _Source = Annotated[
     str,
     typer.Argument(
-        metavar="SOURCE", help="URL or path of a dense TileDB array.", show_default=False
+        metavar="SOURCE",
+        help="URL or path of a dense TileDB array: tiledb+s3://bucket/array, tiledb:///array.",
+        show_default=False,
     ),
 ]
 _Path = Annotated[str, typer.Option("--path", metavar="PATH", help="The group that it becomes.")]

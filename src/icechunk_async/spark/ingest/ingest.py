@@ -33,6 +33,7 @@ from icechunk_async.spark.shared import SharedRepository
 from icechunk_async.spark.tasks import run_job
 from icechunk_async.spark.write.publish import Published, publish
 from icechunk_async.sync import Repository
+from icechunk_async.tiledb.arrays.urls import is_tiledb_url, storage_location
 from icechunk_async.zarr.virtual.kerchunk import location_of
 
 if TYPE_CHECKING:
@@ -170,8 +171,8 @@ def ingest_virtual(
         repository: an open repository that is authorised to read the files' containers, or its
             URL if they need no credentials. Its configuration declares the containers.
         files: URLs or absolute paths of HDF5 and NetCDF files, Zarr stores (`.zarr`), kerchunk
-            references (`.json`, `.parq`), indexes of GRIB files (`.idx`, `.index`), and, with
-            `kind="tiledb"`, dense TileDB arrays.
+            references (`.json`, `.parq`), indexes of GRIB files (`.idx`, `.index`), and dense
+            TileDB arrays, with `kind="tiledb"` or as `tiledb+s3://bucket/array`.
         branch: the branch to commit to.
         group: the group of the output; created if it is missing.
         concat_dim: concatenate the files along this dimension, in their order. Chunks keep their
@@ -214,6 +215,7 @@ def ingest_virtual(
     """
     if files_per_task < 1:
         raise InvalidInputError(f"files_per_task must be at least 1, not {files_per_task}.")
+    files, kind = _of_tiledb(files, kind)
     loaded = None if load is None else tuple(load)
     options = ScanOptions(kind, concat_dim, tuple(skip), loaded, grib_codec)
     repo = Repository.open(repository) if isinstance(repository, str) else repository
@@ -438,6 +440,22 @@ class _Ingest:
         if placed.scanned is not None:
             return tuple(sorted(placed.scanned.arrays))
         return None if placed.old is None else placed.old.arrays
+
+
+def _of_tiledb(files: Iterable[str], kind: Kind) -> tuple[Iterable[str], Kind]:
+    """Return files and their kind, where URLs say that they are TileDB arrays."""
+    if isinstance(files, str):
+        return files, kind  # which is refused later
+    given = list(files)
+    named = [is_tiledb_url(it) for it in given]
+    if not any(named):
+        return given, kind
+    if kind not in ("auto", "tiledb") or not all(named):
+        raise InvalidInputError(
+            f"files= has URLs of TileDB arrays, such as tiledb+s3://bucket/array, beside others or "
+            f"with kind={kind!r}. Ingest TileDB arrays by themselves."
+        )
+    return [storage_location(it) for it in given], "tiledb"
 
 
 def _location(given: str) -> str:

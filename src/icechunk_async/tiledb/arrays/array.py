@@ -20,6 +20,7 @@ from icechunk_async.tiledb.arrays.dense import DenseGrid, overlap, read_dense
 from icechunk_async.tiledb.arrays.directory import AT_ONCE, ArrayDirectory, read_timed
 from icechunk_async.tiledb.arrays.folder import Folder
 from icechunk_async.tiledb.arrays.fragments import load_fragments
+from icechunk_async.tiledb.arrays.urls import storage_location
 from icechunk_async.tiledb.format.history import ALL_TIME, Window, visible
 from icechunk_async.tiledb.format.metadata import apply_metadata, decode_metadata
 from icechunk_async.tiledb.format.schema import Attribute, decode_enumeration
@@ -84,6 +85,8 @@ async def open_folder(
     if not isinstance(location, str | os.PathLike):
         yield Folder(location, url=location.description.url.rstrip("/"))
         return
+    if isinstance(location, str):
+        location = storage_location(location)
     options = {**(storage_options or {}), "read_only": True}
     async with open_storage(location, **options) as storage:
         # Files of TileDB are written once, under names that are not used again.
@@ -102,12 +105,14 @@ async def open_array(
     """Open a TileDB array for the length of an ``async with`` block.
 
     Args:
-        location: URL or path of the array's folder, or an open storage whose keys are below it.
+        location: URL or path of the array's folder, or an open storage whose keys are below it. A
+            URL may say what is there: ``tiledb+s3://bucket/array``, ``tiledb:///data/array``.
         start: see only what was written from this time on: a datetime, or milliseconds since 1970.
         end: see only what was written until this time.
         storage_options: options of the storage backend.
 
     Raises:
+        InvalidURLError: the URL is not one of a storage.
         NotFoundError: there is no array.
         FormatError: a file of the array is damaged.
         UnsupportedSpecVersionError: it was written by a TileDB that is too old or too new.

@@ -42,12 +42,14 @@ async def open_group(
     """Open a TileDB group for the length of an ``async with`` block.
 
     Args:
-        location: URL or path of the group's folder, or an open storage whose keys are below it.
+        location: URL or path of the group's folder, or an open storage whose keys are below it. A
+            URL may say what is there: ``tiledb+s3://bucket/group``, ``tiledb:///data/group``.
         start: see only what was written from this time on: a datetime, or milliseconds since 1970.
         end: see only what was written until this time.
         storage_options: options of the storage backend.
 
     Raises:
+        InvalidURLError: the URL is not one of a storage.
         NotFoundError: there is no group.
         FormatError: a file of the group is damaged.
         StorageError: the storage failed.

@@ -83,7 +83,7 @@ async def ingest_array(
 
     Args:
         repository: a repository whose containers cover the array.
-        location: URL or path of the array, or an open storage at that place.
+        location: URL or path of the array, or an open storage at that place; as for `open_array`.
         path: of the group.
         branch: the branch to commit to.
         history: commit a snapshot for each moment at which fragments were written, the oldest

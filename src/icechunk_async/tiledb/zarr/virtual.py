@@ -29,6 +29,7 @@ from icechunk_async.format.paths import ancestors, check_path
 from icechunk_async.tiledb.arrays.cells import category_values
 from icechunk_async.tiledb.arrays.dense import overlap
 from icechunk_async.tiledb.arrays.tiles import open_field
+from icechunk_async.tiledb.arrays.urls import storage_location
 from icechunk_async.tiledb.format.types import DATETIMES, Datatype, Layout, is_time, time_unit
 from icechunk_async.tiledb.zarr.codec import TileDBCodec, zarr_dtype
 from icechunk_async.tiledb.zarr.copies import (
@@ -229,6 +230,7 @@ async def write_virtual_array(
     workspace = session.workspace
     workspace.check_writable()
     place = check_path(path)
+    location = None if location is None else storage_location(location)
     grid = array.grid()
     chosen = array.attributes(attributes)
     for it in chosen:
