@@ -35,7 +35,7 @@ SECRET = "KEY:SECRET"  # noqa: S105 -- of nobody
     ],
 )
 def test_storage_is_that_of_the_url_without_tiledb(given: str, expected: str) -> None:
-    """Paths and URLs of storage stay as they are."""
+    """Paths and URLs of storage are unchanged."""
     assert storage_location(given) == expected
     assert is_tiledb_url(given) == (given != expected)
 

@@ -25,7 +25,7 @@ def is_tiledb_url(location: str) -> bool:
 def storage_location(location: str) -> str:
     """Return the location that the storage knows: without `tiledb+`, or of a file.
 
-    Anything but a URL of TileDB is returned as it is. Errors do not repeat what may be secret.
+    Anything but a URL of TileDB is returned unchanged. Errors do not repeat what may be secret.
 
     Raises:
         InvalidURLError: it begins as a URL of TileDB, and is not one that names a storage.
