@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -90,7 +90,7 @@ async def test_array_is_opened_and_ingested_by_its_url(tmp_path: Path) -> None:
         async with open_array(url) as array:
             np.testing.assert_array_equal((await array.read(attributes=["a0"]))["a0"], expected)
     async with referring(place) as repository:
-        names = {"attributes": ["a0"], "copy": True}
+        names: dict[str, Any] = {"attributes": ["a0"], "copy": True}
         (found,) = await ingest_array(repository, f"tiledb+{place.as_uri()}", "grid", **names)
         assert found.referenced > 0
         assert await ingest_array(repository, place, "grid", **names) == ()
