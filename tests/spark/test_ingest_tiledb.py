@@ -103,7 +103,7 @@ def test_refused_attribute_is_left_out_as_the_reason_says(tmp_path: Path) -> Non
     assert "'a2'" in refused
     assert "may be null" in refused
     assert "leaves out the attributes that `skip` names" in refused
-    assert "its text is copied" in reason("a2")
+    assert "it is copied to an array of strings" in reason("a2")
     assert "of the tiles of 'a0' cannot be referred to" in reason("a1", "a2")
 
 
