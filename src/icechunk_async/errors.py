@@ -46,7 +46,8 @@
     │   ├── TagNotFoundError
     │   ├── SnapshotNotFoundError
     │   ├── NodeNotFoundError
-    │   └── LeaseNotFoundError           no session with a lease has this id
+    │   ├── LeaseNotFoundError           no session with a lease has this id
+    │   └── ProposalNotFoundError
     ├── AlreadyExistsError
     │   ├── RepositoryExistsError
     │   ├── BranchExistsError
@@ -64,6 +65,9 @@
     │   └── RepositoryReadOnlyError
     ├── SessionStateError
     │   ├── FeatureDisabledError         a feature flag of the repository forbids it
+    │   ├── BranchProtectedError         the branch changes only by proposals
+    │   ├── ProposalStateError           the proposal was accepted or closed, or is out of date
+    │   ├── ChecksFailedError            checks of a proposal did not pass; nothing was published
     │   ├── InvalidMoveError
     │   ├── NothingToCommitError
     │   ├── LeaseExpiredError            the session was idle for longer than its lease holds
@@ -419,6 +423,12 @@ class LeaseNotFoundError(NotFoundError):
     kind = "lease-not-found"
 
 
+class ProposalNotFoundError(NotFoundError):
+    """The repository has no proposal of this id."""
+
+    kind = "proposal-not-found"
+
+
 class AlreadyExistsError(IcechunkError):
     """Something of this name already exists; nothing changed."""
 
@@ -604,6 +614,33 @@ class FeatureDisabledError(SessionStateError):
     """
 
     kind = "feature-disabled"
+
+
+class BranchProtectedError(SessionStateError):
+    """The branch changes only by proposals; nothing was changed.
+
+    ``context`` has the ``branch``.
+    """
+
+    kind = "branch-protected"
+
+
+class ProposalStateError(SessionStateError):
+    """A proposal cannot be accepted or closed as it is now; nothing was published.
+
+    ``context`` has its ``proposal_id`` and its ``state``.
+    """
+
+    kind = "proposal-state"
+
+
+class ChecksFailedError(SessionStateError):
+    """Checks of a proposal did not pass, or were not run, on the state that would be merged.
+
+    Nothing was published. ``context`` has the ``proposal_id`` and the names of the ``checks``.
+    """
+
+    kind = "checks-failed"
 
 
 class VirtualChunkError(IcechunkError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,14 @@ from icechunk_async.engine.history import (
     FeatureFlag,
     check_moves_allowed,
     check_online,
+    check_unprotected,
     state_for,
+)
+from icechunk_async.engine.history.protection import (
+    item_with,
+    item_without,
+    keeping_protection,
+    protections_in,
 )
 from icechunk_async.engine.history.settings import METADATA_NAME, OwnSettings, stored_item
 from icechunk_async.engine.leases.keeper import Lease, keep_alive, lost
@@ -38,7 +46,7 @@ from icechunk_async.engine.open import (
 from icechunk_async.engine.upkeep.survey import Limits
 from icechunk_async.errors import ConflictError, InvalidInputError, LeaseLostError
 from icechunk_async.format.config import RepositoryConfig, merge
-from icechunk_async.format.ids import ManifestId, SessionId, SnapshotId
+from icechunk_async.format.ids import ManifestId, ProposalId, SessionId, SnapshotId
 from icechunk_async.format.operations_log import Availability as RepoAvailability
 from icechunk_async.format.operations_log import RepoStatus as StoredStatus
 from icechunk_async.format.paths import check_path
@@ -83,6 +91,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.operations_log import Update
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import ManifestFileInfo, Snapshot
+    from icechunk_async.proposals import AnyCheck, Desk, Proposal
     from icechunk_async.storage import Storage
     from icechunk_async.storage.cache.cached import CacheOptions, CacheStatistics
     from icechunk_async.storage.policies.hedge import HedgePolicy
@@ -92,6 +101,8 @@ if TYPE_CHECKING:
     from icechunk_async.zarr.values import CellChanges, ValueDiff
 
 __all__ = ["FeatureFlag", "RepoAvailability", "RepoStatus", "Repository"]
+
+_log = logging.getLogger(__name__)
 
 _LIMITS = Limits()
 
@@ -481,6 +492,7 @@ class Repository:
             self._engine.history.capabilities.require("leases")
         base = await self._engine.load(branch)
         check_online(self._engine.history)
+        check_unprotected(self._engine.history, branch)
         if duration_us is None:
             return self._session(base, branch, SessionMode.WRITABLE, deduplicate=deduplicate)
         record = LeaseRecord.begin(
@@ -665,6 +677,7 @@ class Repository:
         await check_moves_allowed(self._engine.history)
         base = await self._engine.load(branch)
         check_online(self._engine.history)
+        check_unprotected(self._engine.history, branch)
         return self._session(base, branch, SessionMode.REARRANGE)
 
     @asynccontextmanager
@@ -1336,6 +1349,7 @@ class Repository:
         plan = Merge(source, into, base, solver)
         combined = await plan.combine(self._engine)
         check_online(self._engine.history)
+        check_unprotected(self._engine.history, into)
         report = await report_of(self._engine, into, combined)
         session = self._session(combined.target, into, SessionMode.WRITABLE)
         session.workspace.rebase_to(combined.target, combined.changes)
@@ -1440,6 +1454,7 @@ class Repository:
         plan = await plan_squash(self._engine, branch, since)
         if plan is None:
             return await self.lookup_branch(branch)
+        check_unprotected(self._engine.history, branch)
         session = self._session(plan.combined.base, branch, SessionMode.WRITABLE)
         session.workspace.rebase_to(plan.combined.target, plan.combined.changes)
         properties = {**plan.properties, **(metadata or {})}
@@ -1472,6 +1487,7 @@ class Repository:
                 if combined.changes.is_empty():
                     return report
                 check_online(engine.history)
+                check_unprotected(engine.history, plan.branch)
                 session = self._session(combined.target, plan.branch, SessionMode.WRITABLE)
                 session.workspace.rebase_to(combined.target, combined.changes)
                 try:
@@ -1526,7 +1542,11 @@ class Repository:
 
         Errors and cancellation are those of `set_metadata`.
         """
-        return await self._engine.state_to_change("metadata").merge_metadata(lambda _: metadata)
+        return await self._engine.state_to_change("metadata").merge_metadata(
+            lambda info: (
+                keeping_protection(info, metadata) if METADATA_NAME in metadata else metadata
+            )
+        )
 
     async def save_packing(self) -> None:
         """Store the packing in force, for everyone who opens the repository from now on.
@@ -1622,6 +1642,166 @@ class Repository:
         Cancellation: the flag may have been set.
         """
         await self._engine.state_to_change("feature_flags").set_feature_flag(name, setting)
+
+    # Proposals and protection
+
+    async def propose(
+        self,
+        source: SnapshotId | str,
+        *,
+        into: str = "main",
+        checks: Iterable[AnyCheck] = (),
+        title: str | None = None,
+        message: str | None = None,
+        metadata: Mapping[str, JSON] | None = None,
+        base: SnapshotId | str | None = None,
+        solver: ConflictSolver | None = None,
+        compare_chunks: int = 10_000,
+    ) -> Proposal:
+        """Propose what a branch changed, to be checked and reviewed before another branch takes it.
+
+        The merge is made as a snapshot that no branch holds, and the checks run on it.
+        `Proposal.accept` moves the branch to that very snapshot if all of them passed. Records are
+        kept below ``proposals/`` in the repository, with a page that shows the changes,
+        ``review.html``; the official engine ignores them. `garbage_collect` keeps what open
+        proposals need, and deletes those that ended before its cutoff.
+
+        Args:
+            source: what to merge: a branch, a tag, or a snapshot.
+            into: the branch that is to take it.
+            checks: async functions of a session that reads the merged state, and of the proposal,
+                which return None or a sentence that says what is wrong; or
+                `icechunk_async.proposals.Check`, also for commands.
+            title: what it is about, on one line; by default the first line of the message.
+            message: of the merge.
+            metadata: properties of the merge, laid over the default ones.
+            base: the state that both began with; None: the nearest common ancestor.
+            solver: decides conflicts; *ours* is the source, *theirs* is the branch.
+            compare_chunks: compare the values of as many chunks, at most, for the review.
+
+        Returns:
+            The proposal. That a check did not pass raises nothing here; see `Proposal.results`.
+
+        Raises:
+            MergeConflictError: both changed the same. There is no proposal.
+            NothingToCommitError: the branch has all of it already.
+            NotFoundError, BranchNotFoundError, SnapshotNotFoundError: as `merge`.
+            InvalidInputError: an argument makes no sense, or there is no common ancestor.
+            UnsupportedBySpecError: the repository's layout is older than format version 1.
+            RepositoryReadOnlyError, UnsafeStorageError, OutcomeUnknownError: as `merge`.
+
+        Cancellation: the proposal may be there, with or without results.
+
+        Cost: that of `merge`, of `diff_values`, and of the checks; and five requests.
+        """
+        from icechunk_async.proposals import Wish, propose  # noqa: PLC0415 -- loaded when it is used
+
+        properties = {**self.default_commit_metadata, **(metadata or {})}
+        wish = Wish(source, into, title, message, properties, base)
+        return await propose(self._desk(), wish, checks, solver, compare_chunks)
+
+    async def proposal(self, proposal_id: ProposalId | str) -> Proposal:
+        """Return a proposal as it is now.
+
+        Raises:
+            ProposalNotFoundError: there is none of this id.
+            InvalidInputError: it is not an id.
+            FormatError: it is damaged.
+
+        Cost: one listing and one request.
+        """
+        from icechunk_async.engine.proposals import files  # noqa: PLC0415 -- loaded when it is used
+        from icechunk_async.proposals import Proposal  # noqa: PLC0415
+
+        self._engine.history.capabilities.require("proposals")
+        record = await files.load(self.storage, files.as_proposal_id(proposal_id))
+        return Proposal(self._desk(), record)
+
+    async def proposals(self, *, include_ended: bool = False) -> list[Proposal]:
+        """Return the open proposals, oldest first, and with ``include_ended`` all.
+
+        Damaged ones are left out and logged; `proposal` says what is wrong with one.
+
+        Cost: one listing, and a request for each proposal.
+        """
+        from icechunk_async.engine.proposals import files  # noqa: PLC0415 -- loaded when it is used
+        from icechunk_async.proposals import Proposal  # noqa: PLC0415
+
+        self._engine.history.capabilities.require("proposals")
+        records, faults = await files.load_all(self.storage)
+        for error in faults.values():
+            _log.warning("a proposal is left out: %s", error)
+        desk = self._desk()
+        return [Proposal(desk, it) for it in records if include_ended or not it.state.is_over]
+
+    def _desk(self) -> Desk:
+        from icechunk_async.proposals import Desk  # noqa: PLC0415 -- loaded when it is used
+
+        async def read(snapshot_id: SnapshotId) -> Session:
+            return await self.readonly_session(snapshot_id=snapshot_id)
+
+        async def published(branch: str, snapshot_id: SnapshotId, previous: SnapshotId) -> None:
+            del branch, snapshot_id, previous
+
+        def write(base: Snapshot, branch: str) -> Session:
+            return self._session(base, branch, SessionMode.WRITABLE)
+
+        return Desk(self._engine, read, write, published)
+
+    async def protect_branch(self, branch: str = "main", *, checks: Collection[str] = ()) -> None:
+        """Let a branch change only by proposals, see `propose`, from now on and for everyone.
+
+        This library then refuses commits and merges to the branch, and moves, resets and
+        deletions of it, with `BranchProtectedError`. That is decided in the same atomic step as the
+        change. It is an item of the repository's metadata: **the official engine and versions of
+        this library before it do not know of it**, and who may write to the storage can lift it.
+
+        Args:
+            branch: an existing branch.
+            checks: names of checks that must have passed on what is merged; those of an earlier
+                call are replaced.
+
+        Raises:
+            BranchNotFoundError: there is no such branch.
+            InvalidInputError: a name of a check is empty or longer than 200 characters.
+            UnsupportedBySpecError: the repository is of format version 1 or older.
+            RepositoryReadOnlyError, OutcomeUnknownError: as `set_metadata`.
+
+        Cancellation: the branch may be protected.
+        """
+        from icechunk_async.engine.proposals.record import check_names  # noqa: PLC0415 -- loaded when it is used
+
+        self._engine.history.capabilities.require("protection")
+        names = check_names(checks)
+        await self.lookup_branch(branch)
+        await self._engine.state_to_change("protection").merge_metadata(
+            lambda info: {METADATA_NAME: item_with(info, branch, names)}
+        )
+
+    async def unprotect_branch(self, branch: str = "main") -> None:
+        """Let a branch be changed directly again. Nothing happens if it is not protected.
+
+        Raises:
+            UnsupportedBySpecError, RepositoryReadOnlyError, OutcomeUnknownError: as
+                `protect_branch`.
+
+        Cancellation: the protection may be lifted.
+        """
+        await self._engine.state_to_change("protection").merge_metadata(
+            lambda info: {METADATA_NAME: item_without(info, branch)}
+        )
+
+    async def protected_branches(self) -> dict[str, frozenset[str]]:
+        """Return the branches that change only by proposals, and the checks that each asks for.
+
+        Raises:
+            FormatError: the setting is damaged.
+
+        Cost: one conditional request; none in format version 1, where no branch is protected.
+        """
+        if not self._engine.history.capabilities.protection:
+            return {}
+        return protections_in(await state_for(self._engine.history, "protection").info())
 
     # Inspection
 

@@ -128,6 +128,12 @@ class SessionId(_ObjectId):
     sizes_bytes = (12,)
 
 
+class ProposalId(_ObjectId):
+    """Names one proposal, see `Repository.propose`."""
+
+    sizes_bytes = (12,)
+
+
 class NodeId(_ObjectId):
     """Names one array or group for its whole life, also when it moves."""
 

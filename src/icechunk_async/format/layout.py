@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         ChunkId,
         ManifestId,
         NodeId,
+        ProposalId,
         SessionId,
         SnapshotId,
         StatisticsId,
@@ -27,6 +28,7 @@ __all__ = [
     "CONFIG",
     "LEASED_SESSIONS",
     "LEASES",
+    "PROPOSALS",
     "REFS",
     "REPO_INFO",
     "SPILLS",
@@ -42,6 +44,7 @@ __all__ = [
     "lease_key",
     "manifest_key",
     "new_backup_name",
+    "proposal_prefix",
     "snapshot_key",
     "spill_prefix",
     "statistics_key",
@@ -73,6 +76,10 @@ them loses no data."""
 
 STATISTICS: Final = "statistics/"
 """Objects that only this library writes: statistics of chunks, some for each array. As `SUMS`."""
+
+PROPOSALS: Final = "proposals/"
+"""Proposals of this library: a folder for each, with its records and a page for browsers. The
+official engine neither reads nor lists nor deletes them."""
 
 _WRITTEN_ONCE: Final = ("chunks/", "manifests/", "snapshots/", "transactions/", SUMS, STATISTICS)
 _YEAR_3000_MS: Final = 32_503_680_000_000
@@ -172,6 +179,11 @@ def lease_key(session_id: SessionId) -> str:
 def spill_prefix(session_id: SessionId) -> str:
     """Return the beginning of the keys of what a leased session spilled."""
     return f"{SPILLS}{session_id}/"
+
+
+def proposal_prefix(proposal_id: ProposalId) -> str:
+    """Return the beginning of the keys of a proposal."""
+    return f"{PROPOSALS}{proposal_id}/"
 
 
 def new_backup_name(base: str) -> str:

@@ -18,7 +18,14 @@ from icechunk_async.format.paths import check_selection, is_within
 from icechunk_async.format.zarr_document import same_chunk_format
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Callable,
+        Collection,
+        Iterator,
+        Sequence,
+    )
 
     import numpy.typing as npt
     from zarr import AsyncArray
@@ -149,14 +156,23 @@ async def cell_changes(
 
 
 async def value_diffs(
-    before: Session, after: Session, changes: AsyncIterator[Change], paths: Collection[str] | None
+    before: Session,
+    after: Session,
+    changes: AsyncIterator[Change],
+    paths: Collection[str] | None,
+    see: Callable[[tuple[int, ...], CellChanges], None] | None = None,
 ) -> list[ValueDiff]:
-    """Compare the values of the arrays that both sides have; see `Repository.diff_values`."""
+    """Compare the values of the arrays that both sides have; see `Repository.diff_values`.
+
+    ``see`` is called with the shape of an array and the cells of each of its chunks that differ.
+    """
     tallies: dict[str, _Tally] = {}
     async for pair in _pairs(before, after, changes, paths):
         tally = tallies.setdefault(pair.path, _Tally(pair))
         async for cells in _cells(pair):
             tally.add(cells)
+            if see is not None:
+                see(pair.new.shape, cells)
     return [tally.outcome() for _, tally in sorted(tallies.items())]
 
 

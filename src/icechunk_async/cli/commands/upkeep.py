@@ -88,6 +88,8 @@ class Collected:
     """Checksums of manifests, and lists of digests of snapshots."""
     statistics_deleted: int
     """Objects with statistics of chunks."""
+    proposal_files_deleted: int
+    """Records and pages of proposals that ended."""
     unfinished_deleted: int
     """Files of killed writers, and objects of trials of the storage."""
     failures: list[FailedDeletion]
@@ -197,7 +199,8 @@ async def gc(
 
     JSON keys: dry_run, older_than, bytes_deleted, chunks_deleted, manifests_deleted,
     snapshots_deleted, transaction_logs_deleted, sums_deleted (checksums), statistics_deleted,
-    unfinished_deleted (what killed writers left), failures (each: key, reason).
+    proposal_files_deleted, unfinished_deleted (what killed writers left), failures (each: key,
+    reason).
     """
     with showing_progress() as progress:
         found = await repository.garbage_collect(older_than, dry_run=dry_run, progress=progress)
@@ -211,6 +214,7 @@ async def gc(
         found.transaction_logs_deleted,
         found.sums_deleted,
         found.statistics_deleted,
+        found.proposal_files_deleted,
         found.unfinished_deleted,
         [FailedDeletion(it.key, str(it.error)) for it in found.failures],
     )
@@ -356,6 +360,8 @@ def _show_collected(document: Collected, console: Console) -> None:
         table.add_row("checksums", f"{document.sums_deleted:,}")
     if document.statistics_deleted:
         table.add_row("statistics of chunks", f"{document.statistics_deleted:,}")
+    if document.proposal_files_deleted:
+        table.add_row("files of proposals that ended", f"{document.proposal_files_deleted:,}")
     if document.unfinished_deleted:
         table.add_row("files of killed writers", f"{document.unfinished_deleted:,}")
     console.print(table)

@@ -22,7 +22,13 @@ from icechunk_async.engine.commit.inputs import Inputs
 from icechunk_async.engine.commit.once import Record, newest_transactions, record_of, repeated
 from icechunk_async.engine.commit.rebase import rebase
 from icechunk_async.engine.commit.turns import RESERVED, Writers
-from icechunk_async.engine.history import Amend, Commit, Detach, check_moves_allowed
+from icechunk_async.engine.history import (
+    Amend,
+    Commit,
+    Detach,
+    check_moves_allowed,
+    check_unprotected,
+)
 from icechunk_async.engine.history.collections import DraftOutdatedError
 from icechunk_async.engine.history.refusals import branch_moved
 from icechunk_async.engine.tree.workspace import Closed
@@ -688,6 +694,8 @@ class Publisher:
         """Keep changes out while the session is published; yield its branch."""
         with self.exclusively() as branch, telemetry.span(how, branch=branch):
             self._check_changed(allow_empty=allow_empty)
+            if how != "flush" and not self._doubtful:  # what is in doubt is found out
+                check_unprotected(self._history, branch)
             try:
                 yield branch
             except OutcomeUnknownError:

@@ -23,6 +23,7 @@ from icechunk_async.engine.history.protocol import (
     StoredConfig,
     check_moves_allowed,
     check_online,
+    check_unprotected,
     state_for,
 )
 
@@ -43,5 +44,6 @@ __all__ = [
     "StoredConfig",
     "check_moves_allowed",
     "check_online",
+    "check_unprotected",
     "state_for",
 ]

@@ -22,6 +22,8 @@ type Feature = Literal[
     "upkeep",
     "sums",
     "leases",
+    "proposals",
+    "protection",
 ]
 
 _NOUNS: Final[dict[Feature, str]] = {
@@ -37,6 +39,8 @@ _NOUNS: Final[dict[Feature, str]] = {
     "upkeep": "upkeep of its files (collection, compaction, verification, statistics, copies)",
     "sums": "checksums of chunks",
     "leases": "leases of sessions",
+    "proposals": "proposals",
+    "protection": "protection of branches",
 }
 
 
@@ -75,6 +79,11 @@ class Capabilities:
     """Checksums of chunks can be kept, see `Repository.save_sums`."""
     leases: bool = False
     """Sessions can have leases, see `Repository.writable_session`."""
+
+    proposals: bool = False
+    """Changes can be proposed, checked, and accepted, see `Repository.propose`."""
+    protection: bool = False
+    """Branches can be closed to all changes but proposals, see `Repository.protect_branch`."""
 
     def require(self, feature: Feature) -> None:
         """Raise `UnsupportedBySpecError` if this way lacks a feature.

@@ -45,6 +45,7 @@ __all__ = [
     "StoredConfig",
     "check_moves_allowed",
     "check_online",
+    "check_unprotected",
     "state_for",
 ]
 
@@ -207,6 +208,14 @@ class RepositoryState(Protocol):
         """
         ...
 
+    def check_unprotected(self, branch: str) -> None:
+        """Refuse a direct change of a branch that, as last seen, changes only by proposals.
+
+        Raises:
+            BranchProtectedError: it does.
+        """
+        ...
+
     async def feature_flags(self) -> list[FeatureFlag]:
         """Return every known feature flag, as of now."""
         ...
@@ -350,12 +359,21 @@ class History(Protocol):
         ...
 
     async def reset_branch(
-        self, name: str, snapshot_id: SnapshotId, *, expected: SnapshotId | None = None
+        self,
+        name: str,
+        snapshot_id: SnapshotId,
+        *,
+        expected: SnapshotId | None = None,
+        approved: frozenset[str] | None = None,
     ) -> None:
         """Move a branch to another snapshot, only from ``expected`` if that is given.
 
+        ``approved`` are the checks that passed on the snapshot, if it is that of a proposal.
+
         Raises:
             BranchNotFoundError, SnapshotNotFoundError, ConflictError: nothing changed.
+            BranchProtectedError: the branch changes only by proposals, or asks for checks that are
+                not among these; nothing changed.
         """
         ...
 
@@ -518,6 +536,16 @@ def check_online(history: History) -> None:
     """
     if history.state is not None:
         history.state.check_online()
+
+
+def check_unprotected(history: History, branch: str) -> None:
+    """Refuse a direct change of a branch that, as last seen, changes only by proposals.
+
+    Raises:
+        BranchProtectedError: it does.
+    """
+    if history.state is not None:
+        history.state.check_unprotected(branch)
 
 
 async def check_moves_allowed(history: History) -> None:

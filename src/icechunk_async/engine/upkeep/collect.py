@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.concurrency import gather
 from icechunk_async._runtime.progress import no_progress
-from icechunk_async.engine.leases.register import Spared, remove_dead, spared
+from icechunk_async.engine.leases.register import Spared, remove_dead
 from icechunk_async.engine.upkeep.chunk_statistics import Doomed
+from icechunk_async.engine.upkeep.proposals import delete_ended, spared_in
 from icechunk_async.engine.upkeep.room import remove_unfinished, with_room
 from icechunk_async.engine.upkeep.storage_clock import checked_by_storage
 from icechunk_async.engine.upkeep.survey import Survey
@@ -93,6 +94,8 @@ class GarbageReport:
     unfinished_deleted: int = 0
     """Files of killed writers on a local disk that never became objects, and objects by which
     killed processes tried the storage."""
+    proposal_files_deleted: int = 0
+    """Records and pages of proposals that ended before the cutoff."""
 
 
 async def expire_snapshots(engine: Engine, rule: Expiration, *, dry_run: bool) -> set[SnapshotId]:
@@ -101,7 +104,7 @@ async def expire_snapshots(engine: Engine, rule: Expiration, *, dry_run: bool) -
     if not dry_run:
         engine.check_safe()
     with telemetry.span("expire", dry_run=dry_run):
-        rule = replace(rule, keep=(await spared(engine.storage, engine.assets.backend)).bases)
+        rule = replace(rule, keep=(await spared_in(engine)).bases)
         released = set(await engine.history.expire(rule, dry_run=dry_run))
     _log.info("%d snapshot(s) expired%s", len(released), " (dry run)" * dry_run)
     return released
@@ -157,7 +160,7 @@ async def _collect(
         for part in parts:
             chunks.add(part)
 
-    leases = await spared(engine.storage, engine.assets.backend)
+    leases = await spared_in(engine)
     cutoff = leases.cutoff(cutoff)
     statistics, (old, newest) = await gather(
         Doomed.listed(engine.storage, cutoff), old_snapshots(engine.storage, cutoff)
@@ -204,18 +207,20 @@ async def _collect(
     gone = await statistics.delete(engine.storage, cutoff, dry_run=dry_run)
     if not dry_run:
         await remove_dead(engine.storage, leases, cutoff)
+    ended = await delete_ended(engine.storage, cutoff, dry_run=dry_run)
     unfinished = await remove_unfinished(engine, cutoff, dry_run=dry_run)
-    return _report(tallies, gone, unfinished, skipped)
+    return _report(tallies, gone, ended, unfinished, skipped)
 
 
 def _report(
     tallies: Mapping[str, Tally],
     statistics: Tally,
+    proposals: Tally,
     unfinished: Unfinished,
     skipped: tuple[str, ...],
 ) -> GarbageReport:
-    """Return the report of deletions: by folder, of statistics and of unfinished files."""
-    every = (*tallies.values(), statistics)
+    """Return the report of deletions: by folder, of statistics, proposals and unfinished files."""
+    every = (*tallies.values(), statistics, proposals)
     return GarbageReport(
         bytes_deleted=sum(it.size_bytes for it in every) + unfinished.size_bytes,
         chunks_deleted=tallies["chunks"].count,
@@ -224,6 +229,7 @@ def _report(
         transaction_logs_deleted=tallies["transactions"].count,
         sums_deleted=tallies[_SUMS].count,
         statistics_deleted=statistics.count,
+        proposal_files_deleted=proposals.count,
         failures=tuple(failure for it in every for failure in it.failures),
         skipped_phases=skipped,
         unfinished_deleted=unfinished.count,

@@ -13,7 +13,7 @@ from icechunk_async.engine.changes.change_set import ChangeSet, WorkingTree
 from icechunk_async.engine.commit.flush import Flusher, put_digests, root_of, with_digests
 from icechunk_async.engine.commit.guard import RewriteGuard
 from icechunk_async.engine.commit.once import repeated
-from icechunk_async.engine.history import Amend, Commit, check_online
+from icechunk_async.engine.history import Amend, Commit, check_online, check_unprotected
 from icechunk_async.errors import (
     InvalidInputError,
     OutcomeUnknownError,
@@ -75,6 +75,7 @@ async def begin_rewriting(
         history.capabilities.require("amend")
     base = await assets.snapshot(await history.branch_tip(branch))
     check_online(history)
+    check_unprotected(history, branch)
     log = await _amended_log(engine, base) if commit_method == "amend" else None
     return Rewriting(branch, base, log, await RewriteGuard.begin(history, engine.storage))
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.concurrency import closing
-from icechunk_async.engine.leases.register import spared
+from icechunk_async.engine.upkeep.proposals import spared_in
 from icechunk_async.engine.upkeep.survey import Limits, Survey
 from icechunk_async.engine.upkeep.sweep import (
     BATCH,
@@ -157,7 +157,7 @@ async def _bases(
 ) -> frozenset[SnapshotId]:
     """Return the bases of live leases that the history lost but whose files are still there."""
     found: set[SnapshotId] = set()
-    for base_id in (await spared(engine.storage, engine.assets.backend)).bases - listed:
+    for base_id in (await spared_in(engine)).bases - listed:
         with suppress(SnapshotNotFoundError):  # another engine collected it
             await survey.parent_of(base_id)
             found.add(base_id)

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from icechunk_async._runtime import clock
 from icechunk_async.engine.history.protocol import Kept
-from icechunk_async.engine.leases.register import Spared, remove_dead, spared
+from icechunk_async.engine.leases.register import Spared, remove_dead
 from icechunk_async.engine.upkeep.chunk_statistics import Doomed
 from icechunk_async.engine.upkeep.collect import (
     FOLDERS,
@@ -30,6 +30,7 @@ from icechunk_async.engine.upkeep.collect import (
     pinned_bases,
     release,
 )
+from icechunk_async.engine.upkeep.proposals import delete_ended, spared_in
 from icechunk_async.engine.upkeep.room import remove_unfinished
 from icechunk_async.engine.upkeep.survey import Limits, Survey
 from icechunk_async.engine.upkeep.sweep import (
@@ -172,7 +173,7 @@ class _Collection:
         async def begin(native: AsyncRepository) -> _Begun:
             nonlocal survey
             opened = native.engine
-            self.leases = await spared(opened.storage, opened.assets.backend)
+            self.leases = await spared_in(opened)
             self.cutoff = self.leases.cutoff(self.cutoff)
             self.statistics = await Doomed.listed(opened.storage, self.cutoff)
             survey = Survey(
@@ -258,6 +259,9 @@ class _Collection:
         statistics = self.shared.ask(self._delete_statistics)
         if not self.dry_run:
             self.shared.ask(lambda it: remove_dead(it.engine.storage, self.leases, self.cutoff))
+        ended = self.shared.ask(
+            lambda it: delete_ended(it.engine.storage, self.cutoff, dry_run=self.dry_run)
+        )
         left: dict[str, str] = dict.fromkeys(
             skipped, "Not tried, since objects that refer to it could not be deleted."
         )
@@ -269,16 +273,19 @@ class _Collection:
         result = GarbageReport(
             bytes_deleted=int(np.array(sizes, np.int64)[gone].sum())
             + unfinished.size_bytes
-            + statistics.size_bytes,
+            + statistics.size_bytes
+            + ended.size_bytes,
             chunks_deleted=counts["chunks"],
             manifests_deleted=counts["manifests"],
             snapshots_deleted=counts["snapshots"],
             transaction_logs_deleted=counts["transactions"],
             sums_deleted=counts["sums"],
             statistics_deleted=statistics.count,
+            proposal_files_deleted=ended.count,
             failures=(
                 *(DeleteFailure(key, StorageError(reason)) for key, reason in reasons.items()),
                 *statistics.failures,
+                *ended.failures,
             ),
             skipped_phases=skipped,
             unfinished_deleted=unfinished.count,

@@ -182,9 +182,15 @@ class AlphaHistory:
         await self._check_not_missed(f"the branch {name!r}")
 
     async def reset_branch(
-        self, name: str, snapshot_id: SnapshotId, *, expected: SnapshotId | None = None
+        self,
+        name: str,
+        snapshot_id: SnapshotId,
+        *,
+        expected: SnapshotId | None = None,
+        approved: frozenset[str] | None = None,
     ) -> None:
         """Move a branch to another snapshot."""
+        del approved  # no branch is protected
         seen, _ = await gather(self._branch(name), self._assets.snapshot(snapshot_id))
         if expected is not None and seen.ref.snapshot_id != expected:
             raise branch_not_reset(name, expected, seen.ref.snapshot_id)

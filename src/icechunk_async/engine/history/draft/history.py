@@ -129,9 +129,15 @@ class DraftHistory:
         await self._create_ref(name, Ref("branch", snapshot_id))
 
     async def reset_branch(
-        self, name: str, snapshot_id: SnapshotId, *, expected: SnapshotId | None = None
+        self,
+        name: str,
+        snapshot_id: SnapshotId,
+        *,
+        expected: SnapshotId | None = None,
+        approved: frozenset[str] | None = None,
     ) -> None:
         """Move a branch to another snapshot."""
+        del approved  # no branch is protected
 
         def edit(state: State) -> State:
             tip = _tip(state, name)

@@ -118,6 +118,7 @@ _CAPABILITIES: Final = Capabilities(
     upkeep=True,
     sums=True,
     leases=True,
+    proposals=True,
 )
 
 
@@ -203,9 +204,15 @@ class RefFilesHistory:
         await self._check_main(created=branch_key(name))
 
     async def reset_branch(
-        self, name: str, snapshot_id: SnapshotId, *, expected: SnapshotId | None = None
+        self,
+        name: str,
+        snapshot_id: SnapshotId,
+        *,
+        expected: SnapshotId | None = None,
+        approved: frozenset[str] | None = None,
     ) -> None:
         """Move a branch to another snapshot."""
+        del approved  # no branch is protected
         ref, _ = await gather(self._branch(name), self._assets.snapshot(snapshot_id))
         if expected is not None and ref.target != expected:
             raise branch_not_reset(name, expected, ref.target)

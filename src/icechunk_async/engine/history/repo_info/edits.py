@@ -10,6 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.text import printable
+from icechunk_async.engine.history.protection import (
+    check_unprotected,
+    keeping_protection,
+    protections_in,
+)
 from icechunk_async.engine.history.protocol import (
     MAIN,
     MOVE_NODE,
@@ -165,9 +170,10 @@ def _listed(flags: tuple[int, ...] | None, number: int, present: bool) -> tuple[
 
 def replace_metadata(metadata: Mapping[str, JSON]) -> Edit:
     """Return the edit that replaces the repository's own metadata."""
-    items = tuple(encode_items(metadata, _SPEC))
+    encode_items(metadata, _SPEC)  # refuses what is no JSON before anything is asked
 
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
+        items = tuple(encode_items(keeping_protection(info, metadata), _SPEC))
         return replace(info, raw_metadata=items), MetadataChanged()
 
     return edit
@@ -266,11 +272,17 @@ def create_branch(name: str, snapshot_id: SnapshotId) -> Edit:
     return edit
 
 
-def reset_branch(name: str, snapshot_id: SnapshotId, expected: SnapshotId | None) -> Edit:
-    """Return the edit that moves a branch."""
+def reset_branch(
+    name: str,
+    snapshot_id: SnapshotId,
+    expected: SnapshotId | None,
+    approved: frozenset[str] | None = None,
+) -> Edit:
+    """Return the edit that moves a branch; ``approved`` are the checks of a proposal."""
 
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
         tip = find_branch(info.branches, name)
+        check_unprotected(info, name, approved)
         if expected is not None and tip != expected:
             raise branch_not_reset(name, expected, tip)
         find_snapshot(info, snapshot_id)
@@ -286,6 +298,7 @@ def delete_branch(name: str) -> Edit:
     def edit(info: RepoInfo) -> tuple[RepoInfo, UpdateDetail]:
         tip = find_branch(info.branches, name)
         refuse_main(name)
+        check_unprotected(info, name)
         branches = {branch: it for branch, it in info.branches.items() if branch != name}
         return replace(info, branches=branches), BranchDeleted(name, tip)
 
@@ -367,6 +380,7 @@ def publication_edit(publication: Publication) -> Edit:
 
 def _expect_tip(info: RepoInfo, branch: str, expected: SnapshotId) -> None:
     tip = find_branch(info.branches, branch)
+    check_unprotected(info, branch)
     if tip != expected:
         raise branch_moved(branch, expected, tip)
 
@@ -403,7 +417,8 @@ def expire(info: RepoInfo, rule: Expiration) -> tuple[RepoInfo, frozenset[Snapsh
     if len(tags) < len(info.tags):
         check_feature(info, _DELETE_TAG)
     if rule.delete_branches:
-        branches = {name: tip for name, tip in branches.items() if name == MAIN or tip not in old}
+        keep = {MAIN, *protections_in(info)}
+        branches = {name: tip for name, tip in branches.items() if name in keep or tip not in old}
     dropped = frozenset(old - {*tags.values(), *branches.values()})
     deleted = info.deleted_tags | (info.tags.keys() - tags.keys())
     kept_refs = replace(info, tags=tags, branches=branches, deleted_tags=deleted)

@@ -15,6 +15,7 @@ from icechunk_async.engine.history.collections import (
     read_notes,
 )
 from icechunk_async.engine.history.outcomes import create_object, read_if_there
+from icechunk_async.engine.history.protection import check_unprotected
 from icechunk_async.engine.history.protocol import (
     MAIN,
     SAFE_UPDATES,
@@ -121,6 +122,10 @@ class RepoInfoState:
         """Refuse changes while the status, as last seen, forbids them."""
         edits.check_online(self._file.seen.info)
 
+    def check_unprotected(self, branch: str) -> None:
+        """Refuse a direct change of a branch that, as last seen, is protected."""
+        check_unprotected(self._file.seen.info, branch)
+
     async def feature_flags(self) -> list[FeatureFlag]:
         """Return every known feature flag. Cost: one conditional request."""
         return edits.feature_flags(await self.info())
@@ -183,6 +188,8 @@ _CAPABILITIES: Final = Capabilities(
     upkeep=True,
     sums=True,
     leases=True,
+    proposals=True,
+    protection=True,
 )
 
 
@@ -267,10 +274,15 @@ class RepoInfoHistory:
         await self._file.update(edits.create_branch(name, snapshot_id))
 
     async def reset_branch(
-        self, name: str, snapshot_id: SnapshotId, *, expected: SnapshotId | None = None
+        self,
+        name: str,
+        snapshot_id: SnapshotId,
+        *,
+        expected: SnapshotId | None = None,
+        approved: frozenset[str] | None = None,
     ) -> None:
         """Move a branch to another snapshot."""
-        await self._file.update(edits.reset_branch(name, snapshot_id, expected))
+        await self._file.update(edits.reset_branch(name, snapshot_id, expected, approved))
 
     async def delete_branch(self, name: str) -> None:
         """Delete a branch."""

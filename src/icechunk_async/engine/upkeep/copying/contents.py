@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID
-from icechunk_async.format.layout import STATISTICS, SUMS, snapshot_key, transaction_key
+from icechunk_async.format.layout import PROPOSALS, STATISTICS, SUMS, snapshot_key, transaction_key
 
 __all__ = [
     "CHUNKS",
@@ -31,10 +31,11 @@ FOLDERS: Final = (CHUNKS, MANIFESTS, SUMS, TRANSACTIONS, SNAPSHOTS, LOG)
 """The folders that are copied, in the order of copying: what refers to others comes after them. The
 references come last of all."""
 
-LEFT_BEHIND: Final = ("leases/", "collections/", "copies/", STATISTICS)
+LEFT_BEHIND: Final = ("leases/", "collections/", "copies/", STATISTICS, PROPOSALS)
 """Folders that say something about one place and nothing about its copy: sessions that are open
-there, collections of garbage that ran there, and what copies put there. And statistics of chunks,
-which are found by their array and not by snapshot, and can be made again."""
+there, collections of garbage that ran there, what copies put there, and proposals, whose states no
+branch holds. And statistics of chunks, which are found by their array and not by snapshot, and can
+be made again."""
 
 MARK: Final = "copies/state.json"
 """In the destination: what copies have put there. It tells a copy, which may be replaced by a newer

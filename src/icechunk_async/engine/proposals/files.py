@@ -1,0 +1,206 @@
+"""Proposals in the storage: each state of one is a new object, and none is ever replaced.
+
+The object with the highest number is the present state. A writer creates the next number, so of two
+writers one is first, on every storage that can create objects safely; what happened to a
+proposal can be read afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async._runtime import clock
+from icechunk_async._runtime.concurrency import bounded_map, closing
+from icechunk_async.engine.history.outcomes import create_object
+from icechunk_async.engine.proposals.record import decode_record, encode_record
+from icechunk_async.errors import (
+    FormatError,
+    InvalidInputError,
+    ObjectNotFoundError,
+    ProposalNotFoundError,
+    ProposalStateError,
+)
+from icechunk_async.format.ids import ProposalId
+from icechunk_async.format.layout import PROPOSALS, proposal_prefix
+from icechunk_async.storage import ObjectInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from icechunk_async.engine.proposals.record import ProposalRecord
+    from icechunk_async.format.ids import SnapshotId
+    from icechunk_async.storage import Storage
+
+__all__ = [
+    "PAGE",
+    "append",
+    "as_proposal_id",
+    "create",
+    "load",
+    "load_all",
+    "newest_numbers",
+    "pinned",
+    "put_page",
+    "record_key",
+]
+
+_log = logging.getLogger(__name__)
+
+PAGE: Final = "review.html"
+_KEY: Final = re.compile(r"proposals/(?P<id>[0-9A-Z]{20})/(?P<number>\d{6})\.json")
+_AT_ONCE: Final = 16
+_SERIAL_BYTES: Final = 8
+_LAST: Final = 999_999
+
+
+def as_proposal_id(given: ProposalId | str) -> ProposalId:
+    """Return the id of a proposal, parsed if it is text."""
+    return given if isinstance(given, ProposalId) else ProposalId.parse(given)
+
+
+def record_key(proposal_id: ProposalId, number: int) -> str:
+    """Return the key of one state of a proposal."""
+    return f"{proposal_prefix(proposal_id)}{number:06d}.json"
+
+
+async def newest_numbers(storage: Storage, prefix: str = PROPOSALS) -> dict[ProposalId, int]:
+    """Return the newest record of each proposal, by its number. Cost: one listing."""
+    found: dict[ProposalId, int] = {}
+    entries = storage.list_prefix(prefix)
+    async with closing(entries):
+        async for entry in entries:
+            known = _KEY.fullmatch(entry.key) if isinstance(entry, ObjectInfo) else None
+            if known is None:
+                continue  # a page, or somebody else's object
+            try:
+                proposal_id = ProposalId.parse(known["id"])
+            except InvalidInputError:
+                continue
+            number = int(known["number"])
+            if str(proposal_id) == known["id"]:
+                found[proposal_id] = max(number, found.get(proposal_id, number))
+    return found
+
+
+async def load(storage: Storage, proposal_id: ProposalId) -> ProposalRecord:
+    """Return the present state of a proposal.
+
+    Raises:
+        ProposalNotFoundError: there is no such proposal.
+        FormatError: its newest record is damaged.
+
+    Cost: one listing and one request.
+    """
+    numbers = await newest_numbers(storage, proposal_prefix(proposal_id))
+    if proposal_id not in numbers:
+        raise _missing(proposal_id)
+    return await _read(storage, proposal_id, numbers[proposal_id])
+
+
+def _missing(proposal_id: ProposalId) -> ProposalNotFoundError:
+    return ProposalNotFoundError(
+        f"There is no proposal {proposal_id} in this repository. It may have been collected some "
+        "time after its end; Repository.proposals lists those that there are.",
+        proposal_id=str(proposal_id),
+    )
+
+
+async def _read(storage: Storage, proposal_id: ProposalId, number: int) -> ProposalRecord:
+    try:
+        data = (await storage.get(record_key(proposal_id, number))).data
+    except ObjectNotFoundError as error:  # collected meanwhile
+        raise _missing(proposal_id) from error
+    return decode_record(data, proposal_id, number)
+
+
+async def load_all(
+    storage: Storage,
+) -> tuple[list[ProposalRecord], dict[ProposalId, FormatError]]:
+    """Return the present state of every proposal, oldest first, and the faults of damaged ones.
+
+    Cost: one listing, and a request for each proposal.
+    """
+    faults: dict[ProposalId, FormatError] = {}
+
+    async def read(entry: tuple[ProposalId, int]) -> ProposalRecord | None:
+        try:
+            return await _read(storage, *entry)
+        except ProposalNotFoundError:
+            return None
+        except FormatError as error:
+            faults[entry[0]] = error
+            return None
+
+    numbers = await newest_numbers(storage)
+    found = await bounded_map(read, numbers.items(), limit=_AT_ONCE)
+    records = [it for it in found if it is not None]
+    return sorted(records, key=lambda it: (it.created_us, it.id)), faults
+
+
+async def create(storage: Storage, record: ProposalRecord) -> ProposalRecord:
+    """Store the first record of a new proposal."""
+    record = _stamped(record, 0)
+    if await create_object(storage, record_key(record.id, 0), encode_record(record)) is None:
+        raise ProposalStateError(
+            f"Proposal {record.id} exists already.", proposal_id=str(record.id), state="unknown"
+        )
+    return record
+
+
+async def append(
+    storage: Storage, previous: ProposalRecord, **changes: Any
+) -> ProposalRecord | None:
+    """Store the next state of a proposal; return None if another writer was first.
+
+    Raises:
+        OutcomeUnknownError: the storage never answered; it may have been stored.
+    """
+    if previous.number >= _LAST:
+        raise ProposalStateError(
+            f"Proposal {previous.id} was changed {_LAST} times. Close it and propose again.",
+            proposal_id=str(previous.id),
+            state=previous.state.value,
+        )
+    record = _stamped(replace(previous, **changes), previous.number + 1)
+    key = record_key(record.id, record.number)
+    stored = await create_object(storage, key, encode_record(record))
+    return None if stored is None else record
+
+
+def _stamped(record: ProposalRecord, number: int) -> ProposalRecord:
+    return replace(
+        record,
+        number=number,
+        serial=clock.random_bytes(_SERIAL_BYTES).hex(),
+        at_us=clock.now_us(),
+    )
+
+
+async def put_page(storage: Storage, proposal_id: ProposalId, page: str) -> None:
+    """Store the page of a proposal, in place of an earlier one."""
+    await storage.put(f"{proposal_prefix(proposal_id)}{PAGE}", page.encode())
+
+
+async def pinned(storage: Storage) -> frozenset[SnapshotId]:
+    """Return the snapshots that open proposals need: candidates, and what is proposed.
+
+    A damaged proposal needs nothing; it is logged.
+
+    Cost: one listing, and a request for each proposal.
+    """
+    if not storage.capabilities.listing:
+        return frozenset()
+    records, faults = await load_all(storage)
+    for error in faults.values():
+        _log.warning("%s Nothing is kept for it.", error)
+    return frozenset(_needed(it for it in records if not it.state.is_over))
+
+
+def _needed(records: Iterable[ProposalRecord]) -> Iterable[SnapshotId]:
+    for it in records:
+        yield it.candidate.snapshot_id
+        yield it.source_id

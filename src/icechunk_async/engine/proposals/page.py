@@ -1,0 +1,255 @@
+"""The page of a proposal: one HTML file without script, for light and dark screens.
+
+Everything in it was written by others: names, messages, attributes, values. All of it goes through
+`_text`, and the page forbids scripts and requests to itself.
+"""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Final
+
+from icechunk_async._runtime import clock
+from icechunk_async._runtime.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from icechunk_async.engine.proposals.record import (
+        ArrayReview,
+        ChangeMap,
+        CheckResult,
+        NodeReview,
+        ProposalRecord,
+    )
+
+__all__ = ["render"]
+
+_POLICY: Final = (
+    '<meta http-equiv="Content-Security-Policy" '
+    "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+)
+_FIELD: Final = 12
+_GAP: Final = 1
+_STYLE: Final = """
+:root { color-scheme: light dark; --ink: #1d2329; --quiet: #5d6872; --paper: #ffffff;
+  --panel: #f3f5f7; --line: #d5dbe1; --good: #1a7f37; --bad: #b42318; --none: #e6eaee;
+  --chunk: 9, 105, 218; --up: 191, 77, 0; --down: 9, 105, 218; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e9ee; --quiet: #9aa6b1; --paper: #12161a;
+  --panel: #1b2127; --line: #37414b; --good: #4ac26b; --bad: #ff7b72; --none: #262e36;
+  --chunk: 88, 166, 255; --up: 255, 166, 87; --down: 88, 166, 255; } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 62rem; margin: 0 auto; padding: 1.5rem; }
+h1 { font-size: 1.6rem; line-height: 1.25; overflow-wrap: anywhere; margin-bottom: 0.3rem; }
+h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line); }
+h3 { font-size: 1rem; margin: 1.6rem 0 0.3rem; overflow-wrap: anywhere; }
+code, td, pre { font-family: ui-monospace, monospace; font-size: 0.88rem; overflow-wrap: anywhere; }
+pre { white-space: pre-wrap; background: var(--panel); padding: 0.7rem; margin: 0.3rem 0; }
+.quiet { color: var(--quiet); } .good { color: var(--good); } .bad { color: var(--bad); }
+.state { border: 1px solid currentColor; border-radius: 1rem; padding: 0 0.7rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; } th { text-align: left; font-weight: 600; }
+th, td { padding: 0.2rem 1.2rem 0.2rem 0; vertical-align: top;
+  border-bottom: 1px solid var(--line); }
+td.number { text-align: right; white-space: nowrap; }
+.maps { display: flex; flex-wrap: wrap; gap: 1.5rem; } figure { margin: 0.6rem 0; }
+figcaption { color: var(--quiet); font-size: 0.85rem; max-width: 24rem; }
+svg { display: block; max-width: 100%; height: auto; }
+.none { fill: var(--none); } .chunk { fill: rgb(var(--chunk)); } .up { fill: rgb(var(--up)); }
+.down { fill: rgb(var(--down)); }
+"""
+
+
+def render(record: ProposalRecord) -> str:
+    """Return the page of a proposal as it is now."""
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            _POLICY,
+            f"<title>{_text(record.title)}</title>",
+            f"<style>{_STYLE}</style></head><body>",
+            *_head(record),
+            *_checks(record),
+            *_nodes(record),
+            *_arrays(record),
+            "</body></html>",
+            "",
+        ]
+    )
+
+
+def _text(text: object) -> str:
+    """Return text that a browser shows as it is, and that cannot reorder what is around it."""
+    return html.escape(printable(str(text), keep="\n"))
+
+
+def _time(microseconds: int) -> str:
+    return f"{clock.from_us(microseconds):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _head(record: ProposalRecord) -> Iterator[str]:
+    kind = {"accepted": "good", "closed": "bad"}.get(record.state.value, "quiet")
+    candidate = record.candidate
+    yield f"<h1>{_text(record.title)}</h1>"
+    yield (
+        f'<p><span class="state {kind}">{_text(record.state.value)}</span> '
+        f"<code>{_text(record.source_ref)}</code> into <code>{_text(record.into)}</code></p>"
+    )
+    if record.message and record.message != record.title:
+        yield f"<pre>{_text(record.message)}</pre>"
+    if record.reason:
+        yield f"<p>Closed: {_text(record.reason)}</p>"
+    rows = [
+        ("Proposal", record.id),
+        ("Proposed at", _time(record.created_us)),
+        ("Last change", _time(record.at_us)),
+        ("Snapshot that is proposed", record.source_id),
+        (f"Tip of {record.into}", candidate.target_id),
+        ("Merged state", candidate.snapshot_id),
+        *((f"Property {name}", value) for name, value in record.metadata.items()),
+    ]
+    cells = (f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in rows)
+    yield '<div class="wide"><table>' + "".join(cells) + "</table></div>"
+    yield (
+        '<p class="quiet">Checks run on the merged state, and that very snapshot is published when '
+        "the proposal is accepted. If the branch moves before, it is made and checked anew.</p>"
+    )
+
+
+def _checks(record: ProposalRecord) -> Iterator[str]:
+    yield "<h2>Checks</h2>"
+    results = {it.name: it for it in record.candidate.results}
+    names = list(dict.fromkeys([*record.checks, *results]))
+    if not names:
+        yield "<p>This proposal has no checks.</p>"
+        return
+    yield '<div class="wide"><table><tr><th>Check</th><th>Outcome</th><th>Seconds</th>'
+    yield "<th>Ended at</th><th>What it said</th></tr>"
+    for name in names:
+        yield _check(name, results.get(name))
+    yield "</table></div>"
+
+
+def _check(name: str, result: CheckResult | None) -> str:
+    if result is None:
+        empty = "<td></td>" * 3
+        return f'<tr><td>{_text(name)}</td><td class="bad">not run</td>{empty}</tr>'
+    kind = "good" if result.passed else "bad"
+    said = f"<pre>{_text(result.detail)}</pre>" if result.detail else ""
+    return (
+        f'<tr><td>{_text(name)}</td><td class="{kind}">{_text(result.outcome)}</td>'
+        f'<td class="number">{result.seconds:.3f}</td><td>{_time(result.at_us)}</td>'
+        f"<td>{said}</td></tr>"
+    )
+
+
+def _nodes(record: ProposalRecord) -> Iterator[str]:
+    review = record.review
+    yield "<h2>Arrays and groups</h2>"
+    if not review.nodes:
+        yield "<p>None is created, deleted, moved, or given other metadata.</p>"
+        return
+    yield '<div class="wide"><table><tr><th>Change</th><th>Kind</th><th>Path</th></tr>'
+    for node in review.nodes:
+        yield _node(node)
+    yield "</table></div>"
+    if review.more_nodes:
+        yield f'<p class="quiet">And {review.more_nodes} more.</p>'
+
+
+def _node(node: NodeReview) -> str:
+    where = _text(node.path)
+    if node.previous_path is not None:
+        where = f"{_text(node.previous_path)} &rarr; {where}"
+    keys = "".join(
+        f"<br>{_text(it.key)}: {_value(it.before)} &rarr; {_value(it.after)}" for it in node.keys
+    )
+    kind = "array" if node.is_array else "group"
+    return f"<tr><td>{_text(node.kind)}</td><td>{kind}</td><td>{where}{keys}</td></tr>"
+
+
+def _value(value: str | None) -> str:
+    return '<span class="quiet">none</span>' if value is None else _text(value)
+
+
+def _arrays(record: ProposalRecord) -> Iterator[str]:
+    review = record.review
+    yield "<h2>Chunks and values</h2>"
+    if not review.arrays:
+        yield "<p>No chunk is written or removed.</p>"
+    for array in review.arrays:
+        yield from _array(array)
+    if review.more_arrays:
+        yield f'<p class="quiet">And {review.more_arrays} more arrays.</p>'
+
+
+def _array(array: ArrayReview) -> Iterator[str]:
+    yield f"<h3>{_text(array.path)}</h3>"
+    yield (
+        f"<p>Chunks: {array.added:,} added, {array.changed:,} changed, {array.removed:,} removed."
+        f"{_values(array)}</p>"
+    )
+    if array.note:
+        yield f'<p class="quiet">{_text(array.note)}</p>'
+    pictures = []
+    if array.chunks is not None:
+        pictures.append(_picture(array.chunks, "Number of chunks that changed", "chunks", "chunk"))
+    if array.values is not None:
+        what = "Mean change of the cells that changed: orange up, blue down"
+        pictures.append(_picture(array.values, what, "cells", "up"))
+    if pictures:
+        yield '<div class="maps">' + "".join(pictures) + "</div>"
+    if array.first:
+        yield '<div class="wide"><table><tr><th>Cell</th><th>Before</th><th>After</th></tr>'
+        for cell in array.first:
+            index = ", ".join(map(str, cell.index))
+            yield (
+                f"<tr><td>[{_text(index)}]</td><td>{_text(cell.before)}</td>"
+                f"<td>{_text(cell.after)}</td></tr>"
+            )
+        yield "</table></div>"
+
+
+def _values(array: ArrayReview) -> str:
+    if array.cells is None:
+        return ""
+    share = array.changed_cells / array.cells if array.cells else 0.0
+    text = f" Cells with another value: {array.changed_cells:,} of {array.cells:,} ({share:.3%})."
+    sizes = (
+        ("least", array.min_change),
+        ("mean", array.mean_change),
+        ("greatest", array.max_change),
+    )
+    known = [f"{name} {size:+.6g}" for name, size in sizes if size is not None]
+    return text + (f" Change: {', '.join(known)}." if known else "")
+
+
+def _picture(found: ChangeMap, what: str, unit: str, more: str) -> str:
+    """Draw a map; fields above zero get the class ``more``."""
+    step = _FIELD + _GAP
+    width, height = found.columns * step, found.rows * step
+    most = max((abs(it) for it in found.values), default=0.0)
+    fields = "".join(_fields(found, most, step, more))
+    across = f"{found.column_cells:,}"
+    axes = f"{found.row_cells:,} by {across}" if found.rows > 1 else across
+    return (
+        f'<figure><svg role="img" aria-label="Map: {what}" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">'
+        f'<rect class="none" width="{width}" height="{height}"/>{fields}</svg>'
+        f"<figcaption>{what}. A field is {axes} {unit}; the strongest colour is "
+        f"{most:.6g}.</figcaption></figure>"
+    )
+
+
+def _fields(found: ChangeMap, most: float, step: int, more: str) -> Iterator[str]:
+    for place, value in enumerate(found.values):
+        if value == 0 or most == 0:
+            continue
+        row, column = divmod(place, found.columns)
+        strength = 0.25 + 0.75 * abs(value) / most
+        yield (
+            f'<rect class="{more if value > 0 else "down"}" x="{column * step}" y="{row * step}" '
+            f'width="{_FIELD}" height="{_FIELD}" opacity="{strength:.3f}"/>'
+        )

@@ -1,0 +1,71 @@
+"""Open proposals keep what they need; those that ended some time ago are deleted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from icechunk_async._runtime.concurrency import gather
+from icechunk_async.engine.leases.register import spared
+from icechunk_async.engine.proposals.files import load_all, pinned
+from icechunk_async.engine.upkeep.sweep import BATCH, Tally, delete_batch, is_older, pages
+from icechunk_async.format.layout import proposal_prefix
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from icechunk_async.engine.leases.register import Spared
+    from icechunk_async.engine.open import Engine
+    from icechunk_async.storage import ObjectInfo, Storage
+
+__all__ = ["delete_ended", "spared_in"]
+
+
+async def spared_in(engine: Engine) -> Spared:
+    """Return what leases and open proposals need, which collection and expiration leave alone.
+
+    Cost: that of `spared`, and one listing and a request for each proposal.
+    """
+    leases, needed = await gather(
+        spared(engine.storage, engine.assets.backend), pinned(engine.storage)
+    )
+    return replace(leases, bases=leases.bases | needed)
+
+
+async def delete_ended(storage: Storage, cutoff: datetime, *, dry_run: bool) -> Tally:
+    """Delete proposals that were accepted or closed before a time, or count their objects.
+
+    Proposals that are open or damaged stay. The record that says that it ended goes last, so that
+    a proposal of which a part is deleted never looks open.
+    """
+    tally = Tally()
+    if not storage.capabilities.listing:
+        return tally
+    records, _ = await load_all(storage)
+    for record in records:
+        if not record.state.is_over:
+            continue
+        found: list[ObjectInfo] = []
+        async for page in pages(storage, proposal_prefix(record.id)):
+            found += page
+        if not all(is_older(it.last_modified, cutoff) for it in found):
+            continue
+        last = f"{proposal_prefix(record.id)}{record.number:06d}.json"
+        found.sort(key=lambda it: it.key == last)
+        await _delete(storage, found, tally, dry_run=dry_run)
+    return tally
+
+
+async def _delete(
+    storage: Storage, objects: list[ObjectInfo], tally: Tally, *, dry_run: bool
+) -> None:
+    *others, last = objects
+    parts = [others[at : at + BATCH] for at in range(0, len(others), BATCH)]
+    for part in [*parts, [last]]:
+        failures = [] if dry_run else await delete_batch(storage, [it.key for it in part])
+        failed = {it.key for it in failures}
+        tally.failures += failures
+        tally.count += len(part) - len(failed)
+        tally.size_bytes += sum(it.size_bytes for it in part if it.key not in failed)
+        if failures:
+            return

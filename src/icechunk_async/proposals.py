@@ -1,0 +1,924 @@
+"""Proposals: changes that are checked and reviewed before a branch takes them.
+
+Write to a branch of your own, propose it, and let checks run on the very state that would be
+merged; accepting the proposal publishes that state, or nothing (write, audit, publish)::
+
+    async def no_gaps(session, proposal):
+        t2m = await zarr.open_array(store=session.store, path="t2m", mode="r")
+        if np.isnan(await t2m.getitem(...)).any():
+            return "t2m has gaps"
+
+    proposal = await repository.propose("night-run", checks=[no_gaps])
+    await proposal.accept()
+
+Values of this module are made by `Repository.propose`, `proposal` and `proposals`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import os
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import anyio
+
+from icechunk_async._runtime import clock
+from icechunk_async._runtime.concurrency import bounded_map, gather
+from icechunk_async.engine.history import check_online, state_for
+from icechunk_async.engine.history.merged import PROPERTY
+from icechunk_async.engine.history.protection import protections_in
+from icechunk_async.engine.proposals import files
+from icechunk_async.engine.proposals.page import render
+from icechunk_async.engine.proposals.record import (
+    MOST_DETAIL,
+    MOST_MESSAGE,
+    MOST_TITLE,
+    ArrayReview,
+    Candidate,
+    CellReview,
+    ChangeMap,
+    CheckResult,
+    KeyReview,
+    NodeReview,
+    ProposalRecord,
+    ProposalState,
+    Review,
+    check_names,
+    encode_record,
+)
+from icechunk_async.engine.versions.feed import changes_between
+from icechunk_async.engine.versions.naming import find_ref
+from icechunk_async.engine.versions.plans import Merge
+from icechunk_async.engine.versions.report import conflict_error, report_of
+from icechunk_async.errors import (
+    ChecksFailedError,
+    ConflictError,
+    IcechunkError,
+    InvalidInputError,
+    NothingToCommitError,
+    OutcomeUnknownError,
+    ProposalStateError,
+    SnapshotNotFoundError,
+    StorageError,
+)
+from icechunk_async.format.ids import ProposalId, SnapshotId
+from icechunk_async.format.json.metadata import encode_items
+from icechunk_async.zarr.review import review_changes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime
+
+    from anyio.abc import Process
+
+    from icechunk_async.engine.commit.conflicts import ConflictSolver
+    from icechunk_async.engine.open import Engine
+    from icechunk_async.format.json.metadata import JSON
+    from icechunk_async.format.snapshot import Snapshot
+    from icechunk_async.session import Session
+
+    type CheckFunction = Callable[[Session, Proposal], Awaitable[str | None]]
+    type AnyCheck = Check | CheckFunction
+
+__all__ = [
+    "ArrayReview",
+    "Candidate",
+    "CellReview",
+    "ChangeMap",
+    "Check",
+    "CheckResult",
+    "KeyReview",
+    "NodeReview",
+    "Proposal",
+    "ProposalId",
+    "ProposalState",
+    "Review",
+]
+
+_log = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 4
+_TAIL_BYTES: Final = 4 * MOST_DETAIL
+_TRIES: Final = 8
+COMPARED_CHUNKS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check of a proposal: a function or a command, with a name and a time limit."""
+
+    name: str
+    """Names its result, 1 to 200 characters."""
+    run: CheckFunction | Sequence[str]
+    """An async function of a session that reads the merged state, and of the proposal. It returns
+    None if all is well, or a sentence that says what is not; an exception counts as a failure.
+
+    Or a command, as a list of arguments; exit code 0 means that all is well. No shell reads it. Its
+    environment has ``ICECHUNK_ASYNC_URL``, ``ICECHUNK_ASYNC_SNAPSHOT`` (the merged state),
+    ``ICECHUNK_ASYNC_PROPOSAL``, ``ICECHUNK_ASYNC_BRANCH`` and ``ICECHUNK_ASYNC_SOURCE``. It finds
+    credentials for itself."""
+    timeout_seconds: float = 600.0
+    """After this time it is cancelled, or killed with the processes that it started."""
+
+    def __post_init__(self) -> None:
+        """Validate the check."""
+        check_names([self.name])
+        seconds: object = self.timeout_seconds
+        if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+            raise InvalidInputError(
+                f"The check {self.name!r} needs a finite time limit above 0 s, not {seconds!r}."
+            )
+        run: object = self.run
+        if callable(run):
+            return
+        if isinstance(run, str | bytes) or not isinstance(run, Sequence) or not run:
+            raise InvalidInputError(
+                f"The check {self.name!r} is {run!r:.80}; it must be an async function, or a "
+                "command as a list of arguments, such as ['python', 'audit.py']."
+            )
+        if not all(isinstance(it, str) and "\0" not in it for it in run):
+            raise InvalidInputError(f"The command of the check {self.name!r} has to be all text.")
+
+
+def as_checks(given: Iterable[AnyCheck]) -> list[Check]:
+    """Return checks, with functions named after themselves.
+
+    Raises:
+        InvalidInputError: one is neither, has no name, or two have the same name.
+    """
+    found: list[Check] = []
+    items: Iterable[object] = [given] if callable(given) or isinstance(given, Check) else given
+    for it in items:
+        if isinstance(it, Check):
+            found.append(it)
+            continue
+        if not callable(it):
+            raise InvalidInputError(
+                f"{it!r:.80} is not a check: give async functions, or Check(name, ['command'])."
+            )
+        name = getattr(it, "__name__", "<nameless>")
+        if name.startswith("<"):
+            raise InvalidInputError(f"{it!r:.80} has no name: give Check('a name', function).")
+        found.append(Check(name, it))
+    names = [it.name for it in found]
+    if len(check_names(names)) < len(names):
+        twice = next(it for it in names if names.count(it) > 1)
+        raise InvalidInputError(f"Two checks are called {twice!r}. Give each another name.")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What proposals of one open repository work with."""
+
+    engine: Engine
+    read: Callable[[SnapshotId], Awaitable[Session]]
+    """Opens a session that reads a snapshot."""
+    write: Callable[[Snapshot, str], Session]
+    """Returns a session that stands on the tip of a branch."""
+    published: Callable[[str, SnapshotId, SnapshotId], Awaitable[None]]
+    """Is told of a branch, its new tip, and the tip before."""
+
+    def check(self) -> None:
+        """Refuse where proposals cannot be kept.
+
+        Raises:
+            UnsupportedBySpecError: the layout has none.
+            UnsafeStorageError: they could be lost on this storage.
+        """
+        self.engine.history.capabilities.require("proposals")
+        self.engine.check_safe()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The arguments of `Repository.propose`."""
+
+    source: SnapshotId | str
+    into: str
+    title: str | None
+    message: str | None
+    metadata: Mapping[str, JSON] = field(default_factory=dict[str, "JSON"])
+    base: SnapshotId | str | None = None
+
+
+class Proposal:
+    """A change of a branch that is waiting to be accepted, or was.
+
+    It shows the state that was read or written last; `reload` reads it again. Made by
+    `Repository.propose`.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        record: ProposalRecord,
+        checks: Sequence[Check] = (),
+        solver: ConflictSolver | None = None,
+        compare_chunks: int = COMPARED_CHUNKS,
+    ) -> None:
+        """Use `Repository.propose`, `proposal` or `proposals`."""
+        self._desk = desk
+        self._record = record
+        self._checks = {it.name: it for it in checks}
+        self._solver = solver
+        self._compare_chunks = compare_chunks
+
+    def __repr__(self) -> str:
+        record = self._record
+        return f"<Proposal {record.id} {record.state.value}: {record.title!r}>"
+
+    @property
+    def id(self) -> ProposalId:
+        """Names the proposal in its repository."""
+        return self._record.id
+
+    @property
+    def state(self) -> ProposalState:
+        """Whether it is open."""
+        return self._record.state
+
+    @property
+    def title(self) -> str:
+        """What it is about, on one line."""
+        return self._record.title
+
+    @property
+    def message(self) -> str:
+        """The message of the merge."""
+        return self._record.message
+
+    @property
+    def into(self) -> str:
+        """The branch that it would change."""
+        return self._record.into
+
+    @property
+    def source(self) -> str:
+        """The branch or tag that is proposed, or the id of a snapshot."""
+        return self._record.source_ref
+
+    @property
+    def source_id(self) -> SnapshotId:
+        """The snapshot that is proposed, as the source had it then."""
+        return self._record.source_id
+
+    @property
+    def metadata(self) -> dict[str, JSON]:
+        """Properties of the merge."""
+        return dict(self._record.metadata)
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        """The names of the checks that must pass."""
+        return self._record.checks
+
+    @property
+    def candidate(self) -> Candidate:
+        """The state that would be published, and the results of checks on it."""
+        return self._record.candidate
+
+    @property
+    def results(self) -> tuple[CheckResult, ...]:
+        """The results of the checks on the candidate."""
+        return self._record.candidate.results
+
+    @property
+    def review(self) -> Review:
+        """The net changes that it makes on the branch."""
+        return self._record.review
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was made (aware, UTC)."""
+        return clock.from_us(self._record.created_us)
+
+    @property
+    def changed_at(self) -> datetime:
+        """When its present state was stored (aware, UTC)."""
+        return clock.from_us(self._record.at_us)
+
+    @property
+    def reason(self) -> str:
+        """Why it was closed; empty without a reason."""
+        return self._record.reason
+
+    @property
+    def passed(self) -> bool:
+        """Whether all of its checks passed on the candidate."""
+        return set(self._record.checks) <= self._record.candidate.passed
+
+    def page(self) -> str:
+        """Return a page about it: one HTML file without script, for light and dark screens.
+
+        It is stored as ``proposals/<id>/review.html`` as well. All that others wrote is escaped.
+        """
+        return render(self._record)
+
+    async def session(self) -> Session:
+        """Return a session that reads the candidate.
+
+        Raises:
+            SnapshotNotFoundError: another engine collected it; `refresh` makes it anew.
+        """
+        return await self._desk.read(self._record.candidate.snapshot_id)
+
+    async def reload(self) -> None:
+        """Read the proposal's present state.
+
+        Raises:
+            ProposalNotFoundError: it was collected.
+            FormatError: it is damaged.
+
+        Cost: one listing and one request.
+        """
+        self._record = await files.load(self._desk.engine.storage, self.id)
+
+    async def run_checks(self, checks: Iterable[AnyCheck] = ()) -> tuple[CheckResult, ...]:
+        """Run checks on the candidate, again if they ran before, and keep their results.
+
+        Args:
+            checks: which ones; none: those that the proposal was made with here. Results of others
+                stay.
+
+        Returns:
+            The results of all checks on the candidate. That one did not pass raises nothing.
+
+        Raises:
+            ProposalStateError: it was accepted or closed.
+            InvalidInputError: there is nothing to run here.
+            SnapshotNotFoundError: the candidate was collected; `refresh` makes it anew.
+
+        Cancellation: no result is kept.
+        """
+        self._desk.check()
+        chosen = as_checks(checks) or list(self._checks.values())
+        if not chosen:
+            raise InvalidInputError(
+                "The proposal was opened here without checks. Pass them as checks=: what to run is "
+                "never read from the storage."
+            )
+        while True:
+            await self.reload()
+            self._check_open()
+            record = self._record
+            results = await self._run(chosen, record.candidate)
+            if await self._append(candidate=replace(record.candidate, results=results)):
+                return results
+
+    async def refresh(self, checks: Iterable[AnyCheck] = ()) -> None:
+        """Make the candidate anew from what the source and the branch are now, and check it.
+
+        Args:
+            checks: see `run_checks`; those that cannot be run here have no result afterwards.
+
+        Raises:
+            MergeConflictError: they do not go together any more.
+            NothingToCommitError: the branch has all of it already.
+            ProposalStateError: it was accepted or closed.
+            NotFoundError: the source or the branch is gone.
+
+        Cancellation: the proposal may have a new candidate, without results.
+
+        Cost: as `Repository.propose`.
+        """
+        self._desk.check()
+        chosen = [*as_checks(checks)] or list(self._checks.values())
+        while True:
+            await self.reload()
+            self._check_open()
+            source_id = await self._source_now()
+            made = await self._make(source_id)
+            if await self._append(
+                state=ProposalState.OPEN, source_id=source_id, candidate=made[0], review=made[1]
+            ):
+                break
+        if chosen:
+            await self.run_checks(chosen)
+
+    async def close(self, reason: str = "", *, force: bool = False) -> None:
+        """Reject the proposal, or give it up. Nothing is published.
+
+        Args:
+            reason: for people.
+            force: close it although a process was about to accept it and did not say how that
+                ended. If that process is alive, it may still publish.
+
+        Raises:
+            ProposalStateError: it was accepted or closed already, or is being accepted.
+            InvalidInputError: the reason is too long.
+            OutcomeUnknownError: the storage never answered.
+
+        Cancellation: it may be closed.
+        """
+        self._desk.check()
+        _check_text("reason", reason, MOST_MESSAGE)
+        while True:
+            await self.reload()
+            self._check_open()
+            if self.state is ProposalState.ACCEPTING:
+                if await self._landed():
+                    await self._append(state=ProposalState.ACCEPTED)
+                    continue
+                tip = await self._desk.engine.history.branch_tip(self.into)
+                if tip == self.candidate.target_id and not force:
+                    raise self._refusal(
+                        "is being accepted, or the process that accepted it was killed, so it may "
+                        "be published at any moment. Accept it again to finish that; or close it "
+                        "with force=True, if no process is at it"
+                    )
+            if await self._append(state=ProposalState.CLOSED, reason=reason):
+                return
+
+    async def accept(
+        self,
+        checks: Iterable[AnyCheck] = (),
+        *,
+        when_moved: Literal["retry", "refuse"] = "retry",
+        tries: int = _TRIES,
+    ) -> SnapshotId:
+        """Publish the candidate on the branch, if every check passed on it.
+
+        The branch moves to the very snapshot that was checked, by compare-and-set. If the branch
+        has moved since, the merge is made anew and the checks run again on the new state.
+
+        Args:
+            checks: run these now, besides those that the proposal was made with here and that have
+                no result on the state yet. What to run is never read from the storage: in another
+                process, pass them.
+            when_moved: ``"refuse"``: do not merge anew where the branch has moved.
+            tries: how often the merge is made anew, at most.
+
+        Returns:
+            The snapshot that is the tip of the branch.
+
+        Raises:
+            ChecksFailedError: a check did not pass on the state to be merged, or could not be run
+                here.
+            ProposalStateError: it was accepted or closed already, or its source was moved or
+                deleted.
+            ConflictError: the branch moved, and ``when_moved`` or ``tries`` forbid to go on.
+            MergeConflictError: the branch changed the same meanwhile.
+            NothingToCommitError: the branch has all of it already.
+            BranchProtectedError: the branch asks for a check that did not pass.
+            OutcomeUnknownError: the storage never answered; accepting again finds out.
+
+            Whatever is raised but the last, nothing was published.
+
+        Cancellation: it may have been published; accepting again finds out, and goes on.
+
+        Cost: without a race three requests besides those of the checks: the proposal, the branch,
+        and its move; and two for the proposal's new states.
+        """
+        self._desk.check()
+        _check_accepting(when_moved, tries)
+        given = as_checks(checks)
+        first = True
+        for _ in range(tries + 1):
+            published = await self._finished(first=first)
+            if published is not None:
+                return published
+            first = False
+            await self._check_source()
+            try:
+                if not await self._renewed(when_moved):
+                    continue
+            except NothingToCommitError:
+                published = await self._finished(first=False)
+                if published is None:
+                    raise
+                return published
+            if not await self._checked(given):
+                continue
+            if await self._publish():
+                return self.candidate.snapshot_id
+        raise ConflictError(
+            f"Branch {self.into!r} or proposal {self.id} changed each of {tries + 1} times that it "
+            "was tried; nothing was published. Accept it again when fewer writers are at work.",
+            branch=self.into,
+        )
+
+    # The steps of accepting; those that return False were overtaken, so that all begins again
+
+    async def _finished(self, *, first: bool) -> SnapshotId | None:
+        """Return what was published, by this call or an interrupted one; None if nothing was."""
+        await self.reload()
+        if first or self.state is ProposalState.CLOSED:
+            self._check_open()
+        if self.state is ProposalState.ACCEPTED:  # by another process, meanwhile
+            return self.candidate.snapshot_id
+        if self.state is ProposalState.ACCEPTING and await self._landed():
+            await self._append(state=ProposalState.ACCEPTED)
+            await self._tell()
+            return self.candidate.snapshot_id
+        return None
+
+    async def _landed(self) -> bool:
+        """Return whether the candidate is on the branch."""
+        history, candidate = self._desk.engine.history, self.candidate
+        async for info in history.ancestry(await history.branch_tip(self.into)):
+            if info.id == candidate.snapshot_id:
+                return True
+            if info.id == candidate.target_id:
+                return False
+        return False
+
+    async def _check_source(self) -> None:
+        """Refuse if the source is not what was proposed."""
+        now = await self._source_now()
+        if now != self.source_id:
+            raise self._refusal(
+                f"proposes {self.source!r} at snapshot {self.source_id}, which was reviewed, and "
+                f"it is at {now} now. Review that with refresh, and accept it then"
+            )
+
+    async def _source_now(self) -> SnapshotId:
+        """Return the snapshot that the source names now."""
+        if self.source == str(self.source_id):
+            return self.source_id
+        history = self._desk.engine.history
+        branches, tags = await gather(history.branches(), history.tags())
+        found = branches.get(self.source, tags.get(self.source))
+        if found is None:
+            raise self._refusal(
+                f"proposes {self.source!r}, which was deleted. Create it again at snapshot "
+                f"{self.source_id}, or propose that snapshot"
+            )
+        return found
+
+    async def _renewed(self, when_moved: str) -> bool:
+        """Make the candidate anew if the branch has moved, or if it was collected."""
+        history, candidate = self._desk.engine.history, self.candidate
+        tip = await history.branch_tip(self.into)
+        if tip == candidate.target_id and await self._is_there(candidate):
+            return True
+        if tip != candidate.target_id and when_moved == "refuse":
+            raise ConflictError(
+                f"Branch {self.into!r} was at {candidate.target_id} when proposal {self.id} was "
+                f"checked and is at {tip} now; nothing was published. Call refresh, look at it "
+                "again, and accept it then; or accept it with when_moved='retry'.",
+                branch=self.into,
+            )
+        made = await self._make(self.source_id)
+        return await self._append(state=ProposalState.OPEN, candidate=made[0], review=made[1])
+
+    async def _is_there(self, candidate: Candidate) -> bool:
+        """Return whether the candidate was not collected by another engine."""
+        try:
+            await gather(
+                self._desk.engine.history.snapshot_info(candidate.snapshot_id),
+                self._desk.engine.assets.read_snapshot(candidate.snapshot_id),
+            )
+        except SnapshotNotFoundError:
+            return False
+        return True
+
+    async def _checked(self, given: Sequence[Check]) -> bool:
+        """Run the checks that have to be run on the candidate.
+
+        Raises:
+            ChecksFailedError: one did not pass, or cannot be run here.
+        """
+        candidate, now = self.candidate, {it.name: it for it in given}
+        required = dict.fromkeys([*self.checks, *(await self._asked_for()), *now])
+        known = {it.name for it in candidate.results} - now.keys()
+        chosen = {
+            name: check
+            for name, check in {**self._checks, **now}.items()
+            if name in required and name not in known
+        }
+        if chosen:
+            results = await self._run(list(chosen.values()), candidate)
+            if not await self._append(candidate=replace(candidate, results=results)):
+                return False
+        missing = [it for it in required if it not in self.candidate.passed]
+        if missing:
+            raise self._failure(missing)
+        return True
+
+    async def _asked_for(self) -> frozenset[str]:
+        """Return the checks that the protection of the branch asks for."""
+        history = self._desk.engine.history
+        if not history.capabilities.protection:
+            return frozenset()
+        info = await state_for(history, "protection").info()
+        return protections_in(info).get(self.into, frozenset())
+
+    def _failure(self, names: Sequence[str]) -> ChecksFailedError:
+        results = {it.name: it for it in self.results}
+        parts: list[str] = []
+        for name in names[:5]:
+            result = results.get(name)
+            if result is None:
+                parts.append(f"{name!r} was not run; pass it as checks=")
+            else:
+                detail = " ".join(result.detail.split())[-200:]
+                parts.append(f"{name!r} {_SAID[result.outcome]}" + f" ({detail})" * bool(detail))
+        more = f"; and {len(names) - 5} more" if len(names) > 5 else ""
+        return ChecksFailedError(
+            f"Proposal {self.id} was not accepted, and nothing was published: of its checks, "
+            f"{'; '.join(parts)}{more}.",
+            proposal_id=str(self.id),
+            checks=list(names),
+        )
+
+    async def _publish(self) -> bool:
+        """Move the branch to the candidate."""
+        # Said before it is done: whoever closes the proposal from now on knows of it, and whoever
+        # accepts it again after a crash looks whether it landed.
+        if not await self._append(state=ProposalState.ACCEPTING):
+            return False
+        candidate, history = self.candidate, self._desk.engine.history
+        try:
+            await history.reset_branch(
+                self.into,
+                candidate.snapshot_id,
+                expected=candidate.target_id,
+                approved=candidate.passed,
+            )
+        except OutcomeUnknownError:
+            raise
+        except (ConflictError, SnapshotNotFoundError):  # moved, or collected
+            return False
+        except IcechunkError:
+            await self._append(state=ProposalState.OPEN)
+            raise
+        await self._append(state=ProposalState.ACCEPTED)
+        await self._tell()
+        return True
+
+    async def _tell(self) -> None:
+        candidate = self.candidate
+        await self._desk.published(self.into, candidate.snapshot_id, candidate.target_id)
+
+    # What the steps are made of
+
+    async def _make(self, source_id: SnapshotId) -> tuple[Candidate, Review]:
+        record = replace(self._record, source_id=source_id)
+        return await _make(self._desk, record, self._solver, self._compare_chunks)
+
+    async def _run(self, checks: Sequence[Check], candidate: Candidate) -> tuple[CheckResult, ...]:
+        """Run checks on a candidate; return their results, and those of others that it had."""
+        session = await self._desk.read(candidate.snapshot_id)
+        environment = {
+            "ICECHUNK_ASYNC_URL": self._desk.engine.storage.description.url,
+            "ICECHUNK_ASYNC_SNAPSHOT": str(candidate.snapshot_id),
+            "ICECHUNK_ASYNC_PROPOSAL": str(self.id),
+            "ICECHUNK_ASYNC_BRANCH": self.into,
+            "ICECHUNK_ASYNC_SOURCE": self.source,
+        }
+
+        async def run(check: Check) -> CheckResult:
+            return await _run_check(check, session, self, environment)
+
+        ran = await bounded_map(run, checks, limit=_AT_ONCE)
+        found = {it.name: it for it in [*candidate.results, *ran]}
+        check_names(list(found))
+        return tuple(found.values())
+
+    async def _append(self, **changes: Any) -> bool:
+        """Store the next state; return whether no other writer was first."""
+        stored = await files.append(self._desk.engine.storage, self._record, **changes)
+        if stored is None:
+            return False
+        self._record = stored
+        await self.store_page()
+        return True
+
+    async def store_page(self) -> None:
+        """Store the page; that it cannot be stored stops nothing."""
+        try:
+            await files.put_page(self._desk.engine.storage, self.id, self.page())
+        except StorageError as error:
+            _log.warning("the page of proposal %s is not stored: %s", self.id, error)
+
+    def _check_open(self) -> None:
+        if self.state is ProposalState.ACCEPTED:
+            raise self._refusal(
+                f"was accepted already, as snapshot {self.candidate.snapshot_id}", ""
+            )
+        if self.state is ProposalState.CLOSED:
+            why = f" ({self.reason[:200]})" if self.reason else ""
+            raise self._refusal(f"was closed{why}. Propose the change again")
+
+    def _refusal(self, why: str, end: str = "; nothing was published") -> ProposalStateError:
+        return ProposalStateError(
+            f"Proposal {self.id} {why}{end}.",
+            proposal_id=str(self.id),
+            state=self.state.value,
+        )
+
+
+_SAID: Final = {
+    "failed": "failed",
+    "error": "could not be run",
+    "timed out": "took too long",
+    "passed": "passed",
+}
+
+
+def _check_accepting(when_moved: object, tries: object) -> None:
+    if when_moved not in {"retry", "refuse"}:
+        raise InvalidInputError(f"when_moved is 'retry' or 'refuse', and not {when_moved!r}.")
+    if not isinstance(tries, int) or isinstance(tries, bool) or tries < 0:
+        raise InvalidInputError(f"tries is a number from 0 on, and not {tries!r}.")
+
+
+def _check_text(name: str, text: object, most: int) -> None:
+    if not isinstance(text, str) or len(text) > most:
+        raise InvalidInputError(
+            f"The {name} of a proposal is text of at most {most} characters, not {text!r:.80}."
+        )
+
+
+async def propose(
+    desk: Desk,
+    wish: Wish,
+    checks: Iterable[AnyCheck],
+    solver: ConflictSolver | None,
+    compare_chunks: int,
+) -> Proposal:
+    """Make a proposal; see `Repository.propose`."""
+    desk.check()
+    chosen = as_checks(checks)
+    if compare_chunks < 0:
+        raise InvalidInputError(f"compare_chunks counts chunks, from 0 on; it is {compare_chunks}.")
+    encode_items(wish.metadata, desk.engine.history.spec_version or 2)  # refuses what is no JSON
+    source_ref, source_id = await _source_of(desk.engine, wish)
+    title = wish.title
+    if title is None:
+        title = (wish.message or f"Merge {source_ref!r} into {wish.into!r}").split("\n", 1)[0]
+        title = title[:MOST_TITLE]
+    message = title if wish.message is None else wish.message
+    _check_text("title", title, MOST_TITLE)
+    _check_text("message", message, MOST_MESSAGE)
+    base_id = None if wish.base is None else await find_ref(desk.engine, wish.base)
+    now = clock.now_us()
+    record = ProposalRecord(
+        ProposalId.random(),
+        0,
+        "",
+        now,
+        now,
+        ProposalState.OPEN,
+        title,
+        message,
+        wish.into,
+        source_ref,
+        source_id,
+        tuple(it.name for it in chosen),
+        Candidate(source_id, source_id),
+        Review(),
+        wish.metadata,
+        base_id,
+    )
+    encode_record(record)  # refuses what cannot be stored before anything is
+    candidate, review = await _make(desk, record, solver, compare_chunks)
+    record = await files.create(
+        desk.engine.storage, replace(record, candidate=candidate, review=review)
+    )
+    proposal = Proposal(desk, record, chosen, solver, compare_chunks)
+    if chosen:
+        await proposal.run_checks()
+    else:
+        await proposal.store_page()
+    return proposal
+
+
+async def _source_of(engine: Engine, wish: Wish) -> tuple[str, SnapshotId]:
+    """Return how a source is called in the record, and the snapshot that it names."""
+    source_id = await find_ref(engine, wish.source)
+    if isinstance(wish.source, SnapshotId):
+        return str(source_id), source_id
+    branches, tags = await gather(engine.history.branches(), engine.history.tags())
+    if wish.source == wish.into and wish.source in branches:
+        raise InvalidInputError(
+            f"Branch {wish.into!r} cannot be proposed to itself. Commit to another branch, and "
+            "propose that."
+        )
+    named = wish.source in branches or wish.source in tags
+    return wish.source if named else str(source_id), source_id
+
+
+async def _make(
+    desk: Desk,
+    record: ProposalRecord,
+    solver: ConflictSolver | None,
+    compare_chunks: int,
+) -> tuple[Candidate, Review]:
+    """Store the merged state as a snapshot that no branch holds, and tell what it changes.
+
+    Raises:
+        MergeConflictError: the source does not go together with the branch.
+        NothingToCommitError: the branch has all of it already.
+    """
+    engine = desk.engine
+    plan = Merge(record.source_id, record.into, record.base_id, solver)
+    combined = await plan.combine(engine)
+    if combined.conflicts:
+        raise conflict_error(await report_of(engine, record.into, combined), combined.conflicts)
+    if combined.changes.is_empty():
+        raise NothingToCommitError(
+            f"Branch {record.into!r} has all changes of {record.source_ref!r} already, so there is "
+            "nothing to propose. Nothing was published."
+        )
+    check_online(engine.history)
+    session = desk.write(combined.target, record.into)
+    session.workspace.rebase_to(combined.target, combined.changes)
+    own: Any = plan.how.properties(record.source_id)[PROPERTY]
+    properties = {PROPERTY: {**own, "proposal": str(record.id)}, **record.metadata}
+    try:
+        made = await session.flush(record.message, properties)
+    except BaseException:
+        session.abandon()
+        raise
+    before, after = await gather(desk.read(combined.target.id), desk.read(made))
+    feed = changes_between(engine, before.workspace.base, after.workspace.base)
+    review = await review_changes(before, after, feed, compare_chunks)
+    return Candidate(made, combined.target.id), review
+
+
+async def _run_check(
+    check: Check, session: Session, proposal: Proposal, environment: Mapping[str, str]
+) -> CheckResult:
+    """Run one check; whatever it does, the result says so."""
+    began = anyio.current_time()
+    outcome: Literal["passed", "failed", "error", "timed out"] = "error"
+    detail = ""
+    with anyio.move_on_after(check.timeout_seconds) as scope:
+        try:
+            if callable(check.run):
+                outcome, detail = await _call(check.run, session, proposal)
+            else:
+                outcome, detail = await _command(check.run, environment)
+        except Exception as error:  # noqa: BLE001 -- of code that is not ours: it is the result
+            outcome, detail = "error", f"{type(error).__name__}: {error}"
+    if scope.cancelled_caught:
+        outcome = "timed out"
+        detail = f"It was stopped after {check.timeout_seconds:g} s."
+    seconds = anyio.current_time() - began
+    detail = detail.encode("utf-8", "backslashreplace").decode()[-MOST_DETAIL:]
+    return CheckResult(check.name, outcome, detail, round(seconds, 6), clock.now_us())
+
+
+async def _call(
+    function: CheckFunction, session: Session, proposal: Proposal
+) -> tuple[Literal["passed", "failed", "error"], str]:
+    found: object = function(session, proposal)
+    if not inspect.isawaitable(found):
+        return "error", f"The check is no async function: it returned {type(found).__name__}."
+    said: object = await found
+    if said is None:
+        return "passed", ""
+    if isinstance(said, str):
+        return "failed", said
+    return "error", (
+        f"The check returned {type(said).__name__}; it returns None if all is well, or a sentence "
+        "that says what is not."
+    )
+
+
+async def _command(
+    arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[Literal["passed", "failed"], str]:
+    """Run a command to its end; return whether its exit code is 0, and the end of its output."""
+    process = await anyio.open_process(
+        list(arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environment},
+        start_new_session=True,  # so that what it starts can be killed with it
+    )
+    tail = b""
+    try:
+        assert process.stdout is not None  # asked for
+        async for part in process.stdout:
+            tail = (tail + part)[-_TAIL_BYTES:]
+        code = await process.wait()
+    finally:
+        await _end(process)
+    said = tail.decode("utf-8", "replace").strip()
+    if code == 0:
+        return "passed", said
+    return "failed", f"{said}\nExit code {code}.".lstrip()
+
+
+async def _end(process: Process) -> None:
+    """Kill a command that still runs, with the processes that it started; wait for it."""
+    with anyio.CancelScope(shield=True):
+        if process.returncode is None:
+            try:
+                if hasattr(os, "killpg"):
+                    os.killpg(process.pid, signal.SIGKILL)
+                else:
+                    process.kill()
+            except ProcessLookupError:  # it ended just now
+                pass
+        await process.aclose()

@@ -1,0 +1,459 @@
+"""Proposals: what is checked is what is published, and what is refused publishes nothing."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from icechunk_async import Repository
+from icechunk_async.engine.proposals.files import append, newest_numbers, record_key
+from icechunk_async.errors import (
+    ChecksFailedError,
+    ConflictError,
+    FormatError,
+    InvalidInputError,
+    MergeConflictError,
+    NotFoundError,
+    NothingToCommitError,
+    ProposalNotFoundError,
+    ProposalStateError,
+    UnsupportedBySpecError,
+)
+from icechunk_async.format.layout import PROPOSALS, snapshot_key
+from icechunk_async.proposals import Check, ProposalState
+from tests.helpers import memory_url, objects, write
+from tests.unit.engine.proposals.places import Counting, begin, commit, contents
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from icechunk_async.proposals import Proposal
+    from icechunk_async.session import Session
+
+
+async def proposed(repository: Repository, *checks: Any, **more: Any) -> Proposal:
+    """Propose chunk 1 from a branch ``side``."""
+    await begin(repository, "side")
+    await commit(repository, "side", c1=1)
+    return await repository.propose("side", checks=checks, **more)
+
+
+async def test_the_very_snapshot_that_was_checked_is_published(repository: Repository) -> None:
+    """No commit is made when it is accepted, and readers of the branch see nothing before."""
+    check = Counting()
+    proposal = await proposed(repository, check, title="chunk one", metadata={"who": "ops"})
+    base = await repository.lookup_branch("main")
+    assert proposal.candidate.target_id == base
+    assert proposal.passed
+    assert check.seen == [proposal.candidate.snapshot_id]
+    assert await contents(await repository.readonly_session("main")) == {}
+    assert await contents(await proposal.session()) == {1: 1}
+
+    published = await proposal.accept()
+
+    assert published == proposal.candidate.snapshot_id == await repository.lookup_branch("main")
+    assert check.seen == [published]  # it passed on this state already
+    assert await contents(await repository.readonly_session("main")) == {1: 1}
+    info = await repository.lookup_snapshot(published)
+    assert (info.parent_id, info.message) == (base, "chunk one")
+    assert info.metadata["who"] == "ops"
+    own: Any = info.metadata["icechunk-async"]
+    assert own == {"merged": [str(proposal.source_id)], "proposal": str(proposal.id)}
+    again = await repository.proposal(str(proposal.id))
+    assert again.state is ProposalState.ACCEPTED
+    assert await repository.merge("side", dry_run=True) is not None
+    assert (await repository.merge("side")).snapshot_id is None  # it knows that it was merged
+
+
+@pytest.mark.parametrize(
+    ("said", "match"), [("too cold", r"'counting' failed \(too cold\)"), (None, None)]
+)
+async def test_a_failed_check_publishes_nothing(
+    repository: Repository, said: str | None, match: str | None
+) -> None:
+    """Until it passes on that state, by running it again."""
+    check = Counting(said)
+    proposal = await proposed(repository, check)
+    base = await repository.lookup_branch("main")
+    if match is not None:
+        with pytest.raises(ChecksFailedError, match=match) as caught:
+            await proposal.accept()
+        assert caught.value.context["checks"] == ["counting"]
+        assert await repository.lookup_branch("main") == base
+        assert len(check.seen) == 1
+        check.said = None
+        (result,) = await proposal.run_checks()
+        assert result.passed
+    assert await proposal.accept() == await repository.lookup_branch("main") != base
+
+
+async def raises(session: Session, proposal: Proposal) -> str | None:
+    """Fail."""
+    raise RuntimeError(f"no\x1b[31m {proposal.id} {session.snapshot_id}")
+
+
+async def hangs(session: Session, proposal: Proposal) -> str | None:
+    """Never end."""
+    await anyio.sleep_forever()
+    return None
+
+
+async def odd(session: Session, proposal: Proposal) -> Any:
+    """Return nonsense."""
+    return 7
+
+
+def blocking(session: Session, proposal: Proposal) -> Any:
+    """Be no async function."""
+
+
+@pytest.mark.parametrize(
+    ("check", "outcome", "detail"),
+    [
+        (raises, "error", "RuntimeError: no"),
+        (Check("hangs", hangs, timeout_seconds=0.01), "timed out", "stopped after 0.01 s"),
+        (odd, "error", "returned int"),
+        (blocking, "error", "no async function"),
+        (Check("gone", ["/nowhere/to/be/found"]), "error", "FileNotFoundError"),
+        (
+            Check("says", ["sh", "-c", "echo on $ICECHUNK_ASYNC_BRANCH; exit 3"]),
+            "failed",
+            "on main",
+        ),
+        (Check("slow", ["sh", "-c", "sleep 60 & wait"], timeout_seconds=0.2), "timed out", "0.2 s"),
+    ],
+    ids=lambda it: getattr(it, "name", getattr(it, "__name__", None)),
+)
+async def test_whatever_a_check_does_is_a_result(check: Any, outcome: str, detail: str) -> None:
+    """And nothing of it is published."""
+    async with Repository.create(memory_url()) as repository:
+        proposal = await proposed(repository, check)
+        (result,) = proposal.results
+        assert result.outcome == outcome
+        assert detail in result.detail
+        assert 0 <= result.seconds < 30
+        with pytest.raises(ChecksFailedError):
+            await proposal.accept()
+        assert await contents(await repository.readonly_session("main")) == {}
+
+
+async def test_a_command_reads_the_merged_state(tmp_path: Any) -> None:
+    """In another process, from what its environment says."""
+    program = (
+        "import asyncio, os\n"
+        "from icechunk_async import Repository\n"
+        "async def main():\n"
+        "    async with Repository.open(os.environ['ICECHUNK_ASYNC_URL']) as it:\n"
+        "        await it.readonly_session(snapshot_id=os.environ['ICECHUNK_ASYNC_SNAPSHOT'])\n"
+        "    print('read', os.environ['ICECHUNK_ASYNC_SNAPSHOT'])\n"
+        "asyncio.run(main())\n"
+    )
+    async with Repository.create(f"{tmp_path}/repository") as repository:
+        proposal = await proposed(repository, Check("audit", ["python", "-c", program]))
+        (result,) = proposal.results
+        assert result.outcome == "passed", result.detail
+        assert result.detail == f"read {proposal.candidate.snapshot_id}"
+
+
+async def test_a_branch_that_moved_is_merged_and_checked_anew(repository: Repository) -> None:
+    """Or refused, as asked."""
+    check = Counting()
+    proposal = await proposed(repository, check)
+    first = proposal.candidate
+    await commit(repository, "main", c2=2)
+    with pytest.raises(ConflictError, match="when_moved='retry'"):
+        await proposal.accept(when_moved="refuse")
+    assert await contents(await repository.readonly_session("main")) == {2: 2}
+    published = await proposal.accept()
+    assert published not in {first.snapshot_id, None}
+    assert check.seen == [first.snapshot_id, published]
+    assert await contents(await repository.readonly_session("main")) == {1: 1, 2: 2}
+
+
+async def test_a_check_that_fails_on_the_new_state_publishes_nothing(
+    repository: Repository,
+) -> None:
+    """Though it passed on the one that was proposed."""
+
+    async def few(session: Session, proposal: Proposal) -> str | None:
+        del proposal
+        return None if len(await contents(session)) < 2 else "too many chunks"
+
+    proposal = await proposed(repository, few)
+    assert proposal.passed
+    tip = await commit(repository, "main", c2=2)
+    with pytest.raises(ChecksFailedError, match="too many chunks"):
+        await proposal.accept()
+    assert await repository.lookup_branch("main") == tip
+
+
+async def test_another_process_passes_its_own_checks(repository: Repository) -> None:
+    """What to run is never taken from the storage."""
+    proposal = await proposed(repository, Counting())
+    opened = await repository.proposal(proposal.id)
+    with pytest.raises(InvalidInputError, match="never read from the storage"):
+        await opened.run_checks()
+    await commit(repository, "main", c2=2)
+    with pytest.raises(ChecksFailedError, match="'counting' was not run; pass it as checks="):
+        await opened.accept()
+    other = Counting("no")
+    with pytest.raises(ChecksFailedError, match="failed"):
+        await opened.accept(checks=[other])
+    mine = Counting()
+    assert await opened.accept(checks=[mine]) == mine.seen[-1]
+
+
+async def test_a_source_that_moved_or_is_gone_is_refused(repository: Repository) -> None:
+    """A refresh proposes what it is now."""
+    check = Counting()
+    proposal = await proposed(repository, check)
+    base = await repository.lookup_branch("main")
+    await commit(repository, "side", c3=3)
+    with pytest.raises(ProposalStateError, match=r"which was reviewed, and it is at .* now"):
+        await proposal.accept()
+    await proposal.refresh()
+    assert proposal.results[0].passed
+    await repository.delete_branch("side")
+    with pytest.raises(ProposalStateError, match="'side', which was deleted") as caught:
+        await proposal.accept()
+    assert await repository.lookup_branch("main") == base
+    assert str(caught.value).count(".") == 1 or "nothing was published" in str(caught.value)
+    await repository.create_branch("side", proposal.source_id)
+    await proposal.accept()
+    assert await contents(await repository.readonly_session("main")) == {1: 1, 3: 3}
+
+
+async def test_accepting_and_closing_happen_once(repository: Repository) -> None:
+    """One sentence each."""
+    proposal = await proposed(repository)
+    await proposal.accept()
+    tip = await repository.lookup_branch("main")
+    for again in (proposal.accept, proposal.close, proposal.refresh):
+        with pytest.raises(ProposalStateError, match="was accepted already, as snapshot"):
+            await again()
+    await commit(repository, "side", c4=4)
+    other = await repository.propose("side")
+    await other.close("not now")
+    assert [it.id for it in await repository.proposals()] == []
+    assert [it.id for it in await repository.proposals(include_ended=True)] == [
+        proposal.id,
+        other.id,
+    ]
+    with pytest.raises(ProposalStateError, match=r"was closed \(not now\)"):
+        await (await repository.proposal(other.id)).accept()
+    assert await repository.lookup_branch("main") == tip
+
+
+async def test_what_cannot_be_proposed_leaves_nothing(repository: Repository) -> None:
+    """Neither a record nor a snapshot."""
+    await begin(repository, "side", "clash")
+    with pytest.raises(NothingToCommitError, match="has all changes of 'side' already"):
+        await repository.propose("side")
+    await commit(repository, "clash", c1=1)
+    await commit(repository, "main", c1=2)
+    before = await objects(repository.storage)
+    twice = [Counting(), Counting()]
+    wrong: list[tuple[type[Exception], Callable[[], Any]]] = [
+        (MergeConflictError, lambda: repository.propose("clash")),
+        (NotFoundError, lambda: repository.propose("nowhere")),
+        (NotFoundError, lambda: repository.propose("clash", into="nowhere")),
+        (InvalidInputError, lambda: repository.propose("main")),
+        (InvalidInputError, lambda: repository.propose("clash", title="x" * 501)),
+        (InvalidInputError, lambda: repository.propose("clash", message="x" * 20_001)),
+        (InvalidInputError, lambda: repository.propose("clash", checks=twice)),
+        (InvalidInputError, lambda: repository.propose("clash", checks=["pytest"])),  # type: ignore[list-item]
+        (InvalidInputError, lambda: repository.propose("clash", metadata={"a": object()})),  # type: ignore[dict-item]
+        (InvalidInputError, lambda: repository.propose("clash", compare_chunks=-1)),
+    ]
+    for kind, ask in wrong:
+        with pytest.raises(kind):
+            await ask()
+    assert await objects(repository.storage) == before
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Check("", Counting()),
+        lambda: Check("x" * 201, Counting()),
+        lambda: Check("x", "pytest"),
+        lambda: Check("x", []),
+        lambda: Check("x", ["a", 1]),  # type: ignore[list-item]
+        lambda: Check("x", Counting(), timeout_seconds=0),
+        lambda: Check("x", Counting(), timeout_seconds=float("inf")),
+    ],
+)
+def test_checks_that_make_no_sense_are_refused(make: Callable[[], Check]) -> None:
+    """When they are made."""
+    with pytest.raises(InvalidInputError):
+        make()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda _: b"",
+        lambda _: b"{}",
+        lambda _: b"[" * 100_000,
+        lambda it: it[:-20],
+        lambda it: it.replace(b'"state": "open"', b'"state": "merged"'),
+        lambda it: it.replace(b'"version": 1', b'"version": 2'),
+        lambda it: it.replace(b'"more_nodes": 0', b'"more_nodes": -1'),
+        lambda it: it.replace(b'"number": 0', b'"number": 1'),
+        lambda it: it.replace(b'"title": "', b'"title": "' + b"x" * 600),
+        lambda it: it.replace(b'"candidate": {"snapshot": "', b'"candidate": {"snapshot": "!'),
+        lambda _: b" " * (17 << 20),
+    ],
+)
+async def test_a_damaged_record_is_one_sentence(
+    repository: Repository, damage: Callable[[bytes], bytes]
+) -> None:
+    """Others are listed, and collection goes on."""
+    proposal = await proposed(repository)
+    await commit(repository, "side", c5=5)
+    other = await repository.propose("side")
+    base = await repository.lookup_branch("main")
+    key = record_key(proposal.id, 0)
+    data = bytes((await repository.storage.get(key)).data)
+    assert damage(data) != data
+    await repository.storage.put(key, damage(data))
+    with pytest.raises(FormatError):
+        await repository.proposal(proposal.id)
+    with pytest.raises(FormatError):
+        await proposal.accept()
+    assert [it.id for it in await repository.proposals()] == [other.id]
+    await repository.garbage_collect(datetime.now(UTC))
+    assert await repository.lookup_branch("main") == base
+
+
+async def test_a_stored_command_is_never_run(repository: Repository, tmp_path: Any) -> None:
+    """A record may say what it wants."""
+    proposal = await proposed(repository, Check("touch", ["touch", str(tmp_path / "ran")]))
+    (tmp_path / "ran").unlink()
+    key = record_key(proposal.id, (await newest_numbers(repository.storage))[proposal.id])
+    document = json.loads(bytes((await repository.storage.get(key)).data))
+    document["candidate"]["results"] = []
+    document["checks"] = [["touch", str(tmp_path / "ran")]]
+    await repository.storage.put(key, json.dumps(document).encode())
+    with pytest.raises(FormatError, match="unusable checks"):
+        await repository.proposal(proposal.id)
+    document["checks"] = ["touch"]
+    await repository.storage.put(key, json.dumps(document).encode())
+    with pytest.raises(ChecksFailedError):
+        await (await repository.proposal(proposal.id)).accept()
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_proposals_that_are_not_there(repository: Repository) -> None:
+    """And ids that are none."""
+    await begin(repository)
+    with pytest.raises(ProposalNotFoundError, match="no proposal 0000000000000000000"):
+        await repository.proposal("00000000000000000000")
+    with pytest.raises(InvalidInputError, match="ProposalId"):
+        await repository.proposal("../../etc")
+    assert await repository.proposals() == []
+
+
+async def test_collection_keeps_what_open_proposals_need(repository: Repository) -> None:
+    """And deletes proposals that ended before the cutoff, and their candidates."""
+    proposal = await proposed(repository, Counting())
+    candidate = snapshot_key(proposal.candidate.snapshot_id)
+    later = datetime.now(UTC)
+    await repository.expire_snapshots(later)
+    report = await repository.garbage_collect(later)
+    assert report.proposal_files_deleted == 0
+    assert candidate in await objects(repository.storage)
+    await proposal.close()
+    early = await repository.garbage_collect(later - timedelta(hours=1))
+    assert early.proposal_files_deleted == 0
+    dry = await repository.garbage_collect(datetime.now(UTC), dry_run=True)
+    assert dry.proposal_files_deleted > 0
+    done = await repository.garbage_collect(datetime.now(UTC))
+    assert done.proposal_files_deleted == dry.proposal_files_deleted
+    left = await objects(repository.storage)
+    assert candidate not in left
+    assert not [it for it in left if it.startswith(PROPOSALS)]
+
+
+async def test_a_candidate_that_was_collected_is_made_anew(repository: Repository) -> None:
+    """Other engines do not know what proposals need."""
+    check = Counting()
+    proposal = await proposed(repository, check)
+    await repository.storage.delete([snapshot_key(proposal.candidate.snapshot_id)])
+    async with Repository.open(repository.storage.description.url) as other:
+        opened = await other.proposal(proposal.id)
+        published = await opened.accept(checks=[check])
+    assert check.seen[-1] == published != proposal.candidate.snapshot_id
+    assert await contents(await repository.readonly_session("main")) == {1: 1}
+
+
+async def test_closing_while_it_is_accepted_waits_for_the_outcome(repository: Repository) -> None:
+    """A process said that it is about to accept it, and was killed."""
+    proposal = await proposed(repository)
+    storage = repository.storage
+    record = (await repository.proposal(proposal.id))._record
+    assert await append(storage, record, state=ProposalState.ACCEPTING) is not None
+    with pytest.raises(ProposalStateError, match="is being accepted"):
+        await proposal.close()
+    await commit(repository, "main", c7=7)  # then it cannot land any more
+    await proposal.close()
+    assert proposal.state is ProposalState.CLOSED
+    assert await append(storage, record, state=ProposalState.ACCEPTING) is None
+
+
+async def test_copies_leave_proposals_behind(repository: Repository) -> None:
+    """They are about one place."""
+    await proposed(repository)
+    target = memory_url()
+    await repository.copy_to(target)
+    async with Repository.open(target) as copy:
+        assert await copy.proposals() == []
+
+
+@pytest.mark.parametrize("layout", ["alpha", "first-draft"])
+async def test_layouts_before_version_1_have_no_proposals(layout: str) -> None:
+    """And say so."""
+    async with Repository.create(memory_url(), layout=layout, probe=False) as repository:
+        with pytest.raises(UnsupportedBySpecError, match="has no proposals"):
+            await repository.propose("main")
+        with pytest.raises(UnsupportedBySpecError, match="has no protection of branches"):
+            await repository.protect_branch()
+        assert await repository.protected_branches() == {}
+
+
+async def test_numbered_states_have_proposals() -> None:
+    """Records are only ever created."""
+    async with Repository.create(memory_url(), layout="format-2-numbered") as repository:
+        proposal = await proposed(repository, Counting())
+        assert await proposal.accept() == await repository.lookup_branch("main")
+
+
+async def test_the_review_says_what_changes(repository: Repository) -> None:
+    """Nodes, keys of metadata, chunks, and values with a map."""
+    await begin(repository, "side")
+    await commit(repository, "main", c1=1)
+    await repository.reset_branch("side", await repository.lookup_branch("main"))
+    session = await repository.writable_session("side")
+    await write(session, "a/c/1", b"\x05")
+    await write(session, "a/c/2", b"\x03")
+    await write(session, "g/zarr.json", b'{"zarr_format": 3, "node_type": "group"}')
+    await session.commit("more")
+    review = (await repository.propose("side")).review
+    assert [(it.kind, it.path) for it in review.nodes] == [("created", "/g")]
+    (array,) = review.arrays
+    assert (array.path, array.added, array.changed, array.removed) == ("/a", 1, 1, 0)
+    assert (array.cells, array.changed_cells) == (40, 2)
+    assert (array.min_change, array.mean_change, array.max_change) == (3, 3.5, 4)
+    assert [(it.index, it.before, it.after) for it in array.first] == [
+        ((1,), "1", "5"),
+        ((2,), "0", "3"),
+    ]
+    assert array.values is not None
+    assert array.values.values[1:3] == (4.0, 3.0)
+    few = (await repository.propose("side", compare_chunks=1)).review.arrays[0]
+    assert few.cells is None
+    assert "Values were not compared: 2 chunks changed" in few.note
