@@ -32,7 +32,7 @@ from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.engine.history import check_online, state_for
 from icechunk_async.engine.history.merged import PROPERTY
-from icechunk_async.engine.history.protection import protections_in
+from icechunk_async.engine.history.settings import protections_in
 from icechunk_async.engine.proposals import files
 from icechunk_async.engine.proposals.page import render
 from icechunk_async.engine.proposals.record import (
@@ -115,7 +115,7 @@ class Check:
 
     name: str
     """Names its result, 1 to 200 characters."""
-    run: CheckFunction | Sequence[str]
+    run: Callable[..., Any] | Sequence[str]
     """An async function of a session that reads the merged state, and of the proposal. It returns
     None if all is well, or a sentence that says what is not; an exception counts as a failure.
 

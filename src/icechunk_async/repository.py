@@ -20,13 +20,15 @@ from icechunk_async.engine.history import (
     check_unprotected,
     state_for,
 )
-from icechunk_async.engine.history.protection import (
+from icechunk_async.engine.history.settings import (
+    METADATA_NAME,
+    OwnSettings,
     item_with,
     item_without,
     keeping_protection,
     protections_in,
+    stored_item,
 )
-from icechunk_async.engine.history.settings import METADATA_NAME, OwnSettings, stored_item
 from icechunk_async.engine.leases.keeper import Lease, keep_alive, lost
 from icechunk_async.engine.leases.record import LeaseRecord, default_owner, lease_duration_us
 from icechunk_async.engine.leases.register import (

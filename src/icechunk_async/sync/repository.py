@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from icechunk_async.sync.storage import Storage, StorageSettings
     from icechunk_async.sync.store import IcechunkStore
     from icechunk_async.sync.types import CommitMethod
+    from icechunk_async.sync.versions import BlockingCheck, Check, PendingMerge, Proposal
 
     type Access = dict[str, AnyCredential | None] | None
 
@@ -812,6 +813,81 @@ class Repository(Displayed):
     undo = blocking(undo_async)
     fast_forward = blocking(fast_forward_async)
     squash = blocking(squash_async)
+
+    @twin_of(AsyncRepository.begin_merge)
+    async def begin_merge_async(
+        self,
+        source: str,
+        *,
+        into: str = "main",
+        base: str | None = None,
+        solver: ConflictSolver | None = None,
+    ) -> PendingMerge:
+        from icechunk_async.sync.versions import PendingMerge  # noqa: PLC0415 -- loaded when it is used
+
+        pending = await self.handle.ask(
+            lambda it: it.begin_merge(source, into=into, base=base, solver=to_native(solver))
+        )
+        return PendingMerge(self.handle, pending)
+
+    begin_merge = blocking(begin_merge_async)
+
+    # Proposals and protection
+
+    @twin_of(AsyncRepository.propose)
+    async def propose_async(
+        self,
+        source: str,
+        *,
+        into: str = "main",
+        checks: Iterable[Check | BlockingCheck] = (),
+        title: str | None = None,
+        message: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        base: str | None = None,
+        solver: ConflictSolver | None = None,
+        compare_chunks: int = 10_000,
+    ) -> Proposal:
+        from icechunk_async.sync.versions import Proposal, native_checks  # noqa: PLC0415 -- loaded when it is used
+
+        native = native_checks(self.handle, checks)
+        made = await self.handle.ask(
+            lambda it: it.propose(
+                source,
+                into=into,
+                checks=native,
+                title=title,
+                message=message,
+                metadata=metadata,
+                base=base,
+                solver=to_native(solver),
+                compare_chunks=compare_chunks,
+            )
+        )
+        return Proposal(self.handle, made)
+
+    @twin_of(AsyncRepository.proposal)
+    async def proposal_async(self, proposal_id: str) -> Proposal:
+        from icechunk_async.sync.versions import Proposal  # noqa: PLC0415 -- loaded when it is used
+
+        return Proposal(self.handle, await self.handle.ask(lambda it: it.proposal(proposal_id)))
+
+    @twin_of(AsyncRepository.proposals)
+    async def proposals_async(self, *, include_ended: bool = False) -> list[Proposal]:
+        from icechunk_async.sync.versions import Proposal  # noqa: PLC0415 -- loaded when it is used
+
+        found = await self.handle.ask(lambda it: it.proposals(include_ended=include_ended))
+        return [Proposal(self.handle, it) for it in found]
+
+    protect_branch_async = asked(AsyncRepository.protect_branch)
+    unprotect_branch_async = asked(AsyncRepository.unprotect_branch)
+    protected_branches_async = asked(AsyncRepository.protected_branches)
+    propose = blocking(propose_async)
+    proposal = blocking(proposal_async)
+    proposals = blocking(proposals_async)
+    protect_branch = blocking(protect_branch_async)
+    unprotect_branch = blocking(unprotect_branch_async)
+    protected_branches = blocking(protected_branches_async)
 
     # Upkeep; arguments that are only accepted limit something that this library limits itself
 

@@ -27,52 +27,48 @@ from icechunk_async.engine.proposals.record import (
 from icechunk_async.format.ids import ProposalId, SnapshotId
 from tests.helpers import examples, make_array, memory_url, objects, write
 
-TAGS = set(
-    [
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "h1",
-        "h2",
-        "h3",
-        "p",
-        "span",
-        "code",
-        "pre",
-        "div",
-        "table",
-        "tr",
-        "th",
-        "td",
-        "br",
-        "figure",
-        "svg",
-        "rect",
-        "figcaption",
-    ]
-)
-ATTRIBUTES = set(
-    [
-        "lang",
-        "charset",
-        "name",
-        "content",
-        "http-equiv",
-        "class",
-        "role",
-        "aria-label",
-        "width",
-        "height",
-        "viewbox",
-        "xmlns",
-        "x",
-        "y",
-        "opacity",
-    ]
-)
+TAGS = {
+    "html",
+    "head",
+    "meta",
+    "title",
+    "style",
+    "body",
+    "h1",
+    "h2",
+    "h3",
+    "p",
+    "span",
+    "code",
+    "pre",
+    "div",
+    "table",
+    "tr",
+    "th",
+    "td",
+    "br",
+    "figure",
+    "svg",
+    "rect",
+    "figcaption",
+}
+ATTRIBUTES = {
+    "lang",
+    "charset",
+    "name",
+    "content",
+    "http-equiv",
+    "class",
+    "role",
+    "aria-label",
+    "width",
+    "height",
+    "viewbox",
+    "xmlns",
+    "x",
+    "y",
+    "opacity",
+}
 
 
 class Reader(HTMLParser):

@@ -10,11 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from icechunk_async._runtime.text import printable
-from icechunk_async.engine.history.protection import (
-    check_unprotected,
-    keeping_protection,
-    protections_in,
-)
 from icechunk_async.engine.history.protocol import (
     MAIN,
     MOVE_NODE,
@@ -35,6 +30,11 @@ from icechunk_async.engine.history.refusals import (
     source_is_gone,
     tag_exists,
     tag_was_deleted,
+)
+from icechunk_async.engine.history.settings import (
+    check_unprotected,
+    keeping_protection,
+    protections_in,
 )
 from icechunk_async.errors import (
     FeatureDisabledError,

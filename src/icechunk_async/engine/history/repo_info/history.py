@@ -15,7 +15,6 @@ from icechunk_async.engine.history.collections import (
     read_notes,
 )
 from icechunk_async.engine.history.outcomes import create_object, read_if_there
-from icechunk_async.engine.history.protection import check_unprotected
 from icechunk_async.engine.history.protocol import (
     MAIN,
     SAFE_UPDATES,
@@ -28,7 +27,7 @@ from icechunk_async.engine.history.protocol import (
 from icechunk_async.engine.history.refusals import repository_exists
 from icechunk_async.engine.history.repo_info import edits
 from icechunk_async.engine.history.repo_info.file import RepoInfoFile, Seen, read_info
-from icechunk_async.engine.history.settings import OwnSettings
+from icechunk_async.engine.history.settings import OwnSettings, check_unprotected
 from icechunk_async.engine.history.way import Found, Way, as_it_is
 from icechunk_async.errors import FormatError
 from icechunk_async.format.config import decode_config, encode_config
