@@ -13,6 +13,7 @@ from icechunk_async.cli.commands import (
     history,
     ingest,
     integrity,
+    proposals,
     queries,
     refs,
     sessions,
@@ -70,6 +71,7 @@ history.register(app)
 contents.register(app)
 refs.register(app)
 versions.register(app)
+proposals.register(app)
 watch.register(app)
 sessions.register(app)
 transactions.register(app)
