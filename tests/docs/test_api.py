@@ -1,0 +1,91 @@
+"""The reference has a page for every public class, under the path that users import."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from importlib import import_module
+
+import griffe
+import pytest
+
+import icechunk_async
+from icechunk_async import sync
+from tests.docs.run_page import REPOSITORY
+
+_PAGES = REPOSITORY / "docs" / "reference" / "api"
+_OBJECT = re.compile(r"^::: (\S+)$", re.MULTILINE)
+SHOWN = {
+    path: page.name
+    for page in _PAGES.glob("*.md")
+    for path in _OBJECT.findall(page.read_text(encoding="utf-8"))
+}
+
+
+CLASSES = [name for name in icechunk_async.__all__ if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_public_class_has_a_page(name: str) -> None:
+    """Its only object is the class, by the path that users write."""
+    page = SHOWN[f"icechunk_async.{name}"]
+    assert [path for path, shown in SHOWN.items() if shown == page] == [f"icechunk_async.{name}"]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "config",
+        "conflicts",
+        "credentials",
+        "proposals",
+        "versions",
+        "results",
+        "spark",
+        "sync",
+        "sync.versions",
+        "tables",
+        "tiledb",
+        "upkeep",
+        "virtual",
+        "xarray",
+    ],
+)
+def test_a_public_module_has_a_page(module: str) -> None:
+    """All of its public names are shown there, or on pages of classes."""
+    path = f"icechunk_async.{module}"
+    assert path in SHOWN
+    assert import_module(path).__all__
+
+
+def test_every_object_exists() -> None:
+    """Paths lead to modules, or to names in modules."""
+    for path in SHOWN:
+        owner, _, name = path.rpartition(".")
+        if name not in dir(import_module(owner)):
+            import_module(path)
+
+
+def test_the_index_lists_every_page() -> None:
+    """In the order of its tables."""
+    index = (_PAGES / "index.md").read_text(encoding="utf-8")
+    missing = [page.name for page in _PAGES.glob("*.md") if f"({page.name})" not in index]
+    assert missing == ["index.md"]
+
+
+@pytest.mark.parametrize("name", ["Repository", "Session"])
+def test_methods_of_the_facade_show_the_text_that_they_share_with_native_ones(name: str) -> None:
+    """The pages are made from the source, in which it stands only once."""
+    extensions = griffe.load_extensions(str(REPOSITORY / "tools" / "shared_text.py"))
+    loaded = griffe.load("icechunk_async", search_paths=[REPOSITORY / "src"], extensions=extensions)
+    shown = loaded[f"sync.{name.lower()}.{name}"]
+    twins = {
+        method: getattr(sync, name).__dict__[method]
+        for method in vars(getattr(sync, name))
+        if method.endswith("_async") and method != "ops_log_async"
+    }
+    assert len(twins) > 5
+    for method, twin in twins.items():
+        text = inspect.cleandoc(getattr(twin, "__func__", twin).__doc__)
+        assert shown.members[method].docstring.value == text, method
+        assert shown.members[method].is_function, method

@@ -69,6 +69,7 @@ def test_write_audit_publish(sided: Path, tmp_path: Path) -> None:
     shown = run("review", sided, line["id"], "--html", page)
     assert "chunks +1 ~0 -0" in shown.stdout
     assert page.read_text("utf-8").startswith("<!doctype html>")
+    assert run("review", sided, "side", "--json").json["id"] == line["id"]
     accepted = run("accept", sided, line["id"], "--json")
     assert (accepted.exit_code, accepted.json["state"]) == (0, "accepted")
     assert chunks(sided) == {1: 1}
@@ -117,7 +118,7 @@ def test_a_branch_that_moved_is_checked_anew(sided: Path) -> None:
         (("propose", "side", "--check", "audit='"), 2, "is no command"),
         (("propose", "sidee"), 1, "Is the branch 'side' meant?"),
         (("propose", "main"), 1, "cannot be proposed to itself"),
-        (("review", "nothing"), 1, "ProposalId"),
+        (("review", "nothing"), 1, "neither the id of a proposal nor"),
         (("review", "00000000000000000000"), 1, "no proposal"),
         (("review", "--html", "x.html"), 2, "needs the id"),
         (("protect", "nowhere"), 1, "no branch 'nowhere'"),

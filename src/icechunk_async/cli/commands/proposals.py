@@ -21,6 +21,7 @@ from icechunk_async.cli.console import (
     time_of,
 )
 from icechunk_async.cli.declaring import repository_command
+from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _Source = Annotated[str, typer.Argument(metavar="REF", help="What to propose.")]
-_Id = Annotated[str, typer.Argument(metavar="ID", help="The id of the proposal.")]
+_Id = Annotated[
+    str, typer.Argument(metavar="ID", help="A proposal, or the source of one open proposal.")
+]
 _MaybeId = Annotated[
     str | None,
-    typer.Argument(metavar="[ID]", help="A proposal; by default all are listed."),
+    typer.Argument(metavar="[ID]", help="A proposal, or the source of an open one."),
 ]
 _Into = Annotated[str, typer.Option("--into", metavar="BRANCH", help="The branch that takes it.")]
 _Checks = Annotated[
@@ -225,7 +228,7 @@ async def review(
                 for it in found
             ]
         )
-    shown = await repository.proposal(proposal)
+    shown = await _find(repository, proposal)
     if html is not None:
         try:
             await anyio.Path(html).write_text(shown.page(), encoding="utf-8")
@@ -251,7 +254,7 @@ async def accept(
 
     JSON keys: as in propose.
     """
-    opened = await repository.proposal(proposal)
+    opened = await _find(repository, proposal)
     checks = _commands(check, timeout)
     await opened.accept(checks, when_moved="refuse" if refuse_moved else "retry")
     return _view(opened)
@@ -264,7 +267,7 @@ async def reject(
 
     JSON keys: as in propose.
     """
-    opened = await repository.proposal(proposal)
+    opened = await _find(repository, proposal)
     await opened.close(reason, force=force)
     return _view(opened)
 
@@ -294,6 +297,25 @@ async def unprotect(repository: Repository, branch: _Branch = "main") -> Protect
 async def _protections(repository: Repository) -> Protections:
     found = await repository.protected_branches()
     return Protections([ProtectedBranch(it, sorted(names)) for it, names in sorted(found.items())])
+
+
+async def _find(repository: Repository, named: str) -> Proposal:
+    """Return the proposal of an id, or the only open one of a source."""
+    found = [it for it in await repository.proposals() if it.source == named]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        ids = ", ".join(str(it.id) for it in found)
+        raise InvalidInputError(
+            f"{named!r} is the source of {len(found)} open proposals: {ids}. Give the id of one."
+        )
+    try:
+        return await repository.proposal(named)
+    except InvalidInputError:
+        raise InvalidInputError(
+            f"{named!r} is neither the id of a proposal nor the source of an open one. "
+            "'icechunk-async review' lists the open ones, and with --all those that ended."
+        ) from None
 
 
 def _commands(given: list[str] | None, seconds: float) -> list[Check]:
