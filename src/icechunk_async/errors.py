@@ -626,7 +626,7 @@ class BranchProtectedError(SessionStateError):
 
 
 class ProposalStateError(SessionStateError):
-    """A proposal cannot be accepted or closed as it is now; nothing was published.
+    """A proposal cannot be accepted or closed in its present state; nothing was published.
 
     ``context`` has its ``proposal_id`` and its ``state``.
     """

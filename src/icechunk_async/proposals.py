@@ -175,7 +175,7 @@ def as_checks(given: Iterable[AnyCheck]) -> list[Check]:
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """What proposals of one open repository work with."""
+    """The parts of an open repository that its proposals use."""
 
     engine: Engine
     read: Callable[[SnapshotId], Awaitable[Session]]
@@ -246,7 +246,7 @@ class Proposal:
 
     @property
     def title(self) -> str:
-        """What it is about, on one line."""
+        """Its subject, on one line."""
         return self._record.title
 
     @property
@@ -463,15 +463,14 @@ class Proposal:
                 here.
             ProposalStateError: it was accepted or closed already, or its source was moved or
                 deleted.
-            ConflictError: the branch moved, and ``when_moved`` or ``tries`` forbid to go on.
+            ConflictError: the branch moved, and ``when_moved`` or ``tries`` forbid another merge.
             MergeConflictError: the branch changed the same meanwhile.
             NothingToCommitError: the branch has all of it already.
             BranchProtectedError: the branch asks for a check that did not pass.
-            OutcomeUnknownError: the storage never answered; accepting again finds out.
+            OutcomeUnknownError: the storage never answered; accepting again finds out. With any other
+                error, nothing was published.
 
-            Whatever is raised but the last, nothing was published.
-
-        Cancellation: it may have been published; accepting again finds out, and goes on.
+        Cancellation: it may have been published; accepting again finds out, and continues.
 
         Cost: without a race three requests besides those of the checks: the proposal, the branch,
         and its move; and two for the proposal's new states.
@@ -507,7 +506,7 @@ class Proposal:
     # The steps of accepting; those that return False were overtaken, so that all begins again
 
     async def _finished(self, *, first: bool) -> SnapshotId | None:
-        """Return what was published, by this call or an interrupted one; None if nothing was."""
+        """Return the snapshot that this call or an interrupted one published; None without one."""
         await self.reload()
         if first or self.state is ProposalState.CLOSED:
             self._check_open()
@@ -630,8 +629,8 @@ class Proposal:
 
     async def _publish(self) -> bool:
         """Move the branch to the candidate."""
-        # Said before it is done: whoever closes the proposal from now on knows of it, and whoever
-        # accepts it again after a crash looks whether it landed.
+        # Said before it is done: from now on those who close the proposal know of it, and those who
+        # accept it again after a crash look whether it landed.
         if not await self._append(state=ProposalState.ACCEPTING):
             return False
         candidate, history = self.candidate, self._desk.engine.history

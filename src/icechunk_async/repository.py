@@ -1679,7 +1679,7 @@ class Repository:
             metadata: properties of the merge, laid over the default ones.
             base: the state that both began with; None: the nearest common ancestor.
             solver: decides conflicts; *ours* is the source, *theirs* is the branch.
-            compare_chunks: compare the values of as many chunks, at most, for the review.
+            compare_chunks: compare the values of at most this number of chunks, for the review.
 
         Returns:
             The proposal. That a check did not pass raises nothing here; see `Proposal.results`.
@@ -1703,10 +1703,10 @@ class Repository:
         return await propose(self._desk(), wish, checks, solver, compare_chunks)
 
     async def proposal(self, proposal_id: ProposalId | str) -> Proposal:
-        """Return a proposal as it is now.
+        """Return a proposal in its present state.
 
         Raises:
-            ProposalNotFoundError: there is none of this id.
+            ProposalNotFoundError: no proposal has this id.
             InvalidInputError: it is not an id.
             FormatError: it is damaged.
 

@@ -105,7 +105,7 @@ async def test_it_commits_expires_and_collects_beside_an_open_proposal(
 
 
 async def test_it_does_not_know_of_protection_and_keeps_it(tmp_path: Path) -> None:
-    """It commits to the branch, and this library goes on refusing."""
+    """It commits to the branch, and this library still refuses."""
     root = tmp_path / "repo"
     await make(root, 2)
     async with Repository.open(root) as repository:

@@ -88,8 +88,8 @@ class Proposal:
     """A change of a branch that is waiting to be accepted, or was.
 
     See `icechunk_async.proposals.Proposal`. Checks are plain functions of a `Session` that reads
-    the merged state, and of the proposal; each runs in a thread of its own, which a time limit
-    stops waiting for and cannot stop.
+    the merged state, and of the proposal; each runs in a separate thread, which goes to its
+    end even if its time limit is over.
     """
 
     def __init__(self, repository: RepositoryHandle, proposal: AsyncProposal) -> None:
@@ -112,7 +112,7 @@ class Proposal:
 
     @property
     def title(self) -> str:
-        """What it is about, on one line."""
+        """Its subject, on one line."""
         return self._proposal.title
 
     @property

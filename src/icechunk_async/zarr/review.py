@@ -1,4 +1,4 @@
-"""What a proposal changes, for people: nodes, chunks, values, and where they are."""
+"""Review the changes of a proposal, for people: nodes, chunks, values, and where they are."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _NUMBERS: Final = "biuf"
 async def review_changes(
     before: Session, after: Session, changes: AsyncIterator[Change], most_chunks: int
 ) -> Review:
-    """Return what differs between two sessions.
+    """Return the differences between two sessions.
 
     Args:
         before: the tip of the branch.
@@ -210,11 +210,11 @@ class _Drawing:
         return np.minimum(row, self._sizes[0] - 1), np.minimum(column, self._sizes[1] - 1)
 
     def counts(self) -> ChangeMap | None:
-        """Return the numbers of places in each field; None if there is none."""
+        """Return the numbers of places in each field; None without any."""
         return self._map(self._numbers.astype(np.float64)) if self._numbers.any() else None
 
     def means(self) -> ChangeMap | None:
-        """Return the mean of the values in each field; None if there is none."""
+        """Return the mean of the values in each field; None without any."""
         if not self._numbers.any():
             return None
         return self._map(self._sums / np.maximum(self._numbers, 1))

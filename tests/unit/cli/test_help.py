@@ -24,7 +24,6 @@ COMMANDS = {
     ("ls",): "{sample}",
     ("cat",): "{sample} zarr.json",
     ("probe",): "{new}",
-    ("propose",): "{copy} dev",
     ("review",): "{copy}",
     ("protect",): "{copy}",
     ("unprotect",): "{copy}",

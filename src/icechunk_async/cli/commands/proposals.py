@@ -454,7 +454,7 @@ def _end(document: ProposalView) -> Text:
         return Text.assemble("Closed. ", plain(document.reason))
     if document.passed:
         return Text("It can be accepted. Nothing is published yet.")
-    return Text("It cannot be accepted as it is: checks did not pass. Nothing is published.")
+    return Text("It cannot be accepted yet: checks did not pass. Nothing is published.")
 
 
 def _show_protections(document: Protections, console: Console) -> None:

@@ -61,7 +61,7 @@ svg { display: block; max-width: 100%; height: auto; }
 
 
 def render(record: ProposalRecord) -> str:
-    """Return the page of a proposal as it is now."""
+    """Return the page of a proposal in its present state."""
     return "\n".join(
         [
             "<!doctype html>",
@@ -81,7 +81,7 @@ def render(record: ProposalRecord) -> str:
 
 
 def _text(text: object) -> str:
-    """Return text that a browser shows as it is, and that cannot reorder what is around it."""
+    """Return text that a browser shows literally, and that cannot reorder its surroundings."""
     return html.escape(printable(str(text), keep="\n"))
 
 

@@ -77,7 +77,7 @@ class ProposalState(Enum):
 
     OPEN = "open"
     ACCEPTING = "accepting"
-    """About to be merged. A process that is killed leaves it so, and accepting again goes on."""
+    """About to be merged. A killed process leaves this state, and accepting again continues."""
     ACCEPTED = "accepted"
     CLOSED = "closed"
     """Rejected or given up."""
@@ -97,7 +97,7 @@ class CheckResult:
     """``passed``; ``failed``: the check said so; ``error``: it raised, or could not be run; ``timed
     out``."""
     detail: str
-    """What the check said; of a command the end of its output."""
+    """The words of the check; of a command the end of its output."""
     seconds: float
     """How long it ran."""
     at_us: int
@@ -199,7 +199,7 @@ class ArrayReview:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What a proposal changes, net."""
+    """The net changes of a proposal."""
 
     nodes: tuple[NodeReview, ...] = ()
     more_nodes: int = 0

@@ -22,7 +22,7 @@ __all__ = ["delete_ended", "spared_in"]
 
 
 async def spared_in(engine: Engine) -> Spared:
-    """Return what leases and open proposals need, which collection and expiration leave alone.
+    """Return the things that collection and expiration spare for leases and open proposals.
 
     Cost: that of `spared`, and one listing and a request for each proposal.
     """

@@ -1,4 +1,4 @@
-"""Killed at each request of proposing and accepting: nothing is half visible, and it goes on."""
+"""Killed at each request of proposing and accepting: nothing is half visible, and it can be finished."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ONE_TRY = RepositoryConfig(storage=StorageSettings(retries=StorageRetriesSetting
 
 
 class Dying(WrappedStorage):
-    """Answers nothing from one write on, before or after that write is carried out."""
+    """Is dead from one write on, before or after that write is carried out."""
 
     def __init__(self, storage: Storage, writes: int, *, carried_out: bool) -> None:
         super().__init__(storage)
@@ -76,7 +76,7 @@ async def check_whole(repository: Repository, base: SnapshotId, check: Counting)
 @pytest.mark.parametrize("carried_out", [False, True])
 @pytest.mark.parametrize("spec", [1, 2])
 async def test_killed_while_proposing(spec: int, *, carried_out: bool) -> None:
-    """The branch is as it was; a proposal that is there can be accepted."""
+    """The branch is unchanged; a proposal that is there can be accepted."""
     for writes in range(100):
         url = memory_url()
         async with Repository.create(url, spec_version=spec) as repository:

@@ -164,7 +164,7 @@ HOSTILE = [
 @given(st.one_of(st.sampled_from(HOSTILE), st.text(max_size=40)))
 @examples(200)
 def test_text_of_others_stays_text(text: str) -> None:
-    """Whatever it is, the page has the same tags, and says what it forbids."""
+    """For any text, the page has the same tags, and says what it forbids."""
     if text.encode("utf-8", "ignore").decode() != text:
         return  # lone surrogates are refused before anything is stored
     page = render(record(text))

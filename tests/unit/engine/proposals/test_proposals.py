@@ -192,7 +192,7 @@ async def test_a_check_that_fails_on_the_new_state_publishes_nothing(
 
 
 async def test_another_process_passes_its_own_checks(repository: Repository) -> None:
-    """What to run is never taken from the storage."""
+    """Commands and functions are never taken from the storage."""
     proposal = await proposed(repository, Counting())
     opened = await repository.proposal(proposal.id)
     with pytest.raises(InvalidInputError, match="never read from the storage"):
@@ -312,7 +312,7 @@ def test_checks_that_make_no_sense_are_refused(make: Callable[[], Check]) -> Non
 async def test_a_damaged_record_is_one_sentence(
     repository: Repository, damage: Callable[[bytes], bytes]
 ) -> None:
-    """Others are listed, and collection goes on."""
+    """Others are listed, and collection works."""
     proposal = await proposed(repository)
     await commit(repository, "side", c5=5)
     other = await repository.propose("side")
@@ -349,7 +349,7 @@ async def test_a_stored_command_is_never_run(repository: Repository, tmp_path: A
 
 
 async def test_proposals_that_are_not_there(repository: Repository) -> None:
-    """And ids that are none."""
+    """And text that is no id."""
     await begin(repository)
     with pytest.raises(ProposalNotFoundError, match="no proposal 0000000000000000000"):
         await repository.proposal("00000000000000000000")

@@ -1,4 +1,4 @@
-"""Protected branches change by proposals only, whoever writes with this library."""
+"""Protected branches change by proposals only, for all who write with this library."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def test_other_branches_stay_open_and_a_proposal_gets_in(protected: Reposi
 
 
 async def test_a_branch_may_ask_for_checks(protected: Repository) -> None:
-    """They must have passed on the very state, whoever made the proposal."""
+    """They must have passed on the very state, for every proposal."""
     await protected.protect_branch("main", checks=["counting"])
     assert await protected.protected_branches() == {"main": frozenset({"counting"})}
     before = await protected.lookup_branch("main")

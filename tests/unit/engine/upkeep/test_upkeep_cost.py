@@ -39,6 +39,10 @@ TRIALS = 1
 """Objects by which killed processes tried the storage are looked for."""
 STATISTICS = 1
 """Statistics of arrays that are gone are looked for, while old snapshots are."""
+PINNED = 1
+"""Snapshots that open proposals need are looked for, beside the leases."""
+PROPOSALS = PINNED + 1
+"""Those that ended are looked for at the end."""
 CLOCK = 1
 """Where no snapshot is newer than the cutoff the storage is asked for the time: an object is
 written, listed and deleted."""
@@ -80,11 +84,11 @@ def test_expiration_is_one_change_of_the_repo_info() -> None:
 
     seconds, requests, _ = run(measure(2, operate))
     assert seconds == 3 + LEASES
-    assert requests == {"list_prefix": LEASES, "get_if_changed": 1, "copy": 1, "put": 1}
+    assert requests == {"list_prefix": LEASES + PINNED, "get_if_changed": 1, "copy": 1, "put": 1}
 
 
 def test_collection_reads_each_file_once_and_deletes_by_the_folder() -> None:
-    """Format 2: everything in use once, at once; six listings; four deletions; the time."""
+    """Format 2: everything in use once, at once; six listings of the format; four deletions; the time."""
     seconds, requests, log = run(measure(2, collect))
     snapshots = [key for operation, key in log if operation == "get" and key[:5] == "snaps"]
     manifests = [key for operation, key in log if operation == "get" and key[:5] == "manif"]
@@ -92,7 +96,7 @@ def test_collection_reads_each_file_once_and_deletes_by_the_folder() -> None:
     assert len(manifests) == len(set(manifests)) == 5
     assert requests == {
         # Snapshots twice: those that are old are found out first.
-        "list_prefix": 6 + CLOCK + NOTE + LEASES + TRIALS + STATISTICS,
+        "list_prefix": 6 + CLOCK + NOTE + LEASES + TRIALS + STATISTICS + PROPOSALS,
         "get_if_changed": 2,
         "get": 11,
         "copy": 1,
@@ -101,7 +105,7 @@ def test_collection_reads_each_file_once_and_deletes_by_the_folder() -> None:
     }
     # List, look; snapshots, manifests; look again, back up, write; four folders at two each,
     # and that of sums, which is empty.
-    assert seconds == 2 + 2 + 3 + 9 + 3 * CLOCK + NOTE + LEASES + TRIALS
+    assert seconds == 2 + 2 + 3 + 9 + 3 * CLOCK + NOTE + LEASES + TRIALS + 1
 
 
 def test_collection_probes_the_clock_only_if_needed() -> None:
@@ -113,7 +117,7 @@ def test_collection_probes_the_clock_only_if_needed() -> None:
 
     _, requests, _ = run(measure(2, operate))
     assert (requests["put"], requests["delete"]) == (1 + NOTE, 0)
-    assert requests["list_prefix"] == 6 + NOTE + LEASES + TRIALS + STATISTICS
+    assert requests["list_prefix"] == 6 + NOTE + LEASES + TRIALS + STATISTICS + PROPOSALS
 
 
 def test_a_dry_run_only_reads() -> None:
@@ -158,7 +162,7 @@ def test_deletions_are_made_by_the_thousand_and_side_by_side(strays: int, deleti
 
     seconds, requests, _ = run(measure(2, collect, prepare))
     assert requests["delete"] == deletions + CLOCK
-    assert seconds == 2 + 2 + 3 + 5 + 1 + 3 * CLOCK + NOTE + LEASES + TRIALS
+    assert seconds == 2 + 2 + 3 + 5 + 1 + 3 * CLOCK + NOTE + LEASES + TRIALS + 1
 
 
 def test_a_large_folder_is_listed_in_parts_side_by_side() -> None:
@@ -210,7 +214,7 @@ def test_a_large_folder_of_a_local_disk_is_listed_once() -> None:
                 report = await repository.garbage_collect(now())
                 return report.chunks_deleted, storage.requests["list_prefix"]
 
-    assert run(scenario()) == (11_004, 6 + CLOCK + NOTE + LEASES + TRIALS + STATISTICS)
+    assert run(scenario()) == (11_004, 6 + CLOCK + NOTE + LEASES + TRIALS + STATISTICS + PROPOSALS)
 
 
 def test_statistics_read_each_manifest_once(spec: int) -> None:
