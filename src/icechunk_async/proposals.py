@@ -467,8 +467,8 @@ class Proposal:
             MergeConflictError: the branch changed the same meanwhile.
             NothingToCommitError: the branch has all of it already.
             BranchProtectedError: the branch asks for a check that did not pass.
-            OutcomeUnknownError: the storage never answered; accepting again finds out. With any other
-                error, nothing was published.
+            OutcomeUnknownError: the storage never answered; accepting again finds out. With any
+                other error, nothing was published.
 
         Cancellation: it may have been published; accepting again finds out, and continues.
 

@@ -1,4 +1,4 @@
-"""Killed at each request of proposing and accepting: nothing is half visible, and it can be finished."""
+"""Killed at each write of proposing and accepting: nothing is half visible, and it can be ended."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ async def accept(proposal: Proposal) -> bool:
     while True:
         try:
             await proposal.accept()
-        except ConflictError:  # others were first, as often as it was tried
+        except ConflictError:  # others were first, each time it was tried
             continue
         except ChecksFailedError:
             return False
