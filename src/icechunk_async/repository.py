@@ -6,7 +6,10 @@ import logging
 import weakref
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Literal, Self
+
+import anyio.to_thread
 
 from icechunk_async._runtime import clock
 from icechunk_async._runtime.concurrency import gather
@@ -60,12 +63,15 @@ if TYPE_CHECKING:
         AsyncGenerator,
         AsyncIterator,
         Collection,
+        Hashable,
         Iterable,
         Mapping,
         Sequence,
     )
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime, timedelta
+
+    import xarray
 
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.commit.conflicts import ConflictSolver
@@ -1155,6 +1161,86 @@ class Repository:
         snapshot_id = await find_ref(self._engine, ref)
         snapshot = await load(self._engine, snapshot_id, "whose chunks are asked about")
         return await blame(self._engine, snapshot, check_path(path), region)
+
+    async def cube(
+        self,
+        path: str,
+        *,
+        along: Literal["commits", "days"] = "commits",
+        ref: SnapshotId | str = "main",
+        since: SnapshotId | str | datetime | None = None,
+        until: datetime | None = None,
+        every: int = 1,
+        limit: int | None = None,
+        missing: object = None,
+        chunks: Mapping[Hashable, int] | None = None,
+    ) -> xarray.Dataset:
+        """Open an array with its history as a dimension: each forecast by when it was known.
+
+        The dataset is lazy and has a leading dimension ``known_at``, oldest version first. Each
+        different chunk is read once, however many versions share it. ``await dataset.load_async()``
+        reads on this loop; all else that computes blocks. The repository must stay open; a pickled
+        copy of the dataset, as workers get it, opens it again.
+
+        **Versions.** They begin with the first that has the array, and keep the order of the
+        ancestry. A commit was not known before its parent: one whose clock was behind, or
+        equal, counts as made one microsecond after its parent. The coordinate ``committed_at`` has
+        the times as they were written, ``snapshot_id`` the ids. History that expired is left out.
+
+        **The array** is the node with the same id, so that moves are followed, and where a version
+        has no such node, the array at the path where it was last, so that one that was replaced is
+        continued.
+
+        **Sizes.** Axes are as long as in the largest version. Cells that a version does not have,
+        since the array was smaller or did not exist then, are NaN or NaT, masked as ``_FillValue``
+        if the array has that attribute, and else its fill value; ``exists`` says which versions
+        have the array.
+
+        **Coordinates** are those beside the array. One whose values changed on the way has a value
+        for each version, and is called ``<name>_as_known``.
+
+        Args:
+            path: the path of the array in the newest version that has it.
+            along: ``"commits"``: a version for each commit. ``"days"``: for each UTC day from the
+                first to the last, the state at its end; ``known_at`` is its last microsecond.
+            ref: the newest version: a branch, a tag, an id, or a ref such as ``main~2``.
+            since: the oldest commit that counts, or the time of the oldest (UTC if it is naive).
+            until: the time of the newest.
+            every: take each n-th version, counted from the newest.
+            limit: the most versions, the newest.
+            missing: the value of cells that a version does not have, if not as above.
+            chunks: sizes of Dask's blocks by dimension, ``{}`` for good ones; None: without Dask.
+
+        Raises:
+            NodeNotFoundError: no version has an array at this path.
+            NotFoundError, SnapshotNotFoundError: nothing has this name, or it was collected.
+            InvalidInputError: the choice leaves nothing, or more than 100,000 versions; or they
+                cannot be stacked: another number of axes, data types that have no common one, a
+                chunk grid that is not regular.
+            FormatError: a snapshot is damaged. Reading raises it for manifests and chunks, and
+                `VirtualChunkError` for virtual ones whose source changed.
+            MissingDriverError: xarray is not installed.
+
+        Cancellation: no effect.
+
+        Cost: one request for each snapshot; the values of coordinates. Reading: one request for
+        each different manifest and chunk. Memory: what is read, and sixteen chunks.
+        """
+        # Where xarray computes it blocks, hence the facade; see decision 28. Importing xarray
+        # takes a second, which would hold up the event loop.
+        await anyio.to_thread.run_sync(import_module, "icechunk_async.sync.cube")
+        from icechunk_async.engine.versions.timeline import Choice  # noqa: PLC0415 -- slow to import
+        from icechunk_async.sync.cube import Here, open_cube  # noqa: PLC0415 -- needs xarray
+
+        return await open_cube(
+            Here(self._engine),
+            self._engine,
+            path,
+            ref,
+            Choice(along, since, until, every, limit),
+            missing=missing,
+            chunks=chunks,
+        )
 
     # Undo and merge
 

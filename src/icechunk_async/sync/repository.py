@@ -6,7 +6,7 @@ import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 from icechunk_async.engine.open import as_snapshot_id
 from icechunk_async.errors import (
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         Collection,
         Coroutine,
         Generator,
+        Hashable,
         Iterable,
         Iterator,
         Mapping,
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     )
     from datetime import datetime, timedelta
     from types import TracebackType
+
+    import xarray
 
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.commit.once import Transaction
@@ -773,6 +776,31 @@ class Repository(Displayed):
                 lambda change: change,
             )
         )
+
+    @twin_of(AsyncRepository.cube)
+    async def cube_async(
+        self,
+        path: str,
+        *,
+        along: Literal["commits", "days"] = "commits",
+        ref: str = "main",
+        since: str | datetime | None = None,
+        until: datetime | None = None,
+        every: int = 1,
+        limit: int | None = None,
+        missing: object = None,
+        chunks: Mapping[Hashable, int] | None = None,
+    ) -> xarray.Dataset:
+        with translated():
+            from icechunk_async.engine.versions.timeline import Choice  # noqa: PLC0415 -- on use
+            from icechunk_async.sync.cube import Elsewhere, open_cube  # noqa: PLC0415 -- needs xarray
+        choice = Choice(along, since, until, every, limit)
+        home = Elsewhere(self.handle)
+        return await self.handle.ask(
+            lambda it: open_cube(home, it.engine, path, ref, choice, missing=missing, chunks=chunks)
+        )
+
+    cube = blocking(cube_async)
 
     blame_async = asked(AsyncRepository.blame)
     diff_values_async = asked(AsyncRepository.diff_values)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     type _Indices = npt.NDArray[np.intp]
     type _Mask = npt.NDArray[np.bool_]
 
-__all__ = ["RefChanges", "compare_refs", "same_refs"]
+__all__ = ["RefChanges", "common_rows", "compare_refs", "same_refs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def compare_refs(before: ChunkRefs, after: ChunkRefs, *, equal_sums: bool = Fals
     """
     if not len(before) or not len(after):
         return RefChanges(before, after)
-    mine, theirs = _common(before.coords, after.coords)
+    mine, theirs = common_rows(before.coords, after.coords)
     same = same_refs(before, mine, after, theirs, equal_sums=equal_sums)
     if same.all() and len(mine) == len(before) == len(after):
         return RefChanges.none(before.rank)
@@ -89,7 +89,7 @@ def compare_refs(before: ChunkRefs, after: ChunkRefs, *, equal_sums: bool = Fals
     return RefChanges(before.take(gone), after.take(new))
 
 
-def _common(
+def common_rows(
     one: npt.NDArray[np.uint32], other: npt.NDArray[np.uint32]
 ) -> tuple[_Indices, _Indices]:
     """Return the rows of two ascending matrices that are equal, as pairs of indices."""

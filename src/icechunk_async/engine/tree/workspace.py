@@ -55,7 +55,15 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Data, RangeRequest
 
 
-__all__ = ["REFUSALS", "ChunkHandle", "Closed", "InManifests", "Workspace"]
+__all__ = [
+    "REFUSALS",
+    "ChunkHandle",
+    "Closed",
+    "InManifests",
+    "Workspace",
+    "read_native",
+    "read_ref",
+]
 
 _CONCURRENT_MANIFESTS: Final = 16
 
@@ -534,15 +542,7 @@ class Workspace:
                     unstored = self.packs.read(chunk_id, start, stop)
                     if unstored is not None:
                         return unstored
-                found = await self.assets.chunks.read(chunk_id, start, stop)
-                checks = self.assets.checks
-                if checks is None or checks.passes(ref, found):
-                    return found
-                # A network, or a cache, may have damaged it on the way.
-                found = await self.assets.chunks.read_again(chunk_id, start, stop)
-                if checks.passes(ref, found):
-                    return found
-                raise damaged_chunk(path, coords, ref, found)
+                return await read_native(self.assets, ref, start, stop, path=path, coords=coords)
             case InlineChunk(data):
                 start, stop = slice_range(byte_range, len(data))
                 return data[start:stop]
@@ -618,3 +618,43 @@ class Workspace:
             limit=_CONCURRENT_MANIFESTS,
         )
         return ChunkRefs.concat([*parts, state.set_chunks()]).sort()
+
+
+async def read_native(
+    assets: Assets, ref: NativeChunk, start: int, stop: int, *, path: str, coords: Coordinates
+) -> bytes | memoryview:
+    """Return bytes ``[start, stop)`` of the object of a chunk.
+
+    Raises:
+        FormatError: the object is missing or too short.
+        ChunkDamagedError: reads are verified, and the bytes are not those that were written.
+    """
+    found = await assets.chunks.read(ref.chunk_id, start, stop)
+    checks = assets.checks
+    if checks is None or checks.passes(ref, found):
+        return found
+    # A network, or a cache, may have damaged it on the way.
+    found = await assets.chunks.read_again(ref.chunk_id, start, stop)
+    if checks.passes(ref, found):
+        return found
+    raise damaged_chunk(path, coords, ref, found)
+
+
+async def read_ref(
+    assets: Assets, virtual: VirtualChunks, ref: ChunkRef, path: str, coords: Coordinates
+) -> bytes | memoryview:
+    """Return the bytes of a chunk by its reference; ``path`` and ``coords`` are for messages.
+
+    Raises:
+        FormatError, ChunkDamagedError: as `read_native`.
+        VirtualChunkError: its source cannot be read, see ``VirtualChunks.read``.
+
+    Cost: one request; none for bytes in a manifest.
+    """
+    match ref:
+        case NativeChunk(_, offset, length):
+            return await read_native(assets, ref, offset, offset + length, path=path, coords=coords)
+        case InlineChunk(data):
+            return data
+        case VirtualChunk():
+            return await virtual.read(ref, 0, ref.length)
