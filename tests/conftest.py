@@ -33,23 +33,41 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave every other combination of parameters to those who ask for all.
 
-    Each value of each parameter stays in the run. Tests of one parameter are left whole: of those,
-    every other value would be gone.
+    Each value of each parameter stays in the run. Tests with one parameter of several values are
+    left whole: of those, every other value would be gone.
     """
-    seen: dict[tuple[str, str], list[object]] = {}
+    tests: dict[str, list[tuple[pytest.Item, dict[str, str]]]] = {}
     for item in items:
-        if item.get_closest_marker("sampled") is None or not hasattr(item, "callspec"):
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("thorough"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append((item, _values(item)))
+    for cases in tests.values():
+        seen: dict[str, list[str]] = {}
+        for _, values in cases:
+            for name, value in values.items():
+                if value not in seen.setdefault(name, []):
+                    seen[name].append(value)
+        axes = {name: known for name, known in seen.items() if len(known) > 1}
+        if len(axes) < 2:
             continue
-        if len(item.callspec.params) < 2:
-            continue
-        place = 0
-        for name, value in item.callspec.params.items():
-            values = seen.setdefault((item.nodeid.partition("[")[0], name), [])
-            if value not in values:
-                values.append(value)
-            place += values.index(value)
-        if place % 2:
-            item.add_marker(pytest.mark.thorough)
+        for item, values in cases:
+            if sum(known.index(values[name]) for name, known in axes.items()) % 2:
+                item.add_marker(pytest.mark.thorough)
+
+
+def _values(item: pytest.Item) -> dict[str, str]:
+    """Return the value of each parameter; names that are given together are one parameter."""
+    if not hasattr(item, "callspec"):
+        return {}
+    left = {name: repr(value) for name, value in item.callspec.params.items()}
+    together: dict[str, str] = {}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        if isinstance(names, str):
+            names = [it.strip() for it in names.split(",")]
+        here = [it for it in names if it in left]
+        if here:
+            together[",".join(here)] = ", ".join(left.pop(it) for it in here)
+    return together | left
 
 
 def pytest_collection_finish() -> None:

@@ -1,7 +1,8 @@
 """Runs the blocks of one Markdown page in order, as a reader would; ends at the first failure.
 
 Python blocks share one namespace and may await at the top level. Shell blocks run in the same
-directory. Used as ``python run_page.py PAGE``.
+directory; of ``icechunk-async`` the first is a process of its own, and the others are forks of one
+that has imported the command. Used as ``python run_page.py PAGE``.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import CodeType
 
 REPOSITORY = Path(__file__).parents[2]
@@ -43,7 +46,7 @@ def run(page: Path) -> None:
     """Run all blocks of a page; what it keeps below `/tmp/example` is in the working directory."""
     example = str(Path("example").absolute())
     namespace: dict[str, object] = {"__name__": "__main__"}
-    with asyncio.Runner() as runner:
+    with _commands(page) as command, asyncio.Runner() as runner:
         for line, language, text in blocks(page):
             print(f"--- {page.name}:{line} ({language})", flush=True)  # noqa: T201
             # A page names a fixed place so that it reads well. Two runs must not share it.
@@ -55,14 +58,95 @@ def run(page: Path) -> None:
                     code = compile(padded, str(page), "exec", flags=_TOP_LEVEL_AWAIT)
                     _execute(code, namespace, runner)
                 case "sh":
-                    for command in text.splitlines():
-                        _shell(command)
+                    for shell_line in text.splitlines():
+                        _shell(shell_line, command)
                 case "toml":
                     tomllib.loads(text)
                 case "json":
                     json.loads(text)
                 case _:
                     raise AssertionError(f"{page.name}:{line}: no way to run {language!r} blocks")
+
+
+class _Command:
+    """``icechunk-async``: a process the first time, later forks of one that is ready."""
+
+    def __init__(self, requests: int | None, replies: int | None) -> None:
+        self._requests = requests
+        self._replies = replies
+        self._is_first = True
+
+    def run(self, arguments: list[str]) -> None:
+        """Run it to its end.
+
+        Raises:
+            subprocess.CalledProcessError: its exit code is not 0.
+        """
+        if self._is_first or self._requests is None or self._replies is None:
+            self._is_first = False
+            program = Path(sys.executable).with_name("icechunk-async")
+            subprocess.run([str(program), *arguments], check=True)
+            return
+        request = json.dumps([arguments, str(Path.cwd()), dict(os.environ)])
+        os.write(self._requests, f"{request}\n".encode())
+        code = os.read(self._replies, 1)[0]
+        if code:
+            raise subprocess.CalledProcessError(code, ["icechunk-async", *arguments])
+
+
+@contextmanager
+def _commands(page: Path) -> Iterator[_Command]:
+    """Fork a process that waits for commands, before there are threads; if the page has several."""
+    texts = [text for _, language, text in blocks(page) if language not in {"python", "text"}]
+    if len(re.findall(r"^icechunk-async", "".join(texts), re.MULTILINE)) < 2:
+        yield _Command(None, None)
+        return
+    from icechunk_async import Repository
+    from icechunk_async.cli.app import app
+
+    assert app, Repository  # imported before the fork, as is NumPy
+    there, requests = os.pipe()
+    replies, back = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(requests)
+        with os.fdopen(there, encoding="utf-8") as lines:
+            for line in lines:
+                os.write(back, bytes([_run_in_fork(*json.loads(line))]))
+        os._exit(0)
+    os.close(there)
+    os.close(back)
+    try:
+        yield _Command(requests, replies)
+    finally:
+        os.close(requests)
+        os.close(replies)
+        os.waitpid(pid, 0)
+
+
+def _run_in_fork(arguments: list[str], directory: str, environment: dict[str, str]) -> int:
+    """Return the exit code of a command."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 255
+    code = 1
+    try:
+        from icechunk_async.cli import main
+
+        os.chdir(directory)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv = ["icechunk-async", *arguments]
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 -- as the interpreter does
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _execute(code: CodeType, namespace: dict[str, object], runner: asyncio.Runner) -> None:
@@ -72,12 +156,14 @@ def _execute(code: CodeType, namespace: dict[str, object], runner: asyncio.Runne
         exec(code, namespace)  # noqa: S102 -- our own documentation
 
 
-def _shell(command: str) -> None:
-    words = [it.replace("$PWD", str(Path.cwd())) for it in shlex.split(command)]
+def _shell(line: str, command: _Command) -> None:
+    words = [it.replace("$PWD", str(Path.cwd())) for it in shlex.split(line)]
     if words[:2] == ["pip", "install"]:
         _check_requirements(words[2:])
     elif words == ["./dev", "test"]:
         _check_that_ci_runs("test")
+    elif words[0] == "icechunk-async":
+        command.run(words[1:])
     elif words[0] == "./dev":
         arguments = [str(Path("demo").absolute())] if words[1:] == ["demo"] else []
         subprocess.run([*words, *arguments], cwd=REPOSITORY, env=_LENIENT, check=True)

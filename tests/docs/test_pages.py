@@ -62,6 +62,7 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
             "PYTHONWARNINGS": "error",
             "PYTHONWARNDEFAULTENCODING": "",
             "COLUMNS": "100",
+            "OPENBLAS_NUM_THREADS": "1",  # a page's process forks before there are threads
         },
         capture_output=True,
         text=True,

@@ -41,6 +41,14 @@ def _no_blocking_calls() -> None:
     """Leave watching for blocking calls to the other tests: here it takes most of the time."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _originals(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Give the repositories a place that several tests begin with."""
+    from tests.interop.steps import use_originals
+
+    use_originals(tmp_path_factory.mktemp("originals"))
+
+
 @pytest.fixture
 def sources(tmp_path: Path) -> Sources:
     """Return a directory of files for virtual chunks to refer to."""

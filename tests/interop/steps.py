@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 from tests.interop.answers import Settings
@@ -26,7 +27,18 @@ if TYPE_CHECKING:
     from tests.interop.answers import Engine
     from tests.interop.edits import Edit
 
-__all__ = ["AMENDED", "BASE", "COMMITTED", "HISTORY", "amend", "both", "commit", "history"]
+__all__ = [
+    "AMENDED",
+    "BASE",
+    "COMMITTED",
+    "HISTORY",
+    "amend",
+    "both",
+    "commit",
+    "history",
+    "make_base",
+    "use_originals",
+]
 
 BASE = [
     group("g"),
@@ -73,10 +85,46 @@ async def amend(engine: Engine, root: Path, edits: Sequence[Edit]) -> str:
         return await work.amend("amended", {"by": "someone"})
 
 
+_originals: dict[tuple[object, ...], tuple[Path, list[str]]] = {}
+_places: list[Path] = []
+
+
+def use_originals(directory: Path) -> None:
+    """Keep repositories here that several tests begin with, each made once."""
+    _originals.clear()
+    _places[:] = [directory]
+
+
 async def history(
     engine: Engine, root: Path, spec: int, steps: Sequence[list[Edit]], settings: Settings
 ) -> list[str]:
-    """Create a repository, commit each step, touch refs; answer the commits."""
+    """Create a repository, commit each step, touch refs; return the commits.
+
+    A second one that is like it is a copy, and has the same ids.
+    """
+    key = engine.name, spec, repr(steps), repr(settings)
+    if key not in _originals:
+        original = _places[0] / str(len(_originals))
+        _originals[key] = original, await _history(engine, original, spec, steps, settings)
+    original, ids = _originals[key]
+    shutil.copytree(original, root)
+    return list(ids)
+
+
+async def make_base(root: Path, spec: int, edits: Sequence[Edit]) -> Path:
+    """Create a repository with one commit of these edits by the official engine, or copy it."""
+    key = spec, repr(edits)
+    if key not in _originals:
+        original = _places[0] / str(len(_originals))
+        await ENGINES["theirs"].create(original, spec)
+        _originals[key] = original, [await commit(ENGINES["theirs"], original, edits, "base")]
+    shutil.copytree(_originals[key][0], root)
+    return root
+
+
+async def _history(
+    engine: Engine, root: Path, spec: int, steps: Sequence[list[Edit]], settings: Settings
+) -> list[str]:
     await engine.create(root, spec, settings)
     ids = []
     async with engine.open(root) as repo:

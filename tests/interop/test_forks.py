@@ -25,6 +25,7 @@ from tests.interop.edits import (
     write,
 )
 from tests.interop.files import FOLDERS, Files
+from tests.interop.steps import make_base
 from tests.interop.theirs import icechunk
 
 if TYPE_CHECKING:
@@ -134,13 +135,7 @@ ROWS = {
 @pytest.fixture
 async def base(spec: int, tmp_path: Path) -> Path:
     """Return a repository with the common base."""
-    root = tmp_path / "base"
-    await ENGINES["theirs"].create(root, spec)
-    async with ENGINES["theirs"].open(root) as repo:
-        work = await repo.work()
-        await apply(work.store, BASE)
-        await work.commit("base")
-    return root
+    return await make_base(tmp_path / "base", spec, BASE)
 
 
 async def work_together(

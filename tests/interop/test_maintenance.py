@@ -270,7 +270,7 @@ async def test_a_migrated_repository_is_read_and_continued(
             work = await repo.work()
             await apply(work.store, [write("g/a", [11], [12], 81)])
             await work.amend("amended")
-        await views_agree(root, 2, everything=True)
+    await views_agree(root, 2, everything=True)
     versions = {
         path.read_bytes()[HEADER_BYTES - 3]
         for folder in ("snapshots", "manifests", "transactions")

@@ -14,6 +14,7 @@ from tests.interop.answers import Policy
 from tests.interop.clashes import BASE, ROWS
 from tests.interop.comparing import ENGINES, other, views_agree
 from tests.interop.edits import Edit, apply, attributes, contents, delete_node, group, write
+from tests.interop.steps import make_base
 from tests.interop.theirs import icechunk, open_official
 
 if TYPE_CHECKING:
@@ -41,13 +42,7 @@ type Outcome = tuple[list[Clash], bool, Mapping[str, bytes]]
 @pytest.fixture
 async def base(spec: int, tmp_path: Path) -> Path:
     """Return a repository with the common base."""
-    root = tmp_path / "base"
-    await ENGINES["theirs"].create(root, spec)
-    async with ENGINES["theirs"].open(root) as repo:
-        work = await repo.work()
-        await apply(work.store, BASE)
-        await work.commit("base")
-    return root
+    return await make_base(tmp_path / "base", spec, BASE)
 
 
 async def replay(row: Row, root: Path, session_of: Engine, commit_of: Engine) -> list[Outcome]:
