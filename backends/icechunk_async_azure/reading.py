@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from icechunk_async_azure.clients import Client
     from icechunk_async_azure.requests import Requests
 
-__all__ = ["in_order", "list_entries", "lowest_start", "read", "read_if_changed"]
+__all__ = ["PAGE_ENTRIES", "in_order", "list_entries", "lowest_start", "read", "read_if_changed"]
 
 _TRIES: Final = 10
 """Tries to read a suffix of an object that is replaced between two requests."""
@@ -153,7 +153,7 @@ def _size(whole: BlobProperties) -> int:
 _HIGH: Final = "\ud800"
 """From this character on UTF-16 and UTF-8 sort differently."""
 _MAX_PREFIX_BYTES: Final = 1024
-_PAGE_ENTRIES: Final = 500
+PAGE_ENTRIES: Final = 500
 """Fewer than the 5000 that the service allows: the driver takes 0.2 ms for each, on the loop."""
 
 
@@ -213,7 +213,7 @@ async def _pages(
     client = await requests.ask(requests.clients.here(), "list objects")
     container: Any = client.container
     begin = requests.place.prefix + prefix
-    options: dict[str, Any] = {"results_per_page": _PAGE_ENTRIES}
+    options: dict[str, Any] = {"results_per_page": PAGE_ENTRIES}
     if start_after is not None:
         start = requests.place.prefix + lowest_start(start_after)
         if start > begin:

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from icechunk_async_s3.options import Options
     from icechunk_async_s3.transport import Transport
 
-__all__ = ["Changer"]
+__all__ = ["KEYS_A_DELETION", "Changer"]
 
 _TOO_LARGE: Final = frozenset({"InvalidRequest", "EntityTooLarge"})
 """The refusals of a copy of more than 5 GiB in one request; the first has other reasons, too."""
 
-_BATCH: Final = 1000
+KEYS_A_DELETION: Final = 1000
+"""As many as the service deletes in one request."""
 _NOT_IN_XML: Final = re.compile(r"[\x00-\x1f\x7f\ufffe\uffff]")
 _NO_BATCHES: Final = frozenset({"NotImplemented", "MethodNotAllowed", "UnsupportedOperation"})
 _GONE: Final = frozenset({"NoSuchKey", "NoSuchVersion"})
@@ -184,4 +185,4 @@ class Changer:
 
 
 def _batches(keys: list[str]) -> Iterable[list[str]]:
-    return (keys[start : start + _BATCH] for start in range(0, len(keys), _BATCH))
+    return (keys[start : start + KEYS_A_DELETION] for start in range(0, len(keys), KEYS_A_DELETION))

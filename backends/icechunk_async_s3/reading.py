@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from icechunk_async_s3.options import Options
     from icechunk_async_s3.transport import Reply, Transport
 
-__all__ = ["Reader", "walk"]
+__all__ = ["PAGE_KEYS", "Reader", "walk"]
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(-?\d+)/(\d+)")
 _TRIES: Final = 5
@@ -158,7 +158,8 @@ def _moment(value: str | None) -> datetime | None:
         return None
 
 
-_PAGE_KEYS: Final = 1000
+PAGE_KEYS: Final = 1000
+"""As many as the service lists in one request."""
 
 
 async def walk(
@@ -170,7 +171,7 @@ async def walk(
     full = place.prefix + prefix
     if _sendable(full) != full:  # no key begins so
         return
-    parameters: dict[str, Any] = {"Prefix": full, "MaxKeys": _PAGE_KEYS}
+    parameters: dict[str, Any] = {"Prefix": full, "MaxKeys": PAGE_KEYS}
     parameters |= {"Delimiter": delimiter} if delimiter else {}
     # A string that cannot be sent is cut; entries that come too early are dropped below.
     parameters |= {"StartAfter": _sendable(place.prefix + start_after)} if start_after else {}

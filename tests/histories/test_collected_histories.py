@@ -37,7 +37,7 @@ from tests.histories.collection import (
 )
 from tests.without_updates import suited
 
-SEEDS: Final = range(int(os.environ.get("COLLECTION_SEEDS", "4")))
+SEEDS: Final = range(int(os.environ.get("COLLECTION_SEEDS", "2")))
 WRITERS: Final = 4
 ON_REFERENCES: Final = FaultRates(
     lost_replies=0.08, lost_requests=0.04, late_writes=0.06, refusals=0.03, delays=0.7

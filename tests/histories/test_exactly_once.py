@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Storage
 
 LAYOUTS = ("format-1", "format-2", "format-2-numbered", "alpha", "first-draft")
-SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "4")))
+SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "2")))
 APPS = ("daily", "hourly")
 TWINS = 2
 """Writers that all do the whole work of an application, as after a restart that left one alive."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Storage
 
 LAYOUTS = ("format-1", "format-2", "format-2-numbered", "alpha", "first-draft")
-SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "4")))
+SEEDS = range(int(os.environ.get("HISTORY_SEEDS", "2")))
 BRANCHES = ("main", "dev")
 PACKED = {
     "packing": Packing(target_bytes=20, max_chunk_bytes=20),

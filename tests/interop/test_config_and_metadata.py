@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 
 from icechunk_async.format.config import (
     HttpStore,
@@ -33,6 +33,7 @@ from icechunk_async.format.config import (
     splitting_to_json,
 )
 from icechunk_async.format.json.metadata import decode_value, encode_value
+from tests.helpers import examples
 from tests.unit.format.config_samples import EVERYTHING, configs
 from tests.unit.format.test_metadata import OFFICIAL_BYTES
 
@@ -414,7 +415,7 @@ def test_the_official_engine_reads_what_we_write(spec: int, tmp_path: Path) -> N
     icechunk.Repository.open(icechunk.local_filesystem_storage(str(tmp_path)))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(80)
 @given(config=configs())
 def test_any_configuration_passes_through_the_official_engine(
     config: RepositoryConfig, tmp_path_factory: pytest.TempPathFactory

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from icechunk_async.storage import Storage
 
-__all__ = ["BothSpecs", "Location", "Server", "WholeRepository", "opened"]
+__all__ = ["BothSpecs", "Location", "NewestSpec", "Server", "WholeRepository", "opened"]
 
 WRITERS = 12
 """On one branch at once: the time that races take grows with the square of it."""
@@ -97,6 +97,20 @@ class BothSpecs:
         return server.location(f"http://127.0.0.1:{server.port}")
 
     @pytest.fixture(params=[1, 2], ids=["spec1", "spec2"])
+    def spec(self, request: pytest.FixtureRequest) -> int:
+        """Return the version of the format."""
+        version: int = request.param
+        return version
+
+
+class NewestSpec(BothSpecs):
+    """Tests on a further service run on the newest version of the format, and thoroughly on both.
+
+    What the versions ask of a service is in the shared suite; that both work on one is shown
+    where tests of repositories run on either.
+    """
+
+    @pytest.fixture(params=[pytest.param(1, marks=pytest.mark.thorough), 2], ids=["spec1", "spec2"])
     def spec(self, request: pytest.FixtureRequest) -> int:
         """Return the version of the format."""
         version: int = request.param

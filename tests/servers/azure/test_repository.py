@@ -11,7 +11,7 @@ from tests.servers.azure.azurite_server import running
 from tests.servers.azure.locations import AzureServer
 from tests.servers.azure.test_conformance import BACKSLASH, WITH_BACKSLASH
 from tests.servers.faulty_network import ConformanceThroughFaults, FaultyHistories
-from tests.servers.whole_repository import WholeRepository
+from tests.servers.whole_repository import NewestSpec, WholeRepository
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ def durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
         yield server
 
 
-class TestAzureRepository(WholeRepository):
+class TestAzureRepository(NewestSpec, WholeRepository):
     """On a server that can be restarted."""
 
     @pytest.fixture

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 class _OnServer(StorageConformance):
     __test__ = False
 
+    many_keys: ClassVar[int] = 1_100  # eleven pages of the server
+    page_keys: ClassVar[int] = 100
+
     _server: RunningServer
 
     def undeletable(self, storage: Storage, key: str) -> AbstractAsyncContextManager[None]:
@@ -51,9 +54,6 @@ class TestPrefix(_OnServer):
     """Objects below a prefix that URLs could spoil, beside others that must not be seen."""
 
     __test__ = True
-
-    many_keys: ClassVar[int] = 2500
-    page_keys: ClassVar[int] = 200  # the bucket's tests fill the pages
 
     deviations: ClassVar[dict[str, str]] = {
         "test_a_key_of_the_greatest_length_is_a_key": (

@@ -11,7 +11,7 @@ import pytest
 from icechunk_async.testing.proxy_plan import GCS_BUSY, Respond
 from tests.servers.faulty_network import ConformanceThroughFaults, FaultyHistories
 from tests.servers.gcs.running import ANONYMOUS, serving
-from tests.servers.whole_repository import Location, WholeRepository
+from tests.servers.whole_repository import Location, NewestSpec, WholeRepository
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ def durable_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running
         yield running
 
 
-class TestGCSRepository(WholeRepository):
+class TestGCSRepository(NewestSpec, WholeRepository):
     """Without faults, but for restarts."""
 
     @pytest.fixture

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
@@ -32,6 +32,7 @@ from icechunk_async.format.repo_info import (
     snapshot_table,
     snapshot_writing,
 )
+from tests.helpers import examples
 from tests.unit.format.samples import SNAPSHOT_IDS, snapshot_id
 from tests.unit.format.table_builder import Offset, Scalar, Struct, TableBuilder
 from tests.unit.format.update_samples import EVERY_KIND, UPDATES
@@ -156,7 +157,7 @@ def test_the_first_place_is_not_told_in_the_file(written: list[object]) -> None:
 EDITS = st.lists(st.tuples(st.sampled_from(NUMBERS[1:-1]), st.booleans()), max_size=8)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(80)
 @given(EDITS, st.sets(SNAPSHOT_IDS, max_size=4), st.lists(UPDATES, max_size=3), st.integers(1, 70))
 def test_any_change_reads_as_if_written_anew(
     edits: list[tuple[int, bool]], more: set[SnapshotId], updates: list[Update], most: int

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.errors import FormatError
@@ -24,6 +24,7 @@ from icechunk_async.format.snapshot import (
     encode_snapshot,
     writing,
 )
+from tests.helpers import examples
 from tests.unit.format.samples import PATHS, manifest_id, node_id, snapshot_id
 from tests.unit.format.table_builder import Field, Scalar, Struct, TableBuilder
 from tests.unit.format.wire import root
@@ -98,7 +99,7 @@ def test_changed_nodes_alone_are_written(spec: int, written: list[str]) -> None:
 EDITS = st.lists(st.tuples(st.integers(0, COUNT - 1), st.booleans()), max_size=12)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(80)
 @given(EDITS, st.sets(PATHS, max_size=5), st.sampled_from([1, 2]))
 def test_any_change_is_written_as_if_anew(
     edits: list[tuple[int, bool]], paths: set[str], spec: int

@@ -20,7 +20,7 @@ from tests.unit.format.table_builder import Field, Offset, Scalar, Struct, Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-MANY = 3000
+MANY = 1500
 LONG = "x" * 30_000
 
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from icechunk_async.engine.changes import change_set as chunk_changes
 from icechunk_async.engine.changes.change_set import ArrayChanges
 from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk
+from tests.helpers import examples
 
 if TYPE_CHECKING:
     from icechunk_async.format.manifest.refs import ChunkRef
@@ -83,7 +84,7 @@ class ChangesMachine(RuleBasedStateMachine):
 
 
 TestChanges = ChangesMachine.TestCase
-TestChanges.settings = settings(max_examples=60, stateful_step_count=12, deadline=None)
+TestChanges.settings = settings(examples(80), stateful_step_count=12)
 
 
 class EarlyBlocksMachine(ChangesMachine):
@@ -100,7 +101,7 @@ class EarlyBlocksMachine(ChangesMachine):
 
 
 TestEarlyBlocks = EarlyBlocksMachine.TestCase
-TestEarlyBlocks.settings = settings(max_examples=40, stateful_step_count=12, deadline=None)
+TestEarlyBlocks.settings = settings(examples(80), stateful_step_count=12)
 
 
 def test_revisions_never_repeat() -> None:

@@ -9,7 +9,7 @@ import msgpack
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from icechunk_async.engine.changes.change_set import ArrayChanges, ChangeSet, Deleted
@@ -18,6 +18,7 @@ from icechunk_async.errors import FormatError
 from icechunk_async.format.ids import ChunkId, NodeId, SnapshotId
 from icechunk_async.format.manifest.refs import ChunkRefs, InlineChunk, NativeChunk, VirtualChunk
 from icechunk_async.format.snapshot import ArrayData, Dimension, Node
+from tests.helpers import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +77,7 @@ def chunks_of(state: ForkState) -> Chunks:
 
 
 @given(st.dictionaries(COORDS, REFS, min_size=1, max_size=20), st.randoms())
-@settings(max_examples=60, deadline=None)
+@examples(80)
 def test_decoding_reverses_encoding(chunks: Chunks, rng: Any) -> None:
     """Every kind of reference; in whatever order and parts the work was done."""
     state = state_of(chunks)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-COUNT = 100_000
+COUNT = 50_000
 NODE = node_id(1)
 FEW = 2000
 """Objects and calls that do not depend on the number of references."""

@@ -111,6 +111,7 @@ async def test_copy_again_brings_only_what_is_new(spec: int) -> None:
     assert await read_all(copy) == await read_all(url)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("updated", [False, True])
 @pytest.mark.parametrize("spec", [1, 2])
 async def test_copy_killed_at_any_write_is_whole_and_continued(spec: int, *, updated: bool) -> None:

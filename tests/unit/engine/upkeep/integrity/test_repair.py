@@ -71,6 +71,7 @@ async def sound(repository: Repository, level: Any = "decode") -> None:
     assert [it for it in left.findings if it.kind == "transaction log"] == []
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("spec", [1, 2])
 @pytest.mark.parametrize("seed", _SEEDS)
 async def test_damaged_logs_manifests_and_chunks_are_repaired(seed: int, spec: int) -> None:
@@ -183,6 +184,7 @@ def _buffers() -> Any:
     return default_buffer_prototype()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("spec", [1, 2])
 async def test_a_crash_at_any_step_is_finished_by_planning_again(spec: int, *, after: bool) -> None:

@@ -30,6 +30,7 @@ async def verified(objects: dict[str, bytes], level: Any = "decode", **more: Any
     return await upkeep.verify(await filled(objects), level, **more)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("spec", [1, 2])
 @pytest.mark.parametrize("seed", _SEEDS)
 async def test_every_promised_damage_is_found_and_no_other_is(seed: int, spec: int) -> None:
