@@ -14,7 +14,7 @@ from icechunk_async.engine.upkeep.copying.copy import CopyReport, RefChange
 from icechunk_async.engine.upkeep.integrity.repair import RepairPlan, RepairStep
 from icechunk_async.engine.upkeep.integrity.report import Finding, NotLookedAt, VerifyReport
 from icechunk_async.engine.upkeep.leftovers import Leftovers
-from icechunk_async.engine.upkeep.migrate import MigrationReport, upgrade
+from icechunk_async.engine.upkeep.migration.upgrade import MigrationReport, upgrade
 from icechunk_async.engine.upkeep.statistics import ChunkStorageStats
 from icechunk_async.engine.upkeep.sums import AddedSums, ContentReport
 

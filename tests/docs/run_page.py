@@ -101,10 +101,9 @@ def _commands(page: Path) -> Iterator[_Command]:
     if len(re.findall(r"^icechunk-async", "".join(texts), re.MULTILINE)) < 2:
         yield _Command(None, None)
         return
-    from icechunk_async import Repository
-    from icechunk_async.cli.app import app
+    import icechunk_async.cli.app
+    import icechunk_async.repository  # noqa: F401 -- and with it NumPy, before the fork
 
-    assert app, Repository  # imported before the fork, as is NumPy
     there, requests = os.pipe()
     replies, back = os.pipe()
     pid = os.fork()

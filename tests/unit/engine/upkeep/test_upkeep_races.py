@@ -57,7 +57,7 @@ async def everywhere(
     prepare: Callable[[Repository, list[SnapshotId]], Awaitable[Work]],
     operate: Callable[[Repository], Awaitable[object]],
     *,
-    first: int,
+    begin_at: int,
 ) -> int:
     """Interrupt an operation at each of its waits by other work; all that is left must be whole.
 
@@ -65,7 +65,7 @@ async def everywhere(
         spec: the format version.
         prepare: begins with the other work, before the operation; answers the rest of it.
         operate: the operation.
-        first: the wait to begin with.
+        begin_at: the wait to begin with.
 
     Returns:
         At how many waits the other work was done.
@@ -73,7 +73,7 @@ async def everywhere(
     first, line = await littered(spec)
     async with open_storage(first) as plain:
         contents = await objects(plain)
-    for count, place in enumerate(range(first % STEP, MOST_WAITS, STEP)):
+    for count, place in enumerate(range(begin_at % STEP, MOST_WAITS, STEP)):
         async with open_storage(memory_url()) as plain:
             for key, data in contents.items():
                 await plain.put(key, data)
@@ -117,7 +117,7 @@ async def test_a_commit_made_at_any_moment_stays(
 
         return work
 
-    waits = await everywhere(spec, prepare, operate, first=spec)
+    waits = await everywhere(spec, prepare, operate, begin_at=spec)
     assert len(made) == waits >= 2
 
 
@@ -219,7 +219,7 @@ async def test_a_ref_onto_garbage_is_refused_or_saves_it(kind: str) -> None:
 
         return work
 
-    waits = await everywhere(2, prepare, collect, first=len(kind))
+    waits = await everywhere(2, prepare, collect, begin_at=len(kind))
     assert len(outcomes) == waits
     assert outcomes[0]
     assert not outcomes[-1]

@@ -85,7 +85,7 @@ def test_importing_the_repository_brings_what_every_program_needs(package: str, 
     unasked = {{
         *("credentials.azure", "credentials.gcs", "credentials.s3", "credentials.web"),
         *("engine.upkeep.check", "engine.upkeep.collect", "engine.upkeep.compact"),
-        *("engine.upkeep.inspect", "engine.upkeep.migrate", "engine.upkeep.rewrite"),
+        *("engine.upkeep.inspect", "engine.upkeep.migration.upgrade", "engine.upkeep.rewrite"),
         *("engine.upkeep.statistics", "storage.probe", "sync.ops", "zarr.store"),
     }}
     assert not {{f"icechunk_async.{{it}}" for it in unasked}} & ours

@@ -29,7 +29,12 @@ from icechunk_async.engine.history.ref_files.migration import (
 from icechunk_async.engine.history.repo_info.file import Seen, read_info
 from icechunk_async.engine.open import Request, check_safe, open_location
 from icechunk_async.engine.policies import policies_of
-from icechunk_async.engine.upkeep.older import OlderMigration, find_older, leftovers, remove
+from icechunk_async.engine.upkeep.migration.older import (
+    OlderMigration,
+    find_older,
+    leftovers,
+    remove,
+)
 from icechunk_async.errors import ConflictError
 from icechunk_async.format.config import RepositoryConfig, decode_config, encode_config
 from icechunk_async.format.envelope import FileType, pack

@@ -32,7 +32,7 @@ from icechunk_async.testing.virtual_time import VirtualTimeLoop
 from icechunk_async.testing.wrapping import WrappedStorage
 from icechunk_async.upkeep import upgrade
 from tests.helpers import memory_url, objects, write
-from tests.unit.engine.upkeep.old_repository import (
+from tests.unit.engine.upkeep.migration.old_repository import (
     OldRepository,
     check_migrated,
     check_readable,
