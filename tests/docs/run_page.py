@@ -1,7 +1,7 @@
 """Runs the blocks of one Markdown page in order, as a reader would; ends at the first failure.
 
 Python blocks share one namespace and may await at the top level. Shell blocks run in the same
-directory; of ``icechunk-async`` the first is a process of its own, and the others are forks of one
+directory; of ``icechunk-async`` the first is a new process, and the others are forks of one
 that has imported the command. Used as ``python run_page.py PAGE``.
 """
 

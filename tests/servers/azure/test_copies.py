@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from icechunk_async import Repository
 from icechunk_async.errors import ObjectNotFoundError, StorageError
 from icechunk_async.format.config import AzureStore
 from icechunk_async.storage import open_storage
@@ -16,10 +15,10 @@ from icechunk_async.testing.proxy import FaultProxy
 from icechunk_async.testing.proxy_plan import FaultPlan, Respond, Rule
 from icechunk_async_azure import copying
 from icechunk_async_azure.writing import write_blocks
-from tests.helpers import make_array, read, write
 from tests.servers.azure.azurite_server import ACCOUNT
 from tests.servers.azure.conftest import make_container, options
 from tests.servers.azure.test_azure import signature
+from tests.servers.copies import check_copy_by_the_service, check_shallow_copy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -48,20 +47,9 @@ async def test_repository_is_copied_by_the_service(
     azurite: Azurite, container: str, second: str
 ) -> None:
     """From one container to another, then to another prefix of that one; no chunk is read."""
-    given = options(azurite.endpoint)
-    async with Repository.create(f"az://{container}/a b", storage_options=given) as repository:
-        session = await repository.writable_session("main")
-        await make_array(session, "a", (4,), (1,))
-        for number in range(4):
-            await write(session, f"a/c/{number}", bytes(1000))
-        tip = await session.commit("four chunks")
-        report = await repository.copy_to(f"az://{second}/é", storage_options=given)
-        assert report.objects_by_service == report.objects_copied - 1
-    async with Repository.open(f"az://{second}/é", storage_options=given) as copy:
-        assert (await copy.check_references()).is_whole
-        assert await copy.lookup_branch("main") == tip
-        report = await copy.copy_to(f"az://{second}/again", storage_options=given)
-        assert report.objects_by_service == report.objects_copied - 1
+    await check_copy_by_the_service(
+        f"az://{container}", f"az://{second}", options(azurite.endpoint)
+    )
 
 
 async def test_each_side_brings_its_own_signature(
@@ -166,18 +154,6 @@ async def test_shallow_copy_reads_chunks_in_the_container_of_its_origin(
 ) -> None:
     """The reader says where the emulator is, and brings the key."""
     given = options(azurite.endpoint)
-    async with Repository.create(f"az://{container}/a b", storage_options=given) as repository:
-        session = await repository.writable_session("main")
-        await make_array(session, "a", (4,), (1,))
-        await write(session, "a/c/1", b"x" * 1000)
-        await session.commit("a chunk")
-        report = await repository.copy_to(f"az://{second}/x", storage_options=given, shallow=True)
-    assert report.origin_prefix == f"az://{container}/a b/"
-    access = {report.origin_prefix: given}
-    async with Repository.open(
-        f"az://{second}/x", storage_options=given, authorize_virtual_chunk_access=access
-    ) as copy:
-        (named,) = copy.config.virtual_chunk_containers or ()
-        assert named.store == AzureStore({"account": ACCOUNT})
-        session = await copy.readonly_session("main")
-        assert await read(session, "a/c/1") == b"x" * 1000
+    config = await check_shallow_copy(f"az://{container}", f"az://{second}", given)
+    (named,) = config.virtual_chunk_containers or ()
+    assert named.store == AzureStore({"account": ACCOUNT})

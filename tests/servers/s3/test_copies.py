@@ -16,6 +16,7 @@ from icechunk_async.storage.extensions import CopiesFrom
 from icechunk_async_s3 import writing
 from icechunk_async_s3.changing import Changer
 from tests.helpers import make_array, read, write
+from tests.servers.copies import check_copy_by_the_service
 
 if TYPE_CHECKING:
     from tests.servers.s3.running import Server
@@ -24,20 +25,7 @@ if TYPE_CHECKING:
 async def test_repository_is_copied_by_the_server(moto_server: Server) -> None:
     """From one bucket to another; then to another prefix of that one."""
     first, second = [await asyncio.to_thread(moto_server.bucket) for _ in range(2)]
-    options = moto_server.options()
-    async with Repository.create(f"s3://{first}/a b", storage_options=options) as repository:
-        session = await repository.writable_session("main")
-        await make_array(session, "a", (4,), (1,))
-        for number in range(4):
-            await write(session, f"a/c/{number}", bytes(1000))
-        tip = await session.commit("four chunks")
-        report = await repository.copy_to(f"s3://{second}/é", storage_options=options)
-        assert report.objects_by_service == report.objects_copied - 1
-    async with Repository.open(f"s3://{second}/é", storage_options=options) as copy:
-        assert (await copy.check_references()).is_whole
-        assert await copy.lookup_branch("main") == tip
-        report = await copy.copy_to(f"s3://{second}/again", storage_options=options)
-        assert report.objects_by_service == report.objects_copied - 1
+    await check_copy_by_the_service(f"s3://{first}", f"s3://{second}", moto_server.options())
 
 
 async def test_large_object_is_copied_in_parts(
