@@ -1,24 +1,25 @@
 """Run work in several processes on one storage at the same time.
 
 The processes are started as new programs, so that a backend inherits nothing through a fork, and
-receive their work through a pipe.
+receive their work through a pipe. Importing takes them longer than the work, so they stay for the
+next test, which opens a handle anew; they end with this process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import pickle
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from icechunk_async.errors import PreconditionFailedError
 from icechunk_async.storage import ABSENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from icechunk_async.storage import Storage, StorageDescription
@@ -32,6 +33,8 @@ PROCESSES: Final = 4
 
 _PROGRAM: Final = f"from {__name__} import serve; serve()"
 _READY: Final = b"ready"
+_idle: list[_Worker] = []
+"""Processes that wait for work."""
 
 
 def create_in_processes(
@@ -65,45 +68,77 @@ def _run[A, R](
     work: Work[A, R], reopen: Reopen, description: StorageDescription, argument: A
 ) -> list[R]:
     task = pickle.dumps((work, reopen, description, argument))
-    with ExitStack() as stack:
-        pipes = [stack.enter_context(_process()) for _ in range(PROCESSES)]
-        for to_child, _ in pipes:
-            pickle.dump((sys.path, task), to_child)
-            to_child.flush()
-        for _, from_child in pipes:
-            _receive(from_child)  # open and ready
-        for to_child, _ in pipes:
-            pickle.dump(_READY, to_child)  # begin together, so that the work overlaps
-            to_child.flush()
-        return [_receive(from_child) for _, from_child in pipes]
-
-
-@contextmanager
-def _process() -> Generator[tuple[IO[bytes], IO[bytes]]]:
-    with subprocess.Popen(  # noqa: S603 - this very interpreter, and a program of ours
-        [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            yield process.stdin, process.stdout
-        except BaseException:
-            process.kill()
-            raise
-
-
-def _receive(from_child: IO[bytes]) -> Any:
+    if not _idle:
+        atexit.register(_end_all)
+    workers = [_worker() for _ in range(PROCESSES)]
     try:
-        value, error = pickle.load(from_child)  # noqa: S301 - from a process started here
-    except EOFError:
-        raise RuntimeError("a process ended without an answer; look at its output") from None
-    if error is not None:
-        raise error
-    return value
+        for worker in workers:
+            worker.send((sys.path, dict(os.environ), task))
+        for worker in workers:
+            worker.receive()  # open and ready
+        for worker in workers:
+            worker.send(_READY)  # begin together, so that the work overlaps
+        found = [worker.receive() for worker in workers]
+    except BaseException:
+        for worker in workers:  # one may be in the middle of its work
+            worker.end(kill=True)
+        raise
+    _idle.extend(workers)
+    return found
+
+
+def _worker() -> _Worker:
+    """Return a process that waits for work."""
+    while _idle:
+        worker = _idle.pop()
+        if worker.is_alive:
+            return worker
+        worker.end()
+    return _Worker()
+
+
+class _Worker:
+    """A process that does one piece of work after another."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(  # noqa: S603 - this very interpreter, and a program of ours
+            [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, value: object) -> None:
+        assert self._process.stdin is not None
+        pickle.dump(value, self._process.stdin)
+        self._process.stdin.flush()
+
+    def receive(self) -> Any:
+        assert self._process.stdout is not None
+        try:
+            value, error = pickle.load(self._process.stdout)  # noqa: S301 - from a process of ours
+        except EOFError:
+            raise RuntimeError("a process ended without an answer; look at its output") from None
+        if error is not None:
+            raise error
+        return value
+
+    def end(self, *, kill: bool = False) -> None:
+        """Let the process end, which it does where it waits for work."""
+        if kill:
+            self._process.kill()
+        with self._process:
+            pass  # closes the pipes, and waits
+
+
+def _end_all() -> None:
+    while _idle:
+        _idle.pop().end()
 
 
 def serve() -> None:
-    """Run the work sent through the pipe. Runs in a new process."""
+    """Run the work sent through the pipe, until it is closed. Runs in a new process."""
     with os.fdopen(os.dup(1), "wb") as to_parent:
         os.dup2(2, 1)  # what anyone prints must not mix with the answers
         from_parent = sys.stdin.buffer
@@ -116,12 +151,19 @@ def serve() -> None:
             answer(_READY)
             pickle.load(from_parent)  # noqa: S301 - from a process started here
 
-        try:
-            sys.path[:], task = pickle.load(from_parent)  # noqa: S301 - as above
-            work, reopen, description, argument = pickle.loads(task)  # noqa: S301 - as above
-            answer(work(reopen, description, argument, wait_for_all))
-        except Exception as error:  # noqa: BLE001 - it is raised where the process was started
-            answer(None, error)
+        while True:
+            try:
+                path, environment, task = pickle.load(from_parent)  # noqa: S301 - as above
+            except EOFError:
+                return
+            try:
+                sys.path[:] = path
+                os.environ.clear()
+                os.environ.update(environment)
+                work, reopen, description, argument = pickle.loads(task)  # noqa: S301 - as above
+                answer(work(reopen, description, argument, wait_for_all))
+            except Exception as error:  # noqa: BLE001 - it is raised where the process was started
+                answer(None, error)
 
 
 def _create(
