@@ -6,7 +6,9 @@ from pyarrow import RecordBatch, Schema, Table
 from pyarrow.compute import Expression
 from pyarrow.fs import FileSystem
 
-class FileFormat: ...
+class FileFormat:
+    def make_fragment(self, file: str, filesystem: FileSystem) -> Fragment: ...
+
 class IpcFileFormat(FileFormat): ...
 
 class Fragment:
@@ -22,10 +24,24 @@ class Scanner:
     ) -> Scanner: ...
 
 class Dataset:
-    schema: Schema
-    def to_table(self, *, filter: Expression) -> Table: ...
+    @property
+    def schema(self) -> Schema: ...
+    def to_table(
+        self,
+        columns: Any = ...,
+        filter: Expression | None = ...,
+        batch_size: int = ...,
+        **kwargs: Any,
+    ) -> Table: ...
 
 class FileSystemDataset(Dataset):
+    def __init__(
+        self,
+        fragments: Sequence[Fragment],
+        schema: Schema,
+        format: FileFormat,
+        filesystem: FileSystem,
+    ) -> None: ...
     @staticmethod
     def from_paths(
         paths: Sequence[str],
@@ -34,6 +50,6 @@ class FileSystemDataset(Dataset):
         filesystem: FileSystem,
         partitions: Sequence[Expression],
     ) -> FileSystemDataset: ...
-    def get_fragments(self, filter: Expression | None = ...) -> Iterator[Fragment]: ...
+    def get_fragments(self, filter: Expression | None = ...) -> Iterator[Any]: ...
 
-def dataset(source: Table) -> Dataset: ...
+def dataset(source: Table | RecordBatch) -> Dataset: ...

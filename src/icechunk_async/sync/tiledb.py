@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from icechunk_async.storage import Storage as AsyncStorage
     from icechunk_async.sync.repository import Repository
     from icechunk_async.sync.session import Session
+    from icechunk_async.sync.tiledb_dataset import TileDBDataset
 
     type Location = str | os.PathLike[str] | Storage
     type Moment = int | datetime
@@ -160,6 +161,24 @@ class TileDBArray:
                 ``("x", ">", 3)``, which must all hold; or lists of tuples, of which one must hold.
         """
         return Scan(_run(self.native.scan(columns, filters)))
+
+    def dataset(self) -> TileDBDataset:
+        """Return a sparse array as a ``pyarrow.dataset.Dataset``; blocks.
+
+        DuckDB, Polars and others that take datasets read it: of the columns and filters that they
+        ask for, tiles that cannot hold such rows are not read. It has the methods ``to_batches``,
+        ``to_reader``, ``to_table``, ``head``, ``count_rows``, ``scanner``, ``filter`` and
+        ``get_fragments``, and is used inside of the ``with`` block that opened the array.
+
+        Raises:
+            InvalidInputError: the array is dense.
+            MissingDriverError: ``pyarrow`` is not installed: it comes with the extra ``parquet``.
+        """
+        reader = _run(self.native.sparse_reader())
+        # Imported late: needs Arrow, which takes a second and is optional.
+        from icechunk_async.sync.tiledb_dataset import TileDBDataset  # noqa: PLC0415
+
+        return TileDBDataset(reader)
 
     def enumerations(self) -> dict[str, tiledb.Enumeration]:
         """Return the enumeration of each attribute that has one, by the attribute's name."""

@@ -41,7 +41,7 @@ def test_every_public_name_has_a_counterpart() -> None:
     for name in ("TileDBArray", "TileDBGroup", "Scan"):
         ours, native = getattr(tiledb, name), getattr(icechunk_async.tiledb, name)
         methods = {it for it in dir(ours) if not it.startswith("_")} - {"native"}
-        assert methods <= set(dir(native)) | {"schema", "members"}
+        assert methods <= set(dir(native)) | {"schema", "members", "dataset"}
 
 
 def test_dense_array_is_read_as_tiledb_reads_it(tmp_path: Path) -> None:

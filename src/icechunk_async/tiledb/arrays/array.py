@@ -337,7 +337,7 @@ def _load_sparse() -> type[SparseReader]:
     except ModuleNotFoundError as error:
         raise MissingDriverError(
             "Reading sparse TileDB arrays needs pyarrow, which is not installed. Install it with: "
-            "pip install pyarrow",
+            "pip install 'icechunk-async[parquet]'",
             module=error.name,
         ) from error
     return SparseReader

@@ -85,7 +85,12 @@ def _binds(expression: pc.Expression, schema: pa.Schema) -> bool:
 def _bind(expression: pc.Expression, schema: pa.Schema) -> None:
     try:
         schema.empty_table().filter(expression)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
+    except (
+        pa.ArrowInvalid,
+        pa.ArrowNotImplementedError,
+        pa.ArrowKeyError,
+        pa.ArrowTypeError,
+    ) as error:
         raise InvalidInputError(
             f"The filter {str(expression)[:200]!r} cannot be applied: {error}. Columns: "
             f"{', '.join(schema.names)[:500]}."

@@ -131,7 +131,8 @@ class SparseReader:
                 pa.field(
                     it.name,
                     arrow_type(it, self.enumerations.get(it.name)),
-                    nullable=it.is_nullable,
+                    # Numbers for which an enumeration has no value are null.
+                    nullable=it.is_nullable or it.name in self.enumerations,
                 )
                 for it in _columns(schema)
             ]
