@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -129,13 +131,19 @@ def with_one_replaced(value: Any) -> Iterator[Any]:
 
 
 def test_values_of_a_wrong_shape_are_refused_wherever_they_are() -> None:
-    """Every part of a full configuration in turn becomes something else; nothing stumbles."""
+    """Every part of a full configuration in turn becomes something else; nothing stumbles.
+
+    By default a third of the replacements at each place, others at the next one.
+    """
+    step = 1 if os.environ.get("EXAMPLES") == "all" else 3
+    assert len(REPLACEMENTS) % 3
     refused = read = 0
-    for document in with_one_replaced(decode_flexbuffer(encode_config(EVERYTHING, 2))):
+    everything = with_one_replaced(decode_flexbuffer(encode_config(EVERYTHING, 2)))
+    for document in islice(everything, 0, None, step):
         try:
             decode_config(encode_flexbuffer(document), 2)
             read += 1
         except FormatError:
             refused += 1
-    assert refused > 1000
-    assert read > 200
+    assert refused > 1000 // step
+    assert read > 200 // step
