@@ -88,7 +88,7 @@ def test_expiration_is_one_change_of_the_repo_info() -> None:
 
 
 def test_collection_reads_each_file_once_and_deletes_by_the_folder() -> None:
-    """Format 2: everything in use once, at once; six listings and more; four deletions; the time."""
+    """Format 2: everything in use once, at once; six listings and more; four deletions; time."""
     seconds, requests, log = run(measure(2, collect))
     snapshots = [key for operation, key in log if operation == "get" and key[:5] == "snaps"]
     manifests = [key for operation, key in log if operation == "get" and key[:5] == "manif"]
