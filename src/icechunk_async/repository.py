@@ -49,12 +49,18 @@ from icechunk_async.engine.open import (
     open_engine,
 )
 from icechunk_async.engine.upkeep.survey import Limits
-from icechunk_async.errors import ConflictError, InvalidInputError, LeaseLostError
+from icechunk_async.errors import (
+    ConflictError,
+    IcechunkError,
+    InvalidInputError,
+    LeaseLostError,
+)
 from icechunk_async.format.config import RepositoryConfig, merge
 from icechunk_async.format.ids import ManifestId, ProposalId, SessionId, SnapshotId
 from icechunk_async.format.operations_log import Availability as RepoAvailability
 from icechunk_async.format.operations_log import RepoStatus as StoredStatus
 from icechunk_async.format.paths import check_path
+from icechunk_async.format.repo_info import SnapshotInfo
 from icechunk_async.session import Session, SessionMode
 
 if TYPE_CHECKING:
@@ -62,6 +68,8 @@ if TYPE_CHECKING:
     from collections.abc import (
         AsyncGenerator,
         AsyncIterator,
+        Awaitable,
+        Callable,
         Collection,
         Hashable,
         Iterable,
@@ -75,6 +83,7 @@ if TYPE_CHECKING:
 
     from icechunk_async._runtime.progress import ProgressCallback
     from icechunk_async.engine.commit.conflicts import ConflictSolver
+    from icechunk_async.engine.commit.hooks import CommitEvent, HookFailure, Hooks
     from icechunk_async.engine.commit.once import RecordedTransaction, Transaction
     from icechunk_async.engine.files.checks import VerifiedReads
     from icechunk_async.engine.files.packs import Packing
@@ -97,7 +106,6 @@ if TYPE_CHECKING:
     from icechunk_async.engine.virtual.chunks import VirtualAccess
     from icechunk_async.format.json.metadata import JSON
     from icechunk_async.format.operations_log import Update
-    from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import ManifestFileInfo, Snapshot
     from icechunk_async.proposals import AnyCheck, Desk, Proposal
     from icechunk_async.storage import Storage
@@ -142,6 +150,11 @@ class Repository:
         self._engine = engine
         self.default_commit_metadata: dict[str, JSON] = {}
         """Properties of every commit made through this object; a commit's own override them."""
+        self._hooks: Hooks | None = None
+        if engine.request.after_commit:
+            from icechunk_async.engine.commit.hooks import Hooks  # noqa: PLC0415 -- loaded when it is used
+
+            self._hooks = Hooks(engine.request.after_commit)
 
     # Opening
 
@@ -162,6 +175,7 @@ class Repository:
         verify_reads: bool = False,
         check_clean_root: bool = True,
         probe: bool | None = None,
+        after_commit: Sequence[Callable[[CommitEvent], Awaitable[object]]] = (),
     ) -> AbstractAsyncContextManager[Repository]:
         """Create a repository and open it.
 
@@ -186,6 +200,7 @@ class Repository:
             probe: try the storage's promises first, see `icechunk_async.storage.probe`. None:
                 unless the backend verifies them itself, as memory and local disks do. False
                 accepts the risk.
+            after_commit: see `open`.
 
         Raises:
             RepositoryExistsError: the location holds a repository, or anything at all.
@@ -197,7 +212,12 @@ class Repository:
         request = _request(location, storage_options, config, authorize_virtual_chunk_access)
         settings = OwnSettings(packing, sums)
         request = replace(
-            request, cache=cache, hedge=hedge, settings=settings, verify_reads=verify_reads
+            request,
+            cache=cache,
+            hedge=hedge,
+            settings=settings,
+            verify_reads=verify_reads,
+            after_commit=after_commit,
         )
         return _open(cls, request, Creation(spec_version, check_clean_root, probe, layout))
 
@@ -214,6 +234,7 @@ class Repository:
         packing: Packing | None = None,
         sums: bool | None = None,
         verify_reads: bool = False,
+        after_commit: Sequence[Callable[[CommitEvent], Awaitable[object]]] = (),
     ) -> AbstractAsyncContextManager[Repository]:
         """Open a repository of any format version or layout.
 
@@ -233,6 +254,11 @@ class Repository:
             sums: keep a checksum of each chunk that is written; None: as stored.
             verify_reads: compare each native chunk that is read whole with its checksum before its
                 bytes are returned. See `verified_reads`.
+            after_commit: async functions that are told of each branch that this object moved,
+                after it was published, with a `CommitEvent` of `icechunk_async.results`: commits,
+                merges and their like, proposals that are accepted, resets. They run before the
+                method that published returns, eight at a time, each for at most 30 s. Their errors
+                undo nothing: see `hook_failures`.
 
         Raises:
             RepositoryNotFoundError: there is no repository.
@@ -244,7 +270,12 @@ class Repository:
         request = _request(location, storage_options, config, authorize_virtual_chunk_access)
         settings = OwnSettings(packing, sums)
         request = replace(
-            request, cache=cache, hedge=hedge, settings=settings, verify_reads=verify_reads
+            request,
+            cache=cache,
+            hedge=hedge,
+            settings=settings,
+            verify_reads=verify_reads,
+            after_commit=after_commit,
         )
         return _open(cls, request)
 
@@ -265,6 +296,7 @@ class Repository:
         verify_reads: bool = False,
         check_clean_root: bool = True,
         probe: bool | None = None,
+        after_commit: Sequence[Callable[[CommitEvent], Awaitable[object]]] = (),
     ) -> AbstractAsyncContextManager[Repository]:
         """Open the repository at a location, or create one if the location is empty.
 
@@ -274,7 +306,12 @@ class Repository:
         request = _request(location, storage_options, config, authorize_virtual_chunk_access)
         settings = OwnSettings(packing, sums)
         request = replace(
-            request, cache=cache, hedge=hedge, settings=settings, verify_reads=verify_reads
+            request,
+            cache=cache,
+            hedge=hedge,
+            settings=settings,
+            verify_reads=verify_reads,
+            after_commit=after_commit,
         )
         creation = Creation(spec_version, check_clean_root, probe, layout)
         return _open(cls, request, creation, or_open=True)
@@ -390,6 +427,11 @@ class Repository:
     def config(self) -> RepositoryConfig:
         """The configuration in force: defaults, overridden by what is stored, then by `open`'s."""
         return self._engine.config
+
+    @property
+    def hook_failures(self) -> list[HookFailure]:
+        """The last hundred failures of hooks after commit (``after_commit``), oldest first."""
+        return [] if self._hooks is None else list(self._hooks.failures)
 
     @property
     def authorized_virtual_prefixes(self) -> frozenset[str]:
@@ -668,7 +710,9 @@ class Repository:
         """
         session = await self.writable_session(branch)
         names = {app_ids} if isinstance(app_ids, str) else set(app_ids)
-        return await session.publisher.forget(names)
+        made = await session.publisher.forget(names)
+        await self._tell(branch, made, session.workspace.base.parent_id, "commit")
+        return made
 
     async def rearrange_session(self, branch: str) -> Session:
         """Begin a transaction on a branch that can move nodes (`Session.move`) and nothing else.
@@ -757,8 +801,22 @@ class Repository:
         lease: Lease | None = None,
         *,
         deduplicate: bool = False,
+        quiet: bool = False,
     ) -> Session:
+        """Return a session; ``quiet``: no hook is told of what it publishes."""
         engine = self._engine
+
+        async def told(published: Snapshot, previous: SnapshotId | None, kind: str) -> None:
+            assert branch is not None  # of a session that published
+            info = SnapshotInfo.of(
+                published.id,
+                published.parent_id,
+                published.flushed_at,
+                published.message,
+                published.metadata,
+            )
+            await self._tell(branch, info, previous, "amend" if kind == "amend" else "commit")
+
         return Session(
             engine.workspace(base, mode, deduplicate=deduplicate),
             engine.history,
@@ -769,7 +827,28 @@ class Repository:
             origin=engine.origin,
             lease=lease,
             writers=engine.neighbours.writers,
+            told=None if quiet or self._hooks is None else told,
         )
+
+    async def _tell(
+        self,
+        branch: str,
+        tip: SnapshotInfo | SnapshotId,
+        previous_id: SnapshotId | None,
+        kind: Literal["commit", "amend", "reset"],
+    ) -> None:
+        """Tell the hooks, if there are any, that a branch was moved."""
+        if self._hooks is None:
+            return
+        from icechunk_async.engine.commit.hooks import CommitEvent  # noqa: PLC0415 -- loaded when it is used
+
+        if not isinstance(tip, SnapshotInfo):
+            try:
+                tip = await self._engine.history.snapshot_info(tip)
+            except IcechunkError as error:  # it was published, whatever comes now
+                _log.warning("hooks are not told of snapshot %s: %s", tip, error)
+                return
+        await self._hooks.run(CommitEvent(kind, branch, tip, previous_id))
 
     # Branches and tags
 
@@ -842,6 +921,7 @@ class Repository:
         expected = None if from_snapshot_id is None else as_snapshot_id(from_snapshot_id)
         target = as_snapshot_id(snapshot_id)
         await self._engine.history.reset_branch(name, target, expected=expected)
+        await self._tell(name, target, expected, "reset")
 
     async def delete_branch(self, name: str) -> None:
         """Delete a branch; its snapshots stay until they are collected.
@@ -1271,6 +1351,7 @@ class Repository:
         self._engine.check_safe()
         tip, parent = await parent_of_tip(self._engine, branch)
         await self._engine.history.reset_branch(branch, parent, expected=tip)
+        await self._tell(branch, parent, tip, "reset")
         return parent
 
     async def revert(
@@ -1501,6 +1582,7 @@ class Repository:
         tip, target = await descendant(self._engine, branch, to)
         if tip != target:
             await self._engine.history.reset_branch(branch, target, expected=tip)
+            await self._tell(branch, target, tip, "reset")
         return target
 
     async def squash(
@@ -1548,6 +1630,7 @@ class Repository:
         properties = {**plan.properties, **(metadata or {})}
         made = await session.flush(message or plan.message, properties)
         await self._engine.history.reset_branch(branch, made, expected=plan.tip)
+        await self._tell(branch, made, plan.tip, "commit")
         return made
 
     async def _combine(
@@ -1576,7 +1659,10 @@ class Repository:
                     return report
                 check_online(engine.history)
                 check_unprotected(engine.history, plan.branch)
-                session = self._session(combined.target, plan.branch, SessionMode.WRITABLE)
+                # Hooks are told after the turn: one that commits here would wait for its end.
+                session = self._session(
+                    combined.target, plan.branch, SessionMode.WRITABLE, quiet=True
+                )
                 session.workspace.rebase_to(combined.target, combined.changes)
                 try:
                     snapshot_id = await session.commit(
@@ -1590,7 +1676,9 @@ class Repository:
                 except BaseException:
                     session.abandon()
                     raise
-                return replace(report, snapshot_id=snapshot_id)
+                break
+        await self._tell(plan.branch, snapshot_id, combined.target.id, "commit")
+        return replace(report, snapshot_id=snapshot_id)
 
     # Administration
 
@@ -1829,7 +1917,7 @@ class Repository:
             return await self.readonly_session(snapshot_id=snapshot_id)
 
         async def published(branch: str, snapshot_id: SnapshotId, previous: SnapshotId) -> None:
-            del branch, snapshot_id, previous
+            await self._tell(branch, snapshot_id, previous, "commit")
 
         def write(base: Snapshot, branch: str) -> Session:
             return self._session(base, branch, SessionMode.WRITABLE)
@@ -1988,7 +2076,7 @@ class Repository:
         """
         from icechunk_async.engine.upkeep.rewrite import rewrite_manifests  # noqa: PLC0415 -- slow to import
 
-        return await rewrite_manifests(
+        made = await rewrite_manifests(
             self._engine,
             message,
             branch=branch,
@@ -1996,6 +2084,9 @@ class Repository:
             commit_method=commit_method,
             progress=progress,
         )
+        kind: Literal["commit", "amend"] = "amend" if commit_method == "amend" else "commit"
+        await self._tell(branch, made, None, kind)
+        return made
 
     async def expire_snapshots(
         self,
@@ -2148,7 +2239,7 @@ class Repository:
         """
         from icechunk_async.engine.upkeep.compact import compact  # noqa: PLC0415 -- slow to import
 
-        return await compact(
+        report = await compact(
             self._engine,
             branch,
             min_live_share=min_live_share,
@@ -2157,6 +2248,9 @@ class Repository:
             dry_run=dry_run,
             progress=progress,
         )
+        if report.snapshot_id is not None:
+            await self._tell(branch, report.snapshot_id, None, "commit")
+        return report
 
     async def chunk_storage_stats(
         self,

@@ -4,6 +4,7 @@ The reports of upkeep are in `icechunk_async.upkeep`.
 """
 
 from icechunk_async._runtime.progress import Progress, ProgressCallback
+from icechunk_async.engine.commit.hooks import CommitEvent, HookFailure
 from icechunk_async.engine.commit.once import RecordedTransaction
 from icechunk_async.engine.commit.publisher import SessionMode
 from icechunk_async.engine.history.diff import Diff
@@ -48,6 +49,7 @@ __all__ = [
     "ChunkBatch",
     "ChunkType",
     "CommitAmended",
+    "CommitEvent",
     "ConfigChanged",
     "DetachedSnapshotCreated",
     "Diff",
@@ -55,6 +57,7 @@ __all__ = [
     "FeatureFlag",
     "FeatureFlagChanged",
     "GarbageCollectionRan",
+    "HookFailure",
     "LeasedSession",
     "ManifestFileInfo",
     "ManifestId",

@@ -35,7 +35,15 @@ from icechunk_async.format.paths import check_path
 from icechunk_async.format.snapshot import Nodes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        Awaitable,
+        Callable,
+        Collection,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
 
     import numpy as np
     import numpy.typing as npt
@@ -563,6 +571,7 @@ class Session(_Hierarchy):
         origin: Origin | None,
         lease: Lease | None = None,
         writers: Writers | None = None,
+        told: Callable[[Snapshot, SnapshotId | None, str], Awaitable[None]] | None = None,
     ) -> None:
         """Stand on the workspace's base.
 
@@ -576,8 +585,11 @@ class Session(_Hierarchy):
             origin: how others can open the repository.
             lease: of a leased session.
             writers: those that take turns in committing.
+            told: is told of each snapshot that was published on the branch, the tip before, and
+                whether it was a commit or an amendment.
         """
         self._workspace = workspace
+        self._told = told
         self._abandoned = False
         self._publisher = Publisher(
             workspace,
@@ -944,7 +956,11 @@ class Session(_Hierarchy):
                 once=once,
                 unchanged=unchanged,
             )
-        return await self._close_lease(snapshot_id)
+        await self._close_lease(snapshot_id)
+        if self._told is not None and not self._publisher.already_committed:
+            published = self._workspace.base
+            await self._told(published, published.parent_id, "commit")
+        return snapshot_id
 
     async def amend(
         self,
@@ -969,9 +985,13 @@ class Session(_Hierarchy):
 
         Cancellation: the amendment may have been published.
         """
+        replaced_id = self._workspace.base.id
         async with self._publishing(allow_missing_forks=allow_missing_forks):
             snapshot_id = await self._publisher.amend(message, metadata, allow_empty=allow_empty)
-        return await self._close_lease(snapshot_id)
+        await self._close_lease(snapshot_id)
+        if self._told is not None:
+            await self._told(self._workspace.base, replaced_id, "amend")
+        return snapshot_id
 
     async def flush(
         self,

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, runtime_checkable
 
 from icechunk_async._runtime import clock, telemetry
 from icechunk_async._runtime.backoff import Backoff
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from datetime import datetime
 
+    from icechunk_async.engine.commit.hooks import CommitEvent
     from icechunk_async.engine.files.layout import Layout
     from icechunk_async.engine.history import History, RepositoryState
     from icechunk_async.engine.history.capabilities import Feature
@@ -136,6 +137,8 @@ class Request:
     """Those that are None are as the repository says."""
     hedge: HedgePolicy | None = None
     verify_reads: bool = False
+    after_commit: Sequence[Callable[[CommitEvent], Any]] = ()
+    """Are told of what this repository publishes; they do not travel."""
 
 
 class Neighbours:

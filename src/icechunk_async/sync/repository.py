@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     import xarray
 
     from icechunk_async._runtime.progress import ProgressCallback
+    from icechunk_async.engine.commit.hooks import CommitEvent, HookFailure
     from icechunk_async.engine.commit.once import Transaction
     from icechunk_async.engine.history.protocol import FeatureFlag as NativeFlag
     from icechunk_async.engine.open import Location
@@ -133,6 +134,7 @@ class Repository(Displayed):
         *,
         sums: bool | None = None,
         verify_reads: bool = False,
+        after_commit: Sequence[Callable[[CommitEvent], object]] = (),
     ) -> Coroutine[Any, Any, Repository]:
         """Create a repository and open it.
 
@@ -145,13 +147,16 @@ class Repository(Displayed):
             attribution: see `open`.
             sums: keep a checksum of each chunk; stored with a repository of format version 2.
             verify_reads: see `open`.
+            after_commit: see `open`.
 
         Raises:
             AlreadyExistsError: the place holds a repository or other objects.
             StorageError: commits could be lost there; nothing was written.
         """
         source = _source(storage, config, authorize_virtual_chunk_access, attribution)
-        source = replace(source, sums=sums, verify_reads=verify_reads)
+        source = replace(
+            source, sums=sums, verify_reads=verify_reads, after_commit=tuple(after_commit)
+        )
         return cls._create(source, spec_version, check_clean_root=check_clean_root)
 
     @classmethod
@@ -185,6 +190,7 @@ class Repository(Displayed):
         *,
         sums: bool | None = None,
         verify_reads: bool = False,
+        after_commit: Sequence[Callable[[CommitEvent], object]] = (),
     ) -> Coroutine[Any, Any, Repository]:
         """Open a repository of any format version.
 
@@ -197,13 +203,24 @@ class Repository(Displayed):
             sums: keep a checksum of each chunk that is written; None: as stored.
             verify_reads: compare each native chunk that is read whole with its checksum, and
                 raise an error in place of returning damaged bytes.
+            after_commit: functions that are told of each branch that this object moved, after it
+                was published, with a `CommitEvent` of `icechunk_async.results`. Each runs in a
+                thread, and is waited for, for at most 30 s; its errors undo nothing, see
+                `hook_failures`. They do not travel with pickles.
 
         Raises:
             RepositoryNotFoundError: there is no repository.
         """
         source = _source(storage, config, authorize_virtual_chunk_access, attribution)
-        source = replace(source, sums=sums, verify_reads=verify_reads)
+        source = replace(
+            source, sums=sums, verify_reads=verify_reads, after_commit=tuple(after_commit)
+        )
         return cls._open(source)
+
+    @property
+    def hook_failures(self) -> list[HookFailure]:
+        """The last hundred failures of hooks after commit (`after_commit`), oldest first."""
+        return self.handle.now().hook_failures
 
     @classmethod
     async def _open(cls, source: Source) -> Self:
@@ -225,6 +242,7 @@ class Repository(Displayed):
         *,
         sums: bool | None = None,
         verify_reads: bool = False,
+        after_commit: Sequence[Callable[[CommitEvent], object]] = (),
     ) -> Coroutine[Any, Any, Repository]:
         """Open the repository, or create one if the place is empty.
 
@@ -232,7 +250,9 @@ class Repository(Displayed):
         repository that is created.
         """
         source = _source(storage, config, authorize_virtual_chunk_access, attribution)
-        source = replace(source, sums=sums, verify_reads=verify_reads)
+        source = replace(
+            source, sums=sums, verify_reads=verify_reads, after_commit=tuple(after_commit)
+        )
         return cls._create(source, create_version, check_clean_root=check_clean_root, or_open=True)
 
     @staticmethod

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from datetime import datetime
 
+    from icechunk_async.engine.commit.hooks import CommitEvent
     from icechunk_async.proposals import (
         AnyCheck,
         Candidate,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     type BlockingCheck = Callable[[Session, Proposal], Any]
 
-__all__ = ["Check", "CheckResult", "PendingMerge", "Proposal", "native_checks"]
+__all__ = ["Check", "CheckResult", "PendingMerge", "Proposal", "native_checks", "native_hook"]
 
 
 class PendingMerge:
@@ -260,4 +261,18 @@ def _adapted(repository: RepositoryHandle, function: Callable[..., Any]) -> Chec
         return said
 
     run.__name__ = getattr(function, "__name__", "<nameless>")
+    return run
+
+
+def native_hook(function: Callable[[CommitEvent], object]) -> Callable[[CommitEvent], Any]:
+    """Return the async function that runs a blocking hook in a thread."""
+    if not callable(function):
+        return function  # the native library refuses it
+
+    async def run(event: CommitEvent) -> None:
+        found: Any = await to_thread.run_sync(function, event, abandon_on_cancel=True)
+        if inspect.isawaitable(found):
+            await found
+
+    run.__name__ = getattr(function, "__name__", type(function).__name__)
     return run

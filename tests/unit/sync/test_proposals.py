@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from tests.helpers import memory_url
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from icechunk_async.results import CommitEvent
     from icechunk_async.sync.versions import Proposal
 
 
@@ -123,3 +126,26 @@ def test_a_merge_is_settled_by_hand(repository: sync.Repository) -> None:
     kept = repository.begin_merge("side")
     kept.keep_branch()
     assert kept.conflicts == ()
+
+
+def test_plain_functions_are_told_of_commits() -> None:
+    """They run in threads; those that fail undo nothing, and none travels."""
+    told: list[tuple[str, str, str]] = []
+
+    def note(event: CommitEvent) -> None:
+        time.sleep(0)  # it may block
+        told.append((event.kind, event.branch, str(event.snapshot.id)))
+
+    def broken(event: CommitEvent) -> None:
+        raise RuntimeError("no mail")
+
+    url = memory_url()
+    with sync.Repository.create(url, after_commit=[note, broken]) as repository:
+        session = repository.writable_session("main")
+        zarr.create_array(session.store, name="a", data=np.zeros(4))
+        tip = session.commit("base")
+        assert told == [("commit", "main", tip)]
+        assert [it.error for it in repository.hook_failures] == ["RuntimeError: no mail"]
+        again = pickle.loads(pickle.dumps(repository))
+        assert again.hook_failures == []
+        again.close()

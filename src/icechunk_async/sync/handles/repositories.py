@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
+    from icechunk_async.engine.commit.hooks import CommitEvent
     from icechunk_async.sync.storage import Storage
 
 __all__ = ["RepositoryHandle", "Source"]
@@ -54,6 +55,8 @@ class Source:
     default_metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
     sums: bool | None = None
     verify_reads: bool = False
+    after_commit: tuple[Callable[[CommitEvent], object], ...] = ()
+    """Hooks of this process; they do not travel."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = (
@@ -106,6 +109,7 @@ class Source:
             authorize_virtual_chunk_access=given_access(self.authorized),
             sums=self.sums,
             verify_reads=self.verify_reads,
+            after_commit=self._hooks(),
         )
         async with AsyncExitStack() as stack:
             try:
@@ -114,6 +118,14 @@ class Source:
                 again = self.without(error).opening()
                 repository = await stack.enter_async_context(again)
             yield repository
+
+    def _hooks(self) -> list[Callable[[CommitEvent], Awaitable[object]]]:
+        """Return hooks for the native library, which runs each in a thread."""
+        if not self.after_commit:
+            return []
+        from icechunk_async.sync.versions import native_hook  # noqa: PLC0415 -- loaded when it is used
+
+        return [native_hook(it) for it in self.after_commit]
 
     def without(self, error: VirtualContainerError) -> Source:
         """Return the source without access to the containers that the error reports as missing."""
