@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
 
 import pytest
 
@@ -27,8 +28,11 @@ THOUSANDS_OF_REQUESTS: Final = frozenset(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave thousands of slow requests to those who ask for them."""
+    """Leave thousands of slow requests, and what another service shows, to those who ask."""
     for item in items:
+        half = getattr(getattr(item, "cls", None), "half", None)
+        if half is not None and crc32(item.name.encode()) % 2 != half:
+            item.add_marker(pytest.mark.thorough)
         many = isinstance(item, pytest.Function) and item.originalname in THOUSANDS_OF_REQUESTS
         if many and item.get_closest_marker("slow_requests") is not None:
             item.add_marker(pytest.mark.thorough)

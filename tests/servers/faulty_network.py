@@ -95,6 +95,9 @@ class ConformanceThroughFaults(StorageConformance):
     """
 
     many_keys = 2500
+    half: ClassVar[int | None] = None
+    """0 or 1: only these of every two tests by default. One service runs all of them, and two
+    others a half each: the retries are the same, and answers of services have tests apart."""
     busy: ClassVar[Respond] = S3_SLOW_DOWN
     faults: ClassVar[tuple[Rule, ...] | None] = None
     """None: the mild ones."""

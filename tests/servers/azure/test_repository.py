@@ -63,6 +63,7 @@ class TestAzureHistories(FaultyHistories):
 class TestAzureThroughFaults(ConformanceThroughFaults):
     """The suite with retries, behind faults that leave no doubt whether a write landed."""
 
+    half = 1
     busy = AZURE_BUSY
     many_keys = 1000
     deviations: ClassVar = dict.fromkeys(WITH_BACKSLASH, BACKSLASH)

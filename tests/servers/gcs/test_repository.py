@@ -74,6 +74,7 @@ class TestGCSHistories(FaultyHistories):
 class TestGCSThroughFaults(ConformanceThroughFaults):
     """The suite, with those faults that retries get over."""
 
+    half = 0
     busy = GCS_BUSY
 
     @pytest.fixture
