@@ -17,6 +17,7 @@ import pyarrow as pa
 from icechunk_async.engine.tree.listing import ChunkType
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.ids import INITIAL_SNAPSHOT_ID, SnapshotId
+from icechunk_async.versions import ChunkChanges, NodeChange
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -142,7 +143,7 @@ async def table_batches(
         tag: its snapshot.
         snapshot_id: this snapshot.
         as_of: with a branch: what was its tip at this time.
-        from_snapshot_id: for ``changes``: the older of two snapshots; the parent if None.
+        from_snapshot_id: for ``changes``: the snapshot to compare with; the parent if None.
         group: for ``nodes``, ``manifests``, ``chunks``: only what lies in this group.
 
     Raises:
@@ -150,8 +151,8 @@ async def table_batches(
         BranchNotFoundError, TagNotFoundError, SnapshotNotFoundError: there is no such ref.
         UnsupportedBySpecError: ``ops`` of a repository of format version 1.
 
-    Cost: for ``chunks`` one request for each manifest and memory for one; for ``changes`` one
-    for each commit; for the others those of the snapshot or of the history.
+    Cost: for ``chunks`` one request for each manifest and memory for one; for ``changes`` that of
+    `Repository.changes`; for the others those of the snapshot or of the history.
     """
     schema = schema_of(table)
     if table == "refs":
@@ -301,14 +302,7 @@ async def _chunks(session: Session, group: str) -> AsyncGenerator[pa.RecordBatch
             yield pa.RecordBatch.from_arrays(columns, schema=_SCHEMAS["chunks"])
 
 
-_CHANGES: Final = (
-    "new_groups",
-    "new_arrays",
-    "deleted_groups",
-    "deleted_arrays",
-    "updated_groups",
-    "updated_arrays",
-)
+_CHANGES: Final = {"created": "new", "deleted": "deleted", "updated": "updated"}
 
 
 async def _changes(
@@ -319,13 +313,13 @@ async def _changes(
         since = (await repository.lookup_snapshot(newer)).parent_id
         if since is None or newer == INITIAL_SNAPSHOT_ID:
             return
-    diff = await repository.diff(from_snapshot_id=since, to_snapshot_id=newer)
-    for name in _CHANGES:
-        for path in sorted(getattr(diff, name)):
-            yield name.removesuffix("s"), path, None, None
-    for source, target in diff.moved_nodes:
-        yield "moved_node", source, target, None
-    for path, coords in sorted(diff.updated_chunks.items()):
-        for start in range(0, len(coords), _ROWS):
-            for place in coords[start : start + _ROWS].tolist():
-                yield "updated_chunk", path, None, place
+    async for change in repository.changes(since, newer, batch_size=_ROWS):
+        match change:
+            case ChunkChanges():
+                for place in change.coords.tolist():
+                    yield "updated_chunk", change.path, None, place
+            case NodeChange(kind="moved"):
+                yield "moved_node", change.previous_path, change.path, None
+            case NodeChange():
+                kind = "array" if change.is_array else "group"
+                yield f"{_CHANGES[change.kind]}_{kind}", change.path, None, None

@@ -206,6 +206,36 @@ def test_chunks(commits: list[str], url: str) -> None:
     assert np.frombuffer(tensors[1]["tensor"], "f4").tolist() == [20.0] * 3
 
 
+def test_a_chunk_that_was_stored_again_with_equal_bytes_is_no_change(
+    commits: list[str], url: str
+) -> None:
+    """Of an array that was made anew all chunks are told, if they are equal as well."""
+
+    def again(group: zarr.Group) -> None:
+        v: Any = group["v"]
+        v[0] = v[0]
+        v[2] = -1
+
+    def anew(group: zarr.Group) -> None:
+        values = group["v"]
+        data = np.asarray(values)
+        del group["v"]
+        array = group.create_array(
+            "v", shape=data.shape, chunks=(2, 3), dtype="f4", dimension_names=["time", "x"]
+        )
+        array[:] = data
+
+    ids = [commit(url, change) for change in (again, anew)]
+    options: dict[str, Any] = {"layout": "chunks", "changes": "all", "arrays": "v"}
+    rows = follow(follower(url, starting_snapshot=commits[-1], **options))
+    told = [(row["_snapshot_id"], row["_change"], row["chunk"]) for row in rows]
+    assert told == [
+        (ids[0], "updated", [1, 0]),
+        (ids[1], "updated", [0, 0]),
+        (ids[1], "updated", [1, 0]),
+    ]
+
+
 def test_batch_has_at_most_the_admitted_commits(commits: list[str], url: str) -> None:
     """So many in a batch, all with a trigger that has no limit; in vain the offset stays."""
     reader = follower(url, max_commits_per_trigger="2")

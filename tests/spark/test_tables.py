@@ -77,6 +77,36 @@ async def test_tables_without_spark(history: list[str], url: str) -> None:
     assert list(tables["refs"].to_pandas().columns) == ["name", "type", "snapshot_id"]
 
 
+async def test_changes_of_any_two_snapshots_are_net(history: list[str], url: str) -> None:
+    """Also backwards and between branches; what only moved with its group is not listed."""
+    first, second = history
+    async with AsyncRepository.open(url) as repository:
+
+        async def changes(start: str, end: str) -> list[tuple[Any, ...]]:
+            table = await read_table(repository, "changes", snapshot_id=end, from_snapshot_id=start)
+            return sorted(tuple(it.values()) for it in table.to_pylist())
+
+        back = await changes(second, first)
+        await repository.create_branch("side", first)
+        session = await repository.rearrange_session("side")
+        await session.move("/a", "/b")
+        side = str(await session.commit("moved"))
+        moved = await changes(second, side)
+        for _ in range(2):
+            session = await repository.rearrange_session("main")
+            (name,) = [it for it in session.workspace.base.nodes if it.startswith("/deep")]
+            await session.move(name, f"{name}er")
+            last = str(await session.commit("deeper"))
+        net = await changes(second, last)
+    assert back == [("deleted_group", "/deep", None, None), ("updated_chunk", "/a", None, [1, 1])]
+    assert moved == [
+        ("deleted_group", "/deep", None, None),
+        ("moved_node", "/a", "/b", None),
+        ("updated_chunk", "/b", None, [1, 1]),
+    ]
+    assert net == [("moved_node", "/deep", "/deeperer", None)]
+
+
 def test_spark_reads_the_tables(spark: SparkSession, history: list[str], url: str) -> None:
     """With SQL, and older states by the same options as arrays."""
     first, second = history

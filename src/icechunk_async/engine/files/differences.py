@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from icechunk_async._runtime.concurrency import bounded_map
-from icechunk_async.format.manifest.locations import merge_pools
-from icechunk_async.format.manifest.refs import NO_ETAG, ChunkRefs, Kind
-from icechunk_async.format.manifest.row_index import rows_in
-from icechunk_async.format.transaction_log import Move, TransactionLog, unique_coordinates
+from icechunk_async.engine.changes.compare import compare_refs
+from icechunk_async.format.manifest.refs import ChunkRefs
+from icechunk_async.format.transaction_log import Move, TransactionLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,10 +22,9 @@ if TYPE_CHECKING:
 
     from icechunk_async.engine.files.manifests import ManifestFiles
     from icechunk_async.format.ids import ManifestId, NodeId
-    from icechunk_async.format.manifest.locations import StringPool
     from icechunk_async.format.snapshot import Node, Snapshot
 
-__all__ = ["difference", "touched"]
+__all__ = ["difference"]
 
 _CONCURRENT_ARRAYS: Final = 8
 _CONCURRENT_MANIFESTS: Final = 8
@@ -121,9 +119,9 @@ async def _compare(
     gone = await load(before, old - new)
     come = await load(after, new - old)
     nothing = ChunkRefs.empty(rank)
-    coords = touched(
+    coords = compare_refs(
         ChunkRefs.concat([nothing, *gone]).sort(), ChunkRefs.concat([nothing, *come]).sort()
-    )
+    ).coords
     # Chunks that a smaller shape cut off are part of the change of the shape, as in logs.
     return coords[(coords < np.array(node.array.grid, np.uint64)).all(axis=1)]
 
@@ -131,70 +129,3 @@ async def _compare(
 def _manifests(node: Node | None) -> set[ManifestId]:
     array = None if node is None else node.array
     return set() if array is None else {ref.manifest_id for ref in array.manifests}
-
-
-def touched(before: ChunkRefs, after: ChunkRefs) -> npt.NDArray[np.uint32]:
-    """Return the coordinates, ``(n, rank)``, of chunks whose references differ.
-
-    Args:
-        before: references of one array, sorted, without deletions.
-        after: others of the same array.
-
-    Cost: some passes over the columns; a step of the interpreter for each pair of inline chunks.
-    """
-    was_there = rows_in(after.coords, before.coords)
-    is_there = rows_in(before.coords, after.coords)
-    one, other = before.take(is_there).narrow(), after.take(was_there).narrow()
-    return unique_coordinates(
-        np.concatenate(
-            [
-                before.coords[~is_there],
-                after.coords[~was_there],
-                other.coords[~_same(one, other)],
-            ]
-        )
-    )
-
-
-def _same(one: ChunkRefs, other: ChunkRefs) -> npt.NDArray[np.bool_]:
-    """Return which references of two columns for the same chunks are equal, row by row."""
-    same: npt.NDArray[np.bool_] = (one.kinds == other.kinds) & (one.lengths == other.lengths)
-    inline = same & (one.kinds == Kind.INLINE)
-    same &= inline | (one.offsets == other.offsets)
-    native = np.flatnonzero(same & (one.kinds == Kind.NATIVE))
-    if len(native):
-        ids = [refs.chunk_ids[refs.objects[native]] for refs in (one, other)]
-        same[native] = (ids[0] == ids[1]).all(axis=1)
-    virtual = np.flatnonzero(same & (one.kinds == Kind.VIRTUAL))
-    if len(virtual):
-        places = _codes([(refs.locations, refs.objects[virtual]) for refs in (one, other)])
-        same[virtual] = (places[0] == places[1]) & (one.modified == other.modified)[virtual]
-        same[virtual] &= _same_etags(one, other, virtual)
-    for row in np.flatnonzero(inline).tolist():
-        same[row] = one.ref(row) == other.ref(row)
-    return same
-
-
-def _codes(
-    columns: list[tuple[StringPool, npt.NDArray[np.uint32]]],
-) -> list[npt.NDArray[np.uint32]]:
-    """Return columns of indices into one pool of strings, equal where the strings are."""
-    maps, _ = merge_pools([pool for pool, _ in columns])
-    return [codes[rows] for codes, (_, rows) in zip(maps, columns, strict=True)]
-
-
-def _same_etags(
-    one: ChunkRefs, other: ChunkRefs, rows: npt.NDArray[np.int64]
-) -> npt.NDArray[np.bool_]:
-    left, right = one.etags[rows], other.etags[rows]
-    same: npt.NDArray[np.bool_] = (left == NO_ETAG) & (right == NO_ETAG)
-    both = np.flatnonzero((left != NO_ETAG) & (right != NO_ETAG))
-    if len(both):
-        codes = _codes(
-            [
-                (one.etag_pool, left[both].astype(np.uint32)),
-                (other.etag_pool, right[both].astype(np.uint32)),
-            ]
-        )
-        same[both] = codes[0] == codes[1]
-    return same

@@ -6,7 +6,8 @@ the other, transaction logs say where to look; otherwise manifests that both use
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -28,13 +29,28 @@ if TYPE_CHECKING:
     from icechunk_async.engine.open import Engine
     from icechunk_async.engine.tree.array_state import ArrayState
     from icechunk_async.format.ids import NodeId, SnapshotId
-    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates
+    from icechunk_async.format.manifest.refs import ChunkRef, Coordinates, Extents
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.format.snapshot import ManifestRef, Node, Snapshot
 
-__all__ = ["Differences", "commits_between", "find_differences", "nodes_of", "reading"]
+    type ArrayPair = tuple[Node | None, Node]
+    """An array before, None if it is new, and after."""
 
-_CONCURRENT_ARRAYS: Final = 8
+__all__ = [
+    "CONCURRENT_ARRAYS",
+    "ArrayPair",
+    "Comparer",
+    "Differences",
+    "Outline",
+    "commits_between",
+    "find_differences",
+    "nodes_of",
+    "outline",
+    "reading",
+]
+
+CONCURRENT_ARRAYS: Final = 8
+"""The arrays whose references are compared, and in memory, at once."""
 _CONCURRENT_CHUNKS: Final = 64
 _FEW_CHUNKS: Final = 256
 """The most chunks of an array that are looked up one by one, and not in whole manifests."""
@@ -77,6 +93,42 @@ class Differences:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What differs between two snapshots besides chunks, and the arrays whose chunks may differ."""
+
+    nodes: Differences
+    """Without chunks."""
+    arrays: tuple[ArrayPair, ...]
+    log: TransactionLog | None
+    """What the commits between the snapshots touched; None if that is not known."""
+
+
+async def outline(
+    engine: Engine,
+    before: Snapshot,
+    after: Snapshot,
+    *,
+    within: Callable[[str], bool] | None = None,
+) -> Outline:
+    """Compare two snapshots without their manifests.
+
+    Arguments as `find_differences`.
+
+    Cost: where one is an ancestor of the other, their logs; otherwise a look at each node.
+    """
+    if before.id == after.id:
+        return Outline(Differences(before, after), (), None)
+    log = await _touched_between(engine, before.id, after.id)
+    pairs = _Pairs(before, after, within, None if log is None else nodes_of(log))
+    created = pairs.created()
+    nodes = Differences(
+        before, after, created, pairs.deleted(), tuple(pairs.moved()), tuple(pairs.updated())
+    )
+    new: list[ArrayPair] = [(None, node) for node in created if node.array is not None]
+    return Outline(nodes, (*pairs.arrays(), *new), log)
+
+
 async def find_differences(
     engine: Engine,
     before: Snapshot,
@@ -99,28 +151,17 @@ async def find_differences(
 
     Cost: where one is an ancestor of the other, their logs, and the manifests that hold what those
     list; otherwise a look at each node, and the manifests that only one of them uses. Memory: the
-    references of the manifests of eight arrays.
+    references that differ, and those of the manifests of eight arrays.
     """
-    if before.id == after.id:
-        return Differences(before, after)
-    log = await _touched_between(engine, before.id, after.id)
-    pairs = _Pairs(before, after, within, None if log is None else nodes_of(log))
-    created = pairs.created()
-    comparer = _Comparer(engine, before, after, log, equal_sums=equal_sums)
-    arrays: list[tuple[Node | None, Node]] = [
-        *pairs.arrays(),
-        *((None, node) for node in created if node.array is not None),
-    ]
-    compared = await bounded_map(
-        lambda pair: comparer.compare(*pair), arrays, limit=_CONCURRENT_ARRAYS
-    )
+    found = await outline(engine, before, after, within=within)
+    comparer = Comparer(engine, before, after, found.log, equal_sums=equal_sums)
+    compared = await bounded_map(comparer.compare, found.arrays, limit=CONCURRENT_ARRAYS)
     chunks = {
         node.id: changes
-        for (_, node), changes in zip(arrays, compared, strict=True)
+        for (_, node), changes in zip(found.arrays, compared, strict=True)
         if not changes.is_empty()
     }
-    moved, updated = tuple(pairs.moved()), tuple(pairs.updated())
-    return Differences(before, after, created, pairs.deleted(), moved, updated, chunks)
+    return replace(found.nodes, chunks=chunks)
 
 
 async def _touched_between(
@@ -233,7 +274,7 @@ def _chosen(snapshot: Snapshot, touched: frozenset[NodeId] | None) -> dict[NodeI
     return {(node := nodes[path]).id: node for path in paths}
 
 
-class _Comparer:
+class Comparer:
     """Compares the references of arrays in two snapshots."""
 
     def __init__(
@@ -245,13 +286,23 @@ class _Comparer:
         *,
         equal_sums: bool,
     ) -> None:
+        """Begin with two snapshots.
+
+        Args:
+            engine: of the repository.
+            before: the first snapshot.
+            after: the second one.
+            log: what the commits between them touched; None if that is not known.
+            equal_sums: see `compare_refs`.
+        """
         self._assets = engine.assets
         self._before, self._after = reading(engine, before), reading(engine, after)
         self._log = log
         self._equal_sums = equal_sums
 
-    async def compare(self, old: Node | None, new: Node) -> RefChanges:
+    async def compare(self, pair: ArrayPair) -> RefChanges:
         """Compare an array that both have, or list the references of one that is new."""
+        old, new = pair
         rank = _rank(new)
         if old is None or _rank(old) != rank:
             return RefChanges(ChunkRefs.empty(rank), await self._after.all_refs(new.path))
@@ -263,10 +314,51 @@ class _Comparer:
             after = await self._look_up(self._after, new.path, listed)
         else:
             before, after = await self._unshared(old.path, new.path, listed)
+        return await self._compared(before, after)
+
+    async def places(self, pair: ArrayPair) -> npt.NDArray[np.uint32]:
+        """Return the coordinates of every chunk of an array that may differ, ``(n, rank)``.
+
+        Cost: none if logs tell; otherwise that of `compare`.
+        """
+        listed = self._listed(pair[1].id, _rank(pair[1]))
+        return (await self.compare(pair)).coords if listed is None else listed
+
+    async def compare_box(self, path: str, box: Extents, *, anew: bool = False) -> RefChanges:
+        """Compare the chunks that arrays at one path have in a box of the grid.
+
+        If the array was created anew, or got another shape of chunks, all chunks differ. If it is
+        missing on one side, that side has none. With ``anew`` the first side has none, whatever
+        it has.
+
+        Cost: the manifests that hold some of the box and that only one side uses. Memory: the
+        references of these manifests.
+        """
+        sides = self._before, self._after
+        nodes = [side.node(path) for side in sides]
+        old, new = (None if it is None or _rank(it) != len(box) else it for it in nodes)
+        if anew:
+            old = None
+        if old is None or new is None or not _is_comparable(old, new):
+            refs = [
+                ChunkRefs.empty(len(box)) if it is None else await self._load_box(side, path, box)
+                for side, it in zip(sides, (old, new), strict=True)
+            ]
+            return RefChanges(*refs)
+        before, after = await self._unshared(path, path, None, box)
+        return await self._compared(before, after)
+
+    async def _compared(self, before: ChunkRefs, after: ChunkRefs) -> RefChanges:
         return await self._assets.compute(
             lambda: compare_refs(before, after, equal_sums=self._equal_sums),
             size_bytes=(len(before) + len(after)) * _BYTES_PER_REF,
         )
+
+    async def _load_box(self, side: Workspace, path: str, box: Extents) -> ChunkRefs:
+        state = side.array_state(path)
+        wanted = [it for it in state.manifests if _meets(it, box)]
+        refs = await self._load(side, state, wanted)
+        return refs.take(refs.inside(box))
 
     def _listed(self, node_id: NodeId, rank: int) -> npt.NDArray[np.uint32] | None:
         """Return every chunk of an array that may differ; None if logs do not tell.
@@ -292,11 +384,16 @@ class _Comparer:
         return ChunkRefs.from_mapping(coords.shape[1], refs)
 
     async def _unshared(
-        self, old: str, new: str, listed: npt.NDArray[np.uint32] | None
+        self,
+        old: str,
+        new: str,
+        listed: npt.NDArray[np.uint32] | None,
+        box: Extents | None = None,
     ) -> tuple[ChunkRefs, ChunkRefs]:
         """Return the references of an array on both sides, without those in shared manifests.
 
-        Nor those in manifests without any chunk that may differ, if these are ``listed``.
+        Nor those in manifests without any chunk that may differ, if these are ``listed``, nor those
+        outside of a box, if there is one.
         """
         before, after = self._before.array_state(old), self._after.array_state(new)
         shared = set(before.manifests) & set(after.manifests)
@@ -309,7 +406,9 @@ class _Comparer:
             [
                 it
                 for it in state.manifests
-                if it not in shared and (listed is None or _holds(it, listed))
+                if it not in shared
+                and (listed is None or _holds(it, listed))
+                and (box is None or _meets(it, box))
             ]
             for state in (before, after)
         ]
@@ -317,6 +416,9 @@ class _Comparer:
             await self._load(self._before, before, wanted[0]),
             await self._load(self._after, after, wanted[1]),
         )
+        if box is not None:
+            one, other = (refs.take(refs.inside(box)) for refs in found)
+            return one, other
         if listed is None:
             return found
         # Others may lie elsewhere, with the same bytes: compaction lists nothing in its log.
@@ -330,7 +432,7 @@ class _Comparer:
         parts = await bounded_map(
             lambda manifest: side.manifest_refs(state, manifest, sums=sums),
             manifests,
-            limit=_CONCURRENT_ARRAYS,
+            limit=CONCURRENT_ARRAYS,
         )
         return ChunkRefs.concat([*parts, ChunkRefs.empty(len(state.box))]).sort()
 
@@ -354,5 +456,23 @@ def _holds(ref: ManifestRef, coords: npt.NDArray[np.uint32]) -> bool:
     return bool(((coords >= low) & (coords < high)).all(axis=1).any())
 
 
+def _meets(ref: ManifestRef, box: Extents) -> bool:
+    """Return whether a manifest may hold chunks of a box."""
+    if not ref.extents:
+        return True
+    spans = zip(ref.extents, box, strict=True)
+    return all(low < stop and start < high for (low, high), (start, stop) in spans)
+
+
 def _rank(node: Node) -> int:
     return 0 if node.array is None else len(node.array.dimensions)
+
+
+def _is_comparable(old: Node, new: Node) -> bool:
+    """Return whether chunks of two arrays at the same place are about the same elements."""
+    if old.id != new.id:
+        return False
+    if old.user_data == new.user_data:
+        return True
+    grid, other = (json.loads(it.user_data).get("chunk_grid") for it in (old, new))
+    return bool(grid == other)

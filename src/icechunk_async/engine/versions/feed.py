@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import batched
 from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
+from icechunk_async._runtime.concurrency import bounded_map
 from icechunk_async.engine.tree.listing import ChunkBatch
-from icechunk_async.engine.versions.differences import commits_between, find_differences
+from icechunk_async.engine.versions.differences import (
+    CONCURRENT_ARRAYS,
+    Comparer,
+    commits_between,
+    outline,
+)
+from icechunk_async.engine.versions.transport import follows
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.manifest.row_index import rows_in
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator
 
     import numpy.typing as npt
 
@@ -22,9 +30,18 @@ if TYPE_CHECKING:
     from icechunk_async.engine.open import Engine
     from icechunk_async.engine.versions.differences import Differences
     from icechunk_async.format.ids import NodeId, SnapshotId
+    from icechunk_async.format.manifest.refs import Extents
     from icechunk_async.format.snapshot import Node, Snapshot
 
-__all__ = ["Change", "ChunkChange", "ChunkChanges", "NodeChange", "changes_between"]
+__all__ = [
+    "Change",
+    "ChunkChange",
+    "ChunkChanges",
+    "NodeChange",
+    "changes_between",
+    "changes_in_box",
+    "places_of_changes",
+]
 
 _BATCH: Final = 100_000
 
@@ -41,7 +58,10 @@ class ChunkChange(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """An array or a group that was created, deleted, moved, or given other metadata."""
+    """An array or a group that was created, deleted, moved, or given other metadata.
+
+    What moved only with the group above it is not listed.
+    """
 
     snapshot_id: SnapshotId
     """The snapshot that has the change."""
@@ -99,25 +119,75 @@ async def changes_between(
         raise InvalidInputError(f"batch_size must be at least 1 chunk; it is {batch_size}.")
     steps = [(before, after)] if net else await _steps(engine, before, after)
     for older, newer in steps:
-        found = await find_differences(
-            engine, older, newer, equal_sums=net and engine.assets.keeps_sums
-        )
-        for node_change in _nodes(found):
+        found = await outline(engine, older, newer)
+        for node_change in _nodes(found.nodes):
             yield node_change
-        for node_id, changes in found.chunks.items():
-            path = newer.nodes.path_of(node_id) or ""
-            for some in _parts(changes, batch_size):
-                locations = engine.virtual.locations
-                before_refs = ChunkBatch(some.before, locations) if with_references else None
-                yield ChunkChanges(
-                    newer.id,
-                    path,
-                    node_id,
-                    some.coords,
-                    _kinds(some),
-                    ChunkBatch(some.after, locations),
-                    before_refs,
-                )
+        equal_sums = net and engine.assets.keeps_sums
+        comparer = Comparer(engine, older, newer, found.log, equal_sums=equal_sums)
+        for arrays in batched(found.arrays, CONCURRENT_ARRAYS):
+            compared = await bounded_map(comparer.compare, arrays, limit=CONCURRENT_ARRAYS)
+            for (_, node), changes in zip(arrays, compared, strict=True):
+                for some in _parts(changes, batch_size):
+                    yield _told(engine, newer, node, some, with_references=with_references)
+
+
+async def places_of_changes(
+    engine: Engine, before: Snapshot, after: Snapshot, *, within: Callable[[str], bool]
+) -> dict[str, npt.NDArray[np.uint32]]:
+    """Return the chunks that may differ, ``(n, rank)``, of arrays that stayed where they were.
+
+    Args:
+        engine: of the repository.
+        before: the first snapshot.
+        after: the second one.
+        within: says by path which arrays to look at.
+
+    Cost: where one snapshot is an ancestor of the other, their logs. Arrays about which these do
+    not tell everything, such as those that were resized, are compared as by `changes_between`, one
+    after the other.
+    """
+    found = await outline(engine, before, after, within=within)
+    sums = engine.assets.keeps_sums
+    comparer = Comparer(engine, before, after, found.log, equal_sums=sums)
+    places: dict[str, npt.NDArray[np.uint32]] = {}
+    for old, new in found.arrays:
+        if old is not None and old.path == new.path:
+            coords = await comparer.places((old, new))
+            if len(coords):
+                places[new.path] = coords
+    return places
+
+
+async def changes_in_box(
+    engine: Engine, before: Snapshot | None, after: Snapshot, path: str, box: Extents
+) -> ChunkChanges | None:
+    """Return how the chunks that arrays at a path have in a box changed; None if they did not.
+
+    Without a first snapshot all are new. See `Comparer.compare_box`; for work that is divided by
+    boxes.
+    """
+    older, anew = before or after, before is None
+    comparer = Comparer(engine, older, after, None, equal_sums=engine.assets.keeps_sums)
+    changes = await comparer.compare_box(path, box, anew=anew)
+    if changes.is_empty():
+        return None
+    node = after.nodes.get(path) or older.nodes[path]
+    return _told(engine, after, node, changes, with_references=True)
+
+
+def _told(
+    engine: Engine, newer: Snapshot, node: Node, changes: RefChanges, *, with_references: bool
+) -> ChunkChanges:
+    locations = engine.virtual.locations
+    return ChunkChanges(
+        newer.id,
+        node.path,
+        node.id,
+        changes.coords,
+        _kinds(changes),
+        ChunkBatch(changes.after, locations),
+        ChunkBatch(changes.before, locations) if with_references else None,
+    )
 
 
 async def _steps(
@@ -164,8 +234,10 @@ def _nodes(found: Differences) -> Iterator[NodeChange]:
 
     for old in reversed(found.deleted):  # those below a group before it
         yield change("deleted", old, None)
+    nodes = found.before.nodes, found.after.nodes
     for old, new in found.moved:
-        yield change("moved", old, new)
+        if not follows(old.path, new.path, *nodes):
+            yield change("moved", old, new)
     for new in found.created:
         yield change("created", None, new)
     for old, new in found.updated:
@@ -176,7 +248,8 @@ def _parts(changes: RefChanges, size: int) -> Iterator[RefChanges]:
     """Divide changes into batches of places."""
     coords = changes.coords
     if len(coords) <= size:
-        yield changes
+        if len(coords):
+            yield changes
         return
     for start in range(0, len(coords), size):
         places = coords[start : start + size]

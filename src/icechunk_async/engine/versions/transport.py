@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.manifest.refs import Coordinates
     from icechunk_async.format.snapshot import Node, Nodes, Snapshot
 
-__all__ = ["Transported", "transport"]
+__all__ = ["Transported", "follows", "transport"]
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class _Transport:
         after = self._found.after.nodes
         for old, new in pairs:
             origin = self._nodes.path_of(new.id)
-            with_group = _follows(old.path, new.path, self._found.before.nodes, after)
+            with_group = follows(old.path, new.path, self._found.before.nodes, after)
             if origin is None:
                 if not with_group:
                     self._conflict(ConflictKind.MOVE_OPERATION_CANNOT_BE_REBASED, old.path, new.id)
@@ -121,7 +121,7 @@ class _Transport:
 
     def _followed(self, old: str, now: str) -> bool:
         """Return whether a node is elsewhere in the target only because its group moved there."""
-        return _follows(old, now, self._found.before.nodes, self._nodes)
+        return follows(old, now, self._found.before.nodes, self._nodes)
 
     def _delete(self, node: Node) -> None:
         path, is_array = self._nodes.path_of(node.id), node.array is not None
@@ -258,7 +258,7 @@ def without_equal(changes: RefChanges, theirs: RefChanges) -> RefChanges:
     return changes.without(mine.coords[both[alike]])
 
 
-def _follows(old: str, now: str, before: Nodes, after: Nodes) -> bool:
+def follows(old: str, now: str, before: Nodes, after: Nodes) -> bool:
     """Return whether a node changed its path only because a group above it was moved."""
     for parent in ancestors(old):
         node = before.get(parent)

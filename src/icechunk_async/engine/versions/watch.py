@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.repo_info import SnapshotInfo
 
-__all__ = ["commits_after", "watch"]
+__all__ = ["commits_since", "watch", "why_gone"]
 
 _SLOWER: Final = 1.5
 
@@ -52,36 +52,63 @@ async def watch(
             pause = min(pause * _SLOWER, max_poll_seconds)
             continue
         pause = poll_seconds
-        for info in await commits_after(history, branch, seen, tip):
+        found = await commits_since(history, seen, tip)
+        for info in await _check_all_there(history, branch, seen, found):
             yield info
             seen = info.id
 
 
-async def commits_after(
-    history: History, branch: str, start: SnapshotId, tip: SnapshotId
-) -> list[SnapshotInfo]:
-    """Return the commits of a branch after a snapshot, oldest first.
+async def commits_since(
+    history: History, start: SnapshotId, tip: SnapshotId
+) -> list[SnapshotInfo] | None:
+    """Return a snapshot and the commits after it up to another, oldest first.
 
-    Raises:
-        StreamPositionLostError: the snapshot is not in the branch's history any more.
+    None if the first is not in the history of the second. Commits between them that expired are in
+    the ``pruned_ancestor_logs`` of the next one.
     """
-    newer: list[SnapshotInfo] = []
+    found: list[SnapshotInfo] = []
     async for info in history.ancestry(tip):
+        found.append(info)
         if info.id == start:
-            return newer[::-1]
+            return found[::-1]
         if start in info.pruned_ancestor_logs:
             break
-        newer.append(info)
+    return None
+
+
+async def why_gone(history: History, snapshot_id: SnapshotId) -> str:
+    """Return why a snapshot is not in the history of a branch any more."""
     try:
-        await history.snapshot_info(start)
+        await history.snapshot_info(snapshot_id)
     except SnapshotNotFoundError:
-        found = "it expired or was collected"
-    else:
-        found = "the branch was reset, its tip was amended, or the history expired"
-    raise StreamPositionLostError(
-        f"{branch!r} was followed up to snapshot {start}, which is not in its history any more: "
-        f"{found}. Nothing is skipped in silence: begin again at a snapshot of your choice, "
-        "for example at the tip.",
-        branch=branch,
-        snapshot_id=str(start),
-    )
+        return "it expired or was collected as garbage"
+    return "the branch was reset, its tip amended, or the history expired"
+
+
+async def _check_all_there(
+    history: History, branch: str, seen: SnapshotId, found: list[SnapshotInfo] | None
+) -> list[SnapshotInfo]:
+    """Return the commits after what was seen.
+
+    Raises:
+        StreamPositionLostError: what was seen is not in the history, or a commit after it expired.
+    """
+    if found is None:
+        raise StreamPositionLostError(
+            f"{branch!r} was followed up to snapshot {seen}, which is not in its history any more: "
+            f"{await why_gone(history, seen)}. Nothing is skipped in silence: begin again at a "
+            "snapshot of your choice, for example at the tip.",
+            branch=branch,
+            snapshot_id=str(seen),
+        )
+    newer = found[1:]
+    gone = [str(it) for info in newer for it in info.pruned_ancestor_logs]
+    if gone:
+        raise StreamPositionLostError(
+            f"{branch!r} was followed up to snapshot {seen}, and {len(gone)} commit(s) after that "
+            f"expired before they were told, the first of them {gone[0]}. Nothing is skipped in "
+            f"silence: compare {seen} with {newer[0].id} by changes, and begin again after that.",
+            branch=branch,
+            snapshot_id=str(seen),
+        )
+    return newer

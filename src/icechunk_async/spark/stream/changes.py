@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -39,19 +40,20 @@ from icechunk_async.arrow.table import (
     to_arrow,
     values_of,
 )
+from icechunk_async.engine.open import as_snapshot_id
+from icechunk_async.engine.versions.feed import changes_in_box
 from icechunk_async.errors import (
     InvalidInputError,
     NodeNotFoundError,
     StreamSchemaChangedError,
 )
-from icechunk_async.format.manifest.row_index import rows_in
 from icechunk_async.spark.read.chunks import (
     LOADED,
     chunk_bytes,
     chunk_shape,
-    listed,
     loading,
     nodes_of,
+    path_of,
     rows_of,
 )
 from icechunk_async.spark.read.reader import (
@@ -60,6 +62,7 @@ from icechunk_async.spark.read.reader import (
     arrow_schema,
     grid_of,
 )
+from icechunk_async.versions import ChunkChange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -72,8 +75,10 @@ if TYPE_CHECKING:
     from icechunk_async.arrow.table import Column, TableShape
     from icechunk_async.engine.tree.listing import ChunkBatch
     from icechunk_async.format.snapshot import Node
+    from icechunk_async.repository import Repository
     from icechunk_async.spark.options import ReadOptions
     from icechunk_async.spark.stream.commits import Commit
+    from icechunk_async.versions import ChunkChanges
 
     type Masks = list[npt.NDArray[np.bool_]]
     type Rows = tuple[ChunkBatch, npt.NDArray[np.int64]]
@@ -606,15 +611,20 @@ def _is_same_array(before: ChunksState, after: ChunksState, name: str) -> bool:
 def changed_chunks(
     part: ChangePart, options: ReadOptions, schema: pa.Schema, *, every_change: bool
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Return the changed chunks of a part by kind of change; called in a task."""
+    """Return the changed chunks of a part by kind of change; called in a task.
+
+    Memory: the references of the manifests that hold a box, and about 32 MiB of chunks.
+    """
     commit = part.commit
     new = options.pinned(commit.snapshot_id)
     old = None if commit.parent_id is None else options.pinned(commit.parent_id)
     arrays: dict[str, Any] = {}
+    path = path_of(options, part.array)
     for box in part.boxes:
-        after = [] if part.kind == DELETED else listed(new, part.array, box)
-        before = [] if part.kind == APPENDED or old is None else listed(old, part.array, box)
-        for kind, options_, (batch, places) in _by_kind(before, after, old, new):
+        found = options.repository.ask(partial(_changes_in, part, path, box))
+        if found is None:
+            continue
+        for kind, options_, (batch, places) in _by_kind(found, old, new):
             if kind != APPENDED and not every_change:
                 continue
             at = options_.snapshot_id or ""
@@ -626,24 +636,29 @@ def changed_chunks(
                 yield kind, rows_of(options_, part.array, arrays[at], (batch, rows), loads)
 
 
+async def _changes_in(
+    part: ChangePart, path: str, box: Box, repository: Repository
+) -> ChunkChanges | None:
+    """Return how the chunks of an array in a box of its grid changed."""
+    engine, commit = repository.engine, part.commit
+    newer = await engine.assets.snapshot(as_snapshot_id(commit.snapshot_id))
+    older = None
+    if commit.parent_id is not None:
+        older = await engine.assets.snapshot(as_snapshot_id(commit.parent_id))
+    return await changes_in_box(engine, older, newer, path, box)
+
+
 def _by_kind(
-    before: list[ChunkBatch], after: list[ChunkBatch], old: ReadOptions | None, new: ReadOptions
+    found: ChunkChanges, old: ReadOptions | None, new: ReadOptions
 ) -> Iterator[tuple[str, ReadOptions, Rows]]:
     """Return chunks that are new, replaced and gone, where there are any."""
-    for batch in after:
-        known = _within(batch, before)
-        for kind, mask in ((APPENDED, ~known), (UPDATED, known)):
-            if mask.any():
-                yield kind, new, (batch, np.flatnonzero(mask))
-    for batch in before:
-        gone = ~_within(batch, after)
-        if gone.any():
-            assert old is not None  # its chunks were listed
-            yield DELETED, old, (batch, np.flatnonzero(gone))
-
-
-def _within(batch: ChunkBatch, others: list[ChunkBatch]) -> npt.NDArray[np.bool_]:
-    mask = np.zeros(len(batch), np.bool_)
-    for other in others:
-        mask |= rows_in(batch.coords, other.coords)
-    return mask
+    now = found.kinds[found.kinds != ChunkChange.REMOVED]
+    for kind, change in ((APPENDED, ChunkChange.ADDED), (UPDATED, ChunkChange.CHANGED)):
+        places = np.flatnonzero(now == change)
+        if len(places):
+            yield kind, new, (found.after, places)
+    gone = np.flatnonzero(found.kinds[found.kinds != ChunkChange.ADDED] == ChunkChange.REMOVED)
+    if len(gone):
+        assert found.before is not None  # it was asked for
+        assert old is not None  # without it, all is new
+        yield DELETED, old, (found.before, gone)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from icechunk_async.errors import SnapshotNotFoundError, StreamPositionLostError
+from icechunk_async.engine.open import as_snapshot_id
+from icechunk_async.engine.versions.watch import commits_since, why_gone
+from icechunk_async.errors import StreamPositionLostError
 
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from icechunk_async.format.ids import SnapshotId
     from icechunk_async.format.repo_info import SnapshotInfo
     from icechunk_async.repository import Repository
 
@@ -77,52 +81,37 @@ async def commits_after(
 
     Cost: one request with format version 2, one for each commit back to `start` with version 1.
     """
-    newer: list[SnapshotInfo] = []
-    seen_end = end is None
-    async for info in repository.ancestry(branch=branch):
-        snapshot_id = str(info.id)
-        seen_end = seen_end or snapshot_id == end
-        if snapshot_id == start:
-            if not seen_end:
-                assert end is not None  # None counts as seen
-                await _check_older(repository, branch, info, end)
-                if not may_be_older:
-                    raise await _lost(repository, branch, start)
-            return _commits(newer, info)
-        if seen_end:
-            newer.append(info)
-    raise await _lost(repository, branch, start if seen_end or end is None else end)
+    tip = await repository.lookup_branch(branch)
+    found = await _since(repository, branch, start, tip)
+    places = {str(info.id): at for at, info in enumerate(found)}
+    if end is not None and end not in places:
+        await _since(repository, branch, end, tip)  # or it is not in the history at all
+        if not may_be_older:
+            raise await _lost(repository, branch, start)
+        return []
+    wanted = found if end is None else found[: places[end] + 1]
+    return [
+        Commit(str(it.id), None if before.parent_id is None else str(before.id), it.written_at)
+        for before, it in pairwise(wanted)
+    ]
 
 
-async def _check_older(repository: Repository, branch: str, info: SnapshotInfo, end: str) -> None:
-    """Raise StreamPositionLostError unless `end` is an ancestor of a snapshot."""
-    async for older in repository.ancestry(snapshot_id=info.id):
-        if str(older.id) == end:
-            return
-    raise await _lost(repository, branch, end)
-
-
-def _commits(newer: list[SnapshotInfo], start: SnapshotInfo) -> list[Commit]:
-    found: list[Commit] = []
-    parent = start
-    for info in reversed(newer):
-        parent_id = None if parent.parent_id is None else str(parent.id)
-        found.append(Commit(str(info.id), parent_id, info.written_at))
-        parent = info
+async def _since(
+    repository: Repository, branch: str, start: str, tip: SnapshotId
+) -> list[SnapshotInfo]:
+    """Return a snapshot and the commits after it, oldest first."""
+    found = await commits_since(repository.engine.history, as_snapshot_id(start), tip)
+    if found is None:
+        raise await _lost(repository, branch, start)
     return found
 
 
 async def _lost(repository: Repository, branch: str, snapshot_id: str) -> StreamPositionLostError:
     """Return the error that says why a snapshot is not in the history of a branch."""
-    try:
-        await repository.lookup_snapshot(snapshot_id)
-    except SnapshotNotFoundError:
-        found = "it expired or was collected as garbage"
-    else:
-        found = "the branch was reset, its tip amended, or the history expired"
+    why = await why_gone(repository.engine.history, as_snapshot_id(snapshot_id))
     return StreamPositionLostError(
         f"The stream has read {branch!r} up to snapshot {snapshot_id}, which is not in the history "
-        f"of that branch any more: {found}. No row was read. Begin a new query with a new "
+        f"of that branch any more: {why}. No row was read. Begin a new query with a new "
         "checkpoint, and with the option 'starting-snapshot' name the snapshot to continue "
         "after, or 'earliest' to read the whole history.",
         branch=branch,

@@ -22,6 +22,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from icechunk_async.engine.open import as_snapshot_id
+from icechunk_async.engine.versions.feed import places_of_changes
 from icechunk_async.errors import (
     InvalidInputError,
     NodeNotFoundError,
@@ -202,7 +204,11 @@ class StreamReader(DataSourceStreamReader):
         )
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Plan a batch. Cost: reads the log of each commit, and coordinates."""
+        """Plan a batch.
+
+        Cost: the log of each commit, and coordinates; of arrays that the commit resized, or whose
+        commits store no log, the manifests that it wrote as well, array by array.
+        """
         self.check_columns(start)
         parts: list[ChangePart] = []
         commits = self.after(start, end)
@@ -294,18 +300,20 @@ def _place(offset: Offset) -> str:
 async def _touched(
     repository: Repository, commit: Commit, group: str
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the coordinates of chunks that a commit set or deleted, by array of the group."""
+    """Return the coordinates of chunks that a commit may have changed, by array of the group."""
     if commit.parent_id is None:
         return {}  # everything is new, even if expired commits wrote it
-    diff = await repository.diff(
-        from_snapshot_id=commit.parent_id, to_snapshot_id=commit.snapshot_id
-    )
+    engine = repository.engine
+    before = await engine.assets.snapshot(as_snapshot_id(commit.parent_id))
+    after = await engine.assets.snapshot(as_snapshot_id(commit.snapshot_id))
     root = f"/{group}/" if group else "/"
-    return {
-        path.removeprefix(root): coords
-        for path, coords in diff.updated_chunks.items()
-        if path.startswith(root) and len(coords)
-    }
+    found = await places_of_changes(
+        engine,
+        before,
+        after,
+        within=lambda path: path.startswith(root) and "/" not in path.removeprefix(root),
+    )
+    return {path.removeprefix(root): coords for path, coords in found.items()}
 
 
 class AdmittingReader(StreamReader, SupportsTriggerAvailableNow):

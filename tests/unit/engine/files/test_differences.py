@@ -12,7 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from icechunk_async import Repository, RepositoryConfig
-from icechunk_async.engine.files.differences import difference, touched
+from icechunk_async.engine.changes.compare import compare_refs
+from icechunk_async.engine.files.differences import difference
 from icechunk_async.format.ids import ChunkId
 from icechunk_async.format.manifest.refs import (
     ChunkRefs,
@@ -137,16 +138,17 @@ def test_any_difference_of_a_reference_shows(before: ChunkRef, after: ChunkRef) 
         (3,): replace(_VIRTUAL, location="s3://b/three"),
     }
     one, other = _refs({**others, (4,): before}), _refs({(4,): after, **others})
-    assert touched(one, other).tolist() == [[4]]
-    assert touched(one, one).tolist() == []
+    assert compare_refs(one, other).coords.tolist() == [[4]]
+    assert compare_refs(one, one).coords.tolist() == []
 
 
 def test_chunks_that_come_and_go_show_at_any_rank() -> None:
     """Also in an array without axes, which has one chunk."""
     nothing = ChunkRefs.empty(0)
     single = ChunkRefs.from_mapping(0, {(): InlineChunk(b"x")})
-    assert touched(nothing, single).shape == touched(single, nothing).shape == (1, 0)
-    assert touched(single, single).shape == (0, 0)
+    for pair in ((nothing, single), (single, nothing)):
+        assert compare_refs(*pair).coords.shape == (1, 0)
+    assert compare_refs(single, single).coords.shape == (0, 0)
     some = _refs({(0,): _VIRTUAL, (2,): _VIRTUAL})
     more = _refs({(1,): _VIRTUAL, (2,): _VIRTUAL})
-    assert np.array_equal(touched(some, more), [[0], [1]])
+    assert np.array_equal(compare_refs(some, more).coords, [[0], [1]])

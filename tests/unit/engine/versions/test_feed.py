@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from icechunk_async import Repository
+from icechunk_async.engine.versions.feed import changes_in_box, places_of_changes
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.format.manifest.refs import ChunkRefs, Kind
 from icechunk_async.format.zarr_document import parse_document
@@ -93,6 +95,70 @@ async def test_applying_the_feed_of_two_snapshots_to_one_gives_the_other(seed: i
             await apply(repository, f"copy{number}", changes)
             wanted = await contents_at(repository, snapshot_id=other)
             assert await contents_at(repository, branch=f"copy{number}") == wanted
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_changes_found_box_by_box_are_those_of_the_feed(seed: int) -> None:
+    """Work that is divided by boxes, as Spark's, finds the same, where its plan says."""
+    story = Story(random.Random(seed), moves=False)
+    async with Repository.create(memory_url(), spec_version=1 + seed % 2) as repository:
+        await story.begin(repository)
+        for _ in range(4):
+            await story.commit(repository)
+        ends = [it.id async for it in repository.ancestry()][:4]
+        engine = repository.engine
+        for one, other in [*itertools.pairwise(ends[::-1]), (ends[0], ends[3])]:
+            before, after = await engine.assets.snapshot(one), await engine.assets.snapshot(other)
+            places = await places_of_changes(engine, before, after, within=lambda _: True)
+            wanted, found = set(), set()
+            for change in await feed(repository, one, other):
+                if isinstance(change, ChunkChanges):
+                    wanted |= told(change)
+                    if before.nodes.path_of(change.node_id) is not None:
+                        listed = {tuple(it) for it in places[change.path].tolist()}
+                        assert listed >= {tuple(it) for it in change.coords.tolist()}
+            for path, node in after.nodes.items():
+                if node.array is None:
+                    continue
+                anew = path in before.nodes and before.nodes[path].id != node.id
+                for low, high in ((0, 3), (3, 10)):
+                    part = await changes_in_box(
+                        engine, None if anew else before, after, path, ((low, high),)
+                    )
+                    found |= set() if part is None else told(part)
+            assert found == wanted
+
+
+def told(change: ChunkChanges) -> set[tuple[str, tuple[int, ...], int]]:
+    """Return the chunks of a part of a feed, with what happened to them."""
+    rows = zip(change.coords.tolist(), change.kinds.tolist(), strict=True)
+    return {(change.path, tuple(at), kind) for at, kind in rows}
+
+
+async def test_boxes_of_an_array_that_was_made_anew_differ_as_a_whole(
+    repository: Repository,
+) -> None:
+    """Chunks of both are changed, and those of one side came or went; other ranks have none."""
+    first = await prepared(repository)
+    session = await repository.writable_session("main")
+    await session.store.delete_dir("a")
+    await make_array(session, "a", (3000,), (300,))
+    for at in (0, 9):
+        await write(session, f"a/c/{at}", bytes([at]) * 600)
+    await session.commit("anew")
+    engine = repository.engine
+    before = await engine.assets.snapshot(first)
+    after = await engine.assets.snapshot(await repository.lookup_branch("main"))
+    found = await changes_in_box(engine, before, after, "/a", ((0, 10),))
+    assert found is not None
+    assert found.kinds.tolist() == [1, *[2] * 7, 0]
+    assert found.before is not None
+    assert len(found.before) == 8
+    assert await changes_in_box(engine, before, after, "/a", ((0, 10), (0, 1))) is None
+    assert await changes_in_box(engine, before, after, "/nowhere", ((0, 10),)) is None
+    whole = await changes_in_box(engine, None, after, "/a", ((0, 10),))
+    assert whole is not None
+    assert whole.kinds.tolist() == [0, 0]
 
 
 async def prepared(repository: Repository, **options: object) -> SnapshotId:

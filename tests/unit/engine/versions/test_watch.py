@@ -71,6 +71,22 @@ async def test_a_lost_position_is_an_error_that_says_why(repository: Repository)
         await anext(repository.watch("main", poll_seconds=0))
 
 
+async def test_commits_that_expired_before_they_were_told_are_not_skipped_in_silence() -> None:
+    """The error names the first of them, and the snapshot that has what they changed."""
+    async with Repository.create(memory_url()) as repository:
+        begin = await repository.lookup_branch("main")
+        gone = [await commit(repository, number) for number in range(2)]
+        tip = await commit(repository, 2)
+        await repository.expire_snapshots(datetime.now(UTC))
+        watcher = repository.watch("main", since=begin, poll_seconds=0.001)
+        with pytest.raises(StreamPositionLostError, match=f"2 commit.*{gone[0]}.*{tip} by changes"):
+            await anext(watcher)
+        await commit(repository, 3)
+        again = repository.watch("main", since=tip, poll_seconds=0.001)
+        assert (await anext(again)).message == "commit 3"
+        await again.aclose()  # type: ignore[attr-defined]
+
+
 def test_looking_costs_a_request_and_grows_rare_while_nothing_happens() -> None:
     """Twenty minutes of silence: counted in virtual time."""
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from icechunk_async.engine.changes.compare import compare_refs
 from icechunk_async.errors import FormatError, InvalidInputError
-from icechunk_async.format.manifest.refs import ChunkRefs, Kind
-from icechunk_async.format.manifest.row_index import rows_in
+from icechunk_async.format.manifest.refs import ChunkRefs
 from icechunk_async.format.transaction_log import Move, TransactionLog, unique_coordinates
 
 if TYPE_CHECKING:
@@ -102,13 +102,9 @@ async def _touched(
     if was.rank != rank:
         return unique_coordinates(np.concatenate([there.coords, *unknown]))
     unknown += [coordinates_in(it, grid, new.path) for it in lost]
-    same = rows_in(there.coords, was.coords)
-    one, two = there.take(same), was.take(rows_in(was.coords, there.coords))
-    differs = _differing(one, two)
-    gone = was.coords[~rows_in(was.coords, there.coords)]
-    gone = gone[(gone < np.array(grid, np.int64)).all(axis=1)] if rank else gone
-    parts = [there.coords[~same], one.coords[differs], gone, *unknown]
-    return unique_coordinates(np.concatenate(parts))
+    differing = compare_refs(was, there).coords
+    inside = (differing < np.array(grid, np.int64)).all(axis=1)
+    return unique_coordinates(np.concatenate([differing[inside], *unknown]))
 
 
 def coordinates_in(extents: Extents, grid: Sequence[int], path: str) -> npt.NDArray[np.uint32]:
@@ -132,20 +128,6 @@ def coordinates_in(extents: Extents, grid: Sequence[int], path: str) -> npt.NDAr
         )
     rows = np.indices(sizes, np.uint32).reshape(len(sizes), int(np.prod(sizes))).T
     return rows + np.array([a for a, _ in clipped], np.uint32)
-
-
-def _differing(one: ChunkRefs, two: ChunkRefs) -> npt.NDArray[np.bool_]:
-    """Return which references of equal coordinates, in one order, are not the same."""
-    differs: npt.NDArray[np.bool_] = (one.kinds != two.kinds) | (one.lengths != two.lengths)
-    native = (one.kinds == Kind.NATIVE) & ~differs
-    rows = np.flatnonzero(native)
-    if len(rows):
-        ids = [it.chunk_ids[it.objects[rows]] for it in (one, two)]
-        other = (ids[0] != ids[1]).any(axis=1) | (one.offsets[rows] != two.offsets[rows])
-        differs[rows[other]] = True
-    for row in np.flatnonzero(~differs & ~native).tolist():
-        differs[row] = one.ref(row) != two.ref(row)
-    return differs
 
 
 async def _refs(
