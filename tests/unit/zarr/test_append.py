@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def begin(
-    location: str | Storage, length: int, chunk: int, **options: Any
+    location: str | Storage, length: int, chunk: int, *, spec_version: int = 2, **options: Any
 ) -> AsyncGenerator[Repository]:
     """Create a repository with a series of ``length`` days, and a branch ``side``."""
-    async with Repository.create(location, probe=False) as repository:
+    async with Repository.create(location, probe=False, spec_version=spec_version) as repository:
         await _fill(repository, length, chunk, options)
         await repository.create_branch("side", await repository.lookup_branch("main"))
         yield repository

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from icechunk_async.format.manifest.refs import VirtualChunk
 from tests.helpers import array_document, group_document, read, write
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Sequence
 
     from icechunk_async import Repository, Session
     from icechunk_async.session import AnySession
@@ -19,13 +21,24 @@ type Contents = dict[str, bytes]
 
 
 async def contents(session: AnySession) -> Contents:
-    """Return every document and chunk of a session by its key."""
+    """Return every document and chunk of a session by its key; of virtual chunks the reference."""
     found: Contents = {}
     async for key in session.store.list():
-        value = await read(session, key)
+        virtual = await _virtual(session, key)
+        value = await read(session, key) if virtual is None else repr(virtual).encode()
         assert value is not None
         found[key] = value
     return found
+
+
+async def _virtual(session: AnySession, key: str) -> VirtualChunk | None:
+    """Return the reference of a chunk whose bytes are nowhere."""
+    path, found, place = key.rpartition("/c/")
+    if not found:
+        return None
+    handle = await session.workspace.find_chunk(f"/{path}", (int(place),))
+    ref = None if handle is None else handle.ref
+    return ref if isinstance(ref, VirtualChunk) else None
 
 
 async def contents_at(repository: Repository, **ref: Any) -> Contents:
@@ -37,10 +50,20 @@ class Story:
     """Makes random changes below one group, in sessions of one repository."""
 
     def __init__(
-        self, chance: random.Random, top: str = "", *, names: str = "abc", moves: bool = True
+        self,
+        chance: random.Random,
+        top: str = "",
+        *,
+        names: str = "abc",
+        moves: bool = True,
+        virtual: bool = True,
+        amends: bool = False,
     ) -> None:
-        """Draw changes from ``chance``, of nodes below ``top``; with or without moves."""
-        self._moves = moves
+        """Draw changes from ``chance``, of nodes below ``top``.
+
+        With or without moves, virtual chunks whose bytes nobody can read, and amended commits.
+        """
+        self._moves, self._virtual, self._amends = moves, virtual, amends
         self.chance = chance
         self.top = top
         self.names = names
@@ -63,7 +86,11 @@ class Story:
         session = await repository.writable_session(branch)
         for _ in range(self.chance.randint(1, steps)):
             await self._change(session)
-        await session.commit("changes", allow_empty=True)
+        amends = self._amends and repository.spec_version > 1
+        if amends and self.chance.random() < 0.2:
+            await session.amend("amended", allow_empty=True)
+        else:
+            await session.commit("changes", allow_empty=True)
 
     def _key(self, name: str) -> str:
         return f"{self.top.strip('/')}/{name}".lstrip("/")
@@ -81,8 +108,18 @@ class Story:
 
     async def _change(self, session: Session) -> None:
         kind = self.chance.choices(
-            ["write", "erase", "new array", "new group", "attributes", "resize", "delete", "shift"],
-            [8, 2, 2, 1, 2, 2, 1, 1],
+            [
+                "write",
+                "erase",
+                "new array",
+                "new group",
+                "attributes",
+                "resize",
+                "delete",
+                "shift",
+                "reindex",
+            ],
+            [8, 2, 2, 1, 2, 2, 1, 1, 1],
         )[0]
         arrays = await self._nodes(session, "array")
         match kind:
@@ -100,6 +137,8 @@ class Story:
                 await self._chunk(session, self.chance.choice(arrays), erase=kind == "erase")
             case "shift":
                 await session.shift_array(self.chance.choice(arrays), [self.chance.choice([-1, 1])])
+            case "reindex":
+                await self._mirror(session, self.chance.choice(arrays))
             case _:
                 await self._document(session, self.chance.choice(arrays), resize=kind == "resize")
 
@@ -143,9 +182,22 @@ class Story:
         draw = self.chance.random()
         if draw < 0.4:
             await write(session, f"{path}/c/{at}", data)
+        elif draw < 0.6 and self._virtual:
+            name, offset = data[0] % 3, data[1] % 4
+            ref = VirtualChunk(f"s3://nowhere/{name}", offset, 3, f"v{data[2] % 3}")
+            session.workspace.set_ref(f"/{path}", (at,), ref)
         else:
             ref = await session.workspace.store_object(data * (1 if draw < 0.9 else 2))
             session.workspace.set_ref(f"/{path}", (at,), ref)
+
+    async def _mirror(self, session: Session, path: str) -> None:
+        """Put the last chunk first, and so on."""
+        last = await self._length(session, path) - 1
+
+        def place(coords: Sequence[int]) -> list[int]:
+            return [last - coords[0]]
+
+        await session.reindex_array(path, place, place)
 
     async def _document(self, session: Session, path: str, *, resize: bool) -> None:
         document = json.loads(await read(session, f"{path}/zarr.json") or b"{}")

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from icechunk_async import Repository
+from icechunk_async.conflicts import AppendSolver
 from icechunk_async.errors import MergeConflictError
 from tests.helpers import memory_url
 from tests.unit.engine.versions.stories import Story, contents_at
+from tests.unit.zarr.test_append import append, begin, series
 
 if TYPE_CHECKING:
     from icechunk_async import SnapshotId
 
-SEEDS = range(300 if os.environ.get("EXAMPLES") == "all" else 4)
+SEEDS = range(1000 if os.environ.get("EXAMPLES") == "all" else 4)
 
 
 async def line(repository: Repository, branch: str = "main") -> list[SnapshotId]:
@@ -104,6 +106,26 @@ async def test_picking_every_commit_equals_merging(seed: int) -> None:
             await repository.cherry_pick(commit, onto="picked")
         await repository.merge("side")
         assert await contents_at(repository) == await contents_at(repository, branch="picked")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_appending_on_both_sides_equals_concatenation(seed: int) -> None:
+    """Whatever the lengths are, and wherever chunks end: values, coordinates and the rest."""
+    chance = random.Random(seed)
+    chunk, length = chance.randint(1, 5), chance.randint(0, 9)
+    theirs, ours = ([chance.randint(1, 7) for _ in range(chance.randint(1, 3))] for _ in range(2))
+    async with begin(memory_url(), length, chunk, spec_version=1 + seed % 2) as repository:
+        wanted = list(range(length))
+        for branch, blocks, first in (("main", theirs, 100), ("side", ours, 1000)):
+            day = first
+            for count in blocks:
+                session = await repository.writable_session(branch)
+                await append(session, range(day, day + count))
+                day += count
+                await session.commit(f"{count} days")
+            wanted += range(first, day)
+        await repository.merge("side", solver=AppendSolver("time"))
+        assert await series(repository) == wanted
 
 
 @pytest.mark.parametrize("seed", SEEDS)
