@@ -184,8 +184,8 @@ class Story:
             await write(session, f"{path}/c/{at}", data)
         elif draw < 0.6 and self._virtual:
             name, offset = data[0] % 3, data[1] % 4
-            ref = VirtualChunk(f"s3://nowhere/{name}", offset, 3, f"v{data[2] % 3}")
-            session.workspace.set_ref(f"/{path}", (at,), ref)
+            virtual = VirtualChunk(f"s3://nowhere/{name}", offset, 3, f"v{data[2] % 3}")
+            session.workspace.set_ref(f"/{path}", (at,), virtual)
         else:
             ref = await session.workspace.store_object(data * (1 if draw < 0.9 else 2))
             session.workspace.set_ref(f"/{path}", (at,), ref)
