@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -173,6 +174,120 @@ async def test_matrix(one: str) -> None:
                 except Exception:  # noqa: BLE001, S112 -- its path is not there any more
                     continue
                 assert merged == await contents_at(straight), (one, other)
+
+
+TYPE = array_document((12,), (3,), data_type="int8")
+FILL = array_document((12,), (3,), fill_value=7)
+CHUNKS = array_document((12,), (4,))
+MORE: dict[str, Change] = {
+    **CHANGES,
+    "write chunk 0 otherwise": changing(("g/a/c/0", b"mmm")),
+    "other type": changing(("g/a/zarr.json", TYPE)),
+    "other fill value": changing(("g/a/zarr.json", FILL)),
+    "other chunk shape": changing(("g/a/zarr.json", CHUNKS)),
+    "move array elsewhere": moving("/g/a", "/h/elsewhere"),
+    "move group elsewhere": moving("/g", "/h/elsewhere"),
+    "new group": changing(("n/zarr.json", group_document()), ("n/x/zarr.json", DOCUMENT)),
+    "equal new group": changing(("n/zarr.json", group_document()), ("n/y/zarr.json", DOCUMENT)),
+    "other new group": changing(("n/zarr.json", group_document(n=1))),
+    "equal new array": changing(("g/b/zarr.json", DOCUMENT), ("g/b/c/2", b"ccc")),
+}
+DOCUMENTED: dict[tuple[str, str], tuple[list[str], list[str]]] = {
+    # a row of the page: pairs that are as it says, and equal ones, which are merged
+    ("writes chunks", "writes other chunks of the array"): (["write chunk 0 + write chunk 3"], []),
+    ("writes a chunk", "writes or deletes the same chunk"): (
+        ["write chunk 0 + write chunk 0 otherwise", "write chunk 0 + erase chunk 0"],
+        ["write chunk 0 + write chunk 0"],
+    ),
+    ("writes chunks", "changes attributes, or resizes the array around them"): (
+        ["write chunk 0 + attributes", "write chunk 0 + grow", "write chunk 0 + shrink"],
+        [],
+    ),
+    ("writes chunks", "changes codecs, type, fill value or chunk shape"): (
+        [
+            "write chunk 0 + other codec",
+            "write chunk 0 + other type",
+            "write chunk 0 + other fill value",
+            "write chunk 0 + other chunk shape",
+        ],
+        [],
+    ),
+    ("writes chunks behind the new end", "shrinks the array"): (["write chunk 3 + shrink"], []),
+    ("changes the metadata of a node", "changes its metadata, too"): (
+        ["attributes + grow", "attributes + other type"],
+        ["attributes + attributes"],
+    ),
+    ("writes or changes a node", "moves it, or a group above it"): (
+        [
+            "write chunk 0 + move array",
+            "write chunk 0 + move group",
+            "attributes + move array",
+            "attributes + move group",
+        ],
+        [],
+    ),
+    ("moves a node", "moves a group above it"): (["move array + move group"], []),
+    ("moves a node", "moves it elsewhere"): (
+        ["move array + move array elsewhere", "move group + move group elsewhere"],
+        [],
+    ),
+    ("deletes a node", "deletes it, too"): (
+        ["delete array + delete array", "delete group + delete array"],
+        [],
+    ),
+    ("deletes a node", "writes, changes or moves it"): (
+        [
+            "delete array + write chunk 0",
+            "delete array + attributes",
+            "delete array + move array",
+            "delete group + move group",
+        ],
+        [],
+    ),
+    ("deletes a group", "creates something in it"): (["delete group + new array"], []),
+    ("creates a node", "creates another one at the same path"): (
+        ["new array + other new array", "new group + other new group"],
+        [],
+    ),
+    ("creates a group", "creates an equal one"): (["new group + equal new group"], []),
+    ("creates an array", "creates an equal one at the same path"): (
+        ["new array + equal new array"],
+        [],
+    ),
+}
+
+
+def documented() -> dict[tuple[str, str], str]:
+    """Return the table of the page about merging: what becomes of changes of both branches."""
+    page = Path(__file__).parents[4] / "docs" / "how-to" / "merge.md"
+    table = page.read_text("utf-8").split("| One branch |")[1].split("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    return {(one, other): merged for one, other, merged in rows}
+
+
+def test_every_row_of_the_page_is_tested() -> None:
+    """And no row that is not there."""
+    assert documented().keys() == DOCUMENTED.keys()
+
+
+@pytest.mark.parametrize("row", DOCUMENTED)
+async def test_a_merge_does_what_the_page_says(row: tuple[str, str]) -> None:
+    """In both directions."""
+    says = documented()[row]
+    pairs, equal = DOCUMENTED[row]
+    assert bool(equal) == ("unless they are equal" in says)
+    for pair in (*pairs, *equal):
+        names = pair.split(" + ")
+        for one, other in (names, names[::-1]):
+            async with Repository.create(memory_url()) as repository:
+                await begin(repository)
+                await MORE[one](repository, "side")
+                await MORE[other](repository, "main")
+                planned = await repository.merge("side", dry_run=True)
+                refused = says.startswith("conflict") and pair not in equal
+                assert bool(planned.conflicts) == refused, (one, other)
+                if not refused:
+                    await repository.merge("side")
 
 
 async def _follow(change: Change, repository: Repository, other: str) -> None:
