@@ -145,10 +145,12 @@ async def test_boxes_of_an_array_that_was_made_anew_differ_as_a_whole(
     """Chunks of both are changed, and those of one side came or went; other ranks have none."""
     first = await prepared(repository)
     session = await repository.writable_session("main")
+    same = await session.workspace.find_chunk("/a", (0,))
+    assert same is not None
     await session.store.delete_dir("a")
-    await make_array(session, "a", (3000,), (300,))
-    for at in (0, 9):
-        await write(session, f"a/c/{at}", bytes([at]) * 600)
+    await make_array(session, "a", (6000,), (600,))
+    session.workspace.set_ref("/a", (0,), same.ref)
+    await write(session, "a/c/9", b"9" * 600)
     await session.commit("anew")
     engine = repository.engine
     before = await engine.assets.snapshot(first)
@@ -246,6 +248,55 @@ async def test_batches_are_as_large_as_asked_for(repository: Repository) -> None
     assert [len(it) for it in batches if isinstance(it, ChunkChanges)] == [3, 3, 2]
     with pytest.raises(InvalidInputError, match="at least 1"):
         await feed(repository, first, "main", batch_size=0)
+
+
+async def test_what_moved_with_its_group_is_not_listed() -> None:
+    """Whether logs tell what was moved, or both states are compared."""
+    async with Repository.create(memory_url()) as repository:
+        session = await repository.writable_session("main")
+        for path in ("", "g/", "g/inner/", "h/"):
+            await write(session, f"{path}zarr.json", group_document())
+        for name in ("g/a", "g/inner/b"):
+            await make_array(session, name, (6,), (3,))
+        base = await session.commit("made")
+        await repository.create_branch("side", base)
+        session = await repository.rearrange_session("main")
+        await session.move("/g", "/h/g")
+        await session.move("/h/g/inner/b", "/b")
+        await session.commit("moved")
+        session = await repository.writable_session("side")
+        await session.commit("nothing", allow_empty=True)
+        for start in (base, "side"):
+            moves = [
+                it for it in await feed(repository, start, "main") if isinstance(it, NodeChange)
+            ]
+            assert [(it.kind, it.previous_path, it.path) for it in moves] == [
+                ("moved", "/g/inner/b", "/b"),
+                ("moved", "/g", "/h/g"),
+            ]
+
+
+async def test_arrays_are_compared_a_few_at_a_time() -> None:
+    """The first are told before the manifests of the others are read, and held in memory."""
+    async with open_storage(memory_url()) as plain:
+        storage = LatencyStorage(plain, seconds=0)
+        async with Repository.create(storage, probe=False) as repository:
+            session = await repository.writable_session("main")
+            await write(session, "zarr.json", group_document())
+            for number in range(40):
+                await make_array(session, f"a{number:02}", (3,), (3,))
+                await write(session, f"a{number:02}/c/0", b"xyz")
+            await session.commit("made")
+        async with Repository.open(storage) as repository:
+            storage.forget()
+            changes = repository.changes("main~1", "main")
+            async for change in changes:
+                if isinstance(change, ChunkChanges):
+                    break
+            read_manifests = {key for _, key in storage.log if key.startswith("manifests/")}
+            assert len(read_manifests) <= 8
+            rest = [it async for it in changes if isinstance(it, ChunkChanges)]
+            assert len(rest) == 39
 
 
 async def test_manifests_that_both_snapshots_use_are_not_read() -> None:
