@@ -1058,9 +1058,10 @@ class Repository:
     ) -> AsyncIterator[Change]:
         """Iterate over everything that turns one snapshot into another, as columns.
 
-        Any two snapshots can be compared, also of different branches. Nodes come first, in an order
-        in which the changes can be made: deletions, moves, creations, new metadata. Then come
-        chunks, array by array. In a repository that keeps checksums, chunks that were written
+        Any two snapshots can be compared, also of different branches. Nodes come first: deletions,
+        moves, creations, new metadata. A deleted group does not take along what is below it: each
+        node that is gone is listed, and others were moved out of it. Then come chunks, array by
+        array. In a repository that keeps checksums, chunks that were written
         again with equal bytes are left out (a checksum has 32 bits).
 
         Args:

@@ -60,7 +60,8 @@ class ChunkChange(IntEnum):
 class NodeChange:
     """An array or a group that was created, deleted, moved, or given other metadata.
 
-    What moved only with the group above it is not listed.
+    What moved only with the group above it is not listed. What was below a deleted group is:
+    deleted, or moved.
     """
 
     snapshot_id: SnapshotId
@@ -210,7 +211,7 @@ async def _steps(
 
 
 def _nodes(found: Differences) -> Iterator[NodeChange]:
-    """Return changes of nodes in an order in which they can be made."""
+    """Return changes of nodes: each kind by itself, deletions first."""
     target = found.after.id
 
     def change(

@@ -36,6 +36,9 @@ async def feed(repository: Repository, *refs: object, **options: object) -> list
 async def apply(repository: Repository, branch: str, changes: list[Change]) -> None:
     """Make the changes of a feed on a branch: deletions, groups, moves, then everything else."""
     nodes = [it for it in changes if isinstance(it, NodeChange)]
+    moved = [it for it in nodes if it.kind == "moved"]
+    gone = [it.path for it in nodes if it.kind == "deleted"]
+    await _move_aside(repository, branch, [it for it in moved if is_below(it, gone)])
     session = await repository.writable_session(branch)
     for it in nodes:
         if it.kind == "deleted":
@@ -44,7 +47,7 @@ async def apply(repository: Repository, branch: str, changes: list[Change]) -> N
         if it.kind == "created" and not it.is_array:
             session.workspace.set_node(it.path, it.after or b"", None)
     await session.commit("deletions and groups", allow_empty=True)
-    await _move(repository, branch, [it for it in nodes if it.kind == "moved"])
+    await _move(repository, branch, moved)
     session = await repository.writable_session(branch)
     for it in nodes:
         if it.kind in {"created", "updated"}:
@@ -58,6 +61,22 @@ async def apply(repository: Repository, branch: str, changes: list[Change]) -> N
             session.workspace.set_refs(chunks.path, ChunkRefs.build(gone, Kind.DELETED))
             session.workspace.set_refs(chunks.path, chunks.after._refs)
     await session.commit("the rest", allow_empty=True)
+
+
+def is_below(change: NodeChange, groups: list[str]) -> bool:
+    """Return whether a node that moved was below one of some groups."""
+    return any((change.previous_path or "").startswith(f"{it}/") for it in groups)
+
+
+async def _move_aside(repository: Repository, branch: str, moves: list[NodeChange]) -> None:
+    """Take nodes out of groups that are about to be deleted."""
+    if moves:
+        session = await repository.rearrange_session(branch)
+        for number, it in enumerate(moves):
+            origin = session.workspace.base.nodes.path_of(it.node_id)
+            assert origin is not None
+            await session.move(session.workspace.changes.moves.place(origin), f"/aside{number}")
+        await session.commit("aside")
 
 
 async def _move(repository: Repository, branch: str, moves: list[NodeChange]) -> None:
