@@ -472,8 +472,8 @@ class Proposal:
 
         Cancellation: it may have been published; accepting again finds out, and continues.
 
-        Cost: without a race three requests besides those of the checks: the proposal, the branch,
-        and its move; and two for the proposal's new states.
+        Cost: without a race, and besides the checks, one listing, seven reads, of which five are
+        answered in a few bytes, and six writes. Nothing of the data is written again.
         """
         self._desk.check()
         _check_accepting(when_moved, tries)

@@ -25,6 +25,8 @@ from icechunk_async.errors import (
 )
 from icechunk_async.format.layout import PROPOSALS, snapshot_key
 from icechunk_async.proposals import Check, ProposalState
+from icechunk_async.storage import open_storage
+from icechunk_async.testing.latency import LatencyStorage
 from tests.helpers import memory_url, objects, write
 from tests.unit.engine.proposals.places import Counting, begin, commit, contents
 
@@ -457,3 +459,42 @@ async def test_the_review_says_what_changes(repository: Repository) -> None:
     few = (await repository.propose("side", compare_chunks=1)).review.arrays[0]
     assert few.cells is None
     assert "Values were not compared: 2 chunks changed" in few.note
+
+
+async def test_the_past_of_a_branch_has_no_state_that_was_not_visible() -> None:
+    """Between the proposal and its acceptance the branch was at its old tip."""
+    async with Repository.create(memory_url()) as repository:
+        proposal = await proposed(repository)
+        base = await repository.lookup_branch("main")
+        between = datetime.now(UTC)
+        assert (
+            await repository.lookup_snapshot(proposal.candidate.snapshot_id)
+        ).written_at < between
+        published = await proposal.accept()
+        then = await repository.readonly_session("main", as_of=between)
+        assert then.snapshot_id == base
+        now = await repository.readonly_session("main", as_of=datetime.now(UTC))
+        assert now.snapshot_id == published
+
+
+async def test_accepting_what_was_checked_takes_few_requests() -> None:
+    """No chunk, manifest or snapshot is written: two records, their pages, and the branch."""
+    url = memory_url()
+    async with Repository.create(url) as repository:
+        proposal_id = (await proposed(repository, Counting())).id
+    async with open_storage(url) as plain:
+        storage = LatencyStorage(plain, seconds=0)
+        async with Repository.open(storage) as repository:
+            proposal = await repository.proposal(proposal_id)
+            storage.forget()
+            await proposal.accept()
+            assert (
+                storage.requests
+                == {
+                    "list_prefix": 1,  # the proposal's records
+                    "get": 2,  # the newest one, and the candidate, which may be gone
+                    "get_if_changed": 5,  # branches, tags, tip, needed checks, before the move
+                    "put": 5,  # two records and pages, and the branch
+                    "copy": 1,  # its backup
+                }
+            )

@@ -94,7 +94,7 @@ async def test_a_limit_on_the_whole_holds_whoever_is_first(url: str) -> None:
         assert len(ended - {it.id for it in await repository.proposals()}) == 10
 
 
-@pytest.mark.parametrize("seed", [3])
+@pytest.mark.parametrize("seed", [3, pytest.param(4, marks=pytest.mark.thorough)])
 async def test_no_state_becomes_visible_that_failed(url: str, seed: int) -> None:
     """Checks fail at random, and every state that was ever seen is one that passed."""
     chance = random.Random(seed)
