@@ -47,6 +47,31 @@ async def test_official_engine_neither_opens_nor_creates_over_it(tmp_path: Path)
     assert contents(tmp_path) == before
 
 
+async def test_official_engine_is_opened_where_it_was_told_to_create_all_the_same(
+    tmp_path: Path,
+) -> None:
+    """With `check_clean_root=False`: there are two, until the object `repo` is removed.
+
+    Both have the same first snapshot, without nodes, which is written anew.
+    """
+    await build(tmp_path)
+    before = contents(tmp_path)
+    storage = icechunk.local_filesystem_storage(str(tmp_path))
+    icechunk.Repository.create(storage, check_clean_root=False)
+    assert await Repository.fetch_layout(tmp_path) == "format-2"
+    after = contents(tmp_path)
+    changed = {name for name in before if after[name] != before[name]}
+    assert changed == {f"{it}/1CECHNKREP0F1RSTCMT0" for it in ("snapshots", "transactions")}
+    (tmp_path / "repo").unlink()
+    async with Repository.open(tmp_path) as repository:
+        assert repository.layout == NUMBERED
+        assert set(await repository.tags()) == {"v1"}
+        assert len([it async for it in repository.ancestry(tag="v1")]) == 2
+        (finding,) = (await repository.verify()).findings
+        assert finding.location == "snapshots/1CECHNKREP0F1RSTCMT0"
+        assert finding.problem == "disagrees"
+
+
 async def test_official_engine_opens_a_copy(tmp_path: Path) -> None:
     """Copied to storage that can compare and set, it is an ordinary repository."""
     await build(tmp_path / "numbered")

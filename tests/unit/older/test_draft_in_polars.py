@@ -70,6 +70,29 @@ def test_a_comparison_of_coordinates_reads_one_group_of_rows(folder: Path) -> No
         pl.scan_parquet(file).select(columns).collect()
 
 
+def test_groups_of_rows_are_as_the_reference_says(folder: Path) -> None:
+    """At most 16,384 rows, with the statistics of ids and coordinates, in ascending order."""
+    nodes = _nodes(folder)
+    (file,) = map(Path, manifests(folder, nodes["/big"]))
+    about = pq.ParquetFile(file).metadata
+    rows: list[int] = []
+    bounds: list[tuple[int, bytes]] = []
+    for number in range(about.num_row_groups):
+        group = about.row_group(number)
+        rows.append(group.num_rows)
+        found = {
+            it.path_in_schema: it.statistics for it in map(group.column, range(group.num_columns))
+        }
+        ids, coords = found["array_id"], found["coord"]
+        bounds += [(ids.min, coords.min), (ids.max, coords.max)]
+    assert max(rows) == 16_384
+    assert sum(rows) == SIDE * SIDE
+    assert bounds == sorted(bounds)
+    for node in nodes.values():
+        assert (node["attrs_reference"] or {}).get("flags") is None
+        assert [it["flags"] for it in node["inventories"] or []] in ([], [None])
+
+
 def _damage_other_groups(file: Path, first: bytes, end: bytes) -> None:
     """Overwrite the pages of all groups of rows but the one that has some coordinates."""
     data = bytearray(file.read_bytes())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from icechunk_async.errors import (
     FormatError,
     InvalidInputError,
     NodeExistsError,
+    UnsupportedFeatureError,
     VirtualContainerError,
 )
 from icechunk_async.storage import open_storage
@@ -340,6 +343,21 @@ def test_text_of_fixed_length_is_bytes_of_that_length() -> None:
     it = _attribute(Datatype.STRING_ASCII, 2)
     found = byte_strings(Cells(it, np.frombuffer(b"ab\0\0c\0", "u1").reshape(3, 2)), b"")
     assert found.tolist() == [b"ab", b"\0\0", b"c\0"]
+
+
+async def test_sparse_fragments_in_dense_arrays_are_refused(tmp_path: Path) -> None:
+    """By their name: TileDB wrote such ones before 2.5. Another call does not read half of them."""
+    place = placed(ARCHIVES[-1], "features-0", tmp_path)
+    async with referring(place) as repository, open_array(place) as array:
+        first = array.fragments[0]
+        sparse = copy.copy(first)
+        object.__setattr__(sparse, "footer", replace(first.footer, is_dense=False))
+        mixed = replace(array, fragments=(sparse, *array.fragments[1:]))
+        session = await repository.writable_session("main")
+        for work in (mixed.read(), write_virtual_array(session, mixed, "grid", copy=True)):
+            with pytest.raises(UnsupportedFeatureError, match=first.name.text):
+                await work
+        assert not session.has_uncommitted_changes
 
 
 async def test_text_that_is_not_valid_is_a_format_error(tmp_path: Path) -> None:
