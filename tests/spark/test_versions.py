@@ -1,4 +1,4 @@
-"""What Spark wrote to a branch is merged, picked and brought back by the facade in the driver."""
+"""Commits of Spark to a branch are merged, picked and brought back by the facade in the driver."""
 
 from __future__ import annotations
 

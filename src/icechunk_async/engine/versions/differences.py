@@ -95,13 +95,13 @@ class Differences:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What differs between two snapshots besides chunks, and the arrays whose chunks may differ."""
+    """The differences of two snapshots besides chunks, and the arrays whose chunks may differ."""
 
     nodes: Differences
     """Without chunks."""
     arrays: tuple[ArrayPair, ...]
     log: TransactionLog | None
-    """What the commits between the snapshots touched; None if that is not known."""
+    """The parts that commits between the snapshots touched; None if that is not known."""
 
 
 async def outline(

@@ -110,7 +110,7 @@ async def test_picking_every_commit_equals_merging(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_appending_on_both_sides_equals_concatenation(seed: int) -> None:
-    """Whatever the lengths are, and wherever chunks end: values, coordinates and the rest."""
+    """Of any lengths, and wherever chunks end: values, coordinates and the rest."""
     chance = random.Random(seed)
     chunk, length = chance.randint(1, 5), chance.randint(0, 9)
     theirs, ours = ([chance.randint(1, 7) for _ in range(chance.randint(1, 3))] for _ in range(2))

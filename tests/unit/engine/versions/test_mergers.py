@@ -53,7 +53,7 @@ class Mortal(WrappedStorage):
 
 
 async def begin(repository: Repository) -> None:
-    """Commit an array, and to each of both branches chunks of its own and a group."""
+    """Commit an array, and to each of both branches other chunks and a group."""
     session = await repository.writable_session("main")
     await write(session, "zarr.json", group_document())
     await write(session, "a/zarr.json", array_document((24,), (3,)))
