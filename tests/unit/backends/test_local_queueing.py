@@ -133,6 +133,7 @@ class _Forked:
         os.waitpid(self._child, 0)
 
 
+@pytest.mark.blocks_the_loop  # forks on it; if the facade is in use, a fork waits for its loop
 async def test_a_number_given_back_is_free_although_a_child_has_a_copy(tmp_path: Path) -> None:
     """A fork copies descriptors, and with them the lock."""
     (tmp_path / "some").touch()

@@ -144,7 +144,11 @@ class _Portal:
             self._loop.call_soon_threadsafe(stand)
         except RuntimeError:  # it was closed just now
             return None
-        reached.wait(_FORK_SECONDS)
+        try:
+            reached.wait(_FORK_SECONDS)
+        except BaseException:  # an interrupt: nobody else would release the loop
+            released.set()
+            raise
         return released
 
     def run_later(self, work: Coroutine[Any, Any, None]) -> None:
@@ -217,7 +221,9 @@ def _hold_the_loop() -> None:
     that of a module which it imports.
     """
     portal = _portal
-    _held.release = None if portal is None else portal.hold()
+    _held.release = None  # also if an error ends the wait, and not the fork
+    if portal is not None:
+        _held.release = portal.hold()
 
 
 def _continue_in_parent() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 
 import pytest
@@ -199,3 +200,23 @@ def test_loops_that_come_and_go_share_the_portal() -> None:
     """As scripts do that call ``asyncio.run`` again and again."""
     for number in range(3):
         assert asyncio.run(portal.run_async(_answer(number))) == number
+
+
+def test_a_fork_whose_wait_is_interrupted_leaves_the_portal_working(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python reports the error and forks; what runs after the fork finds nothing to let go."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def fork_from_a_new_thread() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(portal._Portal, "hold", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                portal._hold_the_loop()
+        portal._continue_in_parent()
+
+    assert portal.run(_answer(1)) == 1
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(fork_from_a_new_thread).result()
