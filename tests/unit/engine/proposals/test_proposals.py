@@ -488,13 +488,10 @@ async def test_accepting_what_was_checked_takes_few_requests() -> None:
             proposal = await repository.proposal(proposal_id)
             storage.forget()
             await proposal.accept()
-            assert (
-                storage.requests
-                == {
-                    "list_prefix": 1,  # the proposal's records
-                    "get": 2,  # the newest one, and the candidate, which may be gone
-                    "get_if_changed": 5,  # branches, tags, tip, needed checks, before the move
-                    "put": 5,  # two records and pages, and the branch
-                    "copy": 1,  # its backup
-                }
-            )
+            assert storage.requests == {
+                "list_prefix": 1,  # the proposal's records
+                "get": 2,  # the newest one, and the candidate, which may be gone
+                "get_if_changed": 5,  # branches, tags, tip, needed checks, before the move
+                "put": 5,  # two records and pages, and the branch
+                "copy": 1,  # its backup
+            }
