@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from icechunk_async.engine.commit.conflicts import ConflictDetector, ConflictKind
 from icechunk_async.engine.versions.blame import Blame
 from icechunk_async.engine.versions.feed import Change, ChunkChange, ChunkChanges, NodeChange
+from icechunk_async.engine.versions.pictures import ChangeMap
 from icechunk_async.engine.versions.report import MergeConflict, MergeReport
 from icechunk_async.errors import InvalidInputError, MergeConflictError
 from icechunk_async.format.manifest.refs import ChunkRefs
@@ -25,6 +26,7 @@ __all__ = [
     "Blame",
     "CellChanges",
     "Change",
+    "ChangeMap",
     "ChunkChange",
     "ChunkChanges",
     "MergeConflict",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
+from html import escape
 from itertools import batched, product
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -13,7 +14,8 @@ import zarr.api.asynchronous as za
 
 from icechunk_async._runtime.concurrency import bounded_map, gather
 from icechunk_async.engine.versions.feed import ChunkChanges, NodeChange
-from icechunk_async.errors import InvalidInputError
+from icechunk_async.engine.versions.pictures import ChangeMap, draw_changes, html_image
+from icechunk_async.errors import InvalidInputError, MissingDriverError
 from icechunk_async.format.paths import check_selection, is_within
 from icechunk_async.format.zarr_document import same_chunk_format
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     )
 
     import numpy.typing as npt
+    import xarray
     from zarr import AsyncArray
 
     from icechunk_async.engine.versions.feed import Change
@@ -37,6 +40,8 @@ __all__ = ["CellChanges", "ValueDiff", "cell_changes", "value_diffs"]
 
 _CONCURRENT_CHUNKS: Final = 16
 _FIRST: Final = 10
+_MAPS: Final = 64
+"""The most arrays of which a map is kept, a megabyte each."""
 _NUMBERS: Final = "biuf"
 
 
@@ -57,6 +62,30 @@ class CellChanges:
         """Count the cells."""
         return len(self.indices)
 
+    def to_xarray(self) -> xarray.Dataset:
+        """Return a dataset with a row for each cell, along the dimension ``cell``.
+
+        It has ``before`` and ``after``, ``change`` for numbers (after minus before, float64), and
+        the coordinates ``axis_0``, ``axis_1`` and so on: where the cell is in the array.
+
+        Raises:
+            MissingDriverError: xarray is not installed.
+        """
+        try:
+            import xarray  # noqa: PLC0415 -- optional
+        except ModuleNotFoundError as error:
+            raise MissingDriverError(
+                "A dataset needs xarray, which is not installed. Install it with: pip install "
+                "'icechunk-async[xarray]'",
+                module=error.name,
+            ) from error
+        columns: dict[str, Any] = {"before": ("cell", self.before), "after": ("cell", self.after)}
+        steps = _steps(self)
+        if steps is not None:
+            columns["change"] = ("cell", steps)
+        places = {f"axis_{axis}": ("cell", it) for axis, it in enumerate(self.indices.T)}
+        return xarray.Dataset(columns, places, {"path": self.path})
+
 
 @dataclass(frozen=True, slots=True)
 class ValueDiff:
@@ -76,6 +105,39 @@ class ValueDiff:
     mean_change: float | None
     first: CellChanges
     """The first ten of the changed cells."""
+    map: ChangeMap | None = field(default=None, compare=False, repr=False)
+    """The changes as a map; None except for the first 64 arrays."""
+
+    def picture(self, *, dark: bool = False) -> bytes:
+        """Draw the changes over the last two axes, as PNG; over other axes the largest change.
+
+        It blocks while it draws. Red is more than before, blue less. Cells that changed without
+        a size are grey.
+
+        Args:
+            dark: light on dark.
+
+        Raises:
+            MissingDriverError: matplotlib is not installed.
+        """
+        shown = [] if self.map is None else [(self.title, self.map)]
+        return draw_changes(shown, dark=dark)
+
+    @property
+    def title(self) -> str:
+        """The path, and the number of changed cells."""
+        return f"{self.path}: {self.changed:,} of {self.cells:,} cells changed ({self.share:.3%})"
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook: the numbers, and the picture if matplotlib is installed."""
+        sizes = (("least", self.min_change), ("mean", self.mean_change), ("most", self.max_change))
+        numbers = "".join(
+            f"<tr><td>{name} change</td><td>{size:+.6g}</td></tr>"
+            for name, size in sizes
+            if size is not None
+        )
+        drawn = "" if self.map is None else html_image(lambda it: self.picture(dark=it), self.title)
+        return f"<b>{escape(self.title)}</b><table>{numbers}</table>{drawn}"
 
     @property
     def share(self) -> float:
@@ -104,6 +166,7 @@ class _Tally:
     """The changed cells of one array that were found so far."""
 
     pair: _Pair
+    map: ChangeMap | None = None
     chunks: int = 0
     changed: int = 0
     compared: int = 0
@@ -119,10 +182,11 @@ class _Tally:
         if self.changed < _FIRST and len(cells):
             self.first.append(cells)
         self.changed += len(cells)
-        if cells.before.dtype.kind not in _NUMBERS or cells.after.dtype.kind not in _NUMBERS:
+        steps = _steps(cells)
+        if self.map is not None and len(cells):
+            self.map.add(cells.indices, steps)
+        if steps is None:
             return
-        with np.errstate(invalid="ignore"):  # of infinities, which are left out
-            steps = cells.after.astype(np.float64) - cells.before.astype(np.float64)
         steps = steps[np.isfinite(steps)]
         if len(steps):
             self.compared += len(steps)
@@ -142,6 +206,7 @@ class _Tally:
             self.most if some else None,
             self.total / self.compared if some else None,
             _joined(path, array, self.first),
+            self.map,
         )
 
 
@@ -168,12 +233,23 @@ async def value_diffs(
     """
     tallies: dict[str, _Tally] = {}
     async for pair in _pairs(before, after, changes, paths):
-        tally = tallies.setdefault(pair.path, _Tally(pair))
+        tally = tallies.get(pair.path)
+        if tally is None:
+            kept = ChangeMap.empty(pair.shape) if len(tallies) < _MAPS else None
+            tally = tallies[pair.path] = _Tally(pair, kept)
         async for cells in _cells(pair):
             tally.add(cells)
             if see is not None:
                 see(pair.new.shape, cells)
     return [tally.outcome() for _, tally in sorted(tallies.items())]
+
+
+def _steps(cells: CellChanges) -> npt.NDArray[np.float64] | None:
+    """Return by how much cells changed; None if their values cannot be subtracted."""
+    if cells.before.dtype.kind not in _NUMBERS or cells.after.dtype.kind not in _NUMBERS:
+        return None
+    with np.errstate(invalid="ignore"):  # of infinities
+        return cells.after.astype(np.float64) - cells.before.astype(np.float64)
 
 
 async def _pairs(

@@ -104,6 +104,22 @@ def test_blame_lists_commits_with_their_chunks(repository: Path, sample: Sample)
     assert run("blame", repository, "nowhere").exit_code == 1
 
 
+@pytest.mark.parametrize("dark", [(), ("--dark",)])
+def test_changes_and_authors_are_drawn(sample: Sample, tmp_path: Path, dark: tuple[str]) -> None:
+    """As PNG; a file that cannot be written is named."""
+    pytest.importorskip("matplotlib", reason="pictures need the extra demo")
+    path = run("diff-values", sample.path, "v1", "main", "--json").json["arrays"][0]["path"]
+    for number, command in enumerate(
+        (("diff-values", sample.path, "v1"), ("blame", sample.path, path))
+    ):
+        file = tmp_path / f"{number}.png"
+        assert run(*command, "--png", file, *dark).exit_code == 0
+        assert file.read_bytes().startswith(b"\x89PNG")
+        refused = run(*command, "--png", tmp_path / "none" / "x.png")
+        assert refused.exit_code == 1
+        assert "cannot be written" in " ".join(refused.stderr.split())
+
+
 def test_values_that_changed_are_counted(sample: Sample) -> None:
     """A row for each array; with --json numbers; --path takes some of them."""
     document = run("diff-values", sample.path, "v1", "main", "--json").json

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator  # noqa: TC003 -- Typer evaluates annotations
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import anyio
+import anyio.to_thread
 import typer
 from rich.text import Text
 
 from icechunk_async.cli.console import SNAPSHOT, make_table, plain, time_of
 from icechunk_async.cli.declaring import Paths, Ref, repository_command, streaming_command
 from icechunk_async.cli.webhook import Webhook
+from icechunk_async.engine.versions.pictures import draw_changes
+from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     from rich.console import Console
@@ -47,6 +53,17 @@ _Count = Annotated[
 ]
 _From = Annotated[str, typer.Argument(metavar="FROM", help="The first REF.")]
 _To = Annotated[str, typer.Argument(metavar="TO", help="The second REF.")]
+_Png = Annotated[
+    Path | None,
+    typer.Option(
+        "--png",
+        metavar="FILE",
+        help="Also draw a picture, into this file. Needs the extra demo.",
+        dir_okay=False,
+        writable=True,
+    ),
+]
+_Dark = Annotated[bool, typer.Option("--dark", help="Draw the picture light on dark.")]
 _Path = Annotated[str, typer.Argument(metavar="PATH", help="The path of the array.")]
 
 
@@ -154,12 +171,21 @@ async def watch(
             return
 
 
-async def blame(repository: Repository, path: _Path, ref: Ref = "main") -> Blamed:
-    """Show which commit wrote each chunk of an array last.
+async def blame(
+    repository: Repository,
+    path: _Path,
+    ref: Ref = "main",
+    *,
+    png: _Png = None,
+    dark: _Dark = False,
+) -> Blamed:
+    """Show which commit wrote each chunk of an array last, with --png also as a picture.
 
     JSON keys: ref, path, commits (each: snapshot_id, written_at, message, chunks, coords).
     """
     found = await repository.blame(path, ref=ref)
+    if png is not None:
+        await _draw(png, lambda: found.picture(dark=dark))
     commits: list[BlamedCommit] = []
     for number in (*range(len(found.commits)), -1):
         coords = found.coords[found.written_by == number]
@@ -175,15 +201,27 @@ async def blame(repository: Repository, path: _Path, ref: Ref = "main") -> Blame
 
 
 async def diff_values(
-    repository: Repository, start: _From, end: _To = "main", *, path: Paths = None
+    repository: Repository,
+    start: _From,
+    end: _To = "main",
+    *,
+    path: Paths = None,
+    png: _Png = None,
+    dark: _Dark = False,
 ) -> ChangedValues:
     """Show how many cells of each array changed between two snapshots, and by how much.
 
-    Reads both versions of each chunk that changed. Arrays that only one side has are left out.
+    Reads both versions of each chunk that changed. Arrays that only one side has are left out. The
+    picture of --png shows where the values of the six arrays changed that changed most.
 
     JSON keys: from_ref, to_ref, arrays (each: path, cells, changed, share, chunks, min_change,
     max_change, mean_change, first (each: index, before, after)).
     """
+    found = await repository.diff_values(start, end, paths=path)
+    if png is not None:
+        most = sorted(found, key=lambda it: -it.share)
+        maps = [(it.title, it.map) for it in most if it.changed and it.map is not None]
+        await _draw(png, lambda: draw_changes(maps, dark=dark))
     arrays = [
         ChangedArray(
             it.path,
@@ -201,9 +239,18 @@ async def diff_values(
                 )
             ],
         )
-        for it in await repository.diff_values(start, end, paths=path)
+        for it in found
     ]
     return ChangedValues(start, end, arrays)
+
+
+async def _draw(file: Path, draw: Callable[[], bytes]) -> None:
+    """Draw a picture into a file; nothing is written if it cannot be drawn."""
+    data = await anyio.to_thread.run_sync(draw)
+    try:
+        await anyio.Path(file).write_bytes(data)
+    except OSError as error:
+        raise InvalidInputError(f"--png {str(file)!r} cannot be written: {error}.") from error
 
 
 def _show_commit(document: CommitLine, console: Console) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from icechunk_async.engine.history.diff import load_logs
 from icechunk_async.engine.versions.differences import reading
+from icechunk_async.engine.versions.pictures import draw_authors, html_image
 from icechunk_async.engine.versions.plans import chunk_shape
 from icechunk_async.errors import FormatError, InvalidInputError
 from icechunk_async.format.manifest.row_index import rows_in
@@ -47,6 +49,33 @@ class Blame:
         if not len(rows) or self.written_by[rows[0]] == UNKNOWN:
             return None
         return self.commits[int(self.written_by[rows[0]])]
+
+    def picture(self, *, dark: bool = False) -> bytes:
+        """Draw the chunks along the last two axes, coloured by their commits, as PNG.
+
+        It blocks while it draws. Of several chunks at one place of these axes the one that was
+        written last is drawn.
+
+        Args:
+            dark: light on dark.
+
+        Raises:
+            MissingDriverError: matplotlib is not installed.
+        """
+        names = [
+            f"{it.written_at:%Y-%m-%d %H:%M}  {it.message.partition(chr(10))[0]}"
+            for it in self.commits
+        ]
+        return draw_authors(self._title(), self.coords, self.written_by, names, dark=dark)
+
+    def _title(self) -> str:
+        chunks, commits = len(self.coords), len(self.commits)
+        return f"{self.path}: {chunks:,} chunks, written by {commits:,} commits"
+
+    def _repr_html_(self) -> str:
+        """Show in a notebook: the picture, if matplotlib is installed."""
+        drawn = html_image(lambda it: self.picture(dark=it), self._title())
+        return drawn or f"<b>{escape(self._title())}</b>"
 
 
 async def blame(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from typing import TYPE_CHECKING, Any
 
+import anyio.to_thread
 import numpy as np
 import pytest
 import zarr
@@ -13,7 +15,7 @@ import zarr.api.asynchronous as za
 from zarr.core.buffer import default_buffer_prototype
 
 from icechunk_async import Repository
-from icechunk_async.errors import InvalidInputError, NotFoundError
+from icechunk_async.errors import InvalidInputError, MissingDriverError, NotFoundError
 from icechunk_async.storage import open_storage
 from icechunk_async.testing.latency import LatencyStorage
 from tests.helpers import memory_url
@@ -218,6 +220,68 @@ async def test_chunks_that_did_not_change_are_not_read() -> None:
             (found,) = await repository.diff_values("main~1")
     assert (found.changed, found.chunks) == (20, 2)
     assert len([key for _, key in counted.log if key.startswith("chunks/")]) <= 4
+
+
+async def test_maps_show_where_and_how_much_values_changed() -> None:
+    """Over the last two axes, in bins of large arrays; the largest change of each."""
+    values = np.zeros((2, 600, 3))
+    async with Repository.create(memory_url()) as repository:
+        await commit(repository, values, chunks=(1, 300, 3))
+        values[0, 599, 2], values[1, 599, 2], values[1, 0, 1] = 1.0, -3.0, np.nan
+        await change(repository, ..., values)
+        (found,) = await repository.diff_values("main~1")
+    assert found.map is not None
+    assert found.map.change.shape == (256, 3)
+    assert np.argwhere(found.map.changed).tolist() == [[0, 1], [255, 2]]
+    assert (found.map.change[255, 2], np.isnan(found.map.change).sum()) == (-3.0, 256 * 3 - 1)
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (5, 6), (2, 5, 6)])
+async def test_pictures_are_drawn_of_arrays_of_any_rank(shape: tuple[int, ...]) -> None:
+    """For light and dark pages, and nothing in a message is taken for a formula."""
+    pytest.importorskip("matplotlib", reason="pictures need the extra demo")
+    async with Repository.create(memory_url()) as repository:
+        await commit(repository, np.zeros(shape))
+        session = await repository.writable_session("main")
+        array = await za.open_array(store=session.store, path="a")
+        await array.setitem(..., np.random.default_rng(0).random(shape))
+        await session.commit("costs $\\frac{ more\x07")
+        (found,) = await repository.diff_values("main~1")
+        blamed = await repository.blame("a")
+
+    def draw() -> None:
+        for shown in (found, blamed):
+            assert shown.picture() != shown.picture(dark=True)
+            assert shown.picture().startswith(b"\x89PNG")
+            assert shown._repr_html_().count("data:image/png") == 2
+
+    await anyio.to_thread.run_sync(draw)
+
+
+async def test_pictures_name_the_extra_that_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notebooks show the numbers without it."""
+    async with Repository.create(memory_url()) as repository:
+        await commit(repository, np.zeros(3))
+        await change(repository, 1, 2.0)
+        (found,) = await repository.diff_values("main~1")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingDriverError, match=r"icechunk-async\[demo\]"):
+        found.picture()
+    assert "+2" in found._repr_html_()
+    monkeypatch.setitem(sys.modules, "xarray", None)
+    with pytest.raises(MissingDriverError, match=r"icechunk-async\[xarray\]"):
+        found.first.to_xarray()
+
+
+async def test_changed_cells_are_datasets() -> None:
+    """A row for each cell, with its place."""
+    async with Repository.create(memory_url()) as repository:
+        await commit(repository, np.zeros((3, 3)))
+        await change(repository, (1, 2), 2.5)
+        (found,) = await repository.diff_values("main~1")
+    data = await anyio.to_thread.run_sync(found.first.to_xarray)
+    assert (data.before.item(), data.after.item(), data.change.item()) == (0, 2.5, 2.5)
+    assert (data.axis_0.item(), data.axis_1.item()) == (1, 2)
 
 
 async def test_a_grid_that_is_not_regular_is_refused_by_name() -> None:
