@@ -107,6 +107,9 @@ def test_columns_and_filters_are_those_of_pyarrow(array: tiledb.TileDBArray) -> 
     assert 0 < wanted.num_rows < table.num_rows
     assert _rows(chosen.to_table()) == _rows(wanted)
     assert chosen.count_rows() == wanted.num_rows
+    fewer = wanted.filter(pc.field("x") > 200)
+    assert fewer.num_rows < wanted.num_rows
+    assert _rows(chosen.to_table(filter=pc.field("x") > 200)) == _rows(fewer)
     parts = [it.to_table(["x"]) for it in dataset.get_fragments(near & (pc.field("x") > 100))]
     assert _rows(pa.concat_tables(parts)) == _rows(wanted.select(["x"]))
     assert [it.count_rows(pc.field("x") < 0) for it in dataset.get_fragments()][:1] == [0]
