@@ -157,6 +157,19 @@ class Grid:
     """The largest chunks of all arrays; the last one along a dimension may be smaller."""
     breaks: tuple[int, ...] = ()
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of chunks along each dimension."""
+        return tuple(-(-n // size) for n, size in zip(self.shape, self.chunks, strict=True))
+
+    def boxes_of_chunks(self, kept: npt.NDArray[np.bool_]) -> list[Box]:
+        """Return disjoint boxes that cover exactly the chunks of a mask, in C order."""
+        joined = boxes_of_cells(np.argwhere(kept)) if self.shape else np.zeros((1, 0, 2), np.int64)
+        sizes = np.array(self.chunks, np.int64).reshape(-1, 1)
+        ends = np.array(self.shape, np.int64).reshape(-1, 1)
+        cells = np.minimum(joined * sizes, ends)
+        return [tuple((start, stop) for start, stop in box) for box in cells.tolist()]
+
     def parts(
         self, masks: Sequence[npt.NDArray[np.bool_] | None], max_rows: int
     ) -> list[tuple[Box, ...]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from icechunk_async.arrow.boxes import Grid, cut
+from icechunk_async.arrow.boxes import Grid, cut, grouped
 from icechunk_async.arrow.table import Cells
 
 if TYPE_CHECKING:
@@ -59,31 +58,20 @@ class RowPlan:
         whole = tuple((0, length) for length in self.grid.shape)
         return self.grid.parts(self.masks(whole), max(1, most_bytes // self.width))
 
-    def rows(self, boxes: Iterable[Box], *, ahead: bool = False) -> Iterator[pa.RecordBatch]:
+    def parts_of_chunks(self, kept: Mask, most_bytes: int) -> list[tuple[Box, ...]]:
+        """Return groups of boxes of the chunks of a mask, as `parts` does of all."""
+        most = max(1, most_bytes // self.width)
+        boxes = self.grid.boxes_of_chunks(kept)
+        return list(grouped((it for box in boxes for it in cut(box, self.grid.chunks, most)), most))
+
+    def rows(self, boxes: Iterable[Box]) -> Iterator[pa.RecordBatch]:
         """Return the rows of boxes in batches, in C order within each box.
 
-        Args:
-            boxes: boxes of the table's cells.
-            ahead: read the next cells, in a thread, while those before are used.
-
-        Memory: about 32 MiB of values, or one chunk, twice with `ahead`.
+        Memory: about 32 MiB of values, or one chunk.
         """
-        if not ahead:
-            for part in self._loads(boxes):
-                yield from self._load(part).batches()
-            return
-        with ThreadPoolExecutor(1, "icechunk-rows") as thread:
-            coming = None
-            for part in self._loads(boxes):
-                ready, coming = coming, thread.submit(self._load, part)
-                if ready is not None:
-                    yield from ready.result().batches()
-            if coming is not None:
-                yield from coming.result().batches()
-
-    def _loads(self, boxes: Iterable[Box]) -> Iterator[Box]:
         for box in boxes:
-            yield from cut(box, self.grid.chunks, max(1, LOAD_BYTES // self.width))
+            for part in cut(box, self.grid.chunks, max(1, LOAD_BYTES // self.width)):
+                yield from self._load(part).batches()
 
     def _load(self, part: Box) -> Cells:
         places = [

@@ -40,8 +40,10 @@ __all__ = [
     "check_type",
     "dimension_values",
     "open_group",
+    "stored_attributes",
     "table_kinds",
     "table_shape",
+    "times_decoder",
     "to_arrow",
     "unique_dims",
     "values_of",
@@ -78,6 +80,10 @@ class GroupSource(Protocol):
 
     def session(self) -> Session:
         """Return the session of the snapshot."""
+        ...
+
+    def path_of(self, name: str) -> str:
+        """Return the path of an array of the group."""
         ...
 
 
@@ -124,7 +130,7 @@ def open_group(source: GroupSource) -> xarray.Dataset:
                 zarr_format=3,
                 chunks=None,
                 mask_and_scale=source.decode,
-                decode_times=_times(decode=source.decode),
+                decode_times=times_decoder(decode=source.decode),
                 create_default_indexes=False,
             )
         except ValueError as error:
@@ -194,7 +200,7 @@ def _renamed(
         warnings.simplefilter("ignore")
         try:
             return xarray.decode_cf(
-                dataset, mask_and_scale=decode, decode_times=_times(decode=decode)
+                dataset, mask_and_scale=decode, decode_times=times_decoder(decode=decode)
             )
         except ValueError as error:
             raise _undecodable(error) from error
@@ -211,25 +217,30 @@ def _undecodable(error: ValueError) -> Exception:
     )
 
 
-def _times(*, decode: bool) -> CFDatetimeCoder | bool:
+def times_decoder(*, decode: bool) -> CFDatetimeCoder | bool:
     """Return how to decode times: in microseconds, as Spark has them, for any year of SQL."""
     return CFDatetimeCoder(time_unit="us") if decode else False
 
 
 def _lazy(array: zarr.Array[Any], dims: tuple[str, ...]) -> xarray.Variable:
-    attributes: dict[str, Any] = dict(array.attrs)
-    fill = attributes.get("_FillValue")
-    if isinstance(fill, str) and array.dtype.kind == "f":  # the bytes of a float, for xarray
-        coder = cast("Any", FillValueCoder)
-        attributes["_FillValue"] = coder.decode(fill, array.dtype)
     lazy = indexing.LazilyIndexedArray(_Stored(array))
-    variable = xarray.Variable(dims, lazy, attributes)
+    variable = xarray.Variable(dims, lazy, stored_attributes(array))
     variable.encoding = {
         "preferred_chunks": {},
         "chunks": array.chunks,
         "shards": array.shards,
     }
     return variable
+
+
+def stored_attributes(array: zarr.Array[Any] | zarr.AsyncArray[Any]) -> dict[str, Any]:
+    """Return the attributes of an array as xarray decodes values by them."""
+    attributes: dict[str, Any] = dict(array.attrs)
+    fill = attributes.get("_FillValue")
+    if isinstance(fill, str) and array.dtype.kind == "f":  # the bytes of a float, for xarray
+        coder = cast("Any", FillValueCoder)
+        attributes["_FillValue"] = coder.decode(fill, array.dtype)
+    return attributes
 
 
 class _Stored(BackendArray):

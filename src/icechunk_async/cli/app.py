@@ -17,6 +17,7 @@ from icechunk_async.cli.commands import (
     queries,
     refs,
     sessions,
+    sql,
     transactions,
     upkeep,
     versions,
@@ -81,4 +82,5 @@ copies.register(app)
 ingest.register(app)
 integrity.register(app)
 queries.register(app)
+sql.register(app)
 demo.register(app)

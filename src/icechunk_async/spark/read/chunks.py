@@ -38,7 +38,6 @@ __all__ = [
     "manifest_breaks",
     "nodes_of",
     "parts",
-    "path_of",
     "read",
     "rows_of",
     "statistics_of",
@@ -176,7 +175,7 @@ async def _listed(
     """Return the references in a box, from those manifests that may have any."""
     session = await repository.readonly_session(snapshot_id=options.snapshot_id)
     workspace = session.workspace
-    state = workspace.array_state(path_of(options, name))
+    state = workspace.array_state(options.path_of(name))
     found: list[ChunkBatch] = []
     for manifest in state.manifests:
         spans = zip(manifest.extents, box, strict=True)
@@ -200,7 +199,7 @@ def rows_of(
     sizes = np.array(chunk_shape(array), np.int64).reshape(-1)
     start = coords * sizes
     stop = np.minimum(start + sizes, np.array(array.shape, np.int64).reshape(-1))
-    path = path_of(options, name)
+    path = options.path_of(name)
     encode = array.metadata.encode_chunk_key
     keys = [f"{path[1:]}/{encode(tuple(it))}" for it in coords.tolist()]
     columns: dict[str, pa.Array[Any]] = {
@@ -232,7 +231,7 @@ async def _stored(
     repository: Repository, options: ReadOptions, name: str, coords: npt.NDArray[np.int64]
 ) -> list[bytes]:
     session = await repository.readonly_session(snapshot_id=options.snapshot_id)
-    path = path_of(options, name)
+    path = options.path_of(name)
 
     async def load(place: list[int]) -> bytes:
         data = await session.workspace.read_chunk(path, tuple(place))
@@ -251,7 +250,7 @@ def _breaks(options: ReadOptions, names: Sequence[str]) -> tuple[int, ...]:
         session = await repository.readonly_session(snapshot_id=options.snapshot_id)
         starts: set[int] = set()
         for name in names:
-            starts |= _starts(session, path_of(options, name))
+            starts |= _starts(session, options.path_of(name))
         return tuple(sorted(starts))
 
     return options.repository.ask(find)
@@ -279,11 +278,6 @@ def chunk_shape(array: Any) -> tuple[int, ...]:
 def chunk_bytes(array: Any) -> int:
     """Return the uncompressed size of a stored object."""
     return prod(chunk_shape(array)) * max(1, int(array.dtype.itemsize))
-
-
-def path_of(options: ReadOptions, name: str) -> str:
-    """Return the path of an array of the group."""
-    return f"/{options.group}/{name}" if options.group else f"/{name}"
 
 
 def nodes_of(options: ReadOptions) -> dict[str, Node]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
+from icechunk_async.arrow.naming import free_name, group_name, word
 from icechunk_async.arrow.table import open_group, table_kinds
 from icechunk_async.errors import (
     BranchNotFoundError,
@@ -67,24 +67,22 @@ def register_views(
     given = dict(options or {})
     read = ReadOptions.parse({"path": url, **given})
     snapshot_id, groups = read.repository.ask(lambda it: _contents(it, ref))
-    start = _word(url.rstrip("/").rpartition("/")[2] if prefix is None else prefix)
+    start = word(url.rstrip("/").rpartition("/")[2] if prefix is None else prefix)
     made: dict[str, str] = {}
     for group in groups:
         pinned = {"snapshot-id": snapshot_id, "group": group}
         kinds = table_kinds(open_group(ReadOptions.parse({"path": url, **given, **pinned})))
         for number, (dims, arrays) in enumerate(kinds.items()):
-            name = "_".join(it for it in (start, _word(group)) if it)
-            if number:
-                name = f"{name}_by_{'_'.join(map(_word, dims)) or 'nothing'}"
+            name = group_name(start, group, dims, first=not number)
             columns = {**given, **pinned, "arrays": ",".join(arrays)}
-            made[_view(spark, url, _free(name, made), columns)] = (
+            made[_view(spark, url, free_name(name, made), columns)] = (
                 f"group {group or '/'!r}: {', '.join(arrays)}"
             )
     for table in tables:
         about = {"table": table}
         if table not in _OF_ALL:
             about["snapshot-id"] = snapshot_id
-        name = _free(f"{start}__{table}", made)
+        name = free_name(f"{start}__{table}", made)
         made[_view(spark, url, name, {**given, **about})] = f"table {table!r}"
     return made
 
@@ -96,20 +94,6 @@ _OF_ALL: Final = frozenset({"refs", "ops"})
 def _view(spark: SparkSession, url: str, name: str, options: Mapping[str, str]) -> str:
     spark.read.format("icechunk").options(**options).load(url).createOrReplaceTempView(name)
     return name
-
-
-def _word(text: str) -> str:
-    """Return text as a part of a name that SQL takes without quotes."""
-    word = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_")
-    return f"_{word}" if word[:1].isdigit() else word
-
-
-def _free(name: str, taken: Mapping[str, str]) -> str:
-    number, found = 1, name
-    while found.lower() in {it.lower() for it in taken}:
-        number += 1
-        found = f"{name}_{number}"
-    return found
 
 
 async def _contents(repository: Repository, ref: str) -> tuple[str, list[str]]:

@@ -53,7 +53,6 @@ from icechunk_async.spark.read.chunks import (
     chunk_shape,
     loading,
     nodes_of,
-    path_of,
     rows_of,
 )
 from icechunk_async.spark.read.reader import (
@@ -619,7 +618,7 @@ def changed_chunks(
     new = options.pinned(commit.snapshot_id)
     old = None if commit.parent_id is None else options.pinned(commit.parent_id)
     arrays: dict[str, Any] = {}
-    path = path_of(options, part.array)
+    path = options.path_of(part.array)
     for box in part.boxes:
         found = options.repository.ask(partial(_changes_in, part, path, box))
         if found is None:

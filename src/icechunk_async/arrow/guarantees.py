@@ -1,0 +1,226 @@
+"""Which cells a filter cannot keep, from coordinates and from the statistics of chunks.
+
+A filter is an expression of Arrow, and Arrow itself decides: it simplifies the filter by what is
+known of a range of cells, and a range for which nothing but false is left has no row. Ranges that
+stay may hold rows that the filter drops, never the other way round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xarray
+from xarray.conventions import decode_cf_variable
+
+from icechunk_async._runtime.concurrency import bounded_map
+from icechunk_async.arrow.table import stored_attributes, times_decoder, to_arrow, values_of
+from icechunk_async.errors import InvalidInputError
+from icechunk_async.tiledb.arrays.pruning import may_match, needed_columns
+from icechunk_async.zarr.queries.arrays import QueriedArray
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from icechunk_async.arrow.boxes import Span
+    from icechunk_async.arrow.rows import RowPlan
+    from icechunk_async.arrow.table import Column
+    from icechunk_async.session import AnySession
+
+    type Mask = npt.NDArray[np.bool_]
+
+__all__ = ["MOST_CHUNKS", "Filtered", "axis_mask", "chunk_mask", "known_values"]
+
+_WIDE: Final = 512
+"""Ranges of a dimension that are looked at before only the edges of those kept are."""
+MOST_CHUNKS: Final = 20_000
+"""Chunks of an array whose statistics are looked at: a second of work."""
+_CONCURRENT: Final = 8
+
+
+def _within(name: str, low: Any, high: Any, nulls: int) -> pc.Expression:
+    """Return the knowledge that a column lies between two scalars, both included, or is null."""
+    column: Any = pc.field(name)
+    known: pc.Expression
+    if not nulls:
+        known = (column >= low) & (column <= high)
+        return known
+    is_null = column.is_null()
+    known = ((column >= low) | is_null) & ((column <= high) | is_null)
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """A filter, and the columns that it may refer to."""
+
+    expression: pc.Expression
+    schema: pa.Schema
+    refers: tuple[str, ...]
+    """The columns that it does refer to."""
+
+    @classmethod
+    def by(cls, expression: pc.Expression, schema: pa.Schema) -> Self:
+        """Find the columns of a filter.
+
+        Raises:
+            InvalidInputError: there is no such column, or the filter cannot be applied.
+        """
+        return cls(expression, schema, tuple(needed_columns(expression, schema)))
+
+
+def axis_mask(filtered: Filtered, name: str, values: pa.Array[Any]) -> Mask:
+    """Return which indices along a dimension may have rows that a filter keeps.
+
+    Args:
+        filtered: the filter, which refers to the dimension.
+        name: the dimension.
+        values: its coordinates, as rows have them.
+
+    Cost: some 50 microseconds for each range that is looked at, at most a few thousand: ranges are
+    halved, and beyond 512 of them only those at the edges of what is kept.
+    """
+    mask = np.zeros(len(values), bool)
+    spans: list[Span] = [(0, len(values))] if len(values) else []
+    while spans:
+        kept = may_match(
+            filtered.expression,
+            filtered.schema,
+            [known_values(name, values.slice(start, stop - start)) for start, stop in spans],
+        )
+        spans = [span for span, keeps in zip(spans, kept.tolist(), strict=True) if keeps]
+        if len(spans) <= _WIDE:
+            halved: list[Span] = spans
+            whole: list[Span] = []
+        else:
+            halved, whole = _edges(spans)
+        for start, stop in whole:
+            mask[start:stop] = True
+        spans = []
+        for start, stop in halved:
+            if stop - start == 1:
+                mask[start] = True
+            else:
+                middle = (start + stop) // 2
+                spans += [(start, middle), (middle, stop)]
+    return mask
+
+
+def _edges(spans: Sequence[Span]) -> tuple[list[Span], list[Span]]:
+    """Return the spans at the ends of each row of adjacent ones, and the others."""
+    edges: list[Span] = []
+    inner: list[Span] = []
+    for at, (start, stop) in enumerate(spans):
+        follows = at > 0 and spans[at - 1][1] == start
+        goes_on = at + 1 < len(spans) and spans[at + 1][0] == stop
+        (inner if follows and goes_on else edges).append((start, stop))
+    return edges, inner
+
+
+def known_values(name: str, values: pa.Array[Any]) -> pc.Expression | None:
+    """Return an expression that all values of a column fulfil; None if nothing is known."""
+    if values.null_count == len(values):
+        return pc.field(name).is_null()
+    if pa.types.is_floating(values.type) and np.isnan(values.to_numpy(zero_copy_only=False)).any():
+        return None  # NaN is in no order
+    bounds: Any = pc.min_max(values)
+    return _within(name, bounds["min"], bounds["max"], values.null_count)
+
+
+async def chunk_mask(
+    session: AnySession, plan: RowPlan, filtered: Filtered, columns: Sequence[Column]
+) -> Mask | None:
+    """Return which chunks of a table's grid may have rows that a filter keeps, by statistics.
+
+    Args:
+        session: of the snapshot.
+        plan: the rows; its masks say which chunks are asked about.
+        filtered: the filter.
+        columns: those of the filter that are arrays with all dimensions of the table.
+
+    Returns:
+        A mask of the shape of the chunk grid; None if nothing is known, or there are more than
+        20,000 chunks.
+
+    Cost: for each column one listing, and one request for each manifest and each object with
+    statistics that is not cached.
+    """
+    candidates = np.argwhere(_by_axes(plan))
+    if not 0 < len(candidates) <= MOST_CHUNKS:
+        return None
+
+    async def one(column: Column) -> Mask | None:
+        facts = await _facts(session, plan, column, candidates)
+        return None if facts is None else may_match(filtered.expression, filtered.schema, facts)
+
+    masks = await bounded_map(one, columns, limit=_CONCURRENT)
+    known = [it for it in masks if it is not None]
+    if not known:
+        return None
+    mask = np.zeros(plan.grid.counts, bool)
+    mask[tuple(candidates.T)] = np.logical_and.reduce(known)
+    return mask
+
+
+def _by_axes(plan: RowPlan) -> Mask:
+    """Return which chunks of the grid the masks of the dimensions leave."""
+    whole = tuple((0, length) for length in plan.grid.shape)
+    found = np.ones((), bool)
+    for (_, length), chunk, mask in zip(whole, plan.grid.chunks, plan.masks(whole), strict=True):
+        starts = np.arange(0, length, chunk)
+        some = np.ones(len(starts), bool)
+        if mask is not None and length:
+            some = np.logical_or.reduceat(mask, starts)
+        found = found[..., np.newaxis] & some
+    return found
+
+
+async def _facts(
+    session: AnySession, plan: RowPlan, column: Column, candidates: npt.NDArray[np.int64]
+) -> list[pc.Expression | None] | None:
+    """Return an expression for each chunk that its statistics prove; None without any."""
+    try:
+        array = await QueriedArray.open(session, plan.source.path_of(column.name))
+    except InvalidInputError:
+        return None  # its values have no order
+    order = [plan.shape.dims.index(dim) for dim in column.dims]
+    if array.chunks != tuple(plan.grid.chunks[axis] for axis in order):
+        return None
+    chunks = await array.known_chunks(session)
+    rows, known = chunks.statistics(candidates[:, order])
+    if not plan.source.nan_as_null:
+        known &= rows["nulls"] == 0  # NaN is in no order
+    has_values = known & (rows["count"] > 0)
+    lows = _shown(array, column, rows["low"], has_values)
+    highs = _shown(array, column, rows["high"], has_values)
+    is_null = pc.field(column.name).is_null()
+    facts: list[pc.Expression | None] = []
+    for at, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        if not known[at]:
+            facts.append(None)
+        elif not has_values[at]:
+            facts.append(is_null)
+        elif low.as_py() is None or high.as_py() is None:
+            facts.append(None)
+        else:
+            ends = (high, low) if array.meaning.is_reversed else (low, high)
+            facts.append(_within(column.name, *ends, nulls=int(rows["nulls"][at])))
+    return facts
+
+
+def _shown(
+    array: QueriedArray, column: Column, bounds: npt.NDArray[Any], chosen: Mask
+) -> pa.Array[Any]:
+    """Return bounds of stored numbers as the table shows them: xarray decodes them like values."""
+    meaning = array.meaning
+    numbers = np.where(chosen, bounds, bounds.dtype.type(0)).astype(meaning.numbers)
+    stored = numbers.view(meaning.stored.newbyteorder("="))
+    variable = xarray.Variable(("chunk",), stored, stored_attributes(array.array))
+    decode = cast("Any", decode_cf_variable)
+    decoded = decode(column.name, variable, decode_times=times_decoder(decode=True))
+    return to_arrow(values_of(decoded), column.type)

@@ -1,0 +1,128 @@
+"""SQL over the arrays of a repository, by DuckDB."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from icechunk_async.arrow.datasets import ArrayGroup, dataset, open_repository, session_at
+from icechunk_async.arrow.naming import free_name, group_name
+from icechunk_async.arrow.table import open_group, table_kinds
+from icechunk_async.errors import InvalidInputError, MissingDriverError
+from icechunk_async.sync.bridge.portal import run
+from icechunk_async.tables import TABLES, read_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    import duckdb
+
+    from icechunk_async.session import AnySession
+    from icechunk_async.sync import Repository, Session
+
+__all__ = ["ABOUT", "ROOT", "connect"]
+
+ROOT: Final = "data"
+"""The table of the arrays of the root group."""
+ABOUT: Final = "icechunk_"
+"""The beginning of names of tables about a repository."""
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def connect(
+    source: str | Repository,
+    *,
+    ref: str = "main",
+    at: Mapping[str, str] | None = None,
+    named_in: str | None = None,
+    tables: Iterable[str] = TABLES,
+    storage_options: Mapping[str, Any] | None = None,
+) -> duckdb.DuckDBPyConnection:
+    """Return a connection of DuckDB, in memory, in which the groups of a repository are tables.
+
+    The arrays of the root group are the table `data`, those of the group `a/b` are `a_b`. Where the
+    arrays of a group have several sets of dimensions, there is a table for each; others than the
+    one with the most dimensions are named by theirs, such as `data_by_time`. Tables about the
+    repository begin with `icechunk_`, such as `icechunk_snapshots`; they are read when this is
+    called. Rows of arrays are read when a statement asks for them, and only those that it needs.
+
+    Args:
+        source: the URL of a repository, or one that is open.
+        ref: a branch, a tag, the id of a snapshot, or steps back such as `main~2`. Later commits do
+            not change the tables.
+        at: other refs, by a name: with `{"old": "main~1"}` there are `old_data` and so on, too.
+        named_in: a statement; groups and tables about the repository whose names are not in it are
+            left out. None for all groups, and no table about the repository but those in `tables`.
+        tables: which tables about the repository to make.
+        storage_options: for the storage, with a URL.
+
+    Raises:
+        MissingDriverError: DuckDB is not installed.
+        NotFoundError: there is no such repository or ref.
+        InvalidInputError: a name in `at` is not one, or a table is unknown.
+
+    Cost: opens the repository, and reads the metadata of the arrays of the groups.
+    """
+    try:
+        import duckdb  # noqa: PLC0415 -- an extra
+    except ImportError:
+        raise MissingDriverError(
+            "SQL needs DuckDB, which is not installed. Install it with: pip install "
+            "'icechunk-async[sql]'",
+            module="duckdb",
+        ) from None
+    refs = {"": ref, **(at or {})}
+    for name in refs:
+        if name and not _NAME.fullmatch(name):
+            raise InvalidInputError(
+                f"{name!r} cannot begin the names of tables. Give small letters, digits and _, "
+                "such as old=main~1."
+            )
+    repository = open_repository(source, storage_options)
+    connection = duckdb.connect()
+    made: list[str] = []
+    for name, wanted in refs.items():
+        start = f"{name}_" if name else ""
+        session = session_at(repository, wanted)
+        for table in tables:
+            found = f"{start}{ABOUT}{table}"
+            if named_in is None or _has_word(named_in, found):
+                connection.register(found, _read(repository, session, table))
+                made.append(found)
+        for found, group, arrays in _groups(session, name, made, named_in):
+            connection.register(found, dataset(session, group, arrays=arrays))
+            made.append(found)
+    return connection
+
+
+def _read(repository: Repository, session: Session, table: str) -> Any:
+    """Return a table about the repository."""
+    snapshot_id = session.snapshot_id
+    return run(repository.handle.ask(lambda it: read_table(it, table, snapshot_id=snapshot_id)))
+
+
+def _groups(
+    session: Session, start: str, taken: Sequence[str], named_in: str | None
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Return the name, the group and the arrays of each table of arrays."""
+    names = set(taken)
+    for group in run(session.handle.ask(_groups_with_arrays)):
+        name = group_name(start, group or ROOT, (), first=True)
+        if named_in is not None and name.lower() not in named_in.lower():
+            continue
+        kinds = table_kinds(open_group(ArrayGroup(session, group)))
+        for number, (dims, arrays) in enumerate(kinds.items()):
+            found = free_name(group_name(start, group or ROOT, dims, first=not number), names)
+            names.add(found)
+            if named_in is None or _has_word(named_in, found):
+                yield found, group, arrays
+
+
+async def _groups_with_arrays(session: AnySession) -> list[str]:
+    nodes = session.workspace.base.nodes
+    arrays = [path for path in nodes if nodes[path].array is not None]
+    return sorted({path.rpartition("/")[0].strip("/") for path in arrays})
+
+
+def _has_word(statement: str, name: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", statement, re.IGNORECASE) is not None

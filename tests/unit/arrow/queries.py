@@ -1,0 +1,80 @@
+"""Statements of SQL that every engine answers alike, over the table ``weather``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import xarray
+
+from icechunk_async.sync import Repository, RepositoryConfig
+from icechunk_async.sync.storage import local_filesystem_storage
+from icechunk_async.sync.xarray import to_icechunk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHAPE: Final = (24, 9, 8)
+CHUNKS: Final = (7, 4, 3)
+_CONDITIONS: Final = (
+    "lat > 20",
+    "lat >= 20 and lat < 61",
+    "lat = -90",
+    "lat <> 90",
+    "lat between -25 and 0",
+    "lat in (-90, 0, 90, 91)",
+    "lat > 1000",
+    "not (lat > 0)",
+    "lon > 200 or lat < -60",
+    "lon >= 135 and not (lat = 0 or lat = 45)",
+    "station = 3",
+    "station < 2 and lon = 0",
+    "time >= timestamp '2020-01-10 00:00:00'",
+    "time = timestamp '2020-01-03 00:00:00'",
+    "time < timestamp '2019-01-01 00:00:00'",
+    "time > timestamp '2020-01-20 12:00:00' and lat = 45",
+    "t > 20",
+    "t > 20 and lat > 0",
+    "t is null",
+    "t is not null and t < -20",
+    "t is null or lat = 0",
+    "quality = 3",
+    "quality > 2 and t > 0",
+    "quality in (0, 7)",
+    "lat > 0 and (t > 25 or quality = 1)",
+)
+_ASKED: Final = (
+    "select count(*) as n, min(t) as low, sum(quality) as q from weather where {}",
+    "select lat, max(t) as high, count(*) as n from weather where {} group by lat order by lat",
+)
+QUERIES: Final = tuple(asked.format(it) for it in _CONDITIONS for asked in _ASKED)
+"""Fifty of them."""
+
+
+def make_weather(folder: Path) -> Repository:
+    """Create a repository with values that are missing, unsigned or at descending coordinates."""
+    # Every chunk is a separate object, which tests can take away.
+    config = RepositoryConfig(inline_chunk_threshold_bytes=0)
+    repository = Repository.create(local_filesystem_storage(str(folder)), config)
+    random = np.random.default_rng(7)
+    values = random.normal(0, 15, SHAPE).astype("f4")
+    values[random.random(SHAPE) < 0.1] = np.nan
+    values[7:14] = np.nan
+    axes = ("time", "lat", "lon")
+    dataset = xarray.Dataset(
+        {
+            "t": (axes, values),
+            "quality": (axes, random.integers(0, 8, SHAPE).astype("u1")),
+            "station": (("lat", "lon"), np.arange(72, dtype="i4").reshape(9, 8) % 5),
+        },
+        coords={
+            "time": np.datetime64("2020-01-01", "ns") + np.arange(24).astype("timedelta64[D]"),
+            "lat": np.linspace(90, -90, 9),
+            "lon": np.arange(8) * 45.0,
+        },
+    ).set_coords("station")
+    session = repository.writable_session("main")
+    encoding: dict[str, Any] = {name: {"chunks": CHUNKS} for name in ("t", "quality")}
+    to_icechunk(dataset, session, encoding=encoding)
+    session.commit("Weather")
+    return repository

@@ -1,0 +1,421 @@
+"""Arrays as a dataset of pyarrow: rows, filters, fragments, and what is read for them."""
+
+from __future__ import annotations
+
+import operator
+import os
+import pickle
+import random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pytest
+import xarray
+
+from icechunk_async import arrow
+from icechunk_async.errors import InvalidInputError, NodeNotFoundError, NotFoundError
+from icechunk_async.sync import Repository, RepositoryConfig
+from icechunk_async.sync.storage import local_filesystem_storage
+from icechunk_async.sync.xarray import open_dataset, to_icechunk
+from tests.unit.arrow.queries import make_weather
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+ROUNDS = int(os.environ.get("HISTORY_SEEDS", "1")) * 40
+OPERATORS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """The weather, without statistics."""
+    return make_weather(tmp_path_factory.mktemp("weather"))
+
+
+def _create(folder: Path, dataset: xarray.Dataset, **encoding: Any) -> Repository:
+    config = RepositoryConfig(inline_chunk_threshold_bytes=0)
+    repository = Repository.create(local_filesystem_storage(str(folder)), config)
+    session = repository.writable_session("main")
+    to_icechunk(dataset, session, encoding=encoding)
+    session.commit("Dataset")
+    return repository
+
+
+def _frame(repository: Repository) -> pa.Table:
+    frame = open_dataset(repository.readonly_session("main")).to_dataframe().reset_index()
+    return pa.Table.from_pandas(frame, preserve_index=False)
+
+
+def test_columns_are_the_dimensions_the_coordinates_and_the_arrays(repository: Repository) -> None:
+    """Unsigned numbers keep their type."""
+    schema = arrow.dataset(repository).schema
+    assert schema == pa.schema(
+        [
+            ("time", pa.timestamp("us")),
+            ("lat", pa.float64()),
+            ("lon", pa.float64()),
+            ("station", pa.int32()),
+            ("quality", pa.uint8()),
+            ("t", pa.float32()),
+        ]
+    )
+
+
+def test_rows_are_the_cells(repository: Repository) -> None:
+    """As xarray's data frame has them."""
+    found = arrow.dataset(repository).to_table()
+    expected = _frame(repository).select(found.schema.names)
+    assert _rows(found) == _rows(expected)
+
+
+def _compared(rng: random.Random, column: pc.Expression, value: Any) -> pc.Expression:
+    found: pc.Expression = rng.choice(OPERATORS)(column, value)
+    return found
+
+
+def _random_condition(rng: random.Random, table: pa.Table, depth: int = 2) -> pc.Expression:
+    """Return a random expression over the columns of a table, with values that occur in it."""
+    if depth and rng.random() < 0.5:
+        left, right = (_random_condition(rng, table, depth - 1) for _ in range(2))
+        return left & right if rng.random() < 0.6 else left | right
+    name = rng.choice(table.schema.names)
+    column = pc.field(name)
+    known: Any = table[name]
+    values = [known[rng.randrange(len(table))] for _ in range(3)]
+    match rng.randrange(7):
+        case 0:
+            return column.is_null()
+        case 1:
+            return column.is_valid()
+        case 2:
+            return column.isin(
+                pa.array([it.as_py() for it in values], table.schema.field(name).type)
+            )
+        case 3:
+            return ~_compared(rng, column, values[0])
+        case _:
+            return _compared(rng, column, values[0])
+
+
+def _rows(table: pa.Table) -> list[tuple[str, ...]]:
+    """Return rows as text, sorted, so that NaN equals itself."""
+    return sorted(tuple(map(repr, row)) for row in zip(*table.to_pydict().values(), strict=True))
+
+
+def _check_random_filters(dataset: arrow.ArrayDataset, seed: int) -> None:
+    table = dataset.to_table()
+    rng = random.Random(seed)
+    for _ in range(ROUNDS):
+        condition = _random_condition(rng, table)
+        names = table.schema.names
+        columns = rng.sample(names, rng.randint(1, len(names)))
+        expected = ds.dataset(table).to_table(filter=condition, columns=columns)
+        found = dataset.to_table(filter=condition, columns=columns)
+        assert found.schema == expected.schema
+        assert _rows(found) == _rows(expected), str(condition)
+        assert dataset.count_rows(condition) == len(expected), str(condition)
+
+
+def test_random_filters_keep_the_rows_that_arrow_keeps_of_all_rows(repository: Repository) -> None:
+    """With nulls, and with NaN in their place."""
+    _check_random_filters(arrow.dataset(repository), seed=1)
+    _check_random_filters(arrow.dataset(repository, nan_as_null=False), seed=2)
+
+
+def test_statistics_change_no_answer_however_many_are_lost(tmp_path: Path) -> None:
+    """All of them, and every second object."""
+    repository = make_weather(tmp_path)
+    repository.analyze()
+    dataset = arrow.dataset(repository)
+    _check_random_filters(dataset, seed=3)
+    _check_random_filters(arrow.dataset(repository, nan_as_null=False), seed=4)
+    objects = sorted(it for it in (tmp_path / "statistics").rglob("*") if it.is_file())
+    assert objects
+    for lost in objects[::2]:
+        lost.unlink()
+    _check_random_filters(arrow.dataset(repository), seed=5)
+
+
+def test_packed_values_are_compared_as_they_are_shown(tmp_path: Path) -> None:
+    """A negative scale turns the bounds of stored numbers round."""
+    random_ = np.random.default_rng(3)
+    values = random_.normal(280, 20, (40, 30))
+    values[random_.random(values.shape) < 0.1] = np.nan
+    values[:10] += 100
+    dataset = xarray.Dataset({"t": (("y", "x"), values)})
+    encoding = {
+        "dtype": "int16",
+        "scale_factor": -0.01,
+        "add_offset": 300.0,
+        "_FillValue": -32768,
+        "chunks": (10, 10),
+    }
+    repository = _create(tmp_path, dataset, t=encoding)
+    repository.analyze()
+    found = arrow.dataset(repository)
+    assert found.schema.field("x").type == pa.int64()
+    _check_random_filters(found, seed=6)
+    expected = ds.dataset(_frame(repository)).count_rows(filter=pc.field("t") > 350)
+    assert found.count_rows(pc.field("t") > 350) == expected > 0
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (np.array(["a", "bc", "ü", ""] * 3, dtype=object), pa.string()),
+        (np.array([True, False, True, True] * 3), pa.bool_()),
+        (np.array([2**64 - 1, 0, 5, 7] * 3, "u8"), pa.uint64()),
+        (np.array([1.5, -0.0, np.inf, -np.inf] * 3, "f2"), pa.float32()),
+        (np.array(["2020-01-01", "NaT", "1500-06-01", "2262-01-01"] * 3, "M8[s]"), None),
+        (np.array([1, -1, 5, 7] * 3, "m8[h]"), pa.duration("us")),
+    ],
+    ids=["text", "bool", "uint64", "float16", "times", "durations"],
+)
+def test_values_of_any_type_can_be_filtered(
+    tmp_path: Path, values: np.ndarray[Any, Any], kind: pa.DataType | None
+) -> None:
+    """With statistics where values have an order."""
+    dataset = xarray.Dataset({"v": (("x",), values)})
+    if values.dtype.kind == "M":
+        dataset["v"].encoding["units"] = "days since 1970-01-01"
+        dataset["v"].encoding["calendar"] = "proleptic_gregorian"
+    repository = _create(tmp_path, dataset, v={"chunks": (5,)})
+    if values.dtype.kind in "bufMm":
+        repository.analyze()
+    found = arrow.dataset(repository)
+    if kind is not None:
+        assert found.schema.field("v").type == kind
+    _check_random_filters(found, seed=8)
+
+
+def test_an_empty_array_has_no_rows(tmp_path: Path) -> None:
+    """Nor any fragment."""
+    dataset = xarray.Dataset({"v": (("x", "y"), np.zeros((0, 3)))}, {"x": np.zeros(0)})
+    found = arrow.dataset(_create(tmp_path, dataset))
+    assert found.count_rows() == 0
+    assert found.to_table(filter=(pc.field("x") > 1) & (pc.field("v") > 1)).num_rows == 0
+    assert list(found.get_fragments()) == []
+
+
+def test_an_array_without_dimensions_is_one_row(tmp_path: Path) -> None:
+    """Which a filter can drop."""
+    found = arrow.dataset(_create(tmp_path, xarray.Dataset({"v": ((), 4.5)})))
+    assert found.to_table().to_pylist() == [{"v": 4.5}]
+    assert found.count_rows(pc.field("v") > 5) == 0
+
+
+def _keep_only(folder: Path, kept: set[str]) -> None:
+    """Remove all chunks of a repository but some."""
+    for path in (folder / "chunks").iterdir():
+        if path.name not in kept:
+            path.unlink()
+
+
+def _objects(repository: Repository, array: str, inside: Callable[[list[int]], bool]) -> set[str]:
+    """Return the names of the objects of some chunks."""
+    from icechunk_async.sync.bridge.portal import run
+    from icechunk_async.tables import read_table
+
+    table = run(repository.handle.ask(lambda it: read_table(it, "chunks", branch="main")))
+    return {
+        row["location"].rpartition("/")[2]
+        for row in table.to_pylist()
+        if row["array"] == array and inside(row["chunk"])
+    }
+
+
+def test_a_filter_on_coordinates_reads_only_the_chunks_with_matching_cells(tmp_path: Path) -> None:
+    """The other chunks do not even exist."""
+    repository = make_weather(tmp_path)
+    axes = {f"/{name}" for name in ("time", "lat", "lon")}
+    kept = set.union(*(_objects(repository, it, lambda _: True) for it in axes))
+    # The first 9 days, and latitudes above 20, are in two by one rows of chunks.
+    kept |= _objects(repository, "/t", lambda it: it[0] < 2 and it[1] == 0)
+    _keep_only(tmp_path, kept)
+    early = pc.field("time") < pa.scalar(np.datetime64("2020-01-10", "us").item())
+    found = arrow.dataset(repository).to_table(["t"], filter=early & (pc.field("lat") > 20))
+    assert found.num_rows == 9 * 4 * 8
+    with pytest.raises(Exception, match=r"missing|damaged|not found"):
+        arrow.dataset(repository).to_table(["t"])
+
+
+def test_a_filter_on_values_reads_only_chunks_whose_statistics_allow_it(tmp_path: Path) -> None:
+    """The other chunks do not even exist."""
+    repository = make_weather(tmp_path)
+    repository.analyze()
+    rows = arrow.dataset(repository).to_table().to_pylist()
+    dataset = open_dataset(repository.readonly_session("main"))
+    high = float(np.sort(dataset["t"].values[~np.isnan(dataset["t"].values)])[-3])
+    place = np.argwhere(dataset["t"].values >= high) // (7, 4, 3)
+    kept = _objects(repository, "/t", lambda it: it in place.tolist())
+    assert len(kept) <= 3
+    for name in ("time", "lat", "lon"):
+        kept |= _objects(repository, f"/{name}", lambda _: True)
+    _keep_only(tmp_path, kept)
+    found = arrow.dataset(repository).to_table(["lat", "t"], filter=pc.field("t") >= high)
+    expected = [it for it in rows if it["t"] is not None and it["t"] >= high]
+    key = operator.itemgetter("t")
+    shown = [{"lat": it["lat"], "t": it["t"]} for it in expected]
+    assert sorted(found.to_pylist(), key=key) == sorted(shown, key=key)
+
+
+def test_columns_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
+    """Not for counts or expressions of other columns either."""
+    repository = make_weather(tmp_path)
+    kept = set[str]()
+    for name in ("time", "lat", "lon", "quality"):
+        kept |= _objects(repository, f"/{name}", lambda _: True)
+    _keep_only(tmp_path, kept)
+    dataset = arrow.dataset(repository)
+    assert dataset.count_rows() == 24 * 9 * 8
+    assert dataset.to_table(["quality"]).num_rows == 24 * 9 * 8
+    assert dataset.to_table({"double": pc.field("lat") + pc.field("lon")}).num_rows == 24 * 9 * 8
+
+
+def test_the_first_rows_read_no_later_chunk(tmp_path: Path) -> None:
+    """One load of 32 MiB at most."""
+    values = np.zeros((12, 1 << 20), "f8")
+    dataset = xarray.Dataset({"v": (("x", "y"), values + np.arange(12)[:, None])})
+    repository = _create(tmp_path, dataset, v={"chunks": (1, 1 << 20)})
+    _keep_only(tmp_path, _objects(repository, "/v", lambda it: it[0] < 4))
+    assert arrow.dataset(repository).head(5, ["v"]).num_rows == 5
+    batches = arrow.dataset(repository).to_batches(["v"])
+    assert next(batches).num_rows == 1 << 17
+
+
+def test_fragments_have_each_row_once_and_say_where_they_lie(repository: Repository) -> None:
+    """A filter leaves out those that cannot match."""
+    dataset = arrow.dataset(repository, fragment_bytes=2048)
+    fragments = list(dataset.get_fragments())
+    assert len(fragments) > 8
+    rows: list[dict[str, Any]] = []
+    for fragment in fragments:
+        table = fragment.to_table()
+        assert fragment.count_rows() == len(table)
+        # Nothing lies outside of what a fragment says.
+        assert ds.dataset(table).count_rows(filter=fragment.partition_expression) == len(table)
+        rows += table.to_pylist()
+    key = operator.itemgetter("time", "lat", "lon")
+    assert sorted(rows, key=key) == sorted(dataset.to_table().to_pylist(), key=key)
+    southern = list(dataset.get_fragments(pc.field("lat") < -80))
+    assert 0 < len(southern) < len(fragments)
+
+
+def test_later_commits_do_not_change_a_dataset(tmp_path: Path) -> None:
+    """And an older state can be asked for."""
+    import zarr
+
+    repository = make_weather(tmp_path)
+    dataset = arrow.dataset(repository)
+    before = dataset.to_table()
+    session = repository.writable_session("main")
+    array: Any = zarr.open_array(session.store, path="quality", mode="r+")
+    array[:] = 0
+    session.commit("Zeros")
+    assert dataset.to_table().equals(before)
+    assert not arrow.dataset(repository).to_table().equals(before)
+    assert arrow.dataset(repository, ref="main~1").to_table().equals(before)
+
+
+def test_datasets_and_fragments_pickle(repository: Repository) -> None:
+    """With their filter."""
+    dataset = arrow.dataset(repository, fragment_bytes=2048).filter(pc.field("lat") > 0)
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert copy.to_table().equals(dataset.to_table())
+    assert copy.snapshot_id == dataset.snapshot_id
+    fragment = pickle.loads(pickle.dumps(next(dataset.get_fragments())))
+    assert fragment.to_table().num_rows > 0
+
+
+def test_filters_of_a_dataset_add_up(repository: Repository) -> None:
+    """Those of the dataset, and that of the scan."""
+    north = arrow.dataset(repository).filter(pc.field("lat") > 0)
+    assert north.count_rows() == 24 * 4 * 8
+    assert north.filter(pc.field("lon") < 90).count_rows() == 24 * 4 * 2
+    assert north.count_rows(pc.field("lon") < 90) == 24 * 4 * 2
+
+
+def test_a_stream_can_be_written_to_files(repository: Repository, tmp_path: Path) -> None:
+    """By pyarrow, as Parquet."""
+    dataset = arrow.dataset(repository)
+    ds.write_dataset(dataset.scanner().to_reader(), tmp_path / "files", format="parquet")
+    assert ds.dataset(tmp_path / "files").count_rows() == dataset.count_rows()
+
+
+def test_memory_is_bounded_by_what_is_loaded_at_a_time(tmp_path: Path) -> None:
+    """128 MiB pass through Arrow's memory in parts."""
+    values = np.random.default_rng(0).random((64, 1 << 18))
+    dataset = xarray.Dataset({"v": (("x", "y"), values)})  # 128 MiB
+    repository = _create(tmp_path, dataset, v={"chunks": (4, 1 << 16)})
+    found = arrow.dataset(repository)
+    most = total = 0
+    for batch in found.to_batches(["v"]):
+        total += batch.num_rows
+        most = max(most, pa.total_allocated_bytes())
+    assert total == values.size
+    assert most < 24 << 20
+
+
+def _own(kind: type) -> Iterator[str]:
+    return (name for name in dir(kind) if not name.startswith("_"))
+
+
+def test_no_method_of_pyarrow_reaches_the_object_that_is_not_there() -> None:
+    """Every public one is defined anew."""
+    # pyarrow's classes wrap objects of C++, which these have not: a method would end the process.
+    for kind, base in ((arrow.ArrayDataset, ds.Dataset), (arrow.ArrayFragment, ds.Fragment)):
+        inherited = [it for it in _own(base) if getattr(kind, it) is getattr(base, it)]
+        assert inherited == []
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda it: it.to_table(["tt"]), "no column 'tt'.*time, lat, lon"),
+        (lambda it: it.to_table(filter=pc.field("tt") > 1), "cannot be applied.*tt"),
+        (lambda it: it.to_table(filter=pc.field("lat") == "x"), "cannot be applied"),
+        (lambda it: it.join(None, "lat"), "no join.*engine"),
+        (lambda it: it.sort_by("lat"), "no sort_by"),
+        (lambda it: it.join_asof(None, "lat"), "no join_asof"),
+        (lambda it: it.replace_schema(it.schema), "no replace_schema.*Cast"),
+    ],
+    ids=["column", "filter", "literal", "join", "sort", "asof", "schema"],
+)
+def test_what_cannot_be_done_is_refused_with_advice(
+    repository: Repository, ask: Callable[[arrow.ArrayDataset], Any], message: str
+) -> None:
+    """In one sentence, before anything is read."""
+    with pytest.raises(InvalidInputError, match=message):
+        ask(arrow.dataset(repository))
+
+
+def test_unknown_arguments_of_scanners_are_refused(repository: Repository) -> None:
+    """Those of pyarrow's scanners are taken."""
+    dataset = arrow.dataset(repository)
+    assert dataset.scanner(use_threads=False, batch_size=10).head(3).num_rows == 3
+    with pytest.raises(TypeError, match="no argument 'arrays'"):
+        dataset.scanner(arrays=["t"])
+
+
+def test_arguments_that_contradict_each_other_are_refused(repository: Repository) -> None:
+    """And names that do not exist."""
+    session = repository.readonly_session("main")
+    assert arrow.dataset(session).snapshot_id == session.snapshot_id
+    with pytest.raises(InvalidInputError, match="is of snapshot"):
+        arrow.dataset(session, ref="main")
+    with pytest.raises(InvalidInputError, match=r"can write.*Commit"):
+        arrow.dataset(repository.writable_session("main"))
+    with pytest.raises(InvalidInputError, match="go with a URL"):
+        arrow.dataset(repository, storage_options={"a": 1})
+    with pytest.raises(InvalidInputError, match="positive"):
+        arrow.dataset(repository, batch_rows=0)
+    with pytest.raises(InvalidInputError, match="names 'u', but the group has"):
+        arrow.dataset(repository, arrays=["u"])
+    with pytest.raises(NodeNotFoundError, match="no group 'other'"):
+        arrow.dataset(repository, "other")
+    with pytest.raises(NotFoundError, match="'mani' is not a branch"):
+        arrow.dataset(repository, ref="mani")

@@ -1,0 +1,106 @@
+"""DuckDB, Polars and DataFusion query arrays, and get the rows that xarray has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from icechunk_async import arrow
+from icechunk_async.sync.xarray import open_dataset
+from tests.unit.arrow.queries import QUERIES, make_weather
+
+if TYPE_CHECKING:
+    from icechunk_async.sync import Repository
+
+duckdb: Any = pytest.importorskip("duckdb", reason="duckdb is not installed: see the group test")
+polars: Any = pytest.importorskip("polars", reason="polars is not installed: see the group test")
+datafusion: Any = pytest.importorskip(
+    "datafusion", reason="datafusion is not installed: see the group test"
+)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """The weather, with statistics of its chunks."""
+    repository = make_weather(tmp_path_factory.mktemp("weather"))
+    assert repository.analyze().chunks > 0
+    return repository
+
+
+@pytest.fixture(scope="module")
+def expected(repository: Repository) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each statement, by DuckDB over a data frame that xarray made."""
+    frame = open_dataset(repository.readonly_session("main")).to_dataframe().reset_index()
+    connection = duckdb.connect()
+    connection.register("weather", pa.Table.from_pandas(frame, preserve_index=False))
+    return {it: connection.sql(it).to_arrow_table().to_pylist() for it in QUERIES}
+
+
+def test_duckdb_returns_the_rows_of_xarray(
+    repository: Repository, expected: dict[str, list[dict[str, Any]]]
+) -> None:
+    """Fifty statements."""
+    connection = duckdb.connect()
+    connection.register("weather", arrow.dataset(repository))
+    for statement in QUERIES:
+        found = connection.sql(statement).to_arrow_table().to_pylist()
+        assert found == expected[statement], statement
+
+
+def test_datafusion_returns_the_rows_of_xarray(
+    repository: Repository, expected: dict[str, list[dict[str, Any]]]
+) -> None:
+    """Fifty statements, over many small fragments."""
+    context = datafusion.SessionContext()
+    context.register_dataset("weather", arrow.dataset(repository, fragment_bytes=4096))
+    for statement in QUERIES:
+        batches = context.sql(statement).collect()
+        found = [row for batch in batches for row in batch.to_pylist()]
+        assert found == expected[statement], statement
+
+
+def test_polars_returns_the_rows_of_xarray(
+    repository: Repository, expected: dict[str, list[dict[str, Any]]]
+) -> None:
+    """Fifty statements."""
+    frame = polars.scan_pyarrow_dataset(arrow.dataset(repository))
+    context = polars.SQLContext(weather=frame)
+    for statement in QUERIES:
+        found = context.execute(statement, eager=True).to_dicts()
+        assert found == expected[statement], statement
+
+
+def test_pandas_and_dask_take_the_fragments(repository: Repository) -> None:
+    """Each is a partition."""
+    from dask.dataframe import from_map
+
+    dataset = arrow.dataset(repository, fragment_bytes=4096)
+    fragments = list(dataset.get_fragments())
+    assert len(fragments) > 4
+    mapped: Any = from_map
+    frame = mapped(lambda fragment: fragment.to_table().to_pandas(), fragments)
+    expected = dataset.to_table().to_pandas()
+    assert frame["t"].sum().compute() == pytest.approx(expected["t"].sum())
+    assert len(frame) == len(expected) == dataset.count_rows()
+
+
+def test_two_snapshots_are_joined_in_one_query(repository: Repository) -> None:
+    """Two cells differ."""
+    session = repository.writable_session("main")
+    import zarr
+
+    array: Any = zarr.open_array(session.store, path="quality", mode="r+")
+    array[0, 0, :2] = (array[0, 0, :2] + 1) % 8
+    session.commit("Two values")
+    old, new = (arrow.dataset(repository, ref=it) for it in ("main~1", "main"))
+    assert old.snapshot_id != new.snapshot_id
+    connection = duckdb.connect()
+    connection.register("old", old)
+    connection.register("new", new)
+    changed = connection.sql(
+        "select lon from old join new using (time, lat, lon) where old.quality <> new.quality "
+        "order by lon"
+    ).fetchall()
+    assert changed == [(0.0,), (45.0,)]
