@@ -1309,9 +1309,9 @@ class Repository:
         """
         # Where xarray computes it blocks, hence the facade; see decision 28. Importing xarray
         # takes a second, which would hold up the event loop.
-        await anyio.to_thread.run_sync(import_module, "icechunk_async.sync.cube")
+        await anyio.to_thread.run_sync(import_module, "icechunk_async.sync.datasets.cube")
         from icechunk_async.engine.versions.timeline import Choice  # noqa: PLC0415 -- slow to import
-        from icechunk_async.sync.cube import Here, open_cube  # noqa: PLC0415 -- needs xarray
+        from icechunk_async.sync.datasets.cube import Here, open_cube  # noqa: PLC0415 -- needs xarray
 
         return await open_cube(
             Here(self._engine),

@@ -59,7 +59,7 @@ def test_every_member_has_the_same_arguments(name: str) -> None:
 
 
 _COMMITTING = ("timeout_seconds", "once", "unchanged")
-_CHECKED = ("sums", "verify_reads")
+_CHECKED = ("sums", "verify_reads", "after_commit")
 _OPENING = ("create", "open", "open_or_create")
 _ADDED = {
     **dict.fromkeys((*_OPENING, *(f"{it}_async" for it in _OPENING)), _CHECKED),

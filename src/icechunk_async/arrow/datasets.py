@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, Never
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from icechunk_async.arrow.guarantees import Filtered, axis_mask, chunk_mask, known_values
 from icechunk_async.arrow.rows import RowPlan, grid_of
@@ -22,8 +21,15 @@ from icechunk_async.engine.versions.naming import find_ref
 from icechunk_async.errors import InvalidInputError
 from icechunk_async.sync import Repository, Session
 from icechunk_async.sync.bridge.portal import run
+from icechunk_async.sync.datasets.rows import (
+    BATCH_ROWS,
+    RowDataset,
+    RowFragment,
+    RowScanner,
+    needed_by,
+)
+from icechunk_async.sync.errors import translated
 from icechunk_async.sync.storage import Storage
-from icechunk_async.tiledb.arrays.pruning import needed_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,32 +41,18 @@ if TYPE_CHECKING:
     from icechunk_async.arrow.boxes import Box, Span
     from icechunk_async.arrow.table import TableShape
     from icechunk_async.session import AnySession
+    from icechunk_async.sync.datasets.rows import Columns
 
-    type Columns = Sequence[str] | Mapping[str, pc.Expression] | None
     type Mask = npt.NDArray[np.bool_]
 
 __all__ = [
     "ArrayDataset",
     "ArrayFragment",
     "ArrayGroup",
-    "ArrayScanner",
     "dataset",
     "open_repository",
     "session_at",
 ]
-
-_IGNORED: Final = frozenset(
-    {
-        "batch_readahead",
-        "cache_metadata",
-        "fragment_readahead",
-        "fragment_scan_options",
-        "memory_pool",
-        "use_threads",
-    }
-)
-"""Options of pyarrow's scanners that change no row."""
-_BATCH_ROWS: Final = 1 << 17
 
 
 def dataset(
@@ -72,7 +64,7 @@ def dataset(
     decode: bool = True,
     nan_as_null: bool = True,
     fragment_bytes: int = 128 << 20,
-    batch_rows: int = _BATCH_ROWS,
+    batch_rows: int = BATCH_ROWS,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ArrayDataset:
     """Return the arrays of a group as a dataset of pyarrow: a row for each cell.
@@ -158,7 +150,7 @@ class ArrayGroup:
     group: str
     decode: bool = True
     nan_as_null: bool = True
-    batch_rows: int = _BATCH_ROWS
+    batch_rows: int = BATCH_ROWS
 
     @property
     def snapshot_id(self) -> str:
@@ -187,7 +179,7 @@ class _Table:
         object.__setattr__(self, "schema", schema)
 
 
-class ArrayDataset(ds.Dataset):
+class ArrayDataset(RowDataset):
     """The cells of arrays as rows, read when they are asked for. Make one with `dataset`.
 
     It is a `pyarrow.dataset.Dataset`: engines take it where they take datasets. A filter first
@@ -205,13 +197,13 @@ class ArrayDataset(ds.Dataset):
         self, source: ArrayGroup, arrays: tuple[str, ...] | None, fragment_bytes: int
     ) -> None:  # pyright: ignore[reportMissingSuperCall]
         """Open the group; use `dataset`."""
-        # pyarrow's own initialiser refuses every call: its classes wrap objects that it makes.
         self._source = source
         self._arrays = arrays
         self._fragment_bytes = fragment_bytes
         self._filter: pc.Expression | None = None
         opened = open_group(source)
         self._table = _Table(opened, table_shape(opened, arrays, types=ARROW_TYPES))
+        super().__init__(self._table.schema)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopened, (self._source, self._arrays, self._fragment_bytes, self._filter)
@@ -225,19 +217,9 @@ class ArrayDataset(ds.Dataset):
         )
 
     @property
-    def schema(self) -> pa.Schema:
-        """The columns."""
-        return self._table.schema
-
-    @property
     def snapshot_id(self) -> str:
         """The snapshot that the rows are of."""
         return self._source.snapshot_id
-
-    @property
-    def partition_expression(self) -> pc.Expression:
-        """Knowledge about all rows: none."""
-        return pc.scalar(True)  # noqa: FBT003 -- Arrow's
 
     @property
     def _dims(self) -> tuple[str, ...]:
@@ -252,73 +234,24 @@ class ArrayDataset(ds.Dataset):
         joined = self._joined(expression)
         return _reopened(self._source, self._arrays, self._fragment_bytes, joined)
 
-    def scanner(
+    def count_rows(
         self,
-        columns: Columns = None,
-        filter: pc.Expression | None = None,  # noqa: A002 -- pyarrow's name
-        batch_size: int | None = None,
+        filter: pc.Expression | None = None,  # noqa: A002 -- pyarrow's
         **options: Any,
-    ) -> ArrayScanner:
-        """Return a scanner of the rows; it can be used once.
-
-        It reads in the thread that asks for rows, and no further than that thread asks. Rows come
-        in C order within the chunks that are read together; sort where an order is needed.
-
-        Args:
-            columns: their names, or expressions by the names of new columns; all by default.
-            filter: an expression of `pyarrow.compute`.
-            batch_size: the most rows of a batch.
-            options: pyarrow's other ones, such as `use_threads`, are taken and do nothing.
-
-        Raises:
-            InvalidInputError: there is no such column, or the filter cannot be applied.
-            IcechunkError: from the scanner, when it reads, as a session raises it.
-        """
-        return self._scan(_Query(columns, self._joined(filter), batch_size), None, options)
-
-    def to_batches(self, columns: Columns = None, **options: Any) -> Iterator[pa.RecordBatch]:
-        """Return the rows in batches; arguments and errors as `scanner`."""
-        return self.scanner(columns, **options).to_batches()
-
-    def to_table(self, columns: Columns = None, **options: Any) -> pa.Table:
-        """Return the rows as a table in memory; arguments and errors as `scanner`."""
-        return self.scanner(columns, **options).to_table()
-
-    def head(self, num_rows: int, columns: Columns = None, **options: Any) -> pa.Table:
-        """Return the first rows; other arguments as `scanner`. A few chunks are read."""
-        return self.scanner(columns, **options).head(num_rows)
-
-    def take(self, indices: Any, columns: Columns = None, **options: Any) -> pa.Table:
-        """Return rows by their numbers; other arguments as `scanner`. All chunks are read."""
-        return self.scanner(columns, **options).take(indices)
-
-    def count_rows(self, filter: pc.Expression | None = None, **options: Any) -> int:  # noqa: A002
+    ) -> int:
         """Return the number of rows; without a filter nothing is read."""
         if self._joined(filter) is None:
             return prod(self._lengths)
-        return self.scanner([], filter, **options).count_rows()
+        return super().count_rows(filter, **options)
 
-    def get_fragments(self, filter: pc.Expression | None = None) -> Iterator[ArrayFragment]:  # noqa: A002
+    def get_fragments(
+        self,
+        filter: pc.Expression | None = None,  # noqa: A002 -- pyarrow's
+    ) -> Iterator[ArrayFragment]:
         """Return parts of whole chunks that can be read apart, without those a filter excludes."""
-        expression = self._joined(filter)
-        _, parts = self._plan(_Query(None, expression, None))
+        with translated():
+            _, parts = self._plan(_Query(None, self._joined(filter), None))
         return (ArrayFragment(self, boxes) for boxes in parts)
-
-    def replace_schema(self, schema: pa.Schema) -> Never:
-        """Raise InvalidInputError: the columns are those of the arrays."""
-        raise _refused("replace_schema", "Cast the columns in the query")
-
-    def join(self, *args: Any, **kwargs: Any) -> Never:
-        """Raise InvalidInputError: engines join datasets."""
-        raise _refused("join", "Join with an engine such as DuckDB, or the result of to_table()")
-
-    def join_asof(self, *args: Any, **kwargs: Any) -> Never:
-        """Raise InvalidInputError: engines join datasets."""
-        raise _refused("join_asof", "Join with an engine, or the result of to_table()")
-
-    def sort_by(self, *args: Any, **kwargs: Any) -> Never:
-        """Raise InvalidInputError: engines sort datasets."""
-        raise _refused("sort_by", "Sort with an engine, or the result of to_table()")
 
     def _joined(self, given: pc.Expression | None) -> pc.Expression | None:
         if given is None or self._filter is None:
@@ -326,14 +259,15 @@ class ArrayDataset(ds.Dataset):
         return self._filter & given
 
     def _scan(
-        self, query: _Query, boxes: Sequence[Box] | None, options: Mapping[str, Any]
-    ) -> ArrayScanner:
-        unknown = sorted(options.keys() - _IGNORED)
-        if unknown:
-            raise TypeError(f"scanner() has no argument {unknown[0]!r}.")
+        self, columns: Columns, expression: pc.Expression | None, batch_size: int | None
+    ) -> RowScanner:
+        return self._scan_boxes(_Query(columns, self._joined(expression), batch_size))
+
+    def _scan_boxes(self, query: _Query, boxes: Sequence[Box] | None = None) -> RowScanner:
+        """Return the scanner of a query, over some boxes or over all."""
         plan, parts = self._plan(query, boxes)
-        boxes_left = (box for part in parts for box in part)
-        return ArrayScanner(plan.schema, plan.rows(boxes_left), query.columns, query.filter)
+        rows = plan.rows(box for part in parts for box in part)
+        return RowScanner(plan.schema, rows, query.columns, query.filter)
 
     def _plan(
         self, query: _Query, boxes: Sequence[Box] | None = None
@@ -388,7 +322,7 @@ class ArrayDataset(ds.Dataset):
 
     def _known(self, box: Box) -> pc.Expression:
         """Return an expression that the coordinates of a box fulfil."""
-        found = self.partition_expression
+        found: pc.Expression = pc.scalar(True)  # noqa: FBT003 -- Arrow's
         for dim, span in zip(self._dims, box, strict=True):
             column = self._table.shape.column(dim)
             values = dimension_values(self._table.dataset, column, span, self._source)
@@ -397,7 +331,7 @@ class ArrayDataset(ds.Dataset):
         return found
 
 
-class ArrayFragment(ds.Fragment):
+class ArrayFragment(RowFragment):
     """Rows of some whole chunks of an `ArrayDataset`, which can be read apart; it pickles."""
 
     def __init__(self, dataset: ArrayDataset, boxes: tuple[Box, ...]) -> None:
@@ -419,130 +353,17 @@ class ArrayFragment(ds.Fragment):
     @property
     def partition_expression(self) -> pc.Expression:
         """Knowledge about all rows: the least and greatest coordinates."""
-        boxes = self._boxes
-        spans = zip(*boxes, strict=True)
+        spans = zip(*self._boxes, strict=True)
         return self._dataset._known(  # noqa: SLF001 -- both are of this module
             tuple((min(a for a, _ in it), max(b for _, b in it)) for it in spans)
         )
 
-    def scanner(
-        self,
-        schema: pa.Schema | None = None,
-        columns: Columns = None,
-        filter: pc.Expression | None = None,  # noqa: A002
-        batch_size: int | None = None,
-        **options: Any,
-    ) -> ArrayScanner:
-        """Return a scanner of the rows; `schema` must be that of the dataset, others as there."""
-        if schema is not None and schema != self.physical_schema:
-            raise _refused("scanner with another schema", "Cast the columns in the query")
+    def _scan(
+        self, columns: Columns, expression: pc.Expression | None, batch_size: int | None
+    ) -> RowScanner:
         dataset = self._dataset
-        query = _Query(columns, dataset._joined(filter), batch_size)  # noqa: SLF001
-        return dataset._scan(query, self._boxes, options)  # noqa: SLF001
-
-    def to_batches(
-        self, schema: pa.Schema | None = None, columns: Columns = None, **options: Any
-    ) -> Iterator[pa.RecordBatch]:
-        """Return the rows in batches; arguments as `scanner`."""
-        return self.scanner(schema, columns, **options).to_batches()
-
-    def to_table(
-        self, schema: pa.Schema | None = None, columns: Columns = None, **options: Any
-    ) -> pa.Table:
-        """Return the rows as a table in memory; arguments as `scanner`."""
-        return self.scanner(schema, columns, **options).to_table()
-
-    def head(self, num_rows: int, columns: Columns = None, **options: Any) -> pa.Table:
-        """Return the first rows; other arguments as `scanner`."""
-        return self.scanner(None, columns, **options).head(num_rows)
-
-    def take(self, indices: Any, columns: Columns = None, **options: Any) -> pa.Table:
-        """Return rows by their numbers in the fragment; other arguments as `scanner`."""
-        return self.scanner(None, columns, **options).take(indices)
-
-    def count_rows(self, filter: pc.Expression | None = None, **options: Any) -> int:  # noqa: A002
-        """Return the number of rows."""
-        return self.scanner(None, [], filter, **options).count_rows()
-
-
-class ArrayScanner:
-    """Rows of one scan, read when they are asked for; it can be used once.
-
-    It has the methods of a `pyarrow.dataset.Scanner` without being one: Arrow's scanners read ahead
-    in threads, which continue after a query has enough rows, also while the process ends.
-    Where pyarrow itself asks for a scanner, as `write_dataset` does, give it `to_reader()`.
-    """
-
-    def __init__(
-        self,
-        schema: pa.Schema,
-        batches: Iterator[pa.RecordBatch],
-        columns: Columns,
-        expression: pc.Expression | None,
-    ) -> None:
-        """Keep what to do; use `ArrayDataset.scanner`."""
-        self._schema = schema
-        self._batches = batches
-        self._columns: Any = list(columns) if isinstance(columns, tuple) else columns
-        self._filter = expression
-        empty = self._shown(schema.empty_table())
-        self._projected = empty.schema
-
-    @property
-    def dataset_schema(self) -> pa.Schema:
-        """The columns that are read."""
-        return self._schema
-
-    @property
-    def projected_schema(self) -> pa.Schema:
-        """The columns of the rows."""
-        return self._projected
-
-    def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """Return the rows in batches, without empty ones.
-
-        Raises:
-            IcechunkError: on reading, as a session raises it.
-        """
-        for batch in self._batches:
-            yield from self._shown(pa.Table.from_batches([batch])).to_batches()
-
-    def to_reader(self) -> pa.RecordBatchReader:
-        """Return the rows as a stream of Arrow."""
-        return pa.RecordBatchReader.from_batches(self._projected, self.to_batches())
-
-    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """Return the rows as a stream of Arrow's C interface."""
-        return self.to_reader().__arrow_c_stream__(requested_schema)
-
-    def to_table(self) -> pa.Table:
-        """Return the rows as a table in memory."""
-        return pa.Table.from_batches(self.to_batches(), schema=self._projected)
-
-    def head(self, num_rows: int) -> pa.Table:
-        """Return the first rows."""
-        found: list[pa.RecordBatch] = []
-        left = num_rows
-        for batch in self.to_batches() if left > 0 else ():
-            found.append(batch.slice(0, left))
-            left -= found[-1].num_rows
-            if left <= 0:
-                break
-        return pa.Table.from_batches(found, schema=self._projected)
-
-    def take(self, indices: Any) -> pa.Table:
-        """Return rows by their numbers; all are read."""
-        return self.to_table().take(indices)
-
-    def count_rows(self) -> int:
-        """Return the number of rows."""
-        return sum(batch.num_rows for batch in self.to_batches())
-
-    def _shown(self, rows: pa.Table) -> pa.Table:
-        """Return those rows that the filter keeps, with the columns asked for."""
-        if self._filter is None and (self._columns is None or self._columns == self._schema.names):
-            return rows
-        return ds.dataset(rows).to_table(columns=self._columns, filter=self._filter)
+        query = _Query(columns, dataset._joined(expression), batch_size)  # noqa: SLF001
+        return dataset._scan_boxes(query, self._boxes)  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True)
@@ -563,24 +384,9 @@ class _Query:
         Raises:
             InvalidInputError: there is no such column.
         """
-        if self.columns is None:
-            return schema.names
-        wanted = set(refers)
-        if isinstance(self.columns, dict):
-            for expression in self.columns.values():
-                wanted.update(needed_columns(expression.is_valid(), schema))
-        else:
-            wanted.update(self.columns)
-        for name in wanted - set(schema.names):
-            raise InvalidInputError(
-                f"There is no column {name!r}. The table has {', '.join(schema.names)}."
-            )
+        wanted = {*refers, *needed_by(self.columns, schema)}
         # Rows have a number even if nothing of them is read.
         return [name for name in schema.names if name in wanted] or schema.names[:1]
-
-
-def _refused(method: str, advice: str) -> InvalidInputError:
-    return InvalidInputError(f"A dataset of arrays has no {method}. {advice}.")
 
 
 def _reopened(

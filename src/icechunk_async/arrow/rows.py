@@ -11,7 +11,7 @@ from icechunk_async.arrow.boxes import Grid, cut, grouped
 from icechunk_async.arrow.table import Cells
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     import numpy.typing as npt
     import pyarrow as pa
@@ -64,7 +64,7 @@ class RowPlan:
         boxes = self.grid.boxes_of_chunks(kept)
         return list(grouped((it for box in boxes for it in cut(box, self.grid.chunks, most)), most))
 
-    def rows(self, boxes: Iterable[Box]) -> Iterator[pa.RecordBatch]:
+    def rows(self, boxes: Iterable[Box]) -> Generator[pa.RecordBatch]:
         """Return the rows of boxes in batches, in C order within each box.
 
         Memory: about 32 MiB of values, or one chunk.

@@ -813,7 +813,7 @@ class Repository(Displayed):
     ) -> xarray.Dataset:
         with translated():
             from icechunk_async.engine.versions.timeline import Choice  # noqa: PLC0415 -- on use
-            from icechunk_async.sync.cube import Elsewhere, open_cube  # noqa: PLC0415 -- needs xarray
+            from icechunk_async.sync.datasets.cube import Elsewhere, open_cube  # noqa: PLC0415 -- needs xarray
         choice = Choice(along, since, until, every, limit)
         home = Elsewhere(self.handle)
         return await self.handle.ask(

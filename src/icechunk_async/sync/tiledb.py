@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from icechunk_async.session import Session as AsyncSession
     from icechunk_async.storage import Storage as AsyncStorage
+    from icechunk_async.sync.datasets.tiledb import TileDBDataset
     from icechunk_async.sync.repository import Repository
     from icechunk_async.sync.session import Session
-    from icechunk_async.sync.tiledb_dataset import TileDBDataset
 
     type Location = str | os.PathLike[str] | Storage
     type Moment = int | datetime
@@ -176,7 +176,7 @@ class TileDBArray:
         """
         reader = _run(self.native.sparse_reader())
         # Imported late: needs Arrow, which takes a second and is optional.
-        from icechunk_async.sync.tiledb_dataset import TileDBDataset  # noqa: PLC0415
+        from icechunk_async.sync.datasets.tiledb import TileDBDataset  # noqa: PLC0415
 
         return TileDBDataset(reader)
 

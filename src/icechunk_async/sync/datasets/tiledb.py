@@ -1,0 +1,160 @@
+"""Sparse TileDB arrays as datasets of pyarrow, for programs that take those.
+
+Scans of the array answer such programs: tiles that cannot hold rows of a filter are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import pyarrow.compute as pc
+
+from icechunk_async.sync.bridge.portal import run
+from icechunk_async.sync.datasets.rows import (
+    BATCH_ROWS,
+    RowDataset,
+    RowFragment,
+    RowReading,
+    RowScanner,
+    needed_by,
+)
+from icechunk_async.sync.errors import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Generator, Iterator
+
+    import pyarrow as pa
+
+    from icechunk_async.sync.datasets.rows import Columns
+    from icechunk_async.tiledb.arrays.sparse import Scan, ScanPart, SparseReader
+
+__all__ = ["TileDBDataset", "TileDBFragment"]
+
+_PART_BYTES: Final = 16 << 20
+"""Bytes of the columns of a part, roughly."""
+
+
+def _run[T](work: Coroutine[Any, Any, T]) -> T:
+    with translated():
+        return run(work)
+
+
+class _Rows(RowReading):
+    """The rows of an array, or of some parts of it.
+
+    Cost: that of a scan of the array. Memory: a part of some 16 MiB, besides the result.
+    """
+
+    _reader: SparseReader
+    _filter: pc.Expression | None
+    _parts: tuple[ScanPart, ...] | None
+
+    def _joined(self, expression: pc.Expression | None) -> pc.Expression | None:
+        own = self._filter
+        return own if expression is None else expression if own is None else own & expression
+
+    def _scan(
+        self, columns: Columns, expression: pc.Expression | None, batch_size: int | None
+    ) -> RowScanner:
+        reader = self._reader
+        names = None if columns is None else needed_by(columns, reader.arrow_schema)
+        scan = reader.scan(names, self._joined(expression))
+        batches = self._batches(scan, batch_size or BATCH_ROWS)
+        return RowScanner(scan.schema, batches, columns if isinstance(columns, Mapping) else None)
+
+    def _batches(self, scan: Scan, most_rows: int) -> Generator[pa.RecordBatch]:
+        """Iterate over rows; one part is in memory at a time."""
+        parts = self._parts
+        for part in _run(scan.plan(part_bytes=_PART_BYTES)) if parts is None else parts:
+            batch = _run(scan.read(part))
+            for start in range(0, batch.num_rows, most_rows):
+                yield batch.slice(start, most_rows)
+
+    def count_rows(
+        self,
+        filter: pc.Expression | None = None,  # noqa: A002 -- pyarrow's
+        **options: Any,
+    ) -> int:
+        """Return the number of rows.
+
+        No tile is read if there is no filter, and neither deletions nor cells that others hide.
+        """
+        if self._joined(filter) is None and self._is_plain():
+            parts = self._parts
+            if parts is None:
+                with translated():
+                    scan = self._reader.scan([], None)
+                parts = tuple(_run(scan.plan()))
+            return sum(it.cells for it in parts)
+        return super().count_rows(filter, **options)
+
+    def _is_plain(self) -> bool:
+        """Return whether every stored cell is a row."""
+        reader = self._reader
+        if reader.may_repeat() or reader.deletions:
+            return False
+        return not any(it.footer.has_cell_times or it.footer.has_deletes for it in reader.fragments)
+
+
+class TileDBFragment(_Rows, RowFragment):
+    """A part of a dataset, which can be read apart from the others. Made by `get_fragments`."""
+
+    def __init__(
+        self, reader: SparseReader, part: ScanPart, expression: pc.Expression | None
+    ) -> None:
+        """Keep the rows to read."""
+        self._reader = reader
+        self._parts = (part,)
+        self._filter = expression
+
+    @property
+    def physical_schema(self) -> pa.Schema:
+        """The dimensions and attributes."""
+        return self._reader.arrow_schema
+
+    @property
+    def partition_expression(self) -> pc.Expression:
+        """True: nothing is said about the rows of a part."""
+        return pc.scalar(True)  # noqa: FBT003 -- Arrow's
+
+
+class TileDBDataset(_Rows, RowDataset):
+    """A sparse TileDB array as a dataset. Made by `TileDBArray.dataset`.
+
+    It is used inside of the ``with`` block that opened the array.
+    """
+
+    def __init__(self, reader: SparseReader, expression: pc.Expression | None = None) -> None:
+        """Keep the rows to read."""
+        super().__init__(reader.arrow_schema)
+        self._reader = reader
+        self._filter = expression
+        self._parts = None
+
+    def filter(self, expression: pc.Expression) -> TileDBDataset:
+        """Return a dataset of the rows that also pass an expression."""
+        own = self._filter
+        return TileDBDataset(self._reader, expression if own is None else own & expression)
+
+    def get_fragments(
+        self,
+        filter: pc.Expression | None = None,  # noqa: A002 -- pyarrow's
+    ) -> Iterator[TileDBFragment]:
+        """Return parts of the rows, each to be read by itself: together they are all of them.
+
+        Args:
+            filter: only rows that pass.
+        """
+        with translated():
+            scan = self._reader.scan(None, self._joined(filter))
+        for part in _run(scan.plan(part_bytes=_PART_BYTES)):
+            # Of rows that do not pass, a part may hold copies that tiles hide which are left out.
+            yield TileDBFragment(self._reader, part, scan.expression)
+
+    def __reduce__(self) -> NoReturn:
+        """Raise `TypeError`: an open array stays in its process."""
+        raise TypeError(
+            "A dataset of an open TileDB array cannot be pickled. Pickle the URL, and open the "
+            "array where it is read."
+        )
