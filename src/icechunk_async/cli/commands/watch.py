@@ -15,7 +15,6 @@ from rich.text import Text
 from icechunk_async.cli.console import SNAPSHOT, make_table, plain, time_of
 from icechunk_async.cli.declaring import Paths, Ref, repository_command, streaming_command
 from icechunk_async.cli.webhook import Webhook
-from icechunk_async.engine.versions.pictures import draw_changes
 from icechunk_async.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -221,6 +220,8 @@ async def diff_values(
     if png is not None:
         most = sorted(found, key=lambda it: -it.share)
         maps = [(it.title, it.map) for it in most if it.changed and it.map is not None]
+        from icechunk_async.engine.versions.pictures import draw_changes  # noqa: PLC0415 -- slow
+
         await _draw(png, lambda: draw_changes(maps, dark=dark))
     arrays = [
         ChangedArray(

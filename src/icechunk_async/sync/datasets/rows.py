@@ -219,21 +219,42 @@ class RowReading(ABC):
         with translated():
             return self._scan(columns, filter, batch_size)
 
-    def to_batches(self, columns: Columns = None, **options: Any) -> Iterator[pa.RecordBatch]:
+    def to_batches(
+        self,
+        columns: Columns = None,
+        filter: pc.Expression | None = None,  # noqa: A002 -- pyarrow's
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> Iterator[pa.RecordBatch]:
         """Iterate over the rows, in batches."""
-        return self.scanner(columns, **options).to_batches()
+        found = self.scanner(columns=columns, filter=filter, batch_size=batch_size, **options)
+        return found.to_batches()
 
-    def to_reader(self, columns: Columns = None, **options: Any) -> pa.RecordBatchReader:
+    def to_reader(
+        self,
+        columns: Columns = None,
+        filter: pc.Expression | None = None,  # noqa: A002 -- pyarrow's
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> pa.RecordBatchReader:
         """Return a reader of the rows, which can be read once."""
-        return self.scanner(columns, **options).to_reader()
+        found = self.scanner(columns=columns, filter=filter, batch_size=batch_size, **options)
+        return found.to_reader()
 
-    def to_table(self, columns: Columns = None, **options: Any) -> pa.Table:
+    def to_table(
+        self,
+        columns: Columns = None,
+        filter: pc.Expression | None = None,  # noqa: A002 -- pyarrow's
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> pa.Table:
         """Return all rows."""
-        return self.scanner(columns, **options).to_table()
+        found = self.scanner(columns=columns, filter=filter, batch_size=batch_size, **options)
+        return found.to_table()
 
     def head(self, num_rows: int, columns: Columns = None, **options: Any) -> pa.Table:
         """Return some rows; no more is read once there are enough."""
-        return self.scanner(columns, **options).head(num_rows)
+        return self.scanner(columns=columns, **options).head(num_rows)
 
     def count_rows(
         self,
@@ -241,7 +262,7 @@ class RowReading(ABC):
         **options: Any,
     ) -> int:
         """Return the number of rows."""
-        return self.scanner([], filter, **options).count_rows()
+        return self.scanner(columns=[], filter=filter, **options).count_rows()
 
     def take(self, *_: object, **__: object) -> NoReturn:
         """Raise `NotImplementedError`: rows have no numbers, since they come chunk by chunk."""
@@ -256,12 +277,44 @@ class RowReading(ABC):
 
 
 class RowFragment(RowReading):
-    """A part of a dataset, which can be read apart from the others."""
+    """A part of a dataset, which can be read apart from the others.
+
+    As fragments of pyarrow have it, the first argument of its methods may be the schema of the
+    dataset.
+    """
 
     @property
     @abstractmethod
     def physical_schema(self) -> pa.Schema:
         """The columns."""
+
+    def scanner(  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        schema: pa.Schema | None = None,
+        columns: Columns = None,
+        filter: pc.Expression | None = None,  # noqa: A002 -- pyarrow's
+        batch_size: int | None = None,
+        **ignored: object,
+    ) -> RowScanner:
+        """Return a scanner of the rows, which can be used once."""
+        if schema is not None and schema != self.physical_schema:
+            raise NotImplementedError(
+                "Fragments have the columns of their dataset. Give columns= as a dict of "
+                "expressions that cast."
+            )
+        return super().scanner(columns, filter, batch_size, **ignored)
+
+    def to_batches(  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, schema: pa.Schema | None = None, columns: Columns = None, **options: Any
+    ) -> Iterator[pa.RecordBatch]:
+        """Iterate over the rows, in batches."""
+        return self.scanner(schema, columns, **options).to_batches()
+
+    def to_table(  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, schema: pa.Schema | None = None, columns: Columns = None, **options: Any
+    ) -> pa.Table:
+        """Return all rows."""
+        return self.scanner(schema, columns, **options).to_table()
 
 
 class RowDataset(RowReading, ds.FileSystemDataset):
