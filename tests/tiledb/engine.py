@@ -354,13 +354,15 @@ class Engine:
         region: Sequence[Sequence[Any]] | None = None,
         start: int | None = None,
         end: int | None = None,
+        order: str | None = None,
         room: int = _ROOM,
     ) -> dict[str, Raw]:
-        """Read fields: of a dense array in row-major order, of a sparse one in any."""
+        """Read fields: by default of a dense array in row-major order, of a sparse one in any."""
         array = self._open(uri, _READ, start, end)
         query = self._new("query_alloc", array, _READ)
         kept = _Kept()
-        self.call("query_set_layout", query, _ORDERS["unordered" if spec["sparse"] else "row"])
+        default = "unordered" if spec["sparse"] else "row"
+        self.call("query_set_layout", query, _ORDERS[order or default])
         if region is not None:
             self._set_region(array, query, spec, region, kept)
         fields = _fields(spec, names)
