@@ -34,17 +34,23 @@ def as_it_is(storage: Storage) -> Storage:
 class Known:
     """The knowledge of the open repositories of a process at one place about its references.
 
-    Each way of publishing keeps its own part here. It is a guess to begin with: a change lands
-    only if what it replaces is still there.
+    Each way of publishing keeps its own part here, one for each layout that it serves: a place may
+    get another layout while repositories are open. It is a guess to begin with: a change lands only
+    if what it replaces is still there.
     """
 
     def __init__(self) -> None:
         """Begin without knowing anything."""
-        self._parts: dict[type[object], object] = {}
+        self._parts: dict[tuple[type[object], str], object] = {}
 
-    def part[T](self, kind: type[T]) -> T:
-        """Return the part of a way, made by ``kind()`` when it is first asked for."""
-        return cast("T", self._parts.setdefault(kind, kind()))
+    def part[T](self, kind: type[T], layout: str = "") -> T:
+        """Return the part of a way, made by ``kind()`` when it is first asked for.
+
+        Args:
+            kind: the type of the part.
+            layout: the layout that it is about, if the way serves several.
+        """
+        return cast("T", self._parts.setdefault((kind, layout), kind()))
 
 
 @dataclass(frozen=True, slots=True)

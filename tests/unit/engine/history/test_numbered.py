@@ -345,6 +345,31 @@ async def test_a_removed_repository_is_not_found(storage: Storage, repository: R
             pass
 
 
+async def test_a_foreign_repo_object_that_was_removed_leaves_nothing_behind() -> None:
+    """The state that a process knows of one layout says nothing of another at the same place."""
+    url, other = memory_url(), memory_url()
+    async with (
+        open_storage(url) as storage,
+        open_storage(other) as elsewhere,
+        Repository.create(url, layout=NUMBERED) as repository,
+    ):
+        await _commit(repository, 0)
+        async with Repository.create(elsewhere) as foreign:
+            await _commit(foreign, 1)  # so it is newer
+        await storage.put(REPO_INFO, (await elsewhere.get(REPO_INFO)).data)
+        async with Repository.open(url) as misled:
+            assert misled.layout == "format-2"
+            await storage.delete([REPO_INFO])
+            async with Repository.open(url) as reopened:
+                assert reopened.layout == NUMBERED
+                for it in (reopened, repository):
+                    assert await _messages(it) == ["commit 0", "Repository initialized"]
+                await _commit(reopened, 2)
+                assert (await _messages(repository))[:2] == ["commit 2", "commit 0"]
+            with pytest.raises(RepositoryNotFoundError, match="'repo' object is gone"):
+                await _messages(misled)
+
+
 async def test_a_damaged_newest_state_is_reported(storage: Storage, repository: Repository) -> None:
     """Without it the repository is in the state before the last change."""
     await _commit(repository, 1)

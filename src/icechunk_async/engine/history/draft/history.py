@@ -188,8 +188,11 @@ class DraftHistory:
 
     async def ancestry(self, snapshot_id: SnapshotId) -> AsyncIterator[SnapshotInfo]:
         """Iterate from a snapshot to its root. Cost: none, or one conditional request."""
-        await self.snapshot_info(snapshot_id)
-        for info in _ancestry(self._file.seen.state, snapshot_id):
+        state = self._file.seen.state
+        if snapshot_id not in state.snapshots:
+            state = await self._state()  # which may be older, if a copy took the place of all
+            _check_snapshot(state, snapshot_id)
+        for info in _ancestry(state, snapshot_id):
             yield info
 
     def log_position(self) -> int:

@@ -88,11 +88,13 @@ class RepoInfoFile:
     process follow one another, each on the state that the one before it wrote.
     """
 
-    def __init__(self, storage: Storage, seen: Seen, settings: HistorySettings) -> None:
+    def __init__(
+        self, storage: Storage, seen: Seen, settings: HistorySettings, layout: str
+    ) -> None:
         """Begin with a state just read or written."""
         self._storage = storage
         self._settings = settings
-        self._newest = settings.known.part(_Newest)
+        self._newest = settings.known.part(_Newest, layout)
         self._remember(seen)
 
     @property

@@ -225,7 +225,7 @@ class RepoInfoHistory:
         self.storage_needs = kind.storage_needs
         self._tidy = kind.tidy
         self._storage = storage
-        self._file = RepoInfoFile(storage, seen, settings)
+        self._file = RepoInfoFile(storage, seen, settings, kind.layout)
         self._state = RepoInfoState(self._file)
 
     @property
@@ -306,15 +306,25 @@ class RepoInfoHistory:
 
     async def ancestry(self, snapshot_id: SnapshotId) -> AsyncIterator[SnapshotInfo]:
         """Iterate from a snapshot to its root. Cost: at most one conditional request."""
-        await self.snapshot_info(snapshot_id)
-        for info in self._file.seen.info.ancestry(snapshot_id):
+        for info in (await self._listing(snapshot_id)).ancestry(snapshot_id):
             yield info
 
     async def ancestry_pages(self, snapshot_id: SnapshotId) -> AsyncIterator[list[SnapshotInfo]]:
         """Iterate as `ancestry`, several at a time."""
-        await self.snapshot_info(snapshot_id)
-        for page in self._file.seen.info.ancestry_pages(snapshot_id):
+        for page in (await self._listing(snapshot_id)).ancestry_pages(snapshot_id):
             yield page
+
+    async def _listing(self, snapshot_id: SnapshotId) -> RepoInfo:
+        """Return a state that lists a snapshot: the newest seen, or else the one as of now.
+
+        That may not be the newest seen by its time: an older repository can have been put in the
+        place of one that this process had open.
+        """
+        info = self._file.seen.info
+        if snapshot_id not in info.snapshots:
+            info = (await self._file.refresh()).info
+            edits.find_snapshot(info, snapshot_id)
+        return info
 
     def log_position(self) -> int:
         """Return the time of the newest entry of the operations log that was seen."""
